@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # of this checkout, whatever is installed
 
-from torchdebug_magics import catalog  # noqa: E402
+from torchdebug_magics import catalog, report  # noqa: E402
 from torchdebug_magics.jupyter.arguments import MagicParser  # noqa: E402
-from torchdebug_magics.jupyter.front_door import FrontDoor  # noqa: E402
+from torchdebug_magics.jupyter.extension import FrontDoor  # noqa: E402
 
 if TYPE_CHECKING:
     from torchdebug_magics.instrument import Instrument
@@ -96,7 +96,7 @@ def fields(row: Instrument) -> Iterator[str]:
     ordered = sorted(classes, key=lambda one: not one.name.endswith("Report"))  # what a user holds in hand comes first
     words = {name: values for name, values in map(_words, statements) if values}
     for node in ordered:
-        if not node.name.startswith(("_", "Live")) and (rows := list(_fields(node))):
+        if not node.name.startswith(("_", "Live")) and (rows := _own_and_shared(node)):
             yield f"### `{node.name}`"
             yield (ast.get_docstring(node) or "").replace("``", "`")
             yield table(("field", "type", ""), rows)
@@ -106,18 +106,19 @@ def fields(row: Instrument) -> Iterator[str]:
 
 
 def _statements(module: str) -> Iterator[ast.stmt]:
-    """Of a module, and of those beside it from which it takes what it offers."""
+    """Of a module, and of those beside it from which it takes the types of its fields."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    offered = next((one.value for one in tree.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "__all__"), None)
-    names = set() if offered is None else set(ast.literal_eval(offered))
+    annotations = [node.annotation for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
+    types = {node.id for annotation in annotations for node in ast.walk(annotation) if isinstance(node, ast.Name)}
     for node in tree.body:
         yield node
-        beside = node.module if isinstance(node, ast.ImportFrom) else None
-        if beside is not None and beside.startswith(module.rpartition(".")[0]) and names & {one.name for one in node.names}:  # type: ignore[attr-defined]
-            yield from _statements(beside)
+        if isinstance(node, ast.ImportFrom) and types & {alias.name for alias in node.names}:
+            beside = node.module or ""
+            if beside.startswith(module.rpartition(".")[0] + "."):
+                yield from _statements(beside)
 
 
 def _words(node: ast.stmt) -> tuple[str, list[object]]:
@@ -126,6 +127,16 @@ def _words(node: ast.stmt) -> tuple[str, list[object]]:
         return "", []
     is_literal = isinstance(node.value.value, ast.Name) and node.value.value.id == "Literal"
     return node.target.id, [one.value for one in ast.walk(node.value.slice) if isinstance(one, ast.Constant)] if is_literal else []
+
+
+def _own_and_shared(node: ast.ClassDef) -> list[tuple[str, str, str]]:
+    """The fields of a class, and behind them those that all reports or all findings have."""
+    shared = {one.name: one for one in ast.parse(Path(report.__file__).read_text(encoding="utf-8")).body if isinstance(one, ast.ClassDef)}
+    rows = list(_fields(node))
+    for base in node.bases:
+        if isinstance(base, ast.Name) and base.id in shared:
+            rows += [row for row in _fields(shared[base.id]) if row[0] not in {name for name, _, _ in rows}]
+    return rows
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:

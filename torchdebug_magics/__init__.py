@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "autograd", "deterministic", "gather",
-    "gradwatch", "hangwatch", "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "overfit", "shapes", "show",
-    "shrink", "shrunk", "stepzero", "subset", "verify",
+    "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "autograd", "deterministic", "fixed_source",
+    "gather", "gradwatch", "hangwatch", "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "overfit", "shapes",
+    "show", "shrink", "shrunk", "stepzero", "subset", "verify",
 ]  # fmt: skip
 
 
@@ -92,12 +92,21 @@ def gather(report: Report) -> RanksReport | None:
     return gathered
 
 
+def fixed_source(report: Report) -> dict[int | str, str]:
+    """The whole new source of each cell, by its number, and of each file, by its path, with the edits of a report applied.
+
+    Nothing is written. Raises `TorchDebugError` where the report has no edits: its fix is then advice in words.
+    """
+    fixed: dict[int | str, str] = importlib.import_module("torchdebug_magics.fixes").fixed_source(report)
+    return fixed
+
+
 def verify(function: Callable[[], object], **options: Any) -> Report:
     """Call a function twice from the same start, and name the first op that differs: ``%%deterministic --verify`` for scripts and tests.
 
     `options`: ``seed``, ``strict``, ``keep_rng``, ``cost``. Exceptions propagate; the state afterwards is that after one call.
     """
-    verified: Report = importlib.import_module("torchdebug_magics.instruments.deterministic.twice.function").verify(function, **options)
+    verified: Report = importlib.import_module("torchdebug_magics.instruments.deterministic.probe").verify(function, **options)
     return verified
 
 
@@ -106,7 +115,7 @@ def shrunk(model: nn.Module, *args: Any, layers: int = 2, skip_attention: bool =
 
     `args` and `inputs` are passed to the forward that proves the result. Raises `TorchDebugError` if the model cannot be shrunk.
     """
-    module = importlib.import_module("torchdebug_magics.instruments.shrink.shrunk")
+    module = importlib.import_module("torchdebug_magics.instruments.shrink.examine")
     small: AbstractContextManager[Report] = module.shrunk(model, *args, layers=layers, skip_attention=skip_attention, **inputs)
     return small
 
@@ -116,7 +125,7 @@ def subset(loader: DataLoader[Any], samples: int = 100) -> DataLoader[Any]:
 
     Batch size, collation, transforms and shuffling are those of `loader`. Raises `TorchDebugError` if the data set has no length.
     """
-    small: DataLoader[Any] = importlib.import_module("torchdebug_magics.instruments.overfit.subject.subset").subset(loader, samples)
+    small: DataLoader[Any] = importlib.import_module("torchdebug_magics.instruments.overfit.subjects").subset(loader, samples)
     return small
 
 

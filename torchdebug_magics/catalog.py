@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from torchdebug_magics.instrument import Instrument
     from torchdebug_magics.report import Report
 
-__all__ = ["INSTRUMENTS", "instrument", "instrument_of", "instruments"]
 
 INSTRUMENTS = {
     "nanhunt": "torchdebug_magics.instruments.nanhunt",

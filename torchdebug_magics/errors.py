@@ -19,10 +19,8 @@ from torchdebug_magics.report import own_traceback
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torchdebug_magics.instruments.nanhunt.report import Finding
+    from torchdebug_magics.instruments.nanhunt.report import NanFinding
     from torchdebug_magics.report import Location
-
-__all__ = ["DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError"]
 
 
 class TorchDebugError(Exception):
@@ -44,7 +42,7 @@ class NonFiniteError(TorchDebugError):
     ``calls`` are the user's lines that led to it, outermost first.
     """
 
-    def __init__(self, verdict: str, finding: Finding, bad: Mapping[str, object], calls: Sequence[Location] = ()) -> None:
+    def __init__(self, verdict: str, finding: NanFinding, bad: Mapping[str, object], calls: Sequence[Location] = ()) -> None:
         super().__init__(verdict)
         self.finding = finding
         self.bad = bad

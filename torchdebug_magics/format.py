@@ -6,11 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-__all__ = [
-    "Format", "byte_size", "capitalised", "cell", "count", "duration", "listed", "number", "one_line", "plural", "shape", "share",
-    "sparkline",
-]  # fmt: skip
-
 Format: TypeAlias = Literal["count", "number", "bytes", "seconds", "share", "text", "prose", "code"]
 """Format of a table column: ``"text"`` is a word or two, ``"prose"`` may be long, ``"code"`` is source code."""
 

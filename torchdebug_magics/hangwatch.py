@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str]) -> int:
     """Run the command that follows ``--``; the exit code is its own."""

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from collections import deque
 
     from torchdebug_magics.html.page import Page
-    from torchdebug_magics.probing.children.rank_session import Job
+    from torchdebug_magics.ranks.transport import Job
     from torchdebug_magics.report import Report
-    from torchdebug_magics.run.engines import EngineCell
 
-__all__ = ["Examined", "Instrument", "Option", "writable_path"]
 
 _FOLLOWED = "torchdebug_magics.probing.children.following:FollowedRanks"
 _OWN_CALLS = "torchdebug_magics.probing.interrupted:without_libraries"
 _CUT_SHORT = "torchdebug_magics.html.page:cut_short_by"
 _RANKS_VIEW, _SHORT_VIEW = "torchdebug_magics.ranks.view:page", "torchdebug_magics.ranks.view:short_page"
 _CHECKED = "torchdebug_magics.probing.fix_code:checked"
+_APPLICABLE = "torchdebug_magics.html.page:applicable"
+_EDITED = "torchdebug_magics.probing.edits:with_edits"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -238,10 +238,9 @@ class Instrument:
         full = "; the report holds the full traceback" if is_folded else ""
         return [*lines, f"({self.leaves}{full})"] if lines else []
 
-    def engine_cell(self, source: str) -> EngineCell:
+    def engine_cell(self, source: str) -> Any:
         """The coordination of a session in a cell that several ipyparallel engines run."""
-        cell: EngineCell = _load("torchdebug_magics.run.engines:EngineCell")(self, source)
-        return cell
+        return _load("torchdebug_magics.run.meeting:EngineCell")(self, source)
 
     def page(self, report: Report) -> Page:
         """The page of a report."""
@@ -251,6 +250,7 @@ class Instrument:
         else:
             page = _load(_SHORT_VIEW)(report, self.name) if is_cut(report) else _load(self.view)(report)
         page = _load(_CUT_SHORT)(page, report.cut_short) if report.cut_short else page
+        page = _load(_APPLICABLE)(page, report.fix_state) if report.edits else page
         return page
 
     def live_page(self, snapshot: object) -> Page:
@@ -289,7 +289,7 @@ def writable_path(text: str) -> Path:
 
 def _checked(report: Any, error: BaseException | None = None) -> Any:
     """The report with no code in its fixes but what could run; a process without torch has made none."""
-    return _load(_CHECKED)(report, error) if "torch" in sys.modules else report
+    return _load(_EDITED)(_load(_CHECKED)(report, error)) if "torch" in sys.modules else report
 
 
 def _load(path: str) -> Callable[..., Any]:

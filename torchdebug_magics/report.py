@@ -9,9 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
-
-__all__ = ["Gauge", "Location", "Mark", "Report", "Sharding", "fits_a_title", "located", "own_traceback", "short_title"]
+from typing import Any, Literal, TypeAlias
 
 _TITLE_CHARS = 90
 """The longest title, without the line that it quotes."""
@@ -45,6 +43,39 @@ class Location:
             return f"In[{self.cell}] line {self.line}"
         name = self.file.replace("\\", "/").rsplit("/", 1)[-1]
         return f"{name}:{self.line}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """One change of the user's code."""
+
+    cell: int | None
+    """The ``n`` of ``In[n]``, or None outside a notebook cell."""
+    file: str
+    line: int
+    """1-based, in the cell or file."""
+    old: str
+    """The whole statement that begins at `line`, dedented to its first line; empty where `new` is put before that line."""
+    new: str
+    """What replaces it; empty where the statement is deleted."""
+
+
+FixState: TypeAlias = Literal["verified", "compiles", "advice"]
+"""``verified``: run again with the edits, the fault was gone and nothing else broke. ``compiles``: the edited code parses, and each name in
+it exists there. ``advice``: words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What an instrument has found; each has its own kinds, and adds what it measures."""
+
+    location: Location | None = None
+    """The line to change."""
+    fix: str = ""
+    """What to change, for a person; empty where no fix is known."""
+    edits: tuple[Edit, ...] = ()
+    """The same as code; empty for advice."""
+    fix_state: FixState = "advice"
 
 
 def located(headline: str, location: Location | None) -> str:
@@ -155,6 +186,33 @@ class Report:
     def verdict(self) -> str:
         """One sentence that a person can act on: what happened, where, and what to change."""
         raise NotImplementedError
+
+    @property
+    def fix(self) -> str:
+        """What to change first; empty where nothing is wrong, or no fix is known."""
+        finding = self._main_finding()
+        return "" if finding is None else finding.fix
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The same as code; empty for advice."""
+        finding = self._main_finding()
+        return () if finding is None else finding.edits
+
+    @property
+    def fix_state(self) -> FixState:
+        """How far the fix was tried."""
+        finding = self._main_finding()
+        return "advice" if finding is None else finding.fix_state
+
+    def _main_finding(self) -> Finding | None:
+        """The finding that the verdict names: the first of the report, unless a report of that kind chooses another."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, Finding):
+                    return part
+        return None
 
     @property
     def title(self) -> str:

@@ -83,8 +83,10 @@ exec(compile(FINDER, "<frozen slow>", "exec"))
 
 
 @pytest.fixture
-def launching(kernel: Kernel, tmp_path: Path) -> Iterator[Kernel]:
-    """A kernel in which `train` is importable, and of which no process is left."""
+def launching(start_kernel: Callable[[str], Kernel], tmp_path: Path) -> Iterator[Kernel]:
+    """A fresh kernel, as what is forked has all that ran before, in which `train` is importable; no process of it is left."""
+    kernel = start_kernel("modern")
+    assert kernel.run("%load_ext torchdebug_magics").status == "ok"
     set_up(kernel, tmp_path)
     yield kernel
     assert kernel.value(LEFT) == "[]"

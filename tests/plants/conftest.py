@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from torchdebug_magics.machine.heap_trim import trim_heap
+from torchdebug_magics.machine.process import trim_heap
 
 
 @pytest.fixture(autouse=True)

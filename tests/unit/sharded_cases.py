@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import torchdebug_magics
-from torchdebug_magics.probing.shards import local_of, sharding_of
+from torchdebug_magics.probing.storages import local_of, sharding_of
 from torchdebug_magics.probing.this_rank import collectives_count
 
 MOST_S = 180

@@ -10,6 +10,8 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING
 
+import grimp
+import networkx as nx
 import pytest
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ LAYOUT = {
     "catalog",
     "errors",
     "exercises",
+    "fixes",
     "format",
     "hangwatch",
     "html",
@@ -34,8 +37,9 @@ LAYOUT = {
     "report",
     "run",
     "session",
-    "tracebacks",
 }
+
+MOST_LINES, MOST_MODULES = 460, 400
 
 # Contract -> imports that break it, each in a module of that place.
 VIOLATIONS = {
@@ -45,8 +49,8 @@ VIOLATIONS = {
         ("instruments/other/view.py", "import ipywidgets"),
         ("html/planted.py", "import torchdebug_magics.jupyter"),
         ("session.py", "def late():\n    import IPython.display"),
+        ("fixes.py", "import IPython"),
         ("machine/planted.py", "import IPython"),
-        ("tracebacks.py", "import torchdebug_magics.jupyter"),
         ("ranks/planted.py", "import IPython"),
         ("run/planted.py", "import torchdebug_magics.jupyter"),
         ("__main__.py", "import IPython"),
@@ -161,6 +165,25 @@ def test_each_contract_can_fail(root: Path, tmp_path: Path) -> None:
         folders.append(planted(root, tmp_path / str(number), place, code))
     unseen = [case for case, answer in zip(cases, kept(folders), strict=True) if answer[names[case[0]]]]
     assert unseen == []
+
+
+def test_no_modules_import_each_other_in_a_circle(root: Path) -> None:
+    """Imports for types count. A report asks its words for its verdict, and the words know the report: these two pairs are left."""
+    graph = grimp.build_graph("torchdebug_magics", cache_dir=None, exclude_type_checking_imports=False)
+    imports = nx.DiGraph()
+    packages = {module for module in graph.modules if (root.joinpath(*module.split(".")) / "__init__.py").exists()}
+    modules = graph.modules - packages  # the `__init__` of the package names its instruments for type checkers
+    imports.add_edges_from((module, one) for module in modules for one in graph.find_modules_directly_imported_by(module) if one in modules)
+    circles = [sorted(circle) for circle in nx.strongly_connected_components(imports) if len(circle) > 1]
+    left = {f"torchdebug_magics.instruments.{name}" for name in ("deterministic", "memtrace")}
+    assert [circle for circle in circles if circle not in [[f"{name}.report", f"{name}.verdict"] for name in left]] == []
+
+
+def test_every_module_is_a_chapter(root: Path) -> None:
+    """At most about 450 lines, and no more than 400 modules."""
+    sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (root / "torchdebug_magics").rglob("*.py")}
+    assert [f"{path.relative_to(root)}: {size}" for path, size in sizes.items() if size > MOST_LINES] == []
+    assert len(sizes) <= MOST_MODULES
 
 
 def test_every_module_has_its_place_in_the_layout(root: Path) -> None:

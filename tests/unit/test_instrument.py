@@ -164,4 +164,5 @@ def test_errors_are_public() -> None:
     from torchdebug_magics import errors
 
     assert torchdebug_magics.NonFiniteError is errors.NonFiniteError
-    assert set(errors.__all__) <= set(torchdebug_magics.__all__)
+    own = {name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__}
+    assert own <= set(torchdebug_magics.__all__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import random
 import reprlib
@@ -12,12 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Exercise", "UnsolvedError", "Verdict", "expect", "expect_kind", "shown"]
-
 Judge = Callable[..., None]
-
 _LONGEST = 120
 """Characters of an error of torch's; some of them go on for a paragraph."""
+# So few answers are possible that none is safe from someone who tries them all; it should only be quicker to solve the exercise.
+_ROUNDS = 20_000
 
 
 class UnsolvedError(Exception):
@@ -125,3 +125,24 @@ def _judged(judge: Judge, values: list[Any]) -> None:
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002 - as above
+
+
+def seal(place: str, answer: object) -> str:
+    """The hash of an answer, salted with the place that asks for it, so that equal answers to two questions look different.
+
+    Case, blanks and quotation marks at the ends make no difference: ``"Log "`` is as good as ``log``.
+    """
+    plain = str(answer).strip(" \t\n'\"`").casefold()
+    return hashlib.pbkdf2_hmac("sha256", plain.encode(), place.encode(), _ROUNDS).hex()[:32]
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """One right answer; its author takes `digest` from `seal(place, answer)`."""
+
+    place: str
+    digest: str
+
+    def fits(self, answer: object) -> bool:
+        """Whether that is the answer."""
+        return seal(self.place, answer) == self.digest

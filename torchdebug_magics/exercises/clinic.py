@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from torchdebug_magics.exercises.checking import Exercise, expect, expect_kind
 
-__all__ = ["check"]
-
 _CLOSE = 0.01
 """A bound below a square root leaves a distance as small as this."""
 _EXACT = 1e-4

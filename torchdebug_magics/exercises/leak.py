@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import torchdebug_magics
-from torchdebug_magics.exercises.checking import Exercise, expect, shown
-from torchdebug_magics.exercises.sealed import Sealed
-
-__all__ = ["check"]
+from torchdebug_magics.exercises.checking import Exercise, Sealed, expect, shown
 
 _LARGEST = Sealed("leak/largest", "2ddc168e4e007383793808fdd22f9113")
 _BATCHES = 4

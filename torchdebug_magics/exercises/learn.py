@@ -8,11 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchdebug_magics.exercises.checking import Exercise, expect, expect_kind, shown
-from torchdebug_magics.exercises.sealed import Sealed
+from torchdebug_magics.exercises.checking import Exercise, Sealed, expect, expect_kind, shown
 from torchdebug_magics.instruments.autograd.report import AutogradReport
-
-__all__ = ["check"]
 
 _KIND = Sealed("learn/kind", "36c244101a8d39a02bb6e6b7d157d941")
 _PART = Sealed("learn/part", "00bb5ae9f41df6ab5aeadde7d7d7fb82")

@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchdebug_magics.exercises.checking import Exercise, UnsolvedError, expect, expect_kind, shown
-from torchdebug_magics.exercises.sealed import Sealed
+from torchdebug_magics.exercises.checking import Exercise, Sealed, UnsolvedError, expect, expect_kind, shown
 from torchdebug_magics.instruments.nanhunt.report import NanReport
-
-__all__ = ["check"]
 
 _QUIET_STEPS = 50
 _STEEPEST = 1e4

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
-from torchdebug_magics.exercises.checking import Exercise, expect, expect_kind, shown
-from torchdebug_magics.exercises.sealed import Sealed
+from torchdebug_magics.exercises.checking import Exercise, Sealed, expect, expect_kind, shown
 from torchdebug_magics.instruments.overfit.report import OverfitReport
-
-__all__ = ["check"]
 
 _STEPS = 200
 _EVERY = 10

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from torchdebug_magics.exercises.checking import Exercise, expect, expect_kind, shown
-from torchdebug_magics.exercises.sealed import Sealed
+from torchdebug_magics.exercises.checking import Exercise, Sealed, expect, expect_kind, shown
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport
-
-__all__ = ["check"]
 
 _CAUSE = Sealed("reproduce/cause", "b30ef7fe446d6fab9b270353395f88be")
 

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from torchdebug_magics.exercises.checking import Exercise, expect, expect_kind
 
-__all__ = ["check"]
-
 check = Exercise("All tasks are solved: you repaired the shapes that raise an error, and those that only make the model worse.")
 
 

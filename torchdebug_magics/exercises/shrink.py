@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from torchdebug_magics.exercises.checking import Exercise, expect, expect_kind, shown
 
-__all__ = ["check"]
-
 _GIB = 2**30
 _LARGEST = 1_000_000
 _TOKENS = 4, 16

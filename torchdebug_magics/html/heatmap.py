@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torchdebug_magics.format import number, plural, sparkline
 from torchdebug_magics.html import style
-from torchdebug_magics.html.elements import Markup, el
-from torchdebug_magics.html.image import image
+from torchdebug_magics.html.pictures import image
+from torchdebug_magics.html.style import Markup, el
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.html.page import Heatmap
 
-__all__ = ["describe", "heat_lines", "heatmap"]
 
 NumberT = TypeVar("NumberT", int, float)
 

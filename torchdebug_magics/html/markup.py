@@ -5,20 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.html import style
-from torchdebug_magics.html.areas import areas
-from torchdebug_magics.html.bars import bars
-from torchdebug_magics.html.boxes import boxes
-from torchdebug_magics.html.chart import chart
-from torchdebug_magics.html.elements import Markup, el, prose
 from torchdebug_magics.html.heatmap import heatmap
-from torchdebug_magics.html.meters import meters
 from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table, Verbatim
-from torchdebug_magics.html.table import table
+from torchdebug_magics.html.pictures import areas, chart
+from torchdebug_magics.html.style import Markup, el, prose
+from torchdebug_magics.html.table import bars, boxes, meters, table
 
 if TYPE_CHECKING:
     from torchdebug_magics.html.page import Block
 
-__all__ = ["render", "render_blocks"]
 
 _ROOM = 60_000
 """Bytes that the tables of one page may take, so that an output with a chart stays below 100 KB."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,32 +14,9 @@ from torchdebug_magics.format import Format, cell
 if TYPE_CHECKING:
     from torchdebug_magics.report import Gauge
 
-__all__ = [
-    "Areas",
-    "Bars",
-    "Block",
-    "Box",
-    "Boxes",
-    "Cell",
-    "Chart",
-    "Code",
-    "Facts",
-    "Fold",
-    "Heatmap",
-    "Measure",
-    "Meters",
-    "Note",
-    "Page",
-    "Place",
-    "Status",
-    "Table",
-    "Verbatim",
-    "cut_short_by",
-]
 
 Status: TypeAlias = Literal["good", "bad", "warn", "info", "busy"]
 Cell: TypeAlias = str | int | float | None
-
 _DOUBTS = frozenset({"fix", "to try", "but", "leak", "not compared", "not reached"})
 """Names of rows that no page has where nothing is wrong."""
 _DEEPEST = 24
@@ -289,6 +267,20 @@ def cut_short_by(page: Page, error: str) -> Page:
     return replace(page, blocks=(*page.blocks, unseen))
 
 
+_TRIED = {"verified": "it was run, and the fault was gone", "compiles": "it compiles, and was not run"}
+"""By how far a fix was tried."""
+
+
+def applicable(page: Page, state: str) -> Page:
+    """The page of a report whose fix is code: below the fix, how to apply it."""
+    for at, block in enumerate(page.blocks):
+        if isinstance(block, Facts) and (row := next((row for row, (name, _) in enumerate(block.rows) if name == "fix"), None)) is not None:
+            apply = ("apply", f"`%torchdebug fix` puts the changed code below; {_TRIED[state]}")
+            rows = (*block.rows[: row + 1], apply, *block.rows[row + 1 :])
+            return replace(page, blocks=(*page.blocks[:at], replace(block, rows=rows), *page.blocks[at + 1 :]))
+    return page
+
+
 def _is_doubt(block: Block) -> bool:
     """Whether a block says that something is wrong, was not seen or is to be changed."""
     match block:
@@ -302,3 +294,14 @@ def _is_doubt(block: Block) -> bool:
             return any(map(_is_doubt, block.blocks))
         case _:
             return False
+
+
+def quoted_span(line: str, sentence: str) -> tuple[int, int] | None:
+    """Where the longest code in backticks that stands in the line once begins and ends; None where there is none.
+
+    A call in backticks is found by its name, too: ``queue.get()`` in ``queue.get(timeout=2)``.
+    """
+    quoted = [text for code in re.findall(r"`([^`]+)`", sentence) for text in (code, code.removesuffix("()"))]
+    found = [[one.span() for one in re.finditer(rf"(?<![\w.]){re.escape(text)}(?!\w)", line)] for text in quoted]
+    spans = [places[0] for places in found if len(places) == 1 and places[0] != (0, len(line))]
+    return max(spans, key=lambda span: span[1] - span[0], default=None)

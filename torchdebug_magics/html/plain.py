@@ -6,13 +6,11 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import cell, one_line, share, sparkline
-from torchdebug_magics.html import areas, heatmap
-from torchdebug_magics.html.bars import shares
-from torchdebug_magics.html.boxes import leads_on
-from torchdebug_magics.html.chart import describe
-from torchdebug_magics.html.meters import details, level
+from torchdebug_magics.html import heatmap, pictures
 from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table, Verbatim
+from torchdebug_magics.html.pictures import describe
 from torchdebug_magics.html.style import STATUS
+from torchdebug_magics.html.table import details, leads_on, level, shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from torchdebug_magics.html.page import Block, Measure
     from torchdebug_magics.report import Gauge
 
-__all__ = ["render"]
 
 _WIDTH = 100
 _ROWS = 12
@@ -47,7 +44,7 @@ def _block(block: Block) -> str:  # noqa: C901, PLR0911 - one for each kind
         case Chart():
             return f"{_wrapped(describe(block))}\n  {sparkline(block.values, span=block.span)}"
         case Areas():
-            return f"{_wrapped(f'{block.title}: {areas.describe(block)}')}\n  {sparkline(areas.totals(block))}"
+            return f"{_wrapped(f'{block.title}: {pictures.describe_areas(block)}')}\n  {sparkline(pictures.totals(block))}"
         case Bars():
             return _bars(block)
         case Boxes():

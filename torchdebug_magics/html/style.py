@@ -5,6 +5,7 @@ Text keeps the theme's own colour; what is tinted is half transparent. Only the 
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.html.page import Status
 
 
-__all__ = ["KINDS", "PHASES", "STATUS", "Look", "colours"]
+_VOID = frozenset({"br", "img", "wbr"})
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,6 @@ def colours(names: Sequence[str], known: Mapping[str, str], others: Sequence[str
 
 
 _LINE = "1px solid rgba(128,128,128,.35)"
-
 PAGE = "max-width:1100px;margin:4px 0;line-height:1.45;overflow-wrap:break-word"
 CARD = "padding:10px 14px;border-left:5px solid {solid};border-radius:4px;background:{tint}"
 PILL = "display:inline-block;padding:1px 8px;margin-right:8px;border-radius:10px;font-weight:bold;font-size:85%"
@@ -113,7 +113,6 @@ ARROW = "margin:0 0 0 20px;line-height:1.3"
 STOP = f"margin:4px 0 4px 20px;padding:2px 10px;border-left:3px dashed {STATUS['bad'].solid}"
 FOLD = "margin:10px 0"
 SUMMARY = "cursor:pointer;padding:4px 0"
-
 FROZEN = "torchdebug-frozen"
 _CHILD = ".jp-OutputArea-child"
 # Where JupyterLab and Notebook 7 show the outputs of a cell, a widget that is alive hides the frozen page before it. One that a new
@@ -122,3 +121,32 @@ BESIDE_WIDGET = (
     f"{_CHILD}:has(.{FROZEN}):has(+ {_CHILD} .widget-box){{display:none}}"
     f"{_CHILD}:has(.{FROZEN}) + {_CHILD}:not(:has(> .jp-OutputArea-output > *)){{display:none}}"
 )
+
+
+class Markup(str):
+    """HTML, made here and trusted as it stands."""
+
+    __slots__ = ()
+
+
+def el(tag: str, *children: str, **attributes: str | int) -> Markup:
+    """``el("td", "a < b", style="color:red")``; an attribute that is an empty string is left out."""
+    opening = "".join(f' {name}="{_escape(str(value))}"' for name, value in attributes.items() if value != "")
+    return Markup(f"<{tag}{opening}>" if tag in _VOID else f"<{tag}{opening}>{join(children)}</{tag}>")
+
+
+def join(parts: tuple[str, ...] | list[str]) -> Markup:
+    """Parts one after the other, each escaped unless it is `Markup`."""
+    return Markup("".join(part if isinstance(part, Markup) else _escape(part) for part in parts))
+
+
+def prose(text: str, *, code_style: str = "") -> Markup:
+    """A sentence in which what stands between backticks is code."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:
+        return join([text])
+    return join([el("code", piece, style=code_style) if odd % 2 else piece for odd, piece in enumerate(pieces)])
+
+
+def _escape(text: str) -> str:
+    return html.escape(text.encode("utf-8", "replace").decode("utf-8"), quote=True).replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import re
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import plural
+from torchdebug_magics.format import byte_size, cell, plural, share
 from torchdebug_magics.html import style
-from torchdebug_magics.html.elements import Markup, el, join, prose
+from torchdebug_magics.html.style import Markup, el, join, prose
 
 if TYPE_CHECKING:
-    from torchdebug_magics.format import Format
-    from torchdebug_magics.html.page import Table
+    from collections.abc import Collection
 
-__all__ = ["NO_ATTRIBUTES", "OPEN_ROWS", "table"]
+    from torchdebug_magics.format import Format
+    from torchdebug_magics.html.page import Bars, Box, Boxes, Measure, Meters, Table
+    from torchdebug_magics.report import Gauge
+
 
 OPEN_ROWS = 50
 NO_ATTRIBUTES: Mapping[str, str] = {}
@@ -24,6 +29,33 @@ _SEAM = re.compile(r"(?<=, )|(?<=[A-Za-z_]{2} )(?=\d)")
 _NARROW_SEAM = re.compile(r"(?<=, )|(?<= )(?=x \d)|(?<=[A-Za-z]{2} )(?=\d)|(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=\w_)(?=\w)")
 """Also within a shape, and within a name: a line breaks there only where the page is too narrow for the table."""
 _LOOKS: Mapping[Format, str] = {"text": style.TEXT, "prose": style.PROSE, "code": style.CODE_CELL}
+_WIDTH, _HEIGHT = 140, 12
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_HIGH, _FULL = 0.75, 0.9
+"""Shares from which a browser draws the bar in its colours for caution and for danger."""
+_MOST = 3000
+"""Rows; a page with more is slow to scroll."""
+_NAME_CH, _CELL_CH = 1.16, 1.04
+"""Widths of a character, in those of the digit 0: of code, of the theme's text."""
+# Written out, as what every row repeats would be ten times the rest.
+_STYLE = f"""
+.torchdebug-tree {{overflow:auto; max-height:640px; line-height:1.5}}
+.torchdebug-tree .row {{display:grid; grid-template-columns:var(--columns); column-gap:1.2em}}
+.torchdebug-tree .row {{width:max-content; min-width:100%; padding:1px 6px}}
+.torchdebug-tree summary.row {{cursor:pointer; list-style:none}}
+.torchdebug-tree summary.row::-webkit-details-marker {{display:none}}
+.torchdebug-tree .row:hover, .torchdebug-tree summary.row:focus {{background:rgba(128,128,128,.14)}}
+.torchdebug-tree .head {{border-bottom:1px solid rgba(128,128,128,.5)}}
+.torchdebug-tree .bad {{{style.MARKED}}}
+.torchdebug-tree b {{font-family:monospace; font-weight:normal; white-space:pre}}
+.torchdebug-tree .head b {{font-family:inherit}}
+.torchdebug-tree .head b, .torchdebug-tree .head i {{font-weight:bold}}
+.torchdebug-tree .row > b::before {{content:"  "}}
+.torchdebug-tree summary.row > b::before {{content:"▸ "}}
+.torchdebug-tree details[open] > summary.row > b::before {{content:"▾ "}}
+.torchdebug-tree i {{font-style:normal; white-space:nowrap}}
+.torchdebug-tree i.n {{text-align:right}}
+"""
 
 
 def table(block: Table, room: int, head: Mapping[str, str] = NO_ATTRIBUTES) -> Markup:
@@ -135,3 +167,176 @@ def _joined(parts: Sequence[str]) -> Markup:
 
 def _side(block: Table, column: str) -> str:
     return "left" if column == block.columns[0] or block.is_text(column) else "right"
+
+
+def bars(block: Bars) -> Markup:
+    """One row a thing, two columns a quantity: the bar, and the number beside it."""
+    dots = [_dot(style.KINDS.get(label, style.CHART_LINE)) for label in block.labels]
+    heads = [el("th", one.name, scope="col", colspan=2, style=style.HEAD.format(side="left")) for one in block.measures]
+    rows = [
+        el("tr", el("th", label, scope="row", style=style.ROW_NAME), *(part for one in block.measures for part in _pair(one, at, dots[at])))
+        for at, label in enumerate(block.labels)
+    ]
+    whole = el(
+        "table",
+        el("caption", prose(block.title, code_style=style.INLINE_CODE), style=style.CAPTION),
+        el("thead", el("tr", el("th", "", scope="col", style=style.HEAD.format(side="left")), *heads)),
+        el("tbody", *rows),
+        style=style.TABLE,
+        cellpadding=4,
+    )
+    return el("div", whole, style=style.BLOCK)
+
+
+def shares(measure: Measure) -> tuple[float, ...]:
+    """Of the sum."""
+    total = sum(measure.values)
+    return tuple(value / total if total else 0.0 for value in measure.values)
+
+
+def _pair(measure: Measure, at: int, dot: str) -> tuple[Markup, Markup]:
+    value, part = measure.values[at], shares(measure)[at]
+    longest = max(measure.values) or 1
+    wide = max(1, round(_WIDTH * value / longest)) if value else 0
+    image = el("img", src=dot, alt=share(part), width=wide, height=_HEIGHT, style=style.BAR.format(wide=wide)) if wide else ""
+    said = f"{cell(value, measure.format)} · {share(part)}" if value else "-"
+    return el("td", image, width=_WIDTH, style=style.BAR_CELL.format(wide=_WIDTH)), el("td", said, style=style.BAR_WORD)
+
+
+def _dot(colour: str) -> str:
+    """A PNG of one dot, without any library."""
+    rows = b"\0" + bytes.fromhex(colour[1:])
+    parts = (b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
+    chunks = b"".join(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts)
+    data = base64.b64encode(_SIGNATURE + chunks).decode("ascii")
+    return f"data:image/png;base64,{data}"
+
+
+def boxes(block: Boxes) -> Markup:
+    """A list, so that it is read in its order."""
+    parts: list[Markup] = []
+    for number, box in enumerate(block.boxes):
+        parts += [_box(box), *map(_stop, box.stops)]
+        if leads_on(block, number):
+            parts.append(el("div", "↓", style=style.ARROW))
+        elif not box.stops:
+            parts.append(el("div", style=style.GAP))
+    title = el("div", el("b", prose(block.title, code_style=style.INLINE_CODE)))
+    return el("div", title, *parts, style=style.BLOCK)
+
+
+def leads_on(block: Boxes, number: int) -> bool:
+    """Whether an arrow goes from a box to the next one; a bad one leads nowhere."""
+    box = block.boxes[number]
+    return number + 1 < len(block.boxes) and not box.stops and box.status != "bad"
+
+
+def _box(box: Box) -> Markup:
+    look = style.STATUS[box.status]
+    return el(
+        "div",
+        el("span", f"{look.symbol} ", style=style.BOX_SYMBOL),
+        el("b", box.name, style=style.BOX_NAME),
+        el("div", prose(box.text, code_style=style.INLINE_CODE), style=style.BOX_TEXT),
+        style=style.BOX.format(solid=look.solid, tint=look.tint),
+    )
+
+
+def _stop(text: str) -> Markup:
+    return el("div", "✂ ", prose(text, code_style=style.INLINE_CODE), style=style.STOP)
+
+
+def meters(block: Meters) -> Markup:
+    """One row a memory."""
+    title = el("caption", prose(block.title, code_style=style.INLINE_CODE), style=style.CAPTION) if block.title else ""
+    return el("div", el("table", title, el("tbody", *map(_meter_row, block.gauges)), style=style.FACTS), style=style.BLOCK)
+
+
+def level(gauge: Gauge) -> str:
+    """``3.2 GiB of 12.7 GiB (25%)``; empty where nothing can be told."""
+    if gauge.limit_bytes is None:
+        return byte_size(gauge.used_bytes) if gauge.used_bytes else ""
+    ratio = gauge.used_bytes / gauge.limit_bytes if gauge.limit_bytes else 0.0
+    return f"{byte_size(gauge.used_bytes)} of {byte_size(gauge.limit_bytes)} ({share(round(ratio, 2))})"
+
+
+def details(gauge: Gauge) -> str:
+    """What it is made of, and what there is to know."""
+    parts = ", ".join(f"{name} {byte_size(size_bytes)}" for name, size_bytes in gauge.parts)
+    return "; ".join(filter(None, (parts, gauge.note)))
+
+
+def _meter_row(gauge: Gauge) -> Markup:
+    said, more = level(gauge), details(gauge)
+    words = [said] if said else []
+    if more:
+        words += [el("div", more, style=style.METER_MORE)] if said else [more]
+    return el(
+        "tr",
+        el("th", gauge.label, scope="row", style=style.FACT_NAME),
+        el("td", _meter(gauge, said), style=style.METER_CELL),
+        el("td", *words, style=style.FACT),
+        style=style.FACT_ROW,
+    )
+
+
+def _meter(gauge: Gauge, said: str) -> Markup:
+    if not gauge.limit_bytes:
+        return Markup()
+    high, full = int(_HIGH * gauge.limit_bytes), int(_FULL * gauge.limit_bytes)
+    used = min(gauge.used_bytes, gauge.limit_bytes)
+    return el("meter", said, min=0, max=gauge.limit_bytes, low=high, high=full, optimum=0, value=used, style=style.METER)
+
+
+def tree(block: Table, *, opened: Collection[int] | None = None, head: Mapping[str, str] = NO_ATTRIBUTES) -> Markup:
+    """Each row with others in it can be opened; `opened` says which are, else as many levels as fit on a page.
+
+    Each heading has the attributes `head`.
+    """
+    if opened is None:
+        shown = {*block.seen_first(OPEN_ROWS)}
+        opened = {at for at in shown if at + 1 in shown}
+    widths = _widths(block)
+    heads = el("div", *(_tree_cell(block, column, column, head) for column in block.columns), **{"class": "row head"})
+    left_out = max(0, len(block.rows) - _MOST)
+    more = el("p", f"{left_out:,} more: filter to see them") if left_out else ""
+    columns = f"--columns:{' '.join(f'{width:.1f}ch' for width in widths)}"
+    body = el("div", heads, _nested(block, opened), more, **{"class": "torchdebug-tree", "style": columns})
+    caption = el("div", prose(block.caption, code_style=style.INLINE_CODE), style=style.CAPTION)
+    return el("div", el("style", Markup(_STYLE)), caption, body)
+
+
+def _nested(block: Table, opened: Collection[int]) -> Markup:
+    """One pass from the last row to the first: what stands in a row is written before it."""
+    waiting: list[tuple[int, Markup]] = []  # (depth, what is written), the nearest last
+    for at in range(min(len(block.rows), _MOST) - 1, -1, -1):
+        depth = block.tree[at].depth
+        inside: list[Markup] = []
+        while waiting and waiting[-1][0] > depth:
+            inside.append(waiting.pop()[1])
+        waiting.append((depth, _tree_row(block, at, join(list(inside)), at in opened)))
+    return join([written for _, written in reversed(waiting)])
+
+
+def _tree_row(block: Table, at: int, inside: Markup, is_open: bool) -> Markup:
+    texts = block.text(at)
+    name = el("b", f"{block.label(at)} ✖" if at in block.marked else block.label(at), title=texts[0])
+    cells = [_tree_cell(block, column, text) for column, text in zip(block.columns[1:], texts[1:], strict=True)]
+    look = {"class": "row bad" if at in block.marked else "row"}
+    if not inside:
+        return el("div", name, *cells, **look)
+    return el("details", el("summary", name, *cells, **look), inside, **({"open": "open"} if is_open else {}))
+
+
+def _tree_cell(block: Table, column: str, text: str, more: Mapping[str, str] = NO_ATTRIBUTES) -> Markup:
+    if column == block.columns[0]:
+        return el("b", text, **more)
+    return el("i", text, **({} if block.is_text(column) else {"class": "n"}), **more)
+
+
+def _widths(block: Table) -> list[float]:
+    """In characters, so that nothing is cut off and every row has the same."""
+    positions = range(min(len(block.rows), _MOST))
+    texts = [block.columns, *(block.text(at) for at in positions)]
+    first = max([len(block.columns[0]), *(len(block.label(at)) for at in positions)]) + 4
+    return [first * _NAME_CH, *(max(len(row[column]) for row in texts) * _CELL_CH + 1 for column in range(1, len(block.columns)))]

@@ -8,22 +8,20 @@ import difflib
 import keyword
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from IPython.core.error import UsageError
 from IPython.utils.text import DollarFormatter
 
 from torchdebug_magics.instrument import writable_path
-from torchdebug_magics.jupyter.values import as_argument
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torchdebug_magics.instrument import Instrument
 
-__all__ = ["Arguments", "MagicParser", "without_comment"]
 
 _SWITCHES = ("on", "off")
 _QUOTED_OR_COMMENT = re.compile(r"""'[^']*'|"[^"]*"|(?:^|(?<=\s))\#.*""")
@@ -33,6 +31,8 @@ _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 _BARE = re.compile(r"""[^\s'"()\[\]-][^'"()\[\]]*?(?=\s+--?[A-Za-z]|\s*$)""")
 # What goes on with the value before the blank: `loss - 1`, `mask = mask`, `x if y else z`; `-1`, `*args` and `**batch` begin one.
 _GOES_ON = re.compile(r"(?:[-+]|\*\*?)(?=\s|$)|[/%@&|^<>=!,.:)\]}]|(?:if|else|and|or|in|is|not|for)\b")
+Values: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
+_COLLECT, _CALLED, _DESCRIBED = "_torchdebug_values", "_torchdebug_called", "_torchdebug_described"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,3 +252,81 @@ def _name(text: str) -> str:
         msg = f"{text!r} is not a name for a variable"
         raise argparse.ArgumentTypeError(msg)
     return text
+
+
+def evaluated(
+    sources: tuple[str, ...], user_ns: dict[str, Any], local_ns: Mapping[str, Any], subject_of: Callable[[object], object | None]
+) -> Values:
+    """``(values, named values)``.
+
+    A single call such as ``model(x, mask=m)`` of what `subject_of` knows is not made: its subject and its arguments are the values.
+    """
+    names = {**local_ns, _COLLECT: _collect, _DESCRIBED: slice}
+    tree = _read(sources)
+    only = tree.body.args[0] if isinstance(tree.body, ast.Call) and len(tree.body.args) == 1 and not tree.body.keywords else None
+    if isinstance(only, ast.Call):
+        names[_CALLED] = _run(ast.Expression(only.func), user_ns, names)
+        only.func = ast.copy_location(ast.Name(_CALLED, ast.Load()), only.func)
+        subject = subject_of(names[_CALLED])
+        if subject is not None:
+            names[_CALLED] = subject
+            tree.body = ast.Call(ast.Name(_COLLECT, ast.Load()), [only.func, *only.args], only.keywords)
+    values: Values = _run(tree, user_ns, names)
+    return values
+
+
+def as_argument(source: str) -> str | None:
+    """The source of a value, to stand among the arguments of a call; ``(3, 4):int64`` is a slice, as in a subscript. None for neither.
+
+    Either may have a name: ``mask=(3, 4):bool``.
+    """
+    try:
+        ast.parse(f"f({source}\n)", mode="eval")
+    except SyntaxError:
+        name, equals, value = source.partition("=")
+        described = _as_slice(value if equals else source)
+        return f"{name}={described}" if equals and described is not None and name.strip().isidentifier() else described
+    return source
+
+
+def _as_slice(source: str) -> str | None:
+    try:
+        found = ast.parse(f"_[{source}\n]", mode="eval").body
+    except SyntaxError:
+        return None
+    part = found.slice if isinstance(found, ast.Subscript) else None
+    if not isinstance(part, ast.Slice) or not isinstance(part.lower, ast.Tuple) or part.upper is None or part.step is not None:
+        return None
+    called = ast.Call(ast.Name(_DESCRIBED, ast.Load()), [part.lower, ast.Constant(ast.unparse(part.upper))], [])
+    return ast.unparse(called)
+
+
+def _read(sources: tuple[str, ...]) -> ast.Expression:
+    separated = ",\n".join(as_argument(source) or source for source in sources)
+    try:
+        tree = ast.parse(f"{_COLLECT}({separated}\n)", mode="eval")
+        compile(tree, "<magic line>", "eval")  # finds what the grammar allows and a call does not, such as a name given twice
+    except SyntaxError as error:
+        msg = f"cannot read {' '.join(sources)!r} as the arguments of a call: {error.msg}"
+        raise UsageError(msg) from None
+    return tree
+
+
+def _run(tree: ast.Expression, user_ns: dict[str, Any], names: Mapping[str, Any]) -> Any:
+    code = compile(ast.fix_missing_locations(tree), "<magic line>", "eval")
+    try:
+        return eval(code, user_ns, names)  # noqa: S307 - the user's own words
+    except NameError as error:
+        trace = error.__traceback__
+        if trace is None or trace.tb_next is None or trace.tb_next.tb_next is not None:
+            raise  # in what the line calls
+        msg = f'there is no variable `{error.name}`: define it first, or write "{error.name}" in quotes if it is meant as a text'
+        raise UsageError(msg) from None
+
+
+def _collect(*values: object, **named: object) -> Values:
+    return values, named
+
+
+# So that Python's own words on wrong arguments (`**3`) name a call, and nothing of ours.
+_collect.__module__, _collect.__qualname__ = "builtins", "call"

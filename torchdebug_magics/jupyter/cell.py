@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import ast
+import linecache
+import re
 import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import get_ident
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
+from IPython.core.inputtransformer2 import cell_magic, leading_indent
 from IPython.core.interactiveshell import ExecutionResult
 
-from torchdebug_magics.jupyter.plain_tracebacks import PlainTracebacks
+from torchdebug_magics.jupyter.arguments import without_comment
+from torchdebug_magics.session import without_ours
 
 if TYPE_CHECKING:
-    from types import CodeType
+    from types import CodeType, TracebackType
 
     from IPython.core.interactiveshell import InteractiveShell
 
     from torchdebug_magics.jupyter.showing import ShownSession
 
-__all__ = ["CellSessions", "running_cells"]
 
 # IPython's runner and ours; each holds, in a local called `result`, what its cell will result in.
 _RUNNERS = ("run_cell_async", "run_as_cell", "run_cell_again")
+_CALL = re.compile(r"get_ipython\(\)\.run_cell_magic\((.*), None\)\n")
 
 
 def running_cells() -> Iterator[ExecutionResult]:
@@ -159,3 +165,109 @@ class CellSessions:
         if not self._opened:
             self._explained = None
             self._tracebacks.end()
+
+
+class PlainTracebacks:
+    """Installed as the shell's custom exception handler, which runs before a traceback is drawn."""
+
+    def __init__(self, shell: InteractiveShell, traceback_of: Callable[[BaseException], list[str]]) -> None:
+        self._shell: Any = shell
+        self._traceback_of = traceback_of
+        self._before: tuple[Any, Any] | None = None
+        self._handler = self._show  # kept, so that it can be recognised
+
+    def begin(self) -> None:
+        """Install; idempotent."""
+        if self._before is None:
+            self._before = self._shell.custom_exceptions, self._shell.CustomTB
+            self._shell.custom_exceptions, self._shell.CustomTB = (Exception, KeyboardInterrupt), self._handler
+
+    def end(self) -> None:
+        """Restore the previous handler, unless another one was installed since."""
+        if self._before is not None and self._shell.CustomTB is self._handler:
+            self._shell.custom_exceptions, self._shell.CustomTB = self._before
+        self._before = None
+
+    def show(self, error: BaseException) -> None:
+        """Show the traceback of an error that ended no code of the cell, but what follows it."""
+        self._show(type(error), error, error.__traceback__)
+
+    def _show(self, kind: type[BaseException], error: BaseException, _trace: TracebackType | None, tb_offset: int | None = None) -> Any:
+        without_ours(error)
+        with lines_as_typed(error):
+            return self._drawn(kind, error, tb_offset)
+
+    def _drawn(self, kind: type[BaseException], error: BaseException, tb_offset: int | None) -> Any:
+        if lines := self._traceback_of(error):
+            return self._shown_as(lines, kind, error)
+        handled, handler = self._before or ((), None)
+        if handler is not None and isinstance(error, handled):
+            return handler(kind, error, error.__traceback__, tb_offset)
+        return self._shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)
+
+    def _shown_as(self, lines: list[str], kind: type[BaseException], error: Any) -> Any:
+        error._render_traceback_ = lambda: lines  # by this name IPython asks an error how it looks
+        try:
+            return self._shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)
+        finally:
+            del error._render_traceback_
+
+
+class MagicLines:
+    """An input transformer for the magics called `names`."""
+
+    has_side_effects = True
+    """Makes a terminal's completeness check see ``%%name`` and wait for the body."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        """Replace each magic line by one line, so that line numbers stay."""
+        read: list[str] = []
+        found = False
+        for at, line in enumerate(lines):
+            name, arguments = _cell_magic_line(line)
+            if name in self._names:
+                found = True
+                # A body of None says: the body is what follows in this cell.
+                read.append(f"get_ipython().run_cell_magic({name!r}, {arguments!r}, None)\n")
+                if {"-h", "--help"} & set(without_comment(arguments).split()):
+                    return read
+            elif line.strip() and not line.startswith("#"):
+                # What IPython would do to the body if our lines were not there: another's cell magic, or an indented body.
+                return [*read, *cell_magic(leading_indent(lines[at:]))] if found else lines
+            else:
+                read.append(line)
+        return read
+
+
+def _cell_magic_line(line: str) -> tuple[str, str]:
+    if not line.startswith("%%"):
+        return "", ""
+    name, *arguments = [*line[2:].split(None, 1), ""][:2]
+    return name, "".join(arguments).strip()
+
+
+@contextmanager
+def lines_as_typed(error: BaseException) -> Iterator[None]:
+    """While the traceback of `error` is drawn, magic lines read ``# %%name``, not as the calls that `MagicLines` made of them."""
+    changed: list[tuple[list[str], list[str]]] = []
+    for file in {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}:
+        entry = linecache.cache.get(file, ())
+        if len(entry) > 2 and isinstance(lines := entry[2], list) and lines and _CALL.fullmatch(lines[0]):  # noqa: PLR2004 - not a lazy one
+            changed.append((lines, lines[:]))
+            lines[:] = [_as_typed(line) for line in lines]
+    try:
+        yield
+    finally:
+        for lines, before in changed:
+            lines[:] = before
+
+
+def _as_typed(line: str) -> str:
+    match = _CALL.fullmatch(line)
+    if match is None:
+        return line
+    name, arguments = ast.literal_eval(match[1])
+    return f"# %%{name} {arguments}".rstrip() + "\n"

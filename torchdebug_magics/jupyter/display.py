@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torchdebug_magics.html.page import Block, Page
     from torchdebug_magics.instrument import Instrument
 
-__all__ = ["MODES", "Channel", "Mode", "ReportFormatter", "Screen"]
 
 Mode = Literal["auto", "widget", "frozen", "text"]
 MODES: tuple[Mode, ...] = get_args(Mode)

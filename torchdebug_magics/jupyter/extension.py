@@ -2,35 +2,62 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from IPython.core.error import UsageError
 from IPython.core.getipython import get_ipython
+from IPython.core.magic import no_var_expand
 
-from torchdebug_magics import catalog
-from torchdebug_magics.jupyter.cell import CellSessions
-from torchdebug_magics.jupyter.completion import FlagCompleter
-from torchdebug_magics.jupyter.display import ReportFormatter, Screen
-from torchdebug_magics.jupyter.front_door import FrontDoor
-from torchdebug_magics.jupyter.lasting import LastingSessions
-from torchdebug_magics.jupyter.magics import Homes, InstrumentMagic
-from torchdebug_magics.jupyter.numbers import CellNumbers
-from torchdebug_magics.jupyter.reading import MagicLines
+from torchdebug_magics import __version__, catalog
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.fixes import changes, fixed_source
+from torchdebug_magics.html.page import Facts, Note, Page, Table
+from torchdebug_magics.jupyter.arguments import without_comment
+from torchdebug_magics.jupyter.cell import CellSessions, MagicLines
+from torchdebug_magics.jupyter.display import MODES, ReportFormatter, Screen
+from torchdebug_magics.jupyter.magics import Homes, InstrumentMagic, LastingSessions, Reruns
 from torchdebug_magics.jupyter.recorder import Recorder
-from torchdebug_magics.jupyter.reruns import Reruns
+from torchdebug_magics.machine import gpus
 from torchdebug_magics.machine.kept_files import abandoned_copies
 
 if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.core.completer import CompletionContext
+    from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
 
+    from torchdebug_magics.html.page import Block
+    from torchdebug_magics.instrument import Instrument
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
-__all__ = ["Extension", "last_session", "load", "loaded", "show", "unload"]
 
 _KEY = "TorchDebug"
+_HELP = """The magics of torchdebug_magics, and this machine.
+
+    %torchdebug                 every magic with one line, and what this machine offers
+    %torchdebug doctor          versions, device, memory limit, display, the last verdicts
+    %torchdebug last            the last report again; torchdebug_magics.last_session().bad holds its tensors
+    %torchdebug fix             the cell of the last report with its fix applied, as a new cell below; of a file, the change
+    %torchdebug display MODE    how reports are shown from now on:
+                                auto     live while the cell runs, frozen at its end (as at first)
+                                widget   an interactive view is left (as -w does)
+                                frozen   no live view
+                                text     text alone"""
+# By mode where it decides alone, else by the kind of the live view.
+_SHOWN = {
+    "text": "as text, at the cell's end",
+    "frozen": "as HTML, at the cell's end",
+    "widget": "as interactive widgets",
+    "widgets": "live in a widget while a cell runs, then as HTML that stays",
+    "html": "live as HTML while a cell runs, then as HTML that stays",
+}
+_TABLE = "_filename_map"
+"""Attribute of IPython 8's compiler; created here where it is missing."""
+_MAGIC_LINE = re.compile(r"\s*%%?(\w+)\s(?:.*\s)?(\S*)$")
 
 
 class Extension:
@@ -144,3 +171,175 @@ def loaded(shell: InteractiveShell) -> Extension | None:
     """The shell's extension object; it is stored with the shell's magics, not in a global."""
     found = shell.magics_manager.registry.get(_KEY)
     return found if isinstance(found, Extension) else None
+
+
+class FrontDoor:
+    """The line magic ``%torchdebug``."""
+
+    NAME = "torchdebug"
+    HELP = _HELP
+    WORDS = ("doctor", "last", "fix", "display", *MODES, "--help")
+
+    def __init__(self, rows: Iterable[Instrument], screen: Screen, reports: Sequence[tuple[str, Report]]) -> None:
+        self._rows = tuple(rows)
+        self._screen = screen
+        self._reports = reports
+
+    def function(self) -> Callable[[str], None]:
+        """The function to register with IPython."""
+
+        @no_var_expand
+        def torchdebug(text: str) -> None:
+            __tracebackhide__ = True
+            self(text)
+
+        torchdebug.__doc__ = _HELP
+        return torchdebug
+
+    def __call__(self, text: str) -> None:
+        """Run one line."""
+        match without_comment(text).split():
+            case []:
+                self._screen.show_page(self.welcome())
+            case ["doctor"]:
+                self._screen.show_page(self.doctor())
+            case ["last"]:
+                self._last()
+            case ["fix"]:
+                self._screen.say(self._fix())
+            case ["display"]:
+                self._screen.say(self._display())
+            case ["display", mode] if mode in MODES:
+                self._screen.mode = mode
+                self._screen.say(self._display())
+            case ["-h" | "--help"]:
+                self._screen.say(_HELP)
+            case _:
+                msg = f"%torchdebug has doctor, last, fix and display {'|'.join(MODES)}: what is {without_comment(text)!r}?"
+                raise UsageError(msg)
+
+    def welcome(self) -> Page:
+        """All magics, and a summary of this machine."""
+        kinds = ("Magics above a cell", lambda row: row.probe is not None), ("Magics on a line", lambda row: row.probe is None)
+        listed = ((title, tuple((row.magic, row.summary) for row in self._rows if is_of_kind(row))) for title, is_of_kind in kinds)
+        magics = (Table(title, ("magic", "shows"), rows, {"shows": "prose"}) for title, rows in listed if rows)
+        first = self._rows[0].name if self._rows else "NAME"
+        more = Note(f"A question mark shows the help: `%%{first}?`, `%torchdebug?`.")
+        verdict = f"torchdebug_magics {__version__} is ready: write `%%{first}` as the first line of a cell"
+        return Page("torchdebug", "info", verdict, (*magics, more, *self._state()))
+
+    def doctor(self) -> Page:
+        """Versions, device, memory limit, display mode and the last verdicts."""
+        return Page("torchdebug", "info", f"torchdebug_magics {__version__}, and what it finds on this machine", self._state())
+
+    def _state(self) -> tuple[Block, ...]:
+        facts = (
+            ("versions", gpus.versions()),
+            ("device", gpus.device()),
+            ("memory", gpus.memory_limit()),
+            ("display", self._display()),
+        )
+        if not self._reports:
+            return (Facts(facts),)
+        magics = {row.name: row.magic for row in self._rows}
+        latest = tuple((magics.get(name, name), report.verdict) for name, report in reversed(self._reports))
+        return (Facts(facts), Table("Last reports", ("magic", "verdict"), latest, {"verdict": "prose"}))
+
+    def _display(self) -> str:
+        how = _SHOWN["text"] if self._screen.kind == "text" else _SHOWN.get(self._screen.mode) or _SHOWN[self._screen.kind]
+        return f"reports are shown {how} (`%torchdebug display {self._screen.mode}`)"
+
+    def _fix(self) -> str:
+        """The last report that has a fix, applied: a cell as the next input, a file as a diff. What changed, in words."""
+        report = next((report for _, report in reversed(self._reports) if report.fix), None)
+        if report is None:
+            return "no report has a fix yet"
+        try:
+            sources = fixed_source(report)
+        except TorchDebugError as error:
+            return str(error)
+        cells = [(place, source) for place, source in sources.items() if isinstance(place, int)]
+        for _, source in cells[:1]:
+            self._screen.shell.set_next_input(source)
+        if cells and len(sources) == 1:
+            state = "run again with it, the fault was gone" if report.fix_state == "verified" else "it compiles, and was not run"
+            lines = [f"line {edit.line}: `{edit.new}`" for edit in report.edits]
+            return f"the cell below is In[{cells[0][0]}] with the fix ({state}): {'; '.join(lines)}"
+        return changes(report)
+
+    def _last(self) -> None:
+        if not self._reports:
+            self._screen.say("there is no report yet")
+            return
+        report = self._reports[-1][1]
+        row = next((row for row in self._rows if row.name == self._reports[-1][0]), None) or catalog.instrument_of(report)
+        if row is not None:
+            self._screen.show(report, row)
+
+
+class CellNumbers:
+    """Records the file name of each cell before it runs."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self._compiler: Any = shell.compile
+        self._needed = not hasattr(shell.compile, _TABLE)
+        self._note = self._before_cell  # kept, as each access makes another bound method
+
+    def install(self) -> None:
+        """Start recording."""
+        if self._needed:
+            setattr(self._compiler, _TABLE, {})
+            self._shell.events.register("pre_run_cell", self._note)
+
+    def uninstall(self) -> None:
+        """Stop recording and remove the table."""
+        if self._needed:
+            delattr(self._compiler, _TABLE)
+            self._shell.events.unregister("pre_run_cell", self._note)
+
+    def _before_cell(self, info: ExecutionInfo) -> None:
+        if info.store_history and info.raw_cell:
+            number = self._shell.execution_count
+            name = self._compiler.get_code_name(info.raw_cell, info.raw_cell, number)
+            getattr(self._compiler, _TABLE)[name] = number
+
+
+class FlagCompleter:
+    """`words` maps a magic's name to its flags and words."""
+
+    def __init__(self, shell: InteractiveShell, words: Mapping[str, Iterable[str]]) -> None:
+        self._shell = shell
+        self._words = words
+        self._matcher: Any = None
+
+    def install(self) -> None:
+        """Add the matcher, where IPython supports matchers (8.6 and later)."""
+        try:
+            from IPython.core.completer import SimpleCompletion, context_matcher  # noqa: PLC0415 - not in IPython 7
+        except ImportError:
+            return
+
+        @context_matcher(identifier="torchdebug_magics.flags")
+        def flags(context: CompletionContext) -> Any:
+            found = self.matches(context.text_until_cursor)
+            return {"completions": [SimpleCompletion(text, type="option") for text in found], "suppress": bool(found)}
+
+        self._matcher = flags
+        self._shell.Completer.custom_matchers.append(flags)
+
+    def uninstall(self) -> None:
+        """Remove the matcher."""
+        if self._matcher is not None:
+            self._shell.Completer.custom_matchers.remove(self._matcher)
+            self._matcher = None
+
+    def matches(self, line: str) -> list[str]:
+        """Completions for `line`, the text up to the cursor."""
+        match = _MAGIC_LINE.match(line)
+        if match is None:
+            return []
+        name, begun = match.groups()
+        words = [word for word in self._words.get(name, ()) if word.startswith(begun)]
+        # Where a value may stand, flags are only offered once a dash is there; a word such as `doctor` at once.
+        return [word for word in words if begun.startswith("-") or not word.startswith("-")]

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
+import ast
+import sys
+from collections import ChainMap, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import needs_local_scope, no_var_expand
+from IPython.utils.capture import capture_output
 
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import Examined
-from torchdebug_magics.jupyter.again import CellBody
-from torchdebug_magics.jupyter.arguments import MagicParser
+from torchdebug_magics.jupyter.arguments import MagicParser, evaluated
+from torchdebug_magics.jupyter.cell import running_cells
 from torchdebug_magics.jupyter.showing import Delivery, ShownSession, folded, watched_work
-from torchdebug_magics.jupyter.values import evaluated
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+    from types import CodeType
+
     from torchdebug_magics.html.page import Fold
     from torchdebug_magics.instrument import Instrument
     from torchdebug_magics.jupyter.arguments import Arguments
     from torchdebug_magics.jupyter.cell import CellSessions
     from torchdebug_magics.jupyter.display import Screen
-    from torchdebug_magics.jupyter.lasting import LastingSessions
     from torchdebug_magics.jupyter.recorder import Recorder
-    from torchdebug_magics.jupyter.reruns import Reruns
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
-__all__ = ["Homes", "InstrumentMagic", "Keep"]
 
 Keep: TypeAlias = "Callable[[str, Report, Session[Any] | None], None]"
 """Called with each report: the magic's name, the report, and its session if there was one."""
+_RUN_CODE = InteractiveShell.run_code.__code__
+_OF_PYTHON = frozenset({"time", "capture", "prun"})
+"""Cell magics that run the code below them unchanged, once."""
+_SHELL_COMMANDS = frozenset({"system", "getoutput"})
+_CELLS = 32
+_RUNS = 5
+"""Runs remembered for each cell."""
 
 
 class Homes(NamedTuple):
@@ -168,3 +178,163 @@ def _in_one_line() -> Iterator[None]:
         yield
     except TorchDebugError as error:
         raise UsageError(str(error)) from None
+
+
+class CellBody:
+    """The code after this package's leading magics; `run` may be called any number of times."""
+
+    def __init__(self, shell: InteractiveShell, cells: CellSessions, magics: Collection[str]) -> None:
+        source = getattr(getattr(next(running_cells(), None), "info", None), "raw_cell", None)
+        if not isinstance(source, str):
+            msg = "only a cell can be run a second time: in code, `torchdebug_magics.verify(function)` does it"
+            raise UsageError(msg)
+        self.namespace: dict[str, Any] = shell.user_ns
+        self.hidden = frozenset(shell.user_ns_hidden)
+        """Names in the namespace that IPython put there."""
+        self.roots: tuple[object, ...] = ()
+        self._cells = cells
+        lines = shell.transform_cell(source)
+        compiler: Any = shell.compile
+        self.file = _file_of(shell)
+        body = [one for one in compiler.ast_parse(lines, filename=self.file).body if not _is_magic(one, magics)]
+        self.statements = tuple(body)
+        named = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        self.variables = {name: value for name, value in shell.user_ns.items() if name in named - self.hidden}
+        self.refusal = _wrapped(self.statements, magics) or _refusal(self.statements)
+        self._code: CodeType | None = None if self.refusal else compiler(shell.transform_ast(ast.Module(body, [])), self.file, "exec")
+
+    def left(self) -> dict[str, object]:
+        """The user's namespace."""
+        return {name: value for name, value in self.namespace.items() if name not in self.hidden}
+
+    def run(self) -> None:
+        """Run the body again: its exceptions propagate, its output is hidden."""
+        __tracebackhide__ = True
+        assert self._code is not None
+        with capture_output(stdout=False, stderr=False):
+            self._cells.run_cell_again(self._code)
+
+
+def _file_of(shell: InteractiveShell) -> str:
+    """The file name under which IPython compiled the running cell, so that line numbers agree."""
+    file = ""
+    frame = sys._getframe()  # noqa: SLF001 - the only door to the callers
+    while frame is not None and frame.f_code is not _RUN_CODE:
+        if frame.f_globals is shell.user_ns:
+            file = frame.f_code.co_filename
+        frame = frame.f_back  # type: ignore[assignment]  # it begins with a frame and may end with None
+    return file
+
+
+def _is_magic(statement: ast.stmt, magics: Collection[str]) -> bool:
+    """``get_ipython().run_cell_magic('deterministic', '', None)``: as `MagicLines` writes it."""
+    match statement:
+        case ast.Expr(
+            ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), "run_cell_magic"), [ast.Constant(name), *_, ast.Constant(None)])
+        ):
+            return name in magics
+    return False
+
+
+def _wrapped(statements: tuple[ast.stmt, ...], magics: Collection[str]) -> str:
+    """The reason why a body run by another cell magic cannot be rerun; empty if it can."""
+    for statement in statements:
+        match statement:
+            case ast.Expr(
+                ast.Call(
+                    ast.Attribute(ast.Call(ast.Name("get_ipython")), "run_cell_magic"),
+                    [ast.Constant(str(name)), _, ast.Constant(str(text))],
+                )
+            ):
+                ours = next((one for one in magics if f"%%{one}" in text.split()), None)
+                if ours is not None:
+                    return f"`%%{name}` is above it: write `%%{ours}` first"
+                if name not in _OF_PYTHON:
+                    return f"`%%{name}` runs the body, and would run it again"
+    return ""
+
+
+def _refusal(statements: tuple[ast.stmt, ...]) -> str:
+    """The reason why the body cannot be rerun; empty if it can."""
+    outside = [node for statement in statements for node in _outside_functions(statement)]
+    if any(isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)) for node in outside):
+        return "the cell awaits at top level"
+    for node in outside:
+        match node:
+            case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), name)) if name in _SHELL_COMMANDS:
+                return "the cell runs a shell command, which a second run would repeat"
+    return ""
+
+
+def _outside_functions(node: ast.AST) -> list[ast.AST]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        return []
+    return [node, *(inner for child in ast.iter_child_nodes(node) for inner in _outside_functions(child))]
+
+
+class LastingSessions:
+    """Lasting sessions, at most one for each magic; after each cell, a session may show a page."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self._on: dict[str, ShownSession] = {}
+        self._after = self._after_cell  # kept, as in CellSessions
+
+    def install(self) -> None:
+        """Register for the end of each cell."""
+        self._shell.events.register("post_run_cell", self._after)
+
+    def uninstall(self) -> None:
+        """Exit all sessions and unregister."""
+        for name in reversed(tuple(self._on)):
+            self.off(name)
+        self._shell.events.unregister("post_run_cell", self._after)
+
+    def on(self, name: str, session: ShownSession) -> None:
+        """Enter `session`, until `off`."""
+        __tracebackhide__ = True
+        if name in self._on:
+            msg = f"%{name} is on already: `%{name} off` ends it"
+            raise UsageError(msg)
+        self._on[name] = session  # first, so that an interrupt cannot lose it
+        try:
+            session.__enter__()
+        except BaseException:
+            self.off(name)
+            raise
+
+    def off(self, name: str) -> None:
+        """Exit the session, which shows its report."""
+        __tracebackhide__ = True
+        session = self._on.get(name)
+        if session is None:
+            msg = f"%{name} is not on: `%{name} on` begins"
+            raise UsageError(msg)
+        session.__exit__(None, None, None)
+        del self._on[name]  # last: what an interrupt cut short is finished by another `off`
+
+    def live(self, name: str) -> object | None:
+        """A snapshot of the open session, or None."""
+        return self._on[name].live() if name in self._on else None
+
+    def _after_cell(self, *_: object) -> None:
+        for session in tuple(self._on.values()):
+            session.after_cell()
+
+
+class Reruns:
+    """Memories of the latest cells, by their text, as a rerun cell has a new number."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[tuple[str, str], deque[Any]] = OrderedDict()
+
+    def of_running_cell(self, name: str) -> deque[Any] | None:
+        """The memory of the instrument `name` for the running cell; None outside a cell."""
+        source = getattr(getattr(next(running_cells(), None), "info", None), "raw_cell", None)
+        if not isinstance(source, str):
+            return None
+        runs = self._runs.setdefault((name, source), deque(maxlen=_RUNS))
+        self._runs.move_to_end((name, source))
+        while len(self._runs) > _CELLS:
+            self._runs.popitem(last=False)
+        return runs

@@ -20,7 +20,6 @@ from torchdebug_magics.machine.sampler import Sampler
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["Recorder"]
 
 _EVERY_S = 0.25
 _KILLS_EVERY_S = 1.0

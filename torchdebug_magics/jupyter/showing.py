@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import SessionError
 from torchdebug_magics.html.page import Fold, Verbatim
-from torchdebug_magics.jupyter.live import LiveView
-from torchdebug_magics.tracebacks import first_interrupt, past_ours, without_ours
+from torchdebug_magics.machine.sampler import Sampler
+from torchdebug_magics.session import first_interrupt, past_ours, without_ours
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from torchdebug_magics.html.page import Block
     from torchdebug_magics.instrument import Instrument
     from torchdebug_magics.jupyter.arguments import Arguments
-    from torchdebug_magics.jupyter.display import Screen
+    from torchdebug_magics.jupyter.display import Channel, Screen
     from torchdebug_magics.jupyter.recorder import Recorder
     from torchdebug_magics.report import Report
     from torchdebug_magics.session import Session
 
-__all__ = ["Delivery", "ShownSession", "folded", "watched_work"]
+
+_FIRST_S = 0.3
+"""Delay before the first view, so that a quick cell shows only its report."""
+_EVERY_S = 0.25
 
 
 class Delivery:
@@ -190,3 +193,53 @@ def _full(error: BaseException) -> str:
     without_ours(error)
     own = getattr(error, "_render_traceback_", None)
     return "\n".join(own()) if callable(own) else "".join(traceback.format_exception(type(error), error, past_ours(error))).rstrip()
+
+
+class LiveView:
+    """Draws and sends a view from `start` to `stop`."""
+
+    def __init__(self, draw: Callable[[], tuple[str, str] | None], screen: Screen, *, lasting: bool = False) -> None:
+        self._draw = draw
+        """Returns the current view as text and HTML, or None."""
+        self._screen = screen
+        self._lasting = lasting
+        self._channel: Channel | None = None
+        self._sent = ("", "")
+        # Its context ties what the thread sends to the cell that started it.
+        self._sampler = Sampler(self._look, name="live", every_s=_EVERY_S, first_s=_FIRST_S)
+        self._failure: Exception | None = None
+
+    def start(self) -> None:
+        """Start the thread, if the screen supports live views."""
+        try:
+            self._channel = self._screen.live_channel(lasting=self._lasting)
+            if self._channel is None:
+                return
+            drawn = self._draw()  # whatever this imports is then imported by this thread, never beside an import of the user's
+            if self._lasting and drawn is not None:  # at once, as from the thread it may come when another cell runs, and be shown there
+                self._send(*drawn)
+        except Exception as failure:  # noqa: BLE001 - the view is a courtesy: the session goes on
+            self._failure = failure
+            return
+        self._sampler.start()
+
+    def stop(self) -> None:
+        """Join the thread and remove the view; idempotent."""
+        self._sampler.stop()
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            channel.close()
+        failure = self._failure or self._sampler.failure
+        self._failure = self._sampler.failure = None
+        if failure is not None:
+            self._screen.say(f"(the live view failed: {type(failure).__name__}: {failure})")
+
+    def _look(self) -> None:
+        drawn = self._draw()
+        if drawn is not None and drawn != self._sent and not self._sampler.is_stopping:
+            self._send(*drawn)
+
+    def _send(self, text: str, html: str) -> None:
+        if self._channel is not None:
+            self._channel.send(text, html)
+            self._sent = (text, html)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -11,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from torchdebug_magics.html import markup
-from torchdebug_magics.html.page import Fold, Place, Table
+from torchdebug_magics.html.page import Facts, Fold, Place, Table
+from torchdebug_magics.html.style import el
 from torchdebug_magics.html.table import table as table_html
-from torchdebug_magics.html.tree import tree as tree_html
+from torchdebug_magics.html.table import tree as tree_html
 
 if TYPE_CHECKING:
     from torchdebug_magics.html.page import Block, Page
 
-__all__ = ["TableView", "arranged", "view"]
-
+_CODE = re.compile(r"`([^`\n]+)`")
 _ROOM = 56_000
 _AS_IS = "as reported"
 _TABLE = "torchdebug-table"
@@ -28,13 +29,21 @@ _SORT = (  # as the controls above the table do: the kernel sorts all rows, not 
     "if (column.selectedIndex === at) box.querySelector('input[type=checkbox]').click();"
     "else { column.selectedIndex = at; column.dispatchEvent(new Event('change', {bubbles: true})); }"
 )
+_COPY = "navigator.clipboard.writeText(this.dataset.fix); this.textContent = 'copied'"
 _HEADS = {"onclick": _SORT, "title": "sort by this column; once more: the other way round"}
 
 
 def view(page: Page) -> ipywidgets.Widget:
     """The widget for a page, block by block."""
     head = ipywidgets.HTML(markup.render(replace(page, blocks=())))
-    return ipywidgets.VBox([head, *_parts(page.blocks)])
+    fix = next((text for block in page.blocks if isinstance(block, Facts) for name, text in block.rows if name == "fix" and text), "")
+    copying = [ipywidgets.HTML(str(el("button", "copy the fix", onclick=_COPY, **{"data-fix": _code_of(fix)})))] if fix else []
+    return ipywidgets.VBox([head, *copying, *_parts(page.blocks)])
+
+
+def _code_of(fix: str) -> str:
+    """The code of a fix, a line each; a fix in words, whole."""
+    return "\n".join(_CODE.findall(fix)) or fix
 
 
 def _parts(blocks: Sequence[Block]) -> Iterator[ipywidgets.Widget]:

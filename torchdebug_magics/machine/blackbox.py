@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["BlackBox", "Entry", "last_words"]
 
 _SIZE = 4096
 _NEARLY_FULL = 0.9

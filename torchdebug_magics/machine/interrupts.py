@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from torchdebug_magics.format import byte_size, share
 
-__all__ = ["Interrupt", "interrupt_main"]
-
 
 @dataclass(frozen=True)
 class Interrupt:

@@ -16,8 +16,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["FileStore", "Stamp", "Version", "abandoned_copies", "stamp_of"]
-
 _PARENT = "torchdebug_magics-copies"
 _JOURNAL, _RERUNNING = "journal.jsonl", "rerunning"
 _ROOM_RATIO = 0.1

@@ -16,7 +16,6 @@ from torchdebug_magics.machine.sampler import Sampler
 if TYPE_CHECKING:
     from torchdebug_magics.machine.limits import Limit, Limits
 
-__all__ = ["GUARD_EVERY_S", "MemoryGuard", "guard_ratio"]
 
 GUARD_EVERY_S = 0.05
 

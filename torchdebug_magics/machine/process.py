@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import select
+import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -10,14 +14,14 @@ from pathlib import Path
 from typing import ClassVar, Literal
 from weakref import WeakSet
 
-from torchdebug_magics.machine.files import read
-
-__all__ = ["Peak", "PeakRss", "Worker", "address_space_bytes", "own_bytes", "rss_bytes", "workers"]
+from torchdebug_magics.machine.process_state import read
 
 _STATM, _STATUS, _CLEAR_REFS = Path("/proc/self/statm"), Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 """What resets the highest RSS, as proc(5) says, and nothing else."""
 _KIB = 1024
+_PATIENCE_MS = 10_000
+_MOST = 240
 
 
 def rss_bytes() -> int:
@@ -166,3 +170,85 @@ def _worker_by_psutil(pid: int) -> Worker | None:
     except psutil.Error:  # it has ended
         return None
     return Worker(pid, getattr(memory, "pss", memory.uss), memory.uss)
+
+
+def trim_heap() -> bool:
+    """Give back the pages that the C library keeps; False where it has no way to."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # not glibc; on Windows there is no such library
+        return False
+    trim(0)
+    return True
+
+
+def trimmable_bytes() -> int | None:
+    """What `trim_heap` would give back; None where that cannot be measured. This process's own heap is left as it is.
+
+    A fork has the same pages, trims its own, and says by how much it became smaller.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.PyDLL(None)  # it keeps the lock of the interpreter: the copy has this thread alone, and must not wait for another
+    if not hasattr(library, "malloc_trim"):
+        return None
+    here, child = os.getpid(), -1
+    try:
+        reader, writer = os.pipe()
+    except OSError:  # too many files are open
+        return None
+    try:
+        child = library.fork()  # not by `os`, which runs what libraries have registered for their own children
+        if child == 0:
+            before = rss_bytes()
+            library.malloc_trim(0)
+            os.write(writer, str(max(0, before - rss_bytes())).encode())
+    finally:
+        if os.getpid() != here:
+            os._exit(0)  # whatever came between: the copy never goes on in the user's code
+        os.close(writer)
+        answer = _answer(reader, child)
+    return int(answer) if answer else None
+
+
+def _answer(reader: int, child: int) -> bytes:
+    """What the copy has written; it is waited for, and ended where it does not end by itself."""
+    if child <= 0:  # there was no room for it
+        os.close(reader)
+        return b""
+    waiting = select.poll()
+    waiting.register(reader, select.POLLIN)
+    ready = waiting.poll(_PATIENCE_MS)
+    answer = os.read(reader, 32) if ready else b""
+    os.close(reader)
+    with contextlib.suppress(OSError):
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return answer
+
+
+class RssCourse:
+    """Keeps the largest of each stretch of samples; the stretches are of equal length, and double when there are too many."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
+        self._points: list[int] = []
+        self._stride = 1
+        self._pending: list[int] = []
+
+    def add(self, size_bytes: int) -> None:
+        """One more sample."""
+        self._pending.append(size_bytes)
+        if len(self._pending) < self._stride:
+            return
+        self._points.append(max(self._pending))
+        self._pending = []
+        if len(self._points) > self._most:
+            self._points = [max(self._points[at : at + 2]) for at in range(0, len(self._points), 2)]
+            self._stride *= 2
+
+    @property
+    def points(self) -> tuple[int, ...]:
+        """In order, with the samples of the stretch that has not ended."""
+        return (*self._points, *([max(self._pending)] if self._pending else []))

@@ -9,23 +9,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torchdebug_magics.machine.files import read
-
-__all__ = [
-    "ProcessState",
-    "age_s",
-    "catches",
-    "child_pids",
-    "command_of",
-    "has_proc",
-    "main_thread_ran_s",
-    "open_pipes",
-    "process_state",
-    "thread_cpu_s",
-    "waited_for_core_s",
-    "waits_in",
-]
-
 _CALLS: Mapping[str, Mapping[int, str]] = {
     "x86_64": {
         0: "read", 1: "write", 7: "poll", 23: "select", 35: "sleep", 42: "connect", 45: "receive", 47: "receive", 61: "wait",
@@ -197,3 +180,17 @@ def _children_by_psutil(pid: int) -> list[int]:
         return sorted(child.pid for child in psutil.Process(pid).children())
     except psutil.Error:
         return []
+
+
+def read(path: str, size: int = 1 << 20) -> str | None:
+    """The text of a small file, or its first `size` bytes: a fifth of what `Path.read_text` costs, as gauges read many of them often."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return os.read(file, size).decode().strip()
+    except OSError:
+        return None
+    finally:
+        os.close(file)

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["Sampler"]
 
 _JOIN_S = 2.0
 """A look that is stuck in a driver must not hang the cell."""

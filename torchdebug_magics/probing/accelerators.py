@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Allocator", "Allocators"]
-
 _TORCH_NAMES = {"GPU": "cuda", "XPU": "xpu", "MPS": "mps"}
 """By the first word of a label."""
 

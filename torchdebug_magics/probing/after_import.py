@@ -7,15 +7,9 @@ import sys
 import threading
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
-    from types import TracebackType
-    from typing import Self
-
-__all__ = ["AfterImport"]
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
+from typing import Any, Self
 
 
 class AfterImport(MetaPathFinder):

@@ -14,10 +14,9 @@ from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptor
 from typing import Any
 
 from torchdebug_magics.probing.kinds import ABSENT, GONE, Kind
-from torchdebug_magics.probing.where import is_user_code, owner, runs_alone
-from torchdebug_magics.probing.written import writes_of
-
-__all__ = ["CELL", "CLASS", "FUNCTION", "HEAP_TYPE", "INSTANCE", "MODULE", "NAMES", "Names", "attributes_of", "members_of"]
+from torchdebug_magics.probing.source.code_owner import is_user_code, owner
+from torchdebug_magics.probing.source.statement_lists import writes_of
+from torchdebug_magics.probing.where import runs_alone
 
 HEAP_TYPE = 1 << 9
 """A flag of types that were made by a `class` statement, or could have been."""

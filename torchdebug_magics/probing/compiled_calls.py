@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torchdebug_magics.probing.where import local_values
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.source.code_owner import local_values
 
 if TYPE_CHECKING:
-    from contextlib import ExitStack
-    from types import FrameType
-
     import torch
 
-    from torchdebug_magics.probing.guard import Guard
     from torchdebug_magics.probing.hooks import Hooks
 
-__all__ = ["CompiledCalls", "away_from_the_compiler"]
 
 Entered: TypeAlias = Callable[[int], None]
 Left: TypeAlias = Callable[[Any], None]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, TypeVar
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._guards import TracingContext
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import CodeType
-
-__all__ = ["is_being_compiled", "is_being_traced", "is_rewritten", "not_compiled"]
 
 _CALLED = "__compiled_fn_"
 """How the compiler names what such code calls."""

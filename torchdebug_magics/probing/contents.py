@@ -7,10 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from torchdebug_magics.probing.shards import local_of
-from torchdebug_magics.probing.storages import is_freed
-
-__all__ = ["Contents", "memory_of"]
+from torchdebug_magics.probing.storages import is_freed, local_of
 
 
 class _Kept(NamedTuple):

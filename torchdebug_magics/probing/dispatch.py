@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch import overrides
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import increment_version
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
 
 from torchdebug_magics.probing.compiling import not_compiled
-from torchdebug_magics.probing.shards import is_shard_type
-
-__all__ = ["OpListener", "ResultListener", "Run"]
+from torchdebug_magics.probing.storages import is_shard_type
 
 Run = Callable[[], Any]
+modes: Callable[[], list[TorchDispatchMode]] = _get_current_dispatch_mode_stack
+"""Those that stand, the lowest first."""
 
 
 class OpListener(TorchDispatchMode):
@@ -126,3 +129,64 @@ def _lists_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, (list, tuple)):
             found += [one for one in value if isinstance(one, torch.Tensor) and not one.is_inference()]
     return found
+
+
+def enter(stack: ExitStack, mode: TorchDispatchMode) -> None:
+    """``stack.enter_context(mode)``, which would take off whichever mode stands on top in the end."""
+    stack.callback(take_off, mode)
+    mode.__enter__()
+
+
+def put_unnoticed(stack: ExitStack, mode: TorchDispatchMode, height: int) -> None:
+    """`enter`, with so many below it; torch's compiler is not told that a mode stands there."""
+    stack.callback(take_off, mode)
+    back = _taken_off(modes()[height:])
+    _push_mode(mode)
+    _put(back)
+
+
+def take_off(mode: TorchDispatchMode) -> bool:
+    """Off the stack, from where it stands last; whether it stood there."""
+    standing = modes()
+    place = next((place for place in reversed(range(len(standing))) if standing[place] is mode), None)
+    if place is None:
+        return False
+    back = _taken_off(standing[place:])
+    _put(back[:-1])
+    return True
+
+
+def _taken_off(above: list[TorchDispatchMode]) -> list[Callable[[], object]]:
+    """Take these off, the uppermost first; what puts each back."""
+    return [_off(mode) for mode in reversed(above)]
+
+
+def _put(back: list[Callable[[], object]]) -> None:
+    for put in reversed(back):
+        put()
+
+
+def _off(mode: TorchDispatchMode) -> Callable[[], object]:
+    # What torch notes of the modes below, each keeps while it stands. A user's own `__exit__` may do more, which is not for us to call.
+    if getattr(mode, "old_dispatch_mode_flags", None):
+        TorchDispatchMode.__exit__(mode, None, None, None)
+        return functools.partial(TorchDispatchMode.__enter__, mode)
+    _pop_mode()
+    return functools.partial(_push_mode, mode)
+
+
+def is_free() -> bool:
+    """Whether no mode of others stands: when it ends, it would take off the uppermost one, whichever that is."""
+    return not overrides._get_current_function_mode_stack()
+
+
+def take_function_mode_off(mode: TorchFunctionMode) -> bool:
+    """Off the stack, where it stands on it; whether it did."""
+    if not any(one is mode for one in overrides._get_current_function_mode_stack()):
+        return False
+    above = []
+    while (top := overrides._pop_mode()) is not mode:
+        above.append(top)
+    for one in reversed(above):
+        overrides._push_mode(one)
+    return True

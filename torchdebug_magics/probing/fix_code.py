@@ -13,19 +13,14 @@ import linecache
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from types import FrameType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from types import FrameType, FunctionType, ModuleType, TracebackType
+from typing import Any, Literal, TypeVar
 
 from torchdebug_magics.format import listed
-from torchdebug_magics.probing.shell import running_shell
 from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
+from torchdebug_magics.probing.where import running_shell
 from torchdebug_magics.report import Location, Report
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-__all__ = ["checked"]
 
 T = TypeVar("T")
 ReportT = TypeVar("ReportT", bound=Report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import distributed
 
@@ -12,15 +12,11 @@ from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.machine.process_state import age_s
 from torchdebug_magics.probing.children.rank_traces import record_of
+from torchdebug_magics.ranks.compared import Details, RankRecord
 from torchdebug_magics.ranks.merging import merged
+from torchdebug_magics.ranks.report import RankFindingKind, RanksReport
 from torchdebug_magics.ranks.transport import packed, unpacked
-
-if TYPE_CHECKING:
-    from torchdebug_magics.ranks.compared import Details, RankRecord
-    from torchdebug_magics.ranks.report import RankFindingKind, RanksReport
-    from torchdebug_magics.report import Report
-
-__all__ = ["gather"]
+from torchdebug_magics.report import Report
 
 _ROOM_BYTES = 64 << 20
 """For all ranks with a finding: rank 0 receives the largest size from every rank."""

@@ -5,25 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Self
 
 from torchdebug_magics.format import byte_size, plural
-from torchdebug_magics.machine.gpus import Gpus
-from torchdebug_magics.machine.limits import Limits
-from torchdebug_magics.machine.process import rss_bytes, workers
+from torchdebug_magics.machine.gpus import Gpu, Gpus
+from torchdebug_magics.machine.limits import Limit, Limits
+from torchdebug_magics.machine.process import Worker, rss_bytes, workers
 from torchdebug_magics.probing.accelerators import Allocator, Allocators
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.report import Gauge
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
-    from torchdebug_magics.machine.gpus import Gpu
-    from torchdebug_magics.machine.limits import Limit
-    from torchdebug_magics.machine.process import Worker
-
-__all__ = ["Gauges", "read_gauges"]
 
 _WORKERS_EVERY_S = 2.0
 """Between two looks at the workers: for each, the system adds up all its pages."""

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["MOST_NODES", "is_graph_leaf", "leaves_of", "upstream"]
-
 MOST_NODES = 10_000
 """Of one graph. Handles are freed one inside the other with it, and from about 50,000 on the process crashes."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["Guard"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["given_out_bytes", "kept_free_bytes"]
-
 
 class _Info(ctypes.Structure):
     _fields_ = [

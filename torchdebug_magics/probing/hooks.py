@@ -6,7 +6,10 @@ import functools
 import gc
 import sys
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
@@ -15,15 +18,8 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchdebug_magics.probing.compiling import not_compiled
-from torchdebug_magics.probing.mode_stack import modes, take_off
+from torchdebug_magics.probing.dispatch import modes, take_off
 from torchdebug_magics.probing.wrappers import MARK, tracers, unwrap_all, wrap, wrap_switch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from contextlib import ExitStack
-    from types import FrameType
-
-__all__ = ["Hook", "Hooks"]
 
 _TABLES: tuple[tuple[object, str], ...] = (
     *((torch_module, name) for name in vars(torch_module) if name.startswith("_global_") and name.endswith("_hooks")),

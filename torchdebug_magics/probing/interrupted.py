@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import signal
+import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from torchdebug_magics.report import own_traceback
-from torchdebug_magics.tracebacks import first_interrupt
-
-__all__ = ["interrupts_held", "shortened", "traceback_of", "without_libraries"]
+from torchdebug_magics.session import first_interrupt
 
 
 def traceback_of(error: BaseException, reason: str) -> list[str]:
@@ -22,7 +25,8 @@ def traceback_of(error: BaseException, reason: str) -> list[str]:
 
 def shortened(error: BaseException, reason: str) -> list[str]:
     """The traceback of `error` without the frames of libraries, ending in `reason`."""
-    from torchdebug_magics.probing.where import is_user_code, location  # noqa: PLC0415 - late: the gauges work without torch
+    from torchdebug_magics.probing.source.code_owner import is_user_code  # noqa: PLC0415 - late: the gauges work without torch
+    from torchdebug_magics.probing.where import location  # noqa: PLC0415 - late: the gauges work without torch
 
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     calls = [location(code.co_filename, line, code.co_name) for code, line in frames]
@@ -34,7 +38,7 @@ def without_libraries(error: BaseException) -> list[str]:
 
     An interrupt may have landed anywhere: where it did says nothing.
     """
-    from torchdebug_magics.probing.where import owner  # noqa: PLC0415 - as above
+    from torchdebug_magics.probing.source.code_owner import owner  # noqa: PLC0415 - as above
 
     is_chained = error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__)
     error = first_interrupt(error)
@@ -65,3 +69,16 @@ def interrupts_held(*, all_of_them: bool = False) -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if waiting:
         raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """What it prints, warns of and logs is not seen."""
+    disabled = logging.root.manager.disable
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(sys.maxsize)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)

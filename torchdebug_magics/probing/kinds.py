@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.where import is_user_code
-
-__all__ = ["ABSENT", "CONTAINERS", "DICT", "GONE", "LEAVES", "SET", "Kind", "State", "as_one", "hashes_by_itself", "same"]
+from torchdebug_magics.probing.source.code_owner import is_user_code
 
 GONE: Any = object()
 """In the place of what was there, and is no more."""

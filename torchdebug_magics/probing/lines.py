@@ -5,19 +5,16 @@ from __future__ import annotations
 import sys
 from functools import cached_property
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch._C._autograd import _get_sequence_nr
 
 from torchdebug_magics.probing.compiling import is_rewritten
 from torchdebug_magics.probing.graphs import MOST_NODES
-from torchdebug_magics.probing.where import adopt_timed, is_user_code, location
-
-if TYPE_CHECKING:
-    from torchdebug_magics.report import Location
-
-__all__ = ["Line", "Lines"]
+from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.where import adopt_timed, location
+from torchdebug_magics.report import Location
 
 _MOST_KNOWN = 1 << 18
 

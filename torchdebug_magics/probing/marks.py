@@ -5,22 +5,17 @@ from __future__ import annotations
 import functools
 import gc
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torchdebug_magics.machine.gpus import Gpu
+from torchdebug_magics.machine.limits import Limit
 from torchdebug_magics.machine.process import rss_bytes
+from torchdebug_magics.probing.accelerators import Allocator
 from torchdebug_magics.probing.gauges import Gauges
 from torchdebug_magics.probing.this_rank import rank
 from torchdebug_magics.report import Mark
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torchdebug_magics.machine.gpus import Gpu
-    from torchdebug_magics.machine.limits import Limit
-    from torchdebug_magics.probing.accelerators import Allocator
-
-__all__ = ["Ledger", "ledger"]
 
 
 @functools.cache

@@ -14,11 +14,8 @@ import torch
 from torchdebug_magics.probing.attributes import attributes_of, members_of
 from torchdebug_magics.probing.holders.roots import variables
 from torchdebug_magics.probing.kinds import LEAVES
-from torchdebug_magics.probing.states import is_generator
-from torchdebug_magics.probing.ways import ways_of
-from torchdebug_magics.probing.where import frames_above, is_user_code, local_values
-
-__all__ = ["Named", "user_names", "values_found", "variable_of"]
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
+from torchdebug_magics.probing.states import is_generator, ways_of
 
 _MOST_OBJECTS = 20_000
 _MOST_PARTS = 2_000

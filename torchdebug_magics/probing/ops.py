@@ -8,17 +8,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-__all__ = [
-    "argument_of",
-    "is_movement",
-    "is_overwriting",
-    "is_pointwise",
-    "is_uninitialised",
-    "is_writing_in_part",
-    "op_name",
-    "written_by",
-]
-
 _HIDDEN_WRITES = {
     "native_batch_norm": ("running_mean", "running_var"),
     "batch_norm": ("running_mean", "running_var"),
@@ -81,8 +70,6 @@ _MOVES = frozenset(
         "pixel_shuffle",
     ]
 )
-
-
 _OVERWRITES = frozenset(
     [
         "copy_",
@@ -100,8 +87,6 @@ _OVERWRITES = frozenset(
         "arange_",
     ]
 )
-
-
 _WRITES_IN_PART = frozenset(["index_copy_", "index_fill_", "index_put_", "_index_put_impl_", "scatter_", "masked_fill_", "masked_scatter_"])
 
 

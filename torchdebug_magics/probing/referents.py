@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 from types import ModuleType
 
-__all__ = ["referents"]
-
 
 def referents(*objects: object) -> list[object]:
     """The direct referents of `objects`. Those of a module are its namespace alone.

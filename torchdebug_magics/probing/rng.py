@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["RandomKeeper", "RandomState", "same_state"]
-
 _WORDS_COUNT, _WORD_BYTES = 624, 4
 """Of a Mersenne Twister."""
 _MARK_BYTES = 64

@@ -9,15 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.kinds import LEAVES, Kind
-from torchdebug_magics.probing.ways import ways_of
-
-if TYPE_CHECKING:
-    from torchdebug_magics.probing.guard import Guard
-
-__all__ = ["Bound", "Faces", "Snapshot", "reachable", "write_back"]
+from torchdebug_magics.probing.states import ways_of
 
 T = TypeVar("T")
 Faces: TypeAlias = list[tuple[Kind, list[Any]]]

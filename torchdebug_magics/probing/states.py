@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import heapq
 import io
+import itertools
 import random
 import sys
 from array import array as flat_array
 from collections.abc import Callable
 from queue import LifoQueue, PriorityQueue, Queue
+from types import (
+    BuiltinFunctionType,
+    BuiltinMethodType,
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
 from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.kinds import GONE, Kind, State
+from torchdebug_magics.probing.attributes import CELL, CLASS, FUNCTION, INSTANCE, MODULE, NAMES, Names, attributes_of
+from torchdebug_magics.probing.kinds import CONTAINERS, GONE, LEAVES, Kind, State
 from torchdebug_magics.probing.tensors import is_traced
 
-__all__ = ["QUEUE", "STATES", "TENSOR", "is_generator", "of_numpy"]
+_NOT_THE_USERS = frozenset({__name__.partition(".")[0], "IPython", "ipykernel", "ipywidgets", "traitlets", "zmq", "tornado", "logging"})
+"""Packages whose objects run the notebook, or watch it: what they hold is not the step's, and goes on meanwhile."""
+_OPAQUE = LEAVES | {CodeType, FrameType, TracebackType}
+_TAKING = Kind(gc.get_referents)
+"""Iterators without a place of their own: they stand where those stand that they take from."""
+_COMPLETE = frozenset({CLASS, MODULE})
+"""They look at all attributes, of a subclass too."""
 
 
 def _state(take: Callable[[Any], Any], put_back: Callable[[Any, Any], object], cost_bytes: Callable[[Any], int] = lambda _: 0) -> Kind:
@@ -24,8 +45,6 @@ def _state(take: Callable[[Any], Any], put_back: Callable[[Any, Any], object], c
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------------------
-
-
 def _file(kind: Any) -> Kind:
     """How far it was read. What is written to a file stays written."""
 
@@ -54,8 +73,6 @@ def _in_memory(kind: Any) -> Kind:
 
 
 # --- queues: other threads may put into one meanwhile; only what was taken comes back, to the front ------------------------------
-
-
 def _read_queue(queue: Queue[Any]) -> list[Any]:
     return [queue.unfinished_tasks, *queue.queue]
 
@@ -76,8 +93,6 @@ def _write_queue(queue: Queue[Any], parts: list[Any]) -> None:
 
 
 # --- iterators over what has places: how far they are --------------------------------------------------------------------------
-
-
 def _read_iterator(iterator: Any) -> list[Any] | None:
     """One that is at its end has forgotten what it went over: there is no way back."""
     reduced = iterator.__reduce__()
@@ -90,11 +105,7 @@ def _write_iterator(iterator: Any, parts: list[Any]) -> None:
 
 _ITERATOR = Kind(_read_iterator, _write_iterator)
 _ITERATORS = tuple(map(type, (iter([]), iter(()), iter(range(0)), iter("a"), iter("\xe9"), reversed([]))))
-
-
 # --- tensors: hooks, and which memory a parameter stands for; numbers are kept where they are written ---------------------------
-
-
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer})
 
 
@@ -134,8 +145,6 @@ def _shape_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 # --- NumPy is asked for nothing where nobody imported it --------------------------------------------------------------------------
-
-
 def _plain(array: Any) -> Any:
     """Without what a class of arrays does besides, such as to mask some."""
     return _numpy().ndarray.view(array, _numpy().ndarray)
@@ -199,3 +208,62 @@ def is_generator(value: object) -> bool:
     """Whether random numbers are drawn from it."""
     kind = type(value)
     return kind in {random.Random, torch.Generator} or (kind.__module__.startswith("numpy.random") and kind.__name__ in _NUMPYS)
+
+
+def ways_of(value: Any) -> list[Kind]:
+    """None for what never changes, and for what is none of the user's; a value of no known kind has attributes."""
+    kind = type(value)
+    if kind is Names:
+        return [NAMES]
+    if _is_opaque(value):
+        return []
+    for base in kind.__mro__:
+        way = _WAYS.get(base)
+        if way is not None:
+            return [way] if base is kind or way in _COMPLETE else [way, INSTANCE]
+    known = of_numpy(value)
+    return [INSTANCE] if known is None else [known] if attributes_of(value) is None else [known, INSTANCE]
+
+
+def _is_opaque(value: object) -> bool:
+    kind = type(value)
+    return (
+        kind in _OPAQUE or (kind is BuiltinFunctionType and not _bound(value)) or str(kind.__module__).partition(".")[0] in _NOT_THE_USERS
+    )
+
+
+def _bound(function: Any) -> bool:
+    """``hook = kept.append`` is a built-in function with the list inside it."""
+    owner = function.__self__
+    return owner is not None and type(owner).__name__ != "module"
+
+
+def _leading_to(*attributes: str) -> Kind:
+    return Kind(lambda value: [getattr(value, name) for name in attributes])
+
+
+def _cache(function: Any) -> list[Any]:
+    """The results that a function keeps. Where only so many are kept, the dict alone is not the whole of it: then it is left alone."""
+    if function.cache_parameters()["maxsize"] is not None:
+        return []
+    return [one for one in gc.get_referents(function) if type(one) is dict and one is not vars(function)]
+
+
+_WAYS: dict[type, Kind] = {
+    **CONTAINERS,
+    **STATES,
+    frozenset: Kind(list),
+    type: CLASS,
+    ModuleType: MODULE,
+    CellType: CELL,
+    FunctionType: FUNCTION,
+    MethodType: _leading_to("__self__", "__func__"),
+    BuiltinMethodType: _leading_to("__self__"),
+    functools.partial: _leading_to("func", "args", "keywords"),
+    staticmethod: _leading_to("__func__"),
+    classmethod: _leading_to("__func__"),
+    functools._lru_cache_wrapper: Kind(_cache, also=lambda function: [function.__wrapped__, vars(function)]),
+    property: _leading_to("fget", "fset"),
+    torch.Tensor: TENSOR,
+    **dict.fromkeys((zip, map, filter, enumerate, *(one for one in vars(itertools).values() if isinstance(one, type))), _TAKING),
+}

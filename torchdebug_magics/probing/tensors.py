@@ -13,13 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from torchdebug_magics.probing.shards import is_shard, local_of
-from torchdebug_magics.probing.storages import is_freed
-
-__all__ = [
-    "INF", "NAN", "are_ordinary", "bad_mask", "dense", "extremes", "is_bad", "is_traced", "kind_of", "largest", "peak_of", "sizes_of",
-    "tensors_in",
-]  # fmt: skip
+from torchdebug_magics.probing.storages import is_freed, is_shard, local_of
 
 NAN, INF = 1, 2
 """Bits of `kind_of`."""

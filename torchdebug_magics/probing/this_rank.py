@@ -6,8 +6,6 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["collectives_count", "device", "launched_as", "rank", "world_size"]
-
 
 def rank() -> int | None:
     """As torch knows it, or as the launcher says; None outside a job."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import linecache
 import sys
 import threading
@@ -10,28 +11,13 @@ from collections.abc import Iterable
 from types import CodeType, FrameType
 from typing import Any
 
-from torchdebug_magics.probing.shell import running_shell
-from torchdebug_magics.probing.source.code_owner import Owner, frames_above, is_user_code, local_values, owner
+from torchdebug_magics.probing.source.code_owner import Owner, frames_above, is_user_code, owner
 from torchdebug_magics.report import Location
-
-__all__ = [
-    "adopt_timed",
-    "excerpt",
-    "frames_above",
-    "is_user_code",
-    "library_frame",
-    "local_values",
-    "locate",
-    "owner",
-    "part_of_line",
-    "runs_alone",
-    "span",
-    "user_calls",
-    "user_frame",
-]
 
 _MAGIC_CALL = "get_ipython().run_cell_magic("
 _TIMED = "<timed exec>"
+_KEY = "TorchDebug"
+"""Under which `%load_ext` keeps what is ours, beside IPython's own magics."""
 
 
 def user_frame(frame: FrameType | None, *, below: FrameType | CodeType | None = None) -> FrameType | None:
@@ -154,3 +140,16 @@ def _number_in_history(shell: Any, filename: str) -> int | None:
     first = shell.execution_count - len(history) + 1
     places = range(len(history) - 1, 0, -1)
     return next((first + place for place in places if name_of(history[place], history[place], first + place) == filename), None)
+
+
+def running_shell() -> Any | None:
+    """The shell, which puts `get_ipython` among the builtins of its cells; None where there is none."""
+    asked = getattr(builtins, "get_ipython", None)
+    if asked is None and "IPython" in sys.modules:
+        asked = getattr(sys.modules["IPython"], "get_ipython", None)
+    return asked() if asked is not None else None
+
+
+def our_extension(shell: Any | None) -> Any | None:
+    """What `%load_ext torchdebug_magics` put into a shell, which pins what its last session kept; None where it is not loaded."""
+    return getattr(getattr(shell, "magics_manager", None), "registry", {}).get(_KEY)

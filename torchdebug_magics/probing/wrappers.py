@@ -7,9 +7,11 @@ import pkgutil
 import random
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
-from types import MethodType
-from typing import TYPE_CHECKING, Any
+from types import FrameType, MethodType
+from typing import Any
 
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
@@ -18,19 +20,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchdebug_magics.probing.compiling import not_compiled
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import ExitStack
-    from types import FrameType
-
-__all__ = ["MARK", "tracers", "unwrap_all", "wrap", "wrap_switch"]
-
 MARK = "_torchdebug_owner"
 """Found by name, as `%autoreload` replaces classes and would defeat `isinstance`."""
 _COMPILER, _SWITCH = "torch._dynamo.eval_frame", "_maybe_set_eval_frame"
 """Where torch turns its compiler on for the time of a call, and off: a module that takes a second to import, and the function."""
-
-
 _TRACERS = (
     ("torch.jit._recursive", "create_script_module"),
     ("torch.jit._trace", "_trace_impl"),

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from torchdebug_magics.ranks.report import Rank, RankFindingKind
-    from torchdebug_magics.report import Location
-
-__all__ = ["Compared", "Details", "Moment", "RankRecord", "Samples", "Sum"]
+from torchdebug_magics.ranks.report import Rank, RankFindingKind
+from torchdebug_magics.report import Location
 
 Details = Mapping[str, int]
 """A digest, or a size, by the name of the tensor or module."""

@@ -2,29 +2,64 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from torchdebug_magics.format import byte_size, number
-from torchdebug_magics.ranks.compared import Compared, Details, RankRecord
-from torchdebug_magics.ranks.rank_sentences import FIXES, SENTENCES, others_named, ranks_named
+from torchdebug_magics.format import byte_size, number, plural
+from torchdebug_magics.ranks.compared import Compared, Details, RankRecord, Samples
 from torchdebug_magics.ranks.report import RankFinding, RankFindingKind
-from torchdebug_magics.ranks.shared_samples import shared_samples
-
-if TYPE_CHECKING:
-    from torchdebug_magics.report import Location
-
-__all__ = ["Asked", "disagreements"]
+from torchdebug_magics.report import Location
 
 _UNEVEN = 1.25
 """A rank that uses this many times the median is out of line."""
 _LEAST_UNEVEN_BYTES = 16 << 20
 _AFTER_START = frozenset({"replicas_part", "buffers_drift"})
-
 Asked = Callable[[RankFindingKind, int | None, Sequence[int]], Mapping[int, Details]]
 """Returns the details of a moment on some ranks: the only data that rank 0 may have to request again."""
+_LEAST_SHARE, _LEAST_SHARED = 0.1, 4
+"""Equal rows below that may be samples that the dataset holds twice, or that `DistributedSampler` repeats to fill the last batch."""
+_MOST_NAMED = 8
+FIXES: Mapping[str, str] = {
+    "bypassed": "call the model through its wrapper, as `ddp_model(x)`: after a call of `ddp_model.module` no gradient is averaged, "
+    "because `DistributedDataParallel.forward` prepares that",
+    "unsynced": "run the last backward pass of every step outside `no_sync()`: only that one averages the accumulated gradients",
+    "late": "wrap the model in DistributedDataParallel after its last parameter is replaced, added or unfrozen: it averages only the "
+    "gradients of parameters that required one when it was made",
+    "averaged": "use the same optimizer options and the same GradScaler scale on every rank, and do not change gradients or weights on one "
+    "rank alone: DistributedDataParallel has averaged the gradients",
+    "own_buffers": "remove `broadcast_buffers=False` from `DistributedDataParallel(...)`: each forward then begins with rank 0's buffers; "
+    "or convert the model with `nn.SyncBatchNorm.convert_sync_batchnorm(model)` (on GPUs)",
+}
+"""Of causes that a rank knows itself."""
+SENTENCES: Mapping[RankFindingKind, Callable[[str, str, int | None, str], Said]] = {
+    "initial_weights": lambda ranks, others, _, tensor: Said(
+        f"the initial weights of {ranks} differ from {_those_of(others)}{_first(tensor)}",
+        "call `torch.manual_seed(seed)` with the same seed on every rank before the model is made, and with `seed + rank` after it",
+    ),
+    "same_batch": lambda ranks, _, step, __: Said(
+        f"{ranks} drew the same batch at every step" if not step else f"{ranks} drew the same batch from step {step} on",
+        "use `DataLoader(..., sampler=DistributedSampler(dataset))`, or draw with a generator seeded with `seed + rank`",
+    ),
+    "replicas_part": lambda ranks, others, step, tensor: Said(
+        f"the weights of {ranks} part from {_those_of(others)}{_after(step)}{_first(tensor)}",
+        f"average the gradient of {f'`{tensor}`' if tensor else 'every parameter'} over the ranks before `optimizer.step()`: "
+        "wrap its model in DistributedDataParallel, or call `all_reduce` on the gradient"
+        if step != 0
+        else "load or change weights on every rank, or before `DistributedDataParallel(model)`, which copies rank 0's to every rank",
+    ),
+    "buffers_drift": lambda ranks, others, step, tensor: Said(
+        f"the buffers of {ranks} drift from {_those_of(others)}{_after(step)}{_first(tensor)}",
+        "call `dist.broadcast(buffer, 0)` for every buffer in `model.buffers()` before buffers are used or saved, or convert the model "
+        "with `nn.SyncBatchNorm.convert_sync_batchnorm(model)` (on GPUs)",
+    ),
+    "shapes_differ": lambda ranks, others, _, tensor: Said(
+        f"the shapes of {ranks} differ from {_those_of(others)}" + (f", first at {tensor}" if tensor else ""),
+        "give every rank batches of the same size: `drop_last=True`, or pad to the longest over all ranks",
+    ),
+}
 
 
 class _Key(NamedTuple):
@@ -40,8 +75,6 @@ def disagreements(records: Sequence[RankRecord], details: Asked) -> tuple[RankFi
 
 
 # The collective -----------------------------------------------------------------------------------------------------------
-
-
 def _overflow(records: Sequence[RankRecord]) -> RankFinding | None:
     """A sum over ranks that is non-finite although the gradient of every rank is finite."""
     with_findings = [one for one in records if one.compared.found_at is not None]
@@ -65,8 +98,6 @@ def _overflow(records: Sequence[RankRecord]) -> RankFinding | None:
 
 
 # What must agree, and what must not ----------------------------------------------------------------------------------------
-
-
 def _moments(records: Sequence[RankRecord], details: Asked) -> list[RankFinding]:
     """The first disagreement of each kind."""
     digests: dict[_Key, dict[int, int]] = defaultdict(dict)
@@ -155,8 +186,6 @@ def _finding(
 
 
 # Memory --------------------------------------------------------------------------------------------------------------------
-
-
 def _uneven(records: Sequence[RankRecord]) -> RankFinding | None:
     """The rank that uses more memory than the others, and the line that makes the difference."""
     sizes = sorted((one.compared.size_bytes, one.rank.rank) for one in records if one.compared.size_bytes is not None)
@@ -189,3 +218,116 @@ def _site_out_of_line(most: Compared, other: Compared) -> tuple[str, int, Locati
     extra = [(size - usual.get((what, str(where)), 0), what, where) for what, size, where in most.sites]
     size, what, where = max(extra, key=lambda one: one[0], default=(0, "", None))
     return (what, size, where) if size > 0 else ("", 0, None)
+
+
+def shared_samples(records: Sequence[RankRecord], *, by_rows: bool) -> RankFinding | None:
+    """The first dataset of which ranks draw the same samples, or repeat the order of an epoch; `by_rows`: compare the rows, too."""
+    sources: dict[tuple[int, int], dict[int, Samples]] = defaultdict(dict)
+    for record in records:
+        for place, one in enumerate(record.compared.samples):
+            sources[one.of, place][record.rank.rank] = one
+    found = [finding for by_rank in sources.values() if len(by_rank) > 1 and (finding := _of_source(by_rank, by_rows=by_rows)) is not None]
+    return min(found, key=lambda one: one.is_harmless, default=None)
+
+
+def _of_source(by_rank: Mapping[int, Samples], *, by_rows: bool) -> RankFinding | None:
+    if len({one.dataset_count for one in by_rank.values()}) > 1:
+        return None  # each rank has a dataset of its own
+    rows = _same_rows(by_rank) if by_rows else None
+    counts = {one.replicas_count for one in by_rank.values()}
+    if len(counts) == 1 and counts.pop() > 1:
+        return _same_replica(by_rank) or _other_seed(by_rank) or rows or _same_order(by_rank)
+    return rows
+
+
+def _same_replica(by_rank: Mapping[int, Samples]) -> RankFinding | None:
+    ranks_of: dict[int, list[int]] = defaultdict(list)
+    for rank, one in by_rank.items():
+        ranks_of[one.replica].append(rank)
+    replica, ranks = max(ranks_of.items(), key=lambda item: len(item[1]))
+    if len(ranks) == 1 or next(iter(by_rank.values())).replicas_count != len(by_rank):
+        return None  # ranks that share the work of one replica, as in tensor parallelism, draw for the same one
+    return _samples_finding(
+        by_rank, ranks, f"{ranks_named(ranks)} draw the same samples: `DistributedSampler` has rank={replica} on each of them",
+        "remove `rank=` from `DistributedSampler(dataset)`: by default it is `dist.get_rank()`",
+    )  # fmt: skip
+
+
+def _other_seed(by_rank: Mapping[int, Samples]) -> RankFinding | None:
+    for epoch in range(min(len(one.seeds) for one in by_rank.values())):
+        seeds = {rank: one.seeds[epoch] for rank, one in by_rank.items()}
+        if len(set(seeds.values())) > 1:
+            odd = [rank for rank in seeds if seeds[rank] != seeds[min(seeds)]]
+            ranks = sorted({min(seeds), *odd})
+            when = f" from epoch {epoch} on" if epoch else ""
+            return _samples_finding(
+                by_rank, ranks,
+                f"{ranks_named(ranks)} draw overlapping samples{when}: the seed or epoch of their `DistributedSampler` differs",
+                "pass the same `seed` to `DistributedSampler` on every rank, and the same epoch to `set_epoch(epoch)`",
+            )  # fmt: skip
+    return None
+
+
+def _same_rows(by_rank: Mapping[int, Samples]) -> RankFinding | None:
+    if not all(one.rows for one in by_rank.values()):
+        return None
+    sketches = {rank: array("I", one.rows) for rank, one in by_rank.items()}
+    last = min(map(max, sketches.values()))  # up to here the sketch of every rank is complete
+    held = {rank: {row for row in rows if row <= last} for rank, rows in sketches.items()}
+    counts = Counter(row for rows in held.values() for row in rows)
+    shared = {row for row, count in counts.items() if count > 1}
+    if len(shared) < max(_LEAST_SHARED, _LEAST_SHARE * len(counts)):
+        return None
+    ranks = [rank for rank, rows in held.items() if rows & shared]
+    return _samples_finding(
+        by_rank, ranks, f"{ranks_named(ranks)} draw overlapping samples: {len(shared) / len(counts):.0%} of those of the first batches",
+        "use `DataLoader(..., sampler=DistributedSampler(dataset))`: without it every rank shuffles the whole dataset",
+    )  # fmt: skip
+
+
+def _same_order(by_rank: Mapping[int, Samples]) -> RankFinding | None:
+    if not all(len(one.seeds) > 1 and one.seeds[0] is not None and len(set(one.seeds)) == 1 for one in by_rank.values()):
+        return None
+    return _samples_finding(
+        by_rank, sorted(by_rank), "the samples come in the same order in every epoch: `DistributedSampler.set_epoch` was not called",
+        "call `sampler.set_epoch(epoch)` at the start of every epoch", is_harmless=True,
+    )  # fmt: skip
+
+
+def _samples_finding(
+    by_rank: Mapping[int, Samples], ranks: Sequence[int], sentence: str, fix: str, *, is_harmless: bool = False
+) -> RankFinding:
+    location = by_rank[min(ranks)].location
+    return RankFinding(
+        kind="same_batch", ranks=tuple(ranks), step=0, tensor="", location=location, fix=fix, sentence=sentence, is_harmless=is_harmless
+    )
+
+
+class Said(NamedTuple):
+    """What differs, and what to change."""
+
+    sentence: str
+    fix: str
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """``rank 3``, or ``ranks 0, 2 and 5``."""
+    shown = [str(one) for one in ranks[:_MOST_NAMED]] + ([f"{len(ranks) - _MOST_NAMED} more"] if len(ranks) > _MOST_NAMED else [])
+    return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def others_named(ranks: Sequence[int]) -> str:
+    """``rank 0``, or ``the others``."""
+    return ranks_named(ranks) if len(ranks) == 1 else "the others"
+
+
+def _those_of(others: str) -> str:
+    return f"{others}'s" if others.startswith("rank ") else f"{others}'"
+
+
+def _after(step: int | None) -> str:
+    return "" if step is None else f" after {plural(step, 'step')}" if step else " before the first step"
+
+
+def _first(tensor: str) -> str:
+    return f", first {tensor}" if tensor else ""

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import capitalised, plural
-from torchdebug_magics.ranks.disagreements import disagreements
-from torchdebug_magics.ranks.rank_headline import parted
-from torchdebug_magics.ranks.rank_sentences import ranks_named
-from torchdebug_magics.ranks.report import RanksReport
+from torchdebug_magics.ranks.compared import RankRecord
+from torchdebug_magics.ranks.disagreements import Asked, disagreements, ranks_named
+from torchdebug_magics.ranks.report import Rank, RankFinding, RankFindingKind, RanksReport
 from torchdebug_magics.ranks.transport import says_cut
-
-if TYPE_CHECKING:
-    from torchdebug_magics.ranks.compared import RankRecord
-    from torchdebug_magics.ranks.disagreements import Asked
-    from torchdebug_magics.ranks.report import Rank, RankFinding, RankFindingKind
-    from torchdebug_magics.report import Report
-
-__all__ = ["held_details", "merged"]
+from torchdebug_magics.report import Report, fits_a_title
 
 _MOST_ENDINGS = 2
+_RANK = re.compile(r"Rank \d+|All \d+ ranks")
+_NUMBER = re.compile(r"^(Rank \d+) of \d+: ")
 
 
 def held_details(records: Sequence[RankRecord]) -> Asked:
@@ -141,3 +135,27 @@ def _problems(records: Sequence[RankRecord]) -> tuple[str, ...]:
                 continue
             by_problem.setdefault(problem, []).append(one.rank.rank)
     return tuple(f"{ranks_named(ranks)}: {problem}" for problem, ranks in by_problem.items())
+
+
+def parted(sentences: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """The headline, and the sentences that stand below it."""
+    shorter = list(_shorter(sentences[0]))
+    headline, left = next(filter(fits_a_title, shorter), shorter[-1]), list(sentences[1:])
+    while left and ": `" not in headline and fits_a_title(f"{headline} · {left[0]}"):  # a quoted line stands last
+        headline += f" · {left.pop(0)}"
+    return headline, tuple(left)
+
+
+def _shorter(sentence: str) -> Iterator[str]:
+    """The same with less: without the number of ranks, then without its line, the name of a tensor, or the message of an error."""
+    yield sentence
+    sentence = _NUMBER.sub(r"\1: ", sentence)
+    yield sentence
+    head, dot, rest = sentence.partition(" · ")
+    place, colon, source = rest.partition(": `")
+    yield f"{head}{dot}{place.partition(' in ')[0]}{colon}{source}"
+    yield head
+    head = head.partition(", first ")[0].partition("; ")[0]
+    yield head
+    rank, colon, what = head.partition(": ")
+    yield f"{rank}: {what.partition(': ')[0]}" if _RANK.fullmatch(rank) else rank

@@ -8,8 +8,6 @@ from typing import Any, Literal, TypeAlias
 
 from torchdebug_magics.report import Location, Report
 
-__all__ = ["Rank", "RankFinding", "RankFindingKind", "RankState", "RanksReport"]
-
 RankState: TypeAlias = Literal["finished", "raised", "interrupted", "died"]
 RankFindingKind: TypeAlias = Literal[
     "same_batch", "initial_weights", "replicas_part", "buffers_drift", "uneven_memory", "shapes_differ", "collective_overflow"

@@ -8,19 +8,20 @@ import operator
 import pickle
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-if TYPE_CHECKING:
-    from torchdebug_magics.ranks.compared import RankRecord
-    from torchdebug_magics.report import Report
-
-__all__ = ["HEALTHY_BYTES", "is_cut", "packed", "says_cut", "unpacked"]
+from torchdebug_magics.ranks.compared import RankRecord
+from torchdebug_magics.report import Report
 
 HEALTHY_BYTES = 4096
 """The size limit of a rank that finished and found nothing, before compression; unpickled it takes a few times as much."""
+
+
 _ATTEMPTS = ((64, 64), (16, 16), (8, 8), (8, 0))
 """(longest list that stays whole, items kept of a longer one); fewer than eight items may be a point or a shape."""
+
+
 _CUT = "shortened on the way to rank 0: "
 
 
@@ -81,3 +82,14 @@ def _with_note(whole: RankRecord, small: RankRecord) -> RankRecord:
         return small
     names = [field.name for field in dataclasses.fields(report) if getattr(report, field.name) is not getattr(before, field.name)]
     return replace(small, rank=replace(small.rank, report=replace(report, problems=(*report.problems, f"{_CUT}{', '.join(names)}"))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What all processes launched by one session share; it is pickled to each of them."""
+
+    folder: str
+    instrument: str
+    options: Mapping[str, Any]
+    launcher: int
+    """Its process."""

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from torchdebug_magics.html.page import Code, Facts, Fold, Note, Page, Table
-
-if TYPE_CHECKING:
-    from torchdebug_magics.format import Format
-    from torchdebug_magics.html.page import Block, Cell, Status
-    from torchdebug_magics.ranks.report import Rank, RankFinding, RanksReport
-    from torchdebug_magics.report import Report
-
-__all__ = ["page", "short_page"]
+from torchdebug_magics.format import Format
+from torchdebug_magics.html.page import Block, Cell, Code, Facts, Fold, Note, Page, Status, Table
+from torchdebug_magics.ranks.report import Rank, RankFinding, RanksReport
+from torchdebug_magics.report import Report
 
 _COLUMNS = ("rank", "host", "process", "device", "state", "seconds", "verdict")
 _LIKE = 4

@@ -1,4 +1,4 @@
-"""Exchanges records between the ranks of a job, through the launcher's store, which outlives process groups, or a folder."""
+"""Collects the records of all ranks on rank 0: it waits for ranks that make progress, and not for one that is dead or stands still."""
 
 from __future__ import annotations
 
@@ -10,27 +10,151 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from torchdebug_magics.instrument import Instrument
 from torchdebug_magics.machine.process_state import process_state
-from torchdebug_magics.probing.children.rank_traces import leave_whole
+from torchdebug_magics.machine.sampler import Sampler
+from torchdebug_magics.probing import this_rank
+from torchdebug_magics.probing.children.rank_traces import Standing, leave_whole, record_of, standing_here, without_report
+from torchdebug_magics.ranks.compared import Details, RankRecord
+from torchdebug_magics.ranks.disagreements import Asked
+from torchdebug_magics.ranks.merging import merged
+from torchdebug_magics.ranks.report import RankFindingKind
 from torchdebug_magics.ranks.transport import packed, unpacked
+from torchdebug_magics.report import Report
 
-if TYPE_CHECKING:
-    from torchdebug_magics.probing.children.rank_traces import Standing
-    from torchdebug_magics.ranks.compared import Details, RankRecord
-    from torchdebug_magics.ranks.disagreements import Asked
-    from torchdebug_magics.ranks.report import RankFindingKind
-
-__all__ = ["Meeting", "StorePlace", "meeting_place"]
-
+_LOOK_S = 0.1
+_SILENT_S = 5.0
+"""No sign of life, as after a SIGKILL."""
+_STILL_S = 10.0
+"""Alive, and at the same instruction, as in a collective that nobody else enters."""
+_HURRIED_S, _MOST_HURRIED_S = 3.0, 10.0
+"""The same, and in all, where rank 0 itself has failed: its launcher ends the others only when it has ended."""
+_EVERY_S = 0.5
 _PATIENCE = timedelta(seconds=5)
 """Timeout of a store that does not answer."""
 _KINDS = ("standing", "record", "details")
+
+
+def sign_every_s(ranks_count: int) -> float:
+    """Seconds between two signs of life of a rank: the launcher's store takes a few thousand a second from all ranks together."""
+    return 0.5 * max(1.0, ranks_count / 1000)
+
+
+def collected(meeting: Meeting, own: RankRecord, *, is_hurried: bool) -> list[RankRecord]:
+    """Return a record of every rank, including ranks that left none."""
+    records = {own.rank.rank: own}
+    others = {rank: _Other(rank, meeting.ranks_count) for rank in range(meeting.ranks_count) if rank not in records}
+    end_s = time.monotonic() + _MOST_HURRIED_S
+    patience_s = _HURRIED_S if is_hurried else _STILL_S
+    while others:
+        for rank in tuple(others):
+            record = meeting.record_of(rank)
+            if record is None:
+                others[rank].look(meeting.standing_of(rank))
+            else:
+                records[rank] = record
+                del others[rank]
+        if all(one.has_stopped(patience_s) for one in others.values()) or (is_hurried and time.monotonic() > end_s):
+            break
+        time.sleep(_LOOK_S)
+    return [*records.values(), *(without_report(one.standing, "died" if one.is_silent else "interrupted") for one in others.values())]
+
+
+class _Other:
+    """Follows a rank that has left no record so far."""
+
+    def __init__(self, rank: int, ranks_count: int) -> None:
+        self.standing = Standing(rank=rank, pid=0, host="", device="", location=None, elapsed_s=0.0, is_in_job=True)
+        self._silent_s = max(_SILENT_S, 6 * sign_every_s(ranks_count))
+        self._alive_s = self._moved_s = time.monotonic()
+        self._is_heard = False
+
+    def look(self, standing: Standing | None) -> None:
+        """Take in the latest sign of life."""
+        if standing is None or standing == self.standing:
+            return
+        if self.standing.pid:  # what was there at the first look may be of a rank that is dead
+            self._is_heard, self._alive_s = True, time.monotonic()
+            self._moved_s = self._alive_s if standing.position != self.standing.position else self._moved_s
+        self.standing = standing
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its last sign of life is too old."""
+        return not self._is_heard or time.monotonic() - self._alive_s > self._silent_s
+
+    def has_stopped(self, patience_s: float) -> bool:
+        """Whether it has stopped, and will probably leave no record."""
+        now_s = time.monotonic()
+        return now_s - self._alive_s > min(patience_s, self._silent_s) or now_s - self._moved_s > patience_s
+
+
+class EngineCell:
+    """One session of one cell. Engines that have no process group in common each show their own report."""
+
+    _runs: ClassVar[Counter[str]] = Counter()
+    """How often each cell ran: every engine counts the same."""
+
+    def __init__(self, row: Instrument, source: str) -> None:
+        self._row = row
+        name = f"{row.name}/{zlib.crc32(source.encode())}"
+        self._runs[name] += 1
+        self._prefix = f"{name}/{self._runs[name]}"
+        self._began_s = time.monotonic()
+        self._meeting: Meeting | None = None
+        self._sampler = Sampler(self._stand, name="rank", every_s=_EVERY_S, first_s=0.0)
+
+    @property
+    def is_shown_elsewhere(self) -> bool:
+        """Whether another engine shows the report of this one, too."""
+        return this_rank.world_size() > 1 and bool(this_rank.rank())
+
+    def begin(self) -> None:
+        """Say from now on that this rank is alive."""
+        self._sampler.start()
+
+    def merged(self, own: Report, error: BaseException | None) -> Report:
+        """On rank 0 the report of all, else its own."""
+        self._sampler.stop()
+        try:
+            return self._merged(own, error)
+        except Exception:  # noqa: BLE001 - whatever a store raises whose process is gone: each then has its own report
+            return own
+
+    def _merged(self, own: Report, error: BaseException | None) -> Report:
+        meeting = self._met()
+        if meeting is None:
+            return own
+        rank = this_rank.rank() or 0
+        record = record_of(self._row.name, rank, own, error, time.monotonic() - self._began_s)
+        if rank:
+            meeting.leave(record)
+            return own
+        records = collected(meeting, record, is_hurried=False)
+        report = merged(self._row.name, records, meeting.details_beside(record))
+        with contextlib.suppress(Exception):  # a store of files keeps what it has
+            meeting.clear()
+        return report
+
+    def _met(self) -> Meeting | None:
+        count = this_rank.world_size()
+        if self._meeting is None and count > 1:
+            store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()  # noqa: SLF001 - the group's own
+            self._meeting = Meeting(StorePlace(store, self._prefix), this_rank.rank() or 0, count)
+        return self._meeting
+
+    def _stand(self) -> None:
+        meeting: Any = self._met()
+        if meeting is not None:
+            meeting.stand(standing_here(this_rank.rank() or 0, time.monotonic() - self._began_s, is_in_job=True))
 
 
 class _Place(Protocol):

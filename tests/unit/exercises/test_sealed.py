@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.notebooks.runs import EXERCISES, solutions_of
-from torchdebug_magics.exercises.sealed import Sealed, seal
+from torchdebug_magics.exercises.checking import Sealed, seal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ import matplotlib as mpl
 import pytest
 from PIL import Image
 
-from torchdebug_magics.html.chart import chart, describe
 from torchdebug_magics.html.page import Chart
+from torchdebug_magics.html.pictures import chart, describe
 
 PNG = b"\x89PNG\r\n"
 
@@ -84,7 +84,7 @@ def test_the_users_settings_are_neither_used_nor_changed():
 
 def test_pyplot_is_never_imported_and_no_backend_is_chosen():
     code = (
-        "import sys; from torchdebug_magics.html.chart import chart; from torchdebug_magics.html.page import Chart;"
+        "import sys; from torchdebug_magics.html.pictures import chart; from torchdebug_magics.html.page import Chart;"
         "assert 'matplotlib' not in sys.modules;"
         "assert '<img' in chart(Chart('c', (1.0, 2.0), 'x', 'y'));"
         "import matplotlib; assert 'matplotlib.pyplot' not in sys.modules;"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchdebug_magics.html.elements import Markup, el, join, prose
+from torchdebug_magics.html.style import Markup, el, join, prose
 
 
 def test_text_and_attributes_are_escaped():

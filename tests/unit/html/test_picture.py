@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from torchdebug_magics.html.areas import areas
-from torchdebug_magics.html.chart import chart
-from torchdebug_magics.html.elements import el
 from torchdebug_magics.html.page import Areas, Chart
-from torchdebug_magics.html.picture import Words, picture
+from torchdebug_magics.html.pictures import Words, areas, chart, picture
+from torchdebug_magics.html.style import el
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +32,7 @@ def test_the_key_stands_under_the_image_and_words_are_escaped():
 
 
 def test_what_cannot_be_drawn_is_said(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("torchdebug_magics.html.image.base64", None)
+    monkeypatch.setattr("torchdebug_magics.html.pictures.base64", None)
     losses = chart(Chart("loss <1>", (1.0, 2.0), "step", "loss"))
     held = areas(Areas("Held", (("weights", (1, 2)),), "count", "events", (("forward", 0),), 1))
     assert "<img" not in losses + held

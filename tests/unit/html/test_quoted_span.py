@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchdebug_magics.html.quoted_span import quoted_span
+from torchdebug_magics.html.page import quoted_span
 
 LINE = "x = torch.log(y) + torch.log(z)"
 

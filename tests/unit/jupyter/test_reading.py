@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchdebug_magics.jupyter.reading import MagicLines
+from torchdebug_magics.jupyter.cell import MagicLines
 
 READ = MagicLines({"one": 1, "two": 2})
 ONE = "get_ipython().run_cell_magic('one', '', None)\n"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from torchdebug_magics.jupyter import reruns
-from torchdebug_magics.jupyter.reruns import Reruns
+from torchdebug_magics.jupyter import magics
+from torchdebug_magics.jupyter.magics import Reruns
 
 if TYPE_CHECKING:
     from collections import deque
@@ -42,7 +42,7 @@ def test_each_instrument_has_its_own(shell: InteractiveShell, book: Reruns):
 
 
 def test_the_oldest_runs_and_cells_are_forgotten(shell: InteractiveShell, book: Reruns, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reruns, "_CELLS", 2)
+    monkeypatch.setattr(magics, "_CELLS", 2)
     first = run(shell, "a")
     first.extend(range(100))
     assert list(first) == [95, 96, 97, 98, 99]

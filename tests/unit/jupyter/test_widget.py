@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from torchdebug_magics.html.page import Place, Table
-from torchdebug_magics.html.tree import tree
+from torchdebug_magics.html.table import tree
 from torchdebug_magics.jupyter.widget import TableView, arranged
 
 TABLE = Table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.machine.files import read
+from torchdebug_magics.machine.process_state import read
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import children
-from torchdebug_magics.machine import limits, summary
+from torchdebug_magics.machine import gpus, limits
 from torchdebug_magics.machine.limits import Limit, binding_limit, smallest_limit
 from torchdebug_magics.machine.process import rss_bytes
 
@@ -135,7 +135,7 @@ def test_a_machine_that_others_have_filled_binds_before_the_container(system: Wr
     assert (binding.whose, binding.left_bytes) == ("the whole machine", 2 * GIB)
     assert smallest is not None
     assert smallest.whose == "container limit"
-    assert summary.memory_limit(root) == "16.0 GiB (container limit)"
+    assert gpus.memory_limit(root) == "16.0 GiB (container limit)"
 
 
 def test_file_cache_is_no_reason_to_be_killed(system: Write):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchdebug_magics.machine import pressure
-from torchdebug_magics.machine.limits import Limit
-from torchdebug_magics.machine.pressure import MemoryPressure, memory_pressure
+from torchdebug_magics.machine import limits
+from torchdebug_magics.machine.limits import Limit, MemoryPressure, memory_pressure
 
 GROUP, HOST, STATUS = "/sys/fs/cgroup/memory.pressure", "/proc/pressure/memory", "/proc/self/status"
 STALLED = "some avg10={} avg60=1.00 avg300=0.00 total=9\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=3"
@@ -25,8 +24,8 @@ SYSTEMS = {
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_of_a_system(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
     files, limit, said = SYSTEMS[system]
-    monkeypatch.setattr(pressure, "read", files.get)
-    monkeypatch.setattr(pressure, "binding_limit", lambda: limit)
+    monkeypatch.setattr(limits, "read", files.get)
+    monkeypatch.setattr(limits, "binding_limit", lambda: limit)
     found = memory_pressure()
     assert (found.stalled_ratio, found.swapped_bytes, found.used_ratio, found.whose) == (
         pytest.approx(said[0]), said[1], pytest.approx(said[2]), said[3],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchdebug_magics.machine.rss_course import RssCourse
+from torchdebug_magics.machine.process import RssCourse
 
 
 def course(*samples: int, most: int = 8) -> tuple[int, ...]:

@@ -16,9 +16,8 @@ from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from torchdebug_magics.probing.dispatch import OpListener
+from torchdebug_magics.probing.dispatch import OpListener, modes, take_off
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.mode_stack import modes, take_off
 
 BACKWARD = torch.autograd.backward
 NEXT = _BaseDataLoaderIter.__next__

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdebug_magics.probing.mode_stack import enter, modes, put_unnoticed, take_off
+from torchdebug_magics.probing.dispatch import enter, modes, put_unnoticed, take_off
 
 
 class Plain(TorchDispatchMode):

@@ -15,9 +15,8 @@ import torch
 
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.guard import Guard
-from torchdebug_magics.probing.places import places_of
+from torchdebug_magics.probing.rerun.weak_snapshot import Place, WeakSnapshot, places_of
 from torchdebug_magics.probing.snapshot import Snapshot
-from torchdebug_magics.probing.weak_snapshot import Place, WeakSnapshot
 
 CODE = """\
 import torch

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from torchdebug_magics.probing.contents import Contents
-from torchdebug_magics.probing.shards import held_of, is_shard, local_of, ranks_of, sharding_of, shards_note
-from torchdebug_magics.probing.storages import bytes_of, is_freed
+from torchdebug_magics.probing.storages import bytes_of, held_of, is_freed, is_shard, local_of, ranks_of, sharding_of, shards_note
 from torchdebug_magics.probing.tensors import bad_mask, kind_of, largest
 from torchdebug_magics.report import Sharding
 
@@ -103,8 +102,8 @@ def test_memory_that_was_freed_under_a_tensor_is_neither_read_nor_written():
 def test_nothing_is_imported_to_ask(torch_forks: TorchForks):
     code = """
 import sys, torch
-from torchdebug_magics.probing import shards
+from torchdebug_magics.probing import storages
 class Kind(torch.Tensor): pass
-print(shards.is_shard(torch.ones(2).as_subclass(Kind)), "torch.distributed.tensor" in sys.modules)
+print(storages.is_shard(torch.ones(2).as_subclass(Kind)), "torch.distributed.tensor" in sys.modules)
 """
     assert torch_forks.check(code).strip() == "False False"

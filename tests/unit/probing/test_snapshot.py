@@ -18,8 +18,8 @@ from torch import nn
 
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.rerun.weak_snapshot import WeakSnapshot
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
-from torchdebug_magics.probing.weak_snapshot import WeakSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.probing.thread_errors import ThreadErrors
+from torchdebug_magics.instruments.hangwatch.watcher import ThreadErrors
 
 
 class UnspeakableError(Exception):

@@ -19,8 +19,8 @@ import torch
 
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.rerun.weak_snapshot import Place, WeakSnapshot
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
-from torchdebug_magics.probing.weak_snapshot import Place, WeakSnapshot
 
 
 def place(*values: Any) -> Place:

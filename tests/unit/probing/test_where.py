@@ -12,17 +12,8 @@ import pytest
 import torch
 
 import torchdebug_magics
-from torchdebug_magics.probing.where import (
-    excerpt,
-    is_user_code,
-    library_frame,
-    locate,
-    location,
-    owner,
-    part_of_line,
-    span,
-    user_frame,
-)
+from torchdebug_magics.probing.source.code_owner import is_user_code, owner
+from torchdebug_magics.probing.where import excerpt, library_frame, locate, location, part_of_line, span, user_frame
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:
@@ -141,7 +132,7 @@ def test_an_excerpt_is_numbered_and_ends_with_the_text(cell: Any, line: int, aro
     ],
 )
 def test_an_excerpt_shows_the_magic_line_as_typed(cell: Any, typed: str) -> None:
-    from torchdebug_magics.jupyter.reading import MagicLines
+    from torchdebug_magics.jupyter.cell import MagicLines
 
     read = MagicLines(["nanhunt"])([f"{typed}\n", "x = 1\n"])
     assert typed not in read[0]

@@ -9,9 +9,8 @@ import pytest
 
 from tests.unit.ranks.built import LINE, record, with_moments
 from torchdebug_magics.ranks.compared import Moment, RankRecord, Sum
-from torchdebug_magics.ranks.disagreements import disagreements
+from torchdebug_magics.ranks.disagreements import disagreements, ranks_named
 from torchdebug_magics.ranks.merging import held_details
-from torchdebug_magics.ranks.rank_sentences import ranks_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchdebug_magics.ranks.rank_headline import parted
+from torchdebug_magics.ranks.merging import parted
 
 LONG = "the buffers of ranks 0, 1, 2, 3, 4, 5, 6, 7 and 24 more drift after 6 steps"
 

@@ -22,10 +22,10 @@ The first two optimizer steps are recorded op by op, with their lines; after the
     options=(Option("--every-step", "record every step, not only the first two; the whole loop is slower", {"action": "store_true"}),),
     probe=f"{_HERE}.probe:AutogradProbe",
     view=f"{_HERE}.view:page",
-    over_ranks=f"{_HERE}.over_ranks:compared",
+    over_ranks=f"{_HERE}.report:compared",
     live_view=f"{_HERE}.view:live_page",
     examine=f"{_HERE}.loss_reach:examine",
     subjects="LOSS",
     takes_names=True,
-    after_error=f"{_HERE}.failed_cell:after_error",
+    after_error=f"{_HERE}.loss_reach:after_error",
 )

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size, listed, plural
-from torchdebug_magics.instruments.autograd.errors.broken_node import is_packed, saved_names
+from torchdebug_magics.instruments.autograd.errors.explained import explained
+from torchdebug_magics.instruments.autograd.errors.inplace import is_packed, saved_names
 from torchdebug_magics.instruments.autograd.errors.raised import named_members
-from torchdebug_magics.instruments.autograd.from_text.cuts import cuts_in_forward, cuts_toward
 from torchdebug_magics.instruments.autograd.named import cell_files
-from torchdebug_magics.instruments.autograd.report import Cut, Finding, GraphReport, ModuleNodes, Reach
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, Cut, GraphReport, ModuleNodes, Reach, verdict
+from torchdebug_magics.instruments.autograd.source_readings import cuts_in_forward, cuts_toward
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.names import user_names
-from torchdebug_magics.probing.shards import gathered_for, local_of, shards_note
-from torchdebug_magics.probing.storages import storages
+from torchdebug_magics.probing.storages import gathered_for, local_of, shards_note, storages
 from torchdebug_magics.probing.where import excerpt
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = ["examine"]
+_WITHOUT_TAPE = "read from the error and the graph; `%%autograd` above the cell also records the line of every op"
 
 
 def examine(*losses: object, names: tuple[str, ...] = (), every_step: bool = False) -> GraphReport:
@@ -167,12 +165,12 @@ def _cuts(reaches: list[Reach], tensors: list[torch.Tensor], names: tuple[str, .
     return tuple(dict.fromkeys(found))
 
 
-def _cut(tensors: list[torch.Tensor], names: tuple[str, ...], cuts: tuple[Cut, ...]) -> Finding | None:
+def _cut(tensors: list[torch.Tensor], names: tuple[str, ...], cuts: tuple[Cut, ...]) -> AutogradFinding | None:
     first = next(iter(cuts), None)
     for place, tensor in enumerate(tensors):
         if not tensor.requires_grad:
             name = names[place] if place < len(names) else "the tensor"
-            return Finding(
+            return AutogradFinding(
                 kind="cut",
                 raised=False,
                 headline=f"`{name}` has no graph and does not require grad",
@@ -185,7 +183,7 @@ def _cut(tensors: list[torch.Tensor], names: tuple[str, ...], cuts: tuple[Cut, .
     return None
 
 
-def _sentence(reaches: list[Reach], nodes: int, saved: int, finding: Finding | None) -> str:
+def _sentence(reaches: list[Reach], nodes: int, saved: int, finding: AutogradFinding | None) -> str:
     if finding is not None:
         return finding.sentence()
     missed = [one.name for one in reaches if not one.reached and not one.is_frozen]
@@ -198,3 +196,13 @@ def _sentence(reaches: list[Reach], nodes: int, saved: int, finding: Finding | N
     ]
     lost = f" · not reached: {listed(missed)}" if missed else ""
     return f"The loss {', '.join(parts)}{lost}"
+
+
+def after_error(error: BaseException, *, every_step: bool = False) -> AutogradReport | None:
+    """None for an error that autograd did not raise."""
+    del every_step
+    finding = explained(error)
+    if finding is None:
+        return None
+    report = AutogradReport(found=True, finding=finding, findings=(finding,), problems=(_WITHOUT_TAPE,))
+    return verdict(report)

@@ -5,20 +5,15 @@ from __future__ import annotations
 import ast
 import gc
 import linecache
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from torchdebug_magics.instruments.autograd.errors.raised import statement_at
 from torchdebug_magics.probing.source.call_sites import function_node, tree_of
-from torchdebug_magics.probing.where import is_user_code, location
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from torchdebug_magics.report import Location
-
-__all__ = ["assigned_at", "attribute_line", "cell_files", "is_written_by_user", "made_at", "stepped_name"]
+from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.where import location
+from torchdebug_magics.report import Location
 
 
 def assigned_at(name: str | None, files: Iterable[str]) -> Location | None:

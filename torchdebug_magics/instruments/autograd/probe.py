@@ -6,35 +6,26 @@ import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.errors.explained import explained
-from torchdebug_magics.instruments.autograd.recording.graph_recorder import Recorder
-from torchdebug_magics.instruments.autograd.report import AutogradReport, LiveAutograd
-from torchdebug_magics.instruments.autograd.silences.alive import roots_of
+from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, LiveAutograd, verdict
 from torchdebug_magics.instruments.autograd.silences.judged import silent_faults, worst_first
-from torchdebug_magics.instruments.autograd.silences.watched import Watched
-from torchdebug_magics.instruments.autograd.training_course import Course
-from torchdebug_magics.instruments.autograd.verdict import verdict
+from torchdebug_magics.instruments.autograd.silences.watched import Watched, roots_of
+from torchdebug_magics.instruments.autograd.training_course import Backward, Course
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.compiling import is_being_compiled
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import fast_path_parts, is_compiled, live, unwrapped
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
-    from torchdebug_magics.instruments.autograd.report import Finding
-    from torchdebug_magics.instruments.autograd.training_course import Backward
-
-__all__ = ["AutogradProbe"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,8 +54,8 @@ class AutogradProbe:
         self._watched = Watched(self._recorder, self._course)
         self._began_s = time.process_time()
         self._step_starts: list[int] = [0]
-        self._error: Finding | None = None
-        self._silent: list[Finding] = []
+        self._error: AutogradFinding | None = None
+        self._silent: list[AutogradFinding] = []
         self._raised = ""
         self._depth = 0
         self._evaluations = ExitStack()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from torchdebug_magics.format import listed, share
-from torchdebug_magics.report import Location, Report, located, short_title
-
-__all__ = ["AutogradReport", "Cut", "Finding", "GraphReport", "Kind", "LiveAutograd", "ModuleNodes", "Reach"]
+from torchdebug_magics.format import listed, plural, share
+from torchdebug_magics.ranks.compared import Compared
+from torchdebug_magics.report import Finding, Location, Report, located, short_title
 
 Kind: TypeAlias = Literal[
     "inplace", "second_backward", "cut", "leaf_inplace", "view_inplace", "non_scalar", "inference_tensor", "unused_input", "integer_grad",
@@ -20,7 +19,7 @@ Kind: TypeAlias = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class AutogradFinding(Finding):
     """One error of autograd, or one silent fault."""
 
     kind: Kind
@@ -28,8 +27,6 @@ class Finding:
     """Whether an error ended the cell; False for a fault that raised nothing."""
     headline: str
     """Subject, verb, object; without the line."""
-    location: Location | None = None
-    """The line to change: the write in place, the second backward, the cut."""
     op: str | None = None
     """The op that saved the tensor, or that cut the graph; ATen name without overload."""
     saved_at: Location | None = None
@@ -47,7 +44,6 @@ class Finding:
     """Names as in `named_parameters()`."""
     error_ratio: float | None = None
     """For ``stale_value``: the norm of the gradient's error, divided by the norm of the true gradient."""
-    fix: str = ""
     explanation: str = ""
     excerpt: tuple[tuple[int, str], ...] = ()
     """The lines around `location`."""
@@ -70,9 +66,9 @@ class AutogradReport(Report):
     """What one `autograd` session found."""
 
     found: bool = False
-    finding: Finding | None = None
+    finding: AutogradFinding | None = None
     """The error that ended the cell, or the first silent fault."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[AutogradFinding, ...] = ()
     steps_count: int = 0
     """Optimizer steps."""
     backward_count: int = 0
@@ -135,8 +131,8 @@ class GraphReport(Report):
     """What a loss can reach: `%autograd loss`."""
 
     found: bool = False
-    finding: Finding | None = None
-    findings: tuple[Finding, ...] = ()
+    finding: AutogradFinding | None = None
+    findings: tuple[AutogradFinding, ...] = ()
     reaches: tuple[Reach, ...] = ()
     nodes_count: int = 0
     saved_bytes: int = 0
@@ -163,3 +159,29 @@ class LiveAutograd:
     steps_count: int
     backward_count: int
     is_recording: bool
+
+
+def compared(report: AutogradReport) -> Compared:
+    """Whether it has a finding, and after how many steps."""
+    worked = bool(report.steps_count or report.backward_count or report.found)
+    return Compared(worked=worked, found_at=(report.steps_count, 0) if report.found else None)
+
+
+def verdict(report: AutogradReport) -> AutogradReport:
+    """The report with its sentence."""
+    return replace(report, sentence=_sentence(report))
+
+
+def _sentence(report: AutogradReport) -> str:
+    if report.finding is not None:
+        more = len(report.findings) - 1
+        return report.finding.sentence() + (f" · and {plural(more, 'more finding')}" if more else "")
+    if report.raised:
+        return f"Autograd did not raise this {report.raised}; no fault was found before it"
+    if report.last_error and not report.backward_count:
+        return f"Autograd did not raise the last error: {report.last_error}"
+    if not report.backward_count:
+        return "No backward() in this cell: nothing to check"
+    recorded = f" ({report.recorded_count} recorded)" if report.recorded_count < report.backward_count else ""
+    passes = f"{plural(report.backward_count, 'backward pass', 'es')}{recorded}"
+    return f"No autograd fault: {passes}, {plural(report.steps_count, 'optimizer step')} checked"

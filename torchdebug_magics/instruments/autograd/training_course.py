@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from torchdebug_magics.probing.lines import Line
 
-__all__ = ["Backward", "Course", "Event", "Step", "Zeroed"]
 
 _MOST_EVENTS = 512
 

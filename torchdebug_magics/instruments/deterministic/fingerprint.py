@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from torchdebug_magics.report import Location
 
-__all__ = ["OVERWRITTEN", "RECORD", "Fingerprint", "Flow", "OpPrint", "Update"]
-
 RECORD = struct.Struct("<IIIBQQdd")
 """Op, place, module, bits, and the four numbers of `OpPrint`; 45 bytes."""
 OVERWRITTEN = 1 << 31
@@ -64,7 +62,7 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """One run, op by op. Names and places are told once; `records` holds a fixed number of bytes for each op."""
+    """One run, op by op. Names and places are stored once; `records` holds a fixed number of bytes for each op."""
 
     torch_version: str
     device: str

@@ -5,46 +5,52 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from queue import SimpleQueue
+from types import GeneratorType, TracebackType
+from typing import Any
+
+import torch
 
 from torchdebug_magics.errors import DeterminismError, TorchDebugError
-from torchdebug_magics.instruments.deterministic.counterfactual.dependences import Search, of_divergence, of_potential
-from torchdebug_magics.instruments.deterministic.counterfactual.other_seeds import Draws
+from torchdebug_magics.instruments.deterministic.counterfactual.dependences import Draws, Search, of_divergence, of_potential
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch, on_order
+from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
-from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
-from torchdebug_magics.instruments.deterministic.prints.printing import Printer
-from torchdebug_magics.instruments.deterministic.prints.prints_by_rank import NOT_OF_RANKS, PrintsByRank, for_ranks
-from torchdebug_magics.instruments.deterministic.twice.beginning.leftovers import Leftovers
-from torchdebug_magics.instruments.deterministic.twice.cost import measured
-from torchdebug_magics.instruments.deterministic.twice.left_results import plain_results_of, results_of
-from torchdebug_magics.instruments.deterministic.twice.outside_world import Outside
-from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+from torchdebug_magics.instruments.deterministic.prints.printing import NOT_OF_RANKS, Printer, PrintsByRank, for_ranks
+from torchdebug_magics.instruments.deterministic.report import Cost
+from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
+from torchdebug_magics.instruments.deterministic.twice.body import Body
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import plain_results_of, results_of
+from torchdebug_magics.instruments.deterministic.twice.runs import Outside, Runs
 from torchdebug_magics.instruments.deterministic.twice.verify import NOT_SEEN, second_run
+from torchdebug_magics.probing.attributes import attributes_of
+from torchdebug_magics.probing.contents import Contents
+from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.kinds import same
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.outside.effects import Irrevocable
+from torchdebug_magics.probing.referents import referents
+from torchdebug_magics.probing.source.code_owner import local_values
+from torchdebug_magics.probing.states import ways_of
 from torchdebug_magics.probing.this_rank import collectives_count
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
-    from torchdebug_magics.instruments.deterministic.ops.op_recording import Seen
-    from torchdebug_magics.instruments.deterministic.ops.seen_op import Op
-    from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
-    from torchdebug_magics.instruments.deterministic.twice.body import Body
-    from torchdebug_magics.probing.guard import Guard
-
-__all__ = ["Inquiry"]
 
 _TAKEN = "--strict: {} cannot be rewound for a second run: create it in the cell"
 _COLLECTIVES = "{} collective calls: a second run on this rank alone would wait for the other ranks"
 _NO_CELL = "--{} reruns the code: write `%%deterministic --{}` above a cell, or call `torchdebug_magics.verify(function)`"
+_LEAST_S = 1.0
+"""In all, of each: a short body is run more often."""
+_MOST_ROUNDS = 15
+_FOR_GPUS = ("cudnn.", "cuda.", "sdpa.", "CUBLAS_")
+_FOR_OTHERS = ("PYTHONHASHSEED", "inductor.")
+"""Of child processes and of the compiler: no run that is repeated here knows them."""
+_DEEPEST = 4
 
 
 class Inquiry:
@@ -255,3 +261,128 @@ class Inquiry:
 
 def _called(named: object) -> str:
     return named if isinstance(named, str) else str(named) if isinstance(named, (Path, PrintsByRank)) else "the earlier run"
+
+
+class _Clock:
+    """Times a run, with nothing between its ops; what it will write is known from an earlier one, and copied beforehand."""
+
+    def __init__(self, written: Sequence[torch.Tensor]) -> None:
+        self.contents = Contents()
+        self.taken_s = 0.0
+        self._written = written
+
+    def attach(self, stack: ExitStack) -> None:
+        """From here until the stack closes."""
+        for tensor in self._written:
+            self.contents.keep(tensor)
+        _wait()
+        begin_s = time.perf_counter()
+        stack.callback(self._stop, begin_s)
+
+    def _stop(self, begin_s: float) -> None:
+        _wait()
+        self.taken_s = time.perf_counter() - begin_s
+
+
+def measured(runs: Runs, written: Sequence[torch.Tensor], ritual: Ritual) -> dict[str, Any]:
+    """Fields of the report: the ratio of the whole ritual, and of each setting alone. The shortest of several runs counts."""
+    none = _FOR_OTHERS if torch.cuda.is_initialized() else (*_FOR_OTHERS, *_FOR_GPUS)
+    times: dict[str, list[float]] = {name: [] for name in ("", "all", *(name for name in ritual.settings if not name.startswith(none)))}
+    for _ in range(_MOST_ROUNDS):
+        # In turns, so that a busy machine is as unfair to the one as to the other.
+        for name, taken_s in times.items():
+            with ritual.with_only(name) if name != "all" else nullcontext():
+                clock = _Clock(written)
+                error = runs.again(clock)
+                if error is not None:
+                    runs.guard.note(f"the cost was not measured: a rerun raised {type(error).__name__}: {error}")
+                    return {}
+                taken_s.append(clock.taken_s)
+        if sum(times[""]) >= _LEAST_S:
+            break
+    plain_s = min(times.pop("")) or 1e-9
+    whole_s = min(times.pop("all"))
+    costs = tuple(Cost(name, min(taken) / plain_s) for name, taken in times.items())
+    return {"slowdown_ratio": whole_s / plain_s, "costs": tuple(sorted(costs, key=lambda cost: -cost.ratio))}
+
+
+def _wait() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+class Leftovers:
+    """How far every iterator and queue is that some variables lead to, and in which order sets stand; to be asked back at the start."""
+
+    def __init__(self, variables: Mapping[str, object], is_found_again: Callable[[object], bool] = lambda _: False) -> None:
+        found = ((name, one) for name, value in variables.items() for one in _iterators(value) if not is_found_again(one))
+        self._places = [(name, one, _place(one)) for name, one in found]
+        self._sets = [(name, value, list(value)) for name, value in variables.items() if type(value) is set]
+
+    def names(self) -> tuple[str, ...]:
+        """What is not where it was, such as ``the iterator `batches` ``."""
+        gone = (_leftover_words(name, one) for name, one, place in self._places if _place(one) != place)
+        turned = (f"the order of the set `{name}`" for name, value, before in self._sets if not same(list(value), before))
+        return tuple(dict.fromkeys((*gone, *turned)))
+
+    def at_risk(self) -> tuple[str, ...]:
+        """What could not be put back, should a run take from it."""
+        return tuple(dict.fromkeys(_leftover_words(name, one) for name, one, _ in self._places if not _has_places(one)))
+
+
+def _leftover_words(name: str, one: object) -> str:
+    return f"the {'queue' if isinstance(one, SimpleQueue) else 'iterator'} `{name}`"
+
+
+def _iterators(value: object, depth: int = 0) -> Iterator[Any]:
+    """The iterators in a value, and those that they take from."""
+    if depth >= _DEEPEST:
+        return
+    kind = type(value)
+    if kind in {list, tuple, dict} and depth < _DEEPEST - 1:
+        for one in list(value.values() if isinstance(value, dict) else value)[:64]:  # type: ignore[call-overload]  # a list or a tuple
+            if hasattr(type(one), "__next__") or type(one) is SimpleQueue:
+                yield from _iterators(one, depth + 1)
+    if kind is not SimpleQueue and (not hasattr(kind, "__next__") or hasattr(kind, "read")):
+        return
+    yield value
+    held = attributes_of(value)
+    inside = referents(value) if held is None and kind is not GeneratorType else (held or {}).values()
+    for one in list(inside):
+        yield from _iterators(one, depth + 1)
+
+
+def _place(iterator: Any) -> object:
+    """How far it is; None where that cannot be told."""
+    if isinstance(iterator, SimpleQueue):
+        return iterator.qsize()
+    if isinstance(iterator, GeneratorType):
+        frame = iterator.gi_frame
+        return None if frame is None else (frame.f_lasti, _Same(local_values(frame)))
+    if attributes_of(iterator) is not None:
+        return None  # one of Python's own making: what it takes from is looked at by itself
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            reduced = iterator.__reduce__()
+    except (TypeError, AttributeError):
+        return None
+    return tuple(part for part in reduced[1:] if isinstance(part, int)), tuple(part for part in reduced[1] if isinstance(part, int))
+
+
+class _Same:
+    """Variables that hold the very same objects; a loop stands at the same place of its code each time round."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        self._held = held  # keeps them alive, so that no other object gets the address of one
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same) or self._held.keys() != other._held.keys():
+            return False
+        return all(one is other._held[name] for name, one in self._held.items())
+
+    __hash__ = None  # type: ignore[assignment]  # nobody looks one up
+
+
+def _has_places(iterator: Any) -> bool:
+    return attributes_of(iterator) is not None or any(way.read(iterator) for way in ways_of(iterator))

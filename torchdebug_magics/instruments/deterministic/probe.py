@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, TypedDict
+from pathlib import Path
+from typing import TypedDict, Unpack
 
 from torchdebug_magics.instruments.deterministic.inquiry import Inquiry
 from torchdebug_magics.instruments.deterministic.replicas.replica_watch import ReplicaWatch
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport, LiveRitual
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
+from torchdebug_magics.instruments.deterministic.twice.body import Body, FunctionBody
 from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.guard import Guard
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Unpack
-
-    from torchdebug_magics.instruments.deterministic.twice.body import Body
-
-__all__ = ["Asked", "DeterministicProbe"]
+from torchdebug_magics.session import Session
 
 
 class Asked(TypedDict, total=False):
@@ -106,3 +102,26 @@ class DeterministicProbe:
 
     def _close(self) -> None:
         self._live = None
+
+
+def verify(
+    function: Callable[[], object],
+    *,
+    seed: int = 42,
+    strict: bool = False,
+    keep_rng: bool = False,
+    cost: bool = False,
+    anyway: bool = False,
+) -> DeterministicReport:
+    """Call `function`, without arguments, twice from the same start; what it raises is raised. Afterwards all is as after one call.
+
+    If it does what cannot be undone, such as a request, it is called once and `report.not_verified` says so; `anyway` calls it again.
+    """
+    if not callable(function):
+        msg = f"verify() takes a function and calls it: `verify(step)`, not `verify(step())`; got a {type(function).__name__}"
+        raise TypeError(msg)
+    body = FunctionBody(function)
+    session = Session(DeterministicProbe(seed=seed, strict=strict, keep_rng=keep_rng, verify=True, cost=cost, anyway=anyway, body=body))
+    with session:
+        body.run()
+    return session.report

@@ -4,33 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from torchdebug_magics.format import listed, plural
+from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
 from torchdebug_magics.instruments.deterministic.verdict import sentence, title
-from torchdebug_magics.report import Location, Report
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
-    from torchdebug_magics.instruments.deterministic.replicas.replica_record import ReplicaRecord
-
-__all__ = [
-    "Cause", "Cost", "Dependence", "DeterministicReport", "Divergence", "LiveRitual", "Loader", "On", "Potential", "SeededBy", "Setting",
-    "Source", "StatusReport", "Warned",
-]  # fmt: skip
+from torchdebug_magics.ranks.compared import Compared, Details, Moment, Samples
+from torchdebug_magics.ranks.report import RankFindingKind
+from torchdebug_magics.report import Finding, Location, Report
 
 SeededBy: TypeAlias = Literal["hand", "ritual", "entropy", "default", "unknown"]
 """``"ritual"``: seeded by the ``%deterministic`` that is on.
 
 ``"default"``: never seeded, so it has PyTorch's default seed, which is the same in every process.
 """
-
 Cause: TypeAlias = Literal[
     "unseeded_generator", "python_random", "numpy_random", "wall_clock", "os_entropy", "hash_order", "control_flow", "uninitialized_memory",
     "nondeterministic_op", "worker_seed", "state_leak", "outside_data", "unknown",
 ]  # fmt: skip
-
-
 On: TypeAlias = Literal["seed", "carried_state", "settings", "order", "clock", "entropy", "race", "memory", "hardware"]
 
 
@@ -42,21 +33,18 @@ class Setting(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Divergence:
+class Divergence(Finding):
     """The first op at which two runs differ: in its result, in an input from outside PyTorch, or in which op it is."""
 
     op: str
     """The dispatcher's name, such as ``aten.randn.generator``; empty where no PyTorch op is involved."""
     module: str | None
     """Path of the innermost module that was running; None outside a module."""
-    location: Location | None
     occurrence: int
     """Which call of this op at this line, 1-based."""
     cause: Cause
     explanation: str
     """One sentence: what differed, and why."""
-    fix: str
-    """What to change; empty where no fix is known."""
     on: On | None = None
     """What the result depends on, where that is known; of a ``"control_flow"``, the value that decides the branch."""
     further: tuple[Dependence, ...] = ()
@@ -69,51 +57,42 @@ class Divergence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dependence:
+class Dependence(Finding):
     """A difference between this run and other runs of the same cell that changes its results."""
 
     on: On
     op: str
     """The first op whose result changes and reaches the results of the cell; empty where no PyTorch op is involved."""
     module: str | None = None
-    location: Location | None
-    """The line of that op, or the Python line before it at which values first differ; of carried state, the line that changes it."""
     other: Location | None = None
     """Of carried state: where the next run first differs."""
     what: str
     """A clause: subject, verb, object."""
-    fix: str
-    """What to change; empty where no fix is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Potential:
+class Potential(Finding):
     """A source that gave the same numbers in these two runs and may not in others."""
 
     op: str
     """Its name otherwise: of a generator, or ``"set"``, ``"hash"``."""
     module: str | None
-    location: Location | None
     differed_count: int
     """The number of repetitions on identical inputs."""
     repetitions_count: int
     """0 where two runs in one process cannot differ, but runs in two processes can."""
     explanation: str
-    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warned:
+class Warned(Finding):
     """An op without a deterministic implementation that ran in the cell."""
 
     op: str
     """The name in PyTorch's warning."""
-    location: Location | None
     message: str
     count: int = 1
     """The number of calls at this line."""
-    fix: str = ""
-    """A deterministic replacement; empty where none is known."""
 
 
 @dataclass(frozen=True)
@@ -253,3 +232,28 @@ class StatusReport(Report):
         if not entropy:
             return f"{many}, none known to be seeded from entropy"
         return f"{entropy} of {many} {'is' if entropy == 1 else 'are'} seeded from entropy, different in every run"
+
+
+@dataclass(frozen=True)
+class ReplicaRecord:
+    """Digests of the weights, buffers and batches of this process at a few steps."""
+
+    moments: tuple[Moment, ...] = ()
+    samples: tuple[Samples, ...] = ()
+    details: Mapping[tuple[RankFindingKind, int | None], Details] = field(default_factory=dict, repr=False, compare=False)
+    """Digests by tensor name; they stay in the process, because there may be a million."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"moments": self.moments, "samples": self.samples, "details": {}}
+
+
+def compared(report: DeterministicReport) -> Compared:
+    """Its batches, weights and buffers at some steps; and whether it differs from an earlier run."""
+    replica = report.replica
+    return Compared(
+        worked=bool(replica is not None or report.ops_count or report.warnings),
+        found_at=(0, 0) if report.verified is False else None,
+        moments=() if replica is None else replica.moments,
+        details={} if replica is None else replica.details,
+        samples=() if replica is None else replica.samples,
+    )

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from torchdebug_magics.format import listed, plural
+from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.report import Cause, Dependence, DeterministicReport, Divergence
-    from torchdebug_magics.report import Location
 
-__all__ = ["Lines", "fixes_of", "lines_of", "sentence", "standing", "title"]
 
 _CAUSES: Final[Mapping[Cause, str]] = {
     "unseeded_generator": "unseeded torch generator",

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import duration, plural
-from torchdebug_magics.html.page import Code, Facts, Fold, Note, Page, Table
-from torchdebug_magics.html.quoted_span import quoted_span
-from torchdebug_magics.instruments.deterministic.report import StatusReport
+from torchdebug_magics.format import Format, duration, plural
+from torchdebug_magics.html.page import Block, Code, Facts, Fold, Note, Page, Status, Table, quoted_span
+from torchdebug_magics.instruments.deterministic.report import DeterministicReport, LiveRitual, Loader, StatusReport
 from torchdebug_magics.instruments.deterministic.verdict import Lines, fixes_of, lines_of, standing
-
-if TYPE_CHECKING:
-    from torchdebug_magics.format import Format
-    from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.deterministic.report import DeterministicReport, LiveRitual, Loader
-
-__all__ = ["after_cell", "page"]
-
 
 _SEEDED = {
     "hand": "explicitly",

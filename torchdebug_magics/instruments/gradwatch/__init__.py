@@ -1,4 +1,4 @@
-"""``%%gradwatch``: step_meter and loss_watch -> optimizer_watch -> run_record (module_series, step_history) -> rules -> report -> view."""
+"""``%%gradwatch``: loss_watch -> optimizer_watch -> run_record (module_series, step_history) -> grad_findings -> report -> view."""
 
 from torchdebug_magics.instrument import Instrument, Option
 
@@ -27,7 +27,7 @@ each parameter, and after 64 steps at every fourth step. Steps count from 0.""",
     ),
     probe=f"{_HERE}.probe:GradProbe",
     view=f"{_HERE}.view:page",
-    over_ranks=f"{_HERE}.over_ranks:compared",
+    over_ranks=f"{_HERE}.report:compared",
     live_view=f"{_HERE}.view:live_page",
     lasting=True,
 )

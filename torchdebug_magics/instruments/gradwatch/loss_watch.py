@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import deque
+from typing import Any, NamedTuple
 
-from torchdebug_magics.instruments.gradwatch.chance_level import classes_of
+import torch
+
 from torchdebug_magics.probing.graphs import leaves_of
-from torchdebug_magics.probing.shards import local_of
-
-if TYPE_CHECKING:
-    import torch
-
-    from torchdebug_magics.probing.lines import Line, Lines
-
-__all__ = ["ClipCall", "LossWatch"]
+from torchdebug_magics.probing.lines import Line, Lines
+from torchdebug_magics.probing.storages import local_of
 
 _MOST_CLIPS = 8
 _READ_EVERY = 64
 """Backward passes between two looks at the shape of the loss's graph, after the first few."""
+_MOST_NODES = 48
+_OF_TWO = "BinaryCrossEntropy"
+_OF_MANY = ("NllLossBackward", "NllLoss2DBackward")
 
 
 class ClipCall(NamedTuple):
@@ -96,3 +95,23 @@ class LossWatch:
         """A step has taken all of it."""
         self.total, self.count, self.clips, self.leaves = None, 0, [], None
         self._is_new = False
+
+
+def classes_of(loss: torch.Tensor) -> int | None:
+    """C of a cross-entropy over C classes; 2 of a binary one; None for any other loss, and for several that differ."""
+    found: set[int] = set()
+    todo: deque[Any] = deque([loss.grad_fn] if loss.grad_fn is not None else [])
+    for _ in range(_MOST_NODES):
+        if not todo:
+            break
+        node = todo.popleft()
+        name = node.name()
+        if name.startswith(_OF_TWO):
+            found.add(2)
+        elif name.startswith(_OF_MANY):
+            scores = node.next_functions[0][0]
+            shape = tuple(scores._input_metadata[0].shape) if getattr(scores, "_input_metadata", None) else ()
+            found.add(int(shape[1 if len(shape) > 1 else 0]) if shape else 0)
+        else:
+            todo.extend(before for before, _ in node.next_functions if before is not None)
+    return (found.pop() or None) if len(found) == 1 else None

@@ -6,35 +6,27 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import TracebackType
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.format import plural
+from torchdebug_magics.instruments.gradwatch.grad_findings import doubts_in, found_in, has_warning
 from torchdebug_magics.instruments.gradwatch.loss_watch import LossWatch
-from torchdebug_magics.instruments.gradwatch.optimizer_watch import OptimizerWatch
-from torchdebug_magics.instruments.gradwatch.rules.grad_findings import doubts_in, found_in, has_warning
+from torchdebug_magics.instruments.gradwatch.optimizer_watch import OptimizerWatch, gradient_of
+from torchdebug_magics.instruments.gradwatch.report import GradReport, LiveGrad, verdict
 from torchdebug_magics.instruments.gradwatch.run_record import RunRecord
-from torchdebug_magics.instruments.gradwatch.step_log import StepLog
-from torchdebug_magics.instruments.gradwatch.step_meter import gradient_of
-from torchdebug_magics.instruments.gradwatch.verdict import verdict
+from torchdebug_magics.instruments.gradwatch.step_history import StepLog
 from torchdebug_magics.probing.compiling import is_being_compiled
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.lines import Line, Lines
-from torchdebug_magics.probing.shards import is_shard, local_of, shards_note
+from torchdebug_magics.probing.storages import is_shard, local_of, shards_note
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import ExitStack
-    from types import TracebackType
-
-    from torchdebug_magics.instruments.gradwatch.report import GradReport, LiveGrad
-
-__all__ = ["GradProbe"]
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from torchdebug_magics.format import capitalised
-from torchdebug_magics.report import Location, Report, located, short_title
-
-__all__ = ["GradFinding", "GradKind", "GradReport", "LiveGrad", "ModuleRow", "Values"]
+from torchdebug_magics.format import capitalised, number, plural
+from torchdebug_magics.ranks.compared import Compared
+from torchdebug_magics.report import Finding, Report, located, short_title
 
 GradKind: TypeAlias = Literal[
     "diverging", "exploding_spike", "dead", "vanishing", "too_fast", "not_learning", "plateau_at_chance", "clipped_always"
@@ -18,7 +17,7 @@ Values: TypeAlias = "list[float | None]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradFinding:
+class GradFinding(Finding):
     """One fault of a training."""
 
     kind: GradKind
@@ -30,11 +29,7 @@ class GradFinding:
     """The number in the headline: a factor, a norm, a ratio, a number of steps or a loss."""
     headline: str
     """Subject, verb, object; without the line."""
-    fix: str
-    """Code to paste."""
     explanation: str = ""
-    location: Location | None = None
-    """The line of `optimizer.step()`, `backward()` or `clip_grad_norm_()`."""
     excerpt: tuple[tuple[int, str], ...] = ()
     modules: tuple[str, ...] = ()
     """All modules concerned, where they are several."""
@@ -131,3 +126,37 @@ class LiveGrad:
     warning: str = ""
     modules_count: int = 0
     """Number of all modules; `modules` holds some of them."""
+
+
+def compared(report: GradReport) -> Compared:
+    """Whether it has a finding, and after how many steps."""
+    worked = bool(report.steps_count or report.backward_count or report.found)
+    return Compared(worked=worked, found_at=(report.finding.step, 0) if report.finding is not None else None)
+
+
+def verdict(report: GradReport) -> GradReport:
+    """The report with its sentence."""
+    return replace(report, sentence=_sentence(report))
+
+
+def _sentence(report: GradReport) -> str:
+    until = f" until {report.raised}" if report.raised else ""
+    if report.finding is not None:
+        more = len(report.findings) - 1
+        return capitalised(report.finding.sentence()) + (f" · and {plural(more, 'more finding')}" if more else "")
+    if not report.steps_count:
+        passes = f": {plural(report.backward_count, 'backward pass', 'es')}, no optimizer step" if report.backward_count else ""
+        return f"No optimizer step in this cell{until}: nothing to watch" if not passes else f"Nothing to watch{until}{passes}"
+    if not report.rows:
+        return f"No gradients to watch{until}: {plural(report.steps_count, 'optimizer step')} without gradients"
+    if report.nonfinite_step is not None:
+        return f"Gradients are NaN or inf from step {report.nonfinite_step} on, without growth before: `%%nanhunt` names the op"
+    what = f"{plural(report.steps_count, 'step')} of {plural(len(report.modules), 'module')}{until}"
+    if report.doubts:
+        return f"No fault in {what}, but {report.doubts[0]}"
+    return f"Gradients and updates look healthy: {what}{_losses(report) if not until else ''}"
+
+
+def _losses(report: GradReport) -> str:
+    known = [one for one in report.losses if one is not None]
+    return f", loss {number(known[0])} -> {number(known[-1])}" if len(known) > 1 else ""

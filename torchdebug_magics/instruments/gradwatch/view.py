@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from torchdebug_magics.format import capitalised, listed, number, plural, sparkline
-from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Heatmap, Note, Page, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, LiveGrad, Values
-
-__all__ = ["live_page", "page"]
+from torchdebug_magics.html.page import Block, Chart, Code, Facts, Fold, Heatmap, Note, Page, Status, Table
+from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, LiveGrad, Values
 
 _COLUMNS = ("module", "type", "parameters", "norm", "largest norm", "update / weight", "zeros")
 _FEW = 3

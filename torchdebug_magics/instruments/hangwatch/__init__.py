@@ -32,9 +32,9 @@ Stop also ends a cell that waits in native code, and the processes that the cell
     ),
     probe=f"{_HERE}.probe:HangProbe",
     view=f"{_HERE}.view:page",
-    over_ranks=f"{_HERE}.over_ranks:compared",
+    over_ranks=f"{_HERE}.report:compared",
     live_view=f"{_HERE}.view:live_page",
     lasting=True,
     black_box=True,
-    functions={"look": f"{_HERE}.standing:look"},
+    functions={"look": f"{_HERE}.probe:look"},
 )

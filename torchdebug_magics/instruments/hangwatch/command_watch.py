@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.machinery
+import importlib.util
+import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
-from torchdebug_magics.instruments.hangwatch.everybody.links import link
-from torchdebug_magics.instruments.hangwatch.everybody.looking_around import look_around
+from torchdebug_magics.instruments.hangwatch.causes.judge import judged
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import link, look_around
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Look
 from torchdebug_magics.instruments.hangwatch.getting_out import end_processes
-from torchdebug_magics.instruments.hangwatch.judge import judged
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
-from torchdebug_magics.instruments.hangwatch.report import HangReport
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, HangReport
 from torchdebug_magics.machine.process_state import process_state
+from torchdebug_magics.probing.children.agent import Agent
 from torchdebug_magics.probing.children.launching import Children
-from torchdebug_magics.probing.children.startup import environment_with_agents
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.everybody.participants import Look
-    from torchdebug_magics.instruments.hangwatch.report import Finding
-
-__all__ = ["OutsideWatch"]
 
 _EVERY_S = 0.5
 _LEAST_LOOKS = 3
-_ON_ERROR = "torchdebug_magics.probing.waits.error_facts:error_facts"
+_ON_ERROR = "torchdebug_magics.instruments.hangwatch.waits.collectives:error_facts"
+_FOLDER, _REFUSAL = "TORCHDEBUG_AGENTS", "TORCHDEBUG_ON_ERROR"
+_NAME = "sitecustomize"
+_TEXT = f"""import contextlib
+with contextlib.suppress(Exception):
+    from {__name__} import begin
+    begin(__file__)
+"""
 
 
 class OutsideWatch:
@@ -95,7 +101,7 @@ class OutsideWatch:
         self._values = dict(values)
         return is_new
 
-    def _report(self, finding: Finding, elapsed_s: float) -> HangReport:
+    def _report(self, finding: HangFinding, elapsed_s: float) -> HangReport:
         return HangReport(
             state=finding.state, cause=finding.cause, headline=finding.headline, fix=finding.fix, reason=finding.reason,
             location=finding.location, root=finding.root, waits=finding.waits[1:], chain=finding.chain[1:], still_s=finding.since_s,
@@ -113,3 +119,25 @@ def _begin_at_ranks(look: Look) -> bool:
     main.facts = {"is_waiting": True}
     main.process = {**main.process, "rank": None, "collectives": None}
     return bool(workers)
+
+
+def environment_with_agents(folder: str, on_error: str) -> Mapping[str, str]:
+    """The variables for a command whose Python processes are to have agents; writes the `sitecustomize` into the folder."""
+    Path(folder, f"{_NAME}.py").write_text(_TEXT, encoding="utf-8")
+    package = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"), package)))
+    return {**os.environ, "PYTHONPATH": path, _FOLDER: folder, _REFUSAL: on_error}
+
+
+def begin(file: str) -> None:
+    """Start the agent of this process, then run the `sitecustomize` that it would have had; `file` is ours."""
+    folder = os.environ.get(_FOLDER, "")
+    if Path(folder).is_dir():
+        agent = Agent(folder, os.environ.get(_REFUSAL, ""))
+        vars(sys)["_torchdebug_agent"] = agent  # held for the life of the process
+        with contextlib.suppress(OSError):
+            agent.begin()
+    path = [place for place in sys.path if Path(place or ".").resolve() != Path(file).parent.resolve()]
+    spec = importlib.machinery.PathFinder.find_spec(_NAME, path)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))

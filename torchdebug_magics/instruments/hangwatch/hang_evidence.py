@@ -6,17 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.hangwatch.report import Finding
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Chain, Look, Participant
+from torchdebug_magics.instruments.hangwatch.everybody.rank_states import RankState
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, State
+from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.everybody.chain import Chain
-    from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
-    from torchdebug_magics.instruments.hangwatch.everybody.rank_states import RankState
     from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
-    from torchdebug_magics.instruments.hangwatch.report import State
-    from torchdebug_magics.report import Location
-
-__all__ = ["Evidence"]
 
 
 @dataclass
@@ -56,10 +52,10 @@ class Evidence:
 
     def found(
         self, state: State, cause: str | None, headline: str, fix: str = "", reason: str = "", at: Participant | None = None
-    ) -> Finding:
+    ) -> HangFinding:
         """A finding about `at`, or about the root."""
         one = at if at is not None else self.root
-        return Finding(
+        return HangFinding(
             state=state,
             cause=cause,
             headline=headline,

@@ -6,11 +6,16 @@ import os
 import traceback
 from contextlib import ExitStack
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.hangwatch.report import HangReport
+from torchdebug_magics.instruments.hangwatch.causes.deaths import named
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import link, look_around
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
+from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter
+from torchdebug_magics.instruments.hangwatch.report import HangReport, LiveHang, State
 from torchdebug_magics.instruments.hangwatch.watcher import Watcher
 from torchdebug_magics.machine.process_state import has_proc
 from torchdebug_magics.machine.sampler import Sampler
@@ -18,14 +23,10 @@ from torchdebug_magics.probing.children.launching import Children
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.interrupted import traceback_of
-from torchdebug_magics.probing.output_meter import OutputMeter
-from torchdebug_magics.probing.where import is_user_code, location
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.report import LiveHang, State
-    from torchdebug_magics.report import Location
-
-__all__ = ["HangProbe"]
+from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.where import location
+from torchdebug_magics.probing.wrappers import MARK
+from torchdebug_magics.report import Location
 
 _EVERY_S = 0.25
 
@@ -39,7 +40,7 @@ class HangProbe:
             raise TorchDebugError(msg)
         self._guard = Guard()
         self._hooks = Hooks()
-        self._children = Children(on_error="torchdebug_magics.probing.waits.error_facts:error_facts")
+        self._children = Children(on_error="torchdebug_magics.instruments.hangwatch.waits.collectives:error_facts")
         self._output = OutputMeter()
         self._watcher = Watcher(float(after), self._children, self._output, self._guard, stops=stop)
         self._getting_out = self._watcher.getting_out
@@ -160,3 +161,23 @@ def _lines(trace: TracebackType | None) -> tuple[Location, ...]:
 
 def _nothing(*_: Any) -> None:
     """Before a step of an optimizer."""
+
+
+def look() -> None:
+    """Print where each thread, worker, process and rank stands, and what it waits for; from any thread.
+
+    Processes answer that were started while a `hangwatch` session is open; of others, the system's own words are printed.
+    """
+    watching: Any = getattr(BaseProcess.start, MARK, None)
+    everybody = look_around(watching if isinstance(watching, Children) else None)
+    link(everybody, {})
+    for one in everybody.everybody.values():
+        if one.location is not None or one.process.get("pid") != one.pid or one.kind == "dead":
+            print(_line(one))  # noqa: T201 - as it was asked to
+
+
+def _line(one: Participant) -> str:
+    where = f" · {one.location}: {one.location.source}" if one.location is not None else ""
+    waits = f" waits for {one.what}" if one.facts.get("is_waiting") else f" {one.what or 'computes'}"
+    whom = f" -> {', '.join(named(who) for who in one.targets)}" if one.targets else ""
+    return f"{named(one.who)} (pid {one.pid}){waits}{whom}{where}"

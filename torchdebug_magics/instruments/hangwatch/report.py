@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import duration
-from torchdebug_magics.instruments.hangwatch.hang_headline import titled
-from torchdebug_magics.report import Location, Report
-
-__all__ = ["Finding", "HangReport", "LiveHang", "State", "Wait"]
+from torchdebug_magics.ranks.compared import Compared
+from torchdebug_magics.report import Finding, Location, Report
 
 State: TypeAlias = Literal["finished", "slow", "stuck", "interrupted"]
+_LONGEST = 90
+"""Characters of a title before the line that it quotes."""
+_BREAKS = re.compile(
+    r"`[^`]*`|(?P<at>, and |, in which |, which |, whose |, but |, with |, kept by |: |; | whose | because | where | \((?=[^()]*\)$))"
+)
+_SHORT = 12
+"""A clause of fewer characters says nothing by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +45,14 @@ class Wait:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class HangFinding(Finding):
     """Why there was no progress."""
 
     state: State
     cause: str | None
     headline: str
     """Subject, verb, object, without the line."""
-    fix: str = ""
     reason: str = ""
-    location: Location | None = None
     root: Wait | None = None
     waits: tuple[Wait, ...] = ()
     chain: tuple[str, ...] = ()
@@ -74,7 +78,7 @@ class LiveHang:
     elapsed_s: float
     still_s: float
     """Since the last progress, so far."""
-    finding: Finding | None
+    finding: HangFinding | None
     rate: float | None
     rate_of: str
     at: Location | None
@@ -90,15 +94,12 @@ class LiveHang:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HangReport(Report):
+class HangReport(Finding, Report):
     """Whether a cell, or the cells between ``on`` and ``off``, made progress; if not, who waits for whom, why, and what to change."""
 
     state: State
     """The worst that was seen. ``"finished"``: never without progress for `after_s`; ``"interrupted"``: stopped before that."""
     cause: str | None
-    fix: str
-    location: Location | None
-    """Where to look: the line of the root."""
     root: Wait | None
     waits: tuple[Wait, ...]
     headline: str
@@ -160,3 +161,28 @@ class HangReport(Report):
 
     def _data(self) -> str:
         return f", {self.waiting_for_data}" if self.rate is not None and self.waiting_for_data else ""
+
+
+def titled(begin: str, headline: str, where: Location | None) -> tuple[str, str]:
+    """``"Stuck: rank 1 has run out of batches · In[3] line 5: `loss.backward()`"``, and the clauses that were left out."""
+    place = "" if where is None else f" · {where.place}"
+    quoted = f": `{where.source}`" if where is not None and where.source and "`" not in where.source else ""
+    first, rest = first_clauses(headline, _LONGEST - len(begin) - len(place) - len(": "))
+    return f"{begin}{first}{place}{quoted}", rest
+
+
+def first_clauses(headline: str, most: int) -> tuple[str, str]:
+    """The clauses that fit into `most` characters, and the rest; code in backticks is never divided."""
+    if len(headline) <= most:
+        return headline, ""
+    breaks = [found for found in _BREAKS.finditer(headline) if found["at"] is not None and _SHORT <= found.start() <= most]
+    if not breaks:
+        return f"{headline[: most - 3]}...", headline
+    end = breaks[-1]
+    rest = headline[end.end() :]
+    return headline[: end.start()], rest.removesuffix(")") if end["at"] == " (" else rest
+
+
+def compared(report: HangReport) -> Compared:
+    """Whether it stood still; the launcher's own report, which has seen all of them, is shown before a rank's."""
+    return Compared(found_at=(0, 0) if report.state in {"stuck", "slow"} or report.cause is not None else None)

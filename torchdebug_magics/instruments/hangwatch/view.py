@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import capitalised, duration, listed, plural
-from torchdebug_magics.html.page import Code, Facts, Fold, Note, Page, Table
-from torchdebug_magics.html.quoted_span import quoted_span
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.hangwatch.report import Finding, HangReport, LiveHang, State, Wait
-
-__all__ = ["live_page", "page"]
+from torchdebug_magics.html.page import Block, Code, Facts, Fold, Note, Page, Status, Table, quoted_span
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, HangReport, LiveHang, State, Wait
 
 _STATUS: Mapping[State, Status] = {"finished": "good", "slow": "warn", "stuck": "bad", "interrupted": "info"}
 _MOST_STACKS = 12
@@ -54,7 +46,7 @@ def live_page(snapshot: LiveHang) -> Page:
     return Page("hangwatch", _STATUS[finding.state], capitalised(finding.title), blocks)
 
 
-def _facts(report: HangReport | Finding, still_s: float) -> list[Block]:
+def _facts(report: HangReport | HangFinding, still_s: float) -> list[Block]:
     is_circle = report.chain[-1:] and report.chain[-1] in report.chain[:-2]  # then the chain says what the reason would
     rows = (
         ("fix", report.fix),
@@ -65,7 +57,7 @@ def _facts(report: HangReport | Finding, still_s: float) -> list[Block]:
     return [Facts(shown)] if shown else []
 
 
-def _excerpt(report: HangReport | Finding) -> list[Block]:
+def _excerpt(report: HangReport | HangFinding) -> list[Block]:
     """The line of the root, and the one at which the lock was acquired that is waited for."""
     at, root = report.location, report.root
     if at is None or not at.source:

@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
 import threading
 import time
+import traceback
 from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import Any
 
-from torchdebug_magics.instruments.hangwatch.causes.wording import with_article
-from torchdebug_magics.instruments.hangwatch.crashes import explained, last_user_line
-from torchdebug_magics.instruments.hangwatch.everybody.links import link
-from torchdebug_magics.instruments.hangwatch.everybody.looking_around import look_around
-from torchdebug_magics.instruments.hangwatch.everybody.others_progress import OthersProgress
+from torchdebug_magics.format import duration
+from torchdebug_magics.instruments.hangwatch.causes.deaths import error_fix, exit_fix, how_it_ended, last_line, with_article
+from torchdebug_magics.instruments.hangwatch.causes.judge import debugger_now, judged
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import OthersProgress, left_error, link, look_around
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
 from torchdebug_magics.instruments.hangwatch.getting_out import GettingOut
-from torchdebug_magics.instruments.hangwatch.judge import debugger_now, judged
 from torchdebug_magics.instruments.hangwatch.main_thread.endless import endless_loop, is_alone
-from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import LoopRate
-from torchdebug_magics.instruments.hangwatch.main_thread.own_findings import held_the_gil, never_ends, went_slow
+from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import LoopRate, OutputMeter, StandingPlace, installed_tracer
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
-from torchdebug_magics.instruments.hangwatch.main_thread.standing_place import StandingPlace
-from torchdebug_magics.instruments.hangwatch.main_thread.tracers import installed_tracer
-from torchdebug_magics.instruments.hangwatch.report import Finding, LiveHang
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, LiveHang, Wait
+from torchdebug_magics.instruments.hangwatch.waits.collectives import error_record
 from torchdebug_magics.machine.process_state import main_thread_ran_s
+from torchdebug_magics.probing.children.launching import Children
 from torchdebug_magics.probing.children.rank_session import folder_here
-from torchdebug_magics.probing.shell import running_shell
-from torchdebug_magics.probing.thread_errors import ThreadErrors
-from torchdebug_magics.probing.where import locate
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from torchdebug_magics.instruments.hangwatch.everybody.participants import Look
-    from torchdebug_magics.probing.children.launching import Children
-    from torchdebug_magics.probing.guard import Guard
-    from torchdebug_magics.probing.output_meter import OutputMeter
-
-__all__ = ["Watcher"]
+from torchdebug_magics.probing.children.rank_traces import Child
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.where import locate, location, running_shell
+from torchdebug_magics.probing.wrappers import unwrap_all, wrap
+from torchdebug_magics.report import Location
 
 _AROUND_EVERY_S = 0.2
 _REST_S = 1.0
@@ -48,6 +45,11 @@ _LEAST_LOOKS, _LEAST_S = 3, 0.5
 _LATE_S = 1.0  # of a look, when no Python thread gets a turn
 _BUSY, _LOOP_EVERY = 0.5, 4
 _WORST = {"slow": 1, "stuck": 2}
+_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
+_GLOO = re.compile(r"gloo.*?(\d+) vs\.? (\d+)", re.DOTALL)
+_ASKED = {-signal.SIGTERM, -signal.SIGINT}
+"""By which a launcher ends the other ranks."""
+_MOST = 100
 
 
 class Watcher:
@@ -57,7 +59,7 @@ class Watcher:
         self.after_s = after_s
         self.getting_out = GettingOut(children, stops=stops)
         self.progress = Progress()
-        self.finding: Finding | None = None
+        self.finding: HangFinding | None = None
         """The worst so far, at its latest."""
         self.place = StandingPlace()
         self._suspected: tuple[object, ...] | None = None
@@ -221,11 +223,11 @@ class Watcher:
         elif self.finding is not None and self.finding.state == found.state:
             self._found(replace(self.finding, since_s=found.since_s))
 
-    def _endless(self, endless: tuple[int, str], still_s: float) -> Finding | None:
+    def _endless(self, endless: tuple[int, str], still_s: float) -> HangFinding | None:
         main = look_around(None).main.as_wait()
         return None if main.location is None else never_ends(*endless, main, still_s)  # it may have been interrupted meanwhile
 
-    def _found(self, finding: Finding | None) -> None:
+    def _found(self, finding: HangFinding | None) -> None:
         if finding is None:
             return
         if finding.state == "stuck":
@@ -237,7 +239,7 @@ class Watcher:
                 self._say(finding)
                 self.finding = replace(now, since_s=finding.since_s) if now is not None and keeps_name else finding
 
-    def _say(self, finding: Finding) -> None:
+    def _say(self, finding: HangFinding) -> None:
         """In a script nobody shows the report while it hangs; of ranks, their launcher writes what is true of all."""
         if folder_here():
             return
@@ -252,3 +254,139 @@ class Watcher:
             return
         where = locate(frame) if frame is not None else self.place.latest
         self._found(held_the_gil(late_s, where))
+
+
+def explained(error: BaseException | None, children: Children, printed: str) -> HangFinding | None:
+    """None where no process of the cell ended badly, or the error says all that is known."""
+    ended = [child for child in children.started.values() if child.exit_code()]
+    aborted = [child for child in ended if child.exit_code() == -signal.SIGABRT]
+    if aborted and "gloo" in printed and (sizes := _GLOO.search(printed)) is not None:
+        return _mismatch(aborted[0], children, int(sizes[1]), int(sizes[2]))
+    match = _WORKER.search(str(error)) if error is not None else None
+    if match is not None:
+        dead = [child for word in match[1].split(",") if (child := children.started.get(int(word))) is not None]
+        return _worker(dead[0], children) if dead else None
+    return _rank(ended, children)
+
+
+def _rank(ended: list[Child], children: Children) -> HangFinding | None:
+    """The rank that ended first by itself: the others then lose the connection to it."""
+    records = {child.pid: left_error(children.folder, child.pid) for child in ended}
+    if not any((record or {}).get("rank") is not None for record in records.values()):
+        return None
+    killed = [child for child in ended if (child.exit_code() or 0) < 0 and child.exit_code() not in _ASKED]
+    raised = sorted((child for child in ended if records[child.pid]), key=lambda child: (records[child.pid] or {}).get("at_s", 0.0))
+    child = (killed or raised)[0]
+    record = records[child.pid]
+    known = {(record or {}).get("rank") for record in records.values()}
+    absent = sorted(set(range(len(children.started))) - known)
+    number = (record or {}).get("rank")
+    rank = number if number is not None else absent[0] if len(absent) == 1 else sorted(children.started).index(child.pid)
+    one = Participant(f"rank {rank}", child.pid, kind="dead", what="ended", child=child, exit_code=child.exit_code(), error=record)
+    fix = exit_fix(child.exit_code()) if record is None else "fix the error in this rank: the others only lose their connection to it"
+    return _finding(one, "rank_died", f"rank {rank} {how_it_ended(one)}", fix, "", last_line(record))
+
+
+def _worker(child: Child, children: Children) -> HangFinding:
+    code, error = child.exit_code(), left_error(children.folder, child.pid)
+    number = sorted(children.started).index(child.pid)
+    one = Participant(f"worker {number}", child.pid, kind="dead", what="ended", child=child, exit_code=code, error=error)
+    is_unpickled = child.method != "fork" and code == 1 and error is None
+    fix = exit_fix(code) if error is None else error_fix(one)
+    reason = ""
+    if is_unpickled:
+        fix = 'move the Dataset into an importable module, or use `DataLoader(..., multiprocessing_context="fork")`'
+        reason = f"a worker started with `{child.method}` imports the Dataset, and cannot import what is defined in a cell"
+    return _finding(one, "worker_died", f"DataLoader worker {number} {how_it_ended(one)}", fix, reason, last_line(error))
+
+
+def _mismatch(child: Child, children: Children, first: int, second: int) -> HangFinding:
+    left = (left_error(children.folder, pid) or {} for pid in children.started)
+    record: dict[str, Any] = next((survivor for survivor in left if survivor.get("entries")), {})
+    entry: dict[str, Any] = record["entries"][-1] if record else {}
+    called = f"{entry['op']} #{entry['number']} with {entry['sizes'][0] if entry['sizes'] else 'no tensor'}" if entry else "the collective"
+    one = Participant(f"process {child.name}", child.pid, kind="dead", what="aborted", child=child, exit_code=child.exit_code())
+    who = f"rank {record['rank']} calls {called}" if record.get("rank") is not None else "the ranks call it with different sizes"
+    return _finding(
+        one, "collective_mismatch", f"gloo aborted {one.who}, whose tensor has a different size: {who} ({first} and {second} bytes)",
+        "use the same shape and dtype on every rank", "gloo aborts the process without an exception where sizes differ",
+        last_line(record or None),
+    )  # fmt: skip
+
+
+def _finding(one: Participant, cause: str, headline: str, fix: str, reason: str, line: Location | None) -> HangFinding:
+    root = one.as_wait()
+    return HangFinding(state="finished", cause=cause, headline=headline, fix=fix, reason=reason, location=line, root=root, waits=(root,))
+
+
+def last_user_line(error: BaseException | None) -> Location | None:
+    """The innermost line of the user's that an error came through."""
+    walked = [] if error is None else [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return next(
+        (location(code.co_filename, line, code.co_name) for code, line in reversed(walked) if owner(code.co_filename) == "user"), None
+    )
+
+
+def never_ends(line: int, condition: str, main: Wait, still_s: float) -> HangFinding:
+    """A loop whose condition nothing in it changes."""
+    is_forever = condition == "True"
+    why = "no `break` or `return` can be reached" if is_forever else "the loop does not change its condition"
+    return HangFinding(
+        state="stuck",
+        cause="infinite_loop",
+        headline=f"`while {condition}:` on line {line} never ends: {why}",
+        fix="leave the loop with `break` or `return`" if is_forever else "update a variable of the condition inside the loop, or `break`",
+        location=main.location,
+        root=replace(main, kind="python", waits_for=None, what=f"while {condition}"),
+        waits=(replace(main, kind="python", waits_for=None),),
+        chain=("main",),
+        since_s=still_s,
+    )
+
+
+def held_the_gil(late_s: float, where: Location | None) -> HangFinding:
+    """A call in which no Python thread got a turn."""
+    root = Wait(who="main", pid=os.getpid(), location=where, kind="gil", waits_for=None, what="one call that holds the GIL")
+    return HangFinding(
+        state="slow",
+        cause="gil_held",
+        headline=f"one call held the GIL for {late_s:.0f} s: no other Python thread could run",
+        fix="call it less often, on smaller data, or in a separate process",
+        reason="live views, other threads and Stop wait until the call returns",
+        location=where,
+        root=root,
+        waits=(root,),
+        chain=("main",),
+        since_s=late_s,
+    )
+
+
+def went_slow(longest_s: float, hint: str, kind: str, what: str, where: Location | None) -> HangFinding:
+    """The longest pause of a cell that has ended before anybody was asked."""
+    waited = hint or "the main thread computed without a step or output"
+    root = Wait(who="main", pid=os.getpid(), location=where, kind=kind, waits_for=None, what=what)
+    headline = f"{waited} for {duration(longest_s)}"
+    return HangFinding(state="slow", cause=None, headline=headline, location=where, root=root, waits=(root,), chain=("main",))
+
+
+class ThreadErrors:
+    """Open between `attach` and the end of the stack. A hook of the user's is called as before."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, dict[str, Any]] = {}
+        """By the name of the thread: ``type``, ``message``, ``at_s``, ``frames``; no exception is held."""
+
+    def attach(self, stack: ExitStack) -> None:
+        """Note each from now on."""
+        wrap(stack, self, threading, "excepthook", self._ended)
+
+    def sweep(self) -> None:
+        """Remove what an interrupt may have left."""
+        unwrap_all(self)
+
+    def _ended(self, original: Callable[[Any], Any], arguments: Any) -> Any:
+        __tracebackhide__ = True
+        with suppress(Exception):  # a message that cannot be made: what is printed of it comes all the same
+            if arguments.thread is not None and isinstance(arguments.exc_value, Exception) and len(self.records) < _MOST:
+                self.records[arguments.thread.name] = error_record(arguments.exc_value)
+        return original(arguments)

@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Callable
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
-from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.memclean import release
-from torchdebug_magics.instruments.memclean.census import Census, collect
-from torchdebug_magics.instruments.memclean.report import Freed, MemcleanReport
-from torchdebug_magics.instruments.memclean.survey import Survey, survey
-from torchdebug_magics.machine.heap_trim import trim_heap, trimmable_bytes
-from torchdebug_magics.machine.process import rss_bytes
-from torchdebug_magics.probing.holders.roots import outputs
-from torchdebug_magics.probing.shell import running_shell
+import torch
 
-__all__ = ["examine"]
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instruments.memclean.report import Freed, Holding, MemcleanReport
+from torchdebug_magics.machine.process import rss_bytes, trim_heap, trimmable_bytes
+from torchdebug_magics.probing.holders import cycles_of, waiting_cycles
+from torchdebug_magics.probing.holders.found import roots_of
+from torchdebug_magics.probing.holders.roots import Rank, Root, named, outputs, roots
+from torchdebug_magics.probing.holders.tensor_holders import storages_of
+from torchdebug_magics.probing.holders.walk import Walk, undisturbed
+from torchdebug_magics.probing.modules import live
+from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.where import location, our_extension, running_shell
 
 _ALL = ("cycles", "exception", "debugger", "out", "session", "heap")
 _NAMES = (*_ALL, "cache")
 _ONE_OUTPUT = re.compile(r"Out\[(\d+)\]$")
 _COSTS = {"exception": "`%debug` has no error to work on now", "out": "`Out` is empty now"}
+_LAST = ("last_type", "last_value", "last_traceback", "last_exc")
+_KEPT = ("tb", "etype", "evalue", "last_syntax_error")
+_DEBUGGERS_FRAME = "__pdb_convenience_variables"
+"""Where pdb keeps ``$_frame`` among the globals of the frame that it looked at, from Python 3.12 on."""
+_OUTPUT = re.compile(r"_(\d+)$")
+_LATEST = ("_", "__", "___")
+_MOST_VISITS = 1_000_000
+_MOST_OTHERS = 5
+_NUMBERED = re.compile(r"(?:Out\[|_|user_ns_hidden\['_)(\d+)")
+_PARTS = {Rank.ERROR: "exception", Rank.DEBUGGER: "debugger", Rank.OUTPUT: "out", Rank.SESSION: "session"}
+_WHATS = {"debugger": "the closed debugger", "session": "the last torchdebug_magics session"}
+_PRICES = {
+    "exception": "`%debug` will no longer work on that error",
+    "debugger": "the debugger will be discarded",
+    "session": "`torchdebug_magics.last_session()` will be None",
+}
+_PASSES = 3
 
 
 def examine(*, free: str = "") -> MemcleanReport:
@@ -47,7 +73,7 @@ def examine(*, free: str = "") -> MemcleanReport:
         freed=tuple(freed),
         asked=asked,
         rss_bytes=rss_bytes(),
-        cache_bytes=release.cached_bytes(),
+        cache_bytes=cached_bytes(),
         problems=tuple(problems),
     )
 
@@ -74,10 +100,10 @@ class _Cleaner:
         self._census = Census(before.storages)
         self._ways: dict[str, Callable[[], int | None]] = {
             "cycles": lambda: None,
-            "exception": lambda: release.forget_error(shell),
-            "debugger": lambda: release.forget_debugger(shell),
+            "exception": lambda: forget_error(shell),
+            "debugger": lambda: forget_debugger(shell),
             "out": self._outputs,
-            "session": lambda: release.forget_session(shell),
+            "session": lambda: forget_session(shell),
             "heap": self._heap,
             "cache": self._cache,
         }
@@ -105,7 +131,7 @@ class _Cleaner:
         elif only is not None and only not in outputs(self._shell):
             self._note(f"there is no Out[{only}]")
         else:
-            release.forget_outputs(self._shell, only)
+            forget_outputs(self._shell, only)
         return None
 
     def _heap(self) -> int:
@@ -115,10 +141,233 @@ class _Cleaner:
         return max(0, rss - rss_bytes())
 
     def _cache(self) -> int:
-        given_back = release.empty_cache()
+        given_back = empty_cache()
         if given_back is None:
             self._note("CUDA is not in use in this process, so there is no GPU cache to empty")
         return given_back or 0
 
     def _note(self, problem: str) -> None:
         self._problems.append(problem)
+
+
+def forget_error(shell: Any | None) -> None:
+    """As if no cell had failed; `%debug` and `%tb` then say that there is no traceback."""
+    for name in _LAST:
+        if hasattr(sys, name):
+            delattr(sys, name)
+    for keeper in (getattr(shell, "InteractiveTB", None), getattr(shell, "SyntaxTB", None)):
+        for name in _KEPT:
+            if getattr(keeper, name, None) is not None:
+                setattr(keeper, name, None)
+    result = getattr(shell, "last_execution_result", None)
+    if result is not None:
+        result.error_in_exec = result.error_before_exec = None
+
+
+def forget_debugger(shell: Any | None) -> None:
+    """Drop the debugger, with the frame that it left in globals; IPython creates a new one at the next ``%debug``."""
+    keeper: Any = getattr(shell, "InteractiveTB", None)
+    if getattr(keeper, "pdb", None) is not None:
+        keeper.pdb = None
+        for module in tuple(sys.modules.values()):
+            if isinstance(module, ModuleType):
+                vars(module).pop(_DEBUGGERS_FRAME, None)
+
+
+def forget_session(shell: Any | None) -> None:
+    """The last session of one of our own magics, which keeps what it found for inspection."""
+    extension = our_extension(shell)
+    if extension is not None:
+        extension.last_session = None
+
+
+def forget_outputs(shell: Any, only: int | None = None) -> None:
+    """`Out`, and each other place where an output is known; a name that the user has given to something else stays."""
+    held = outputs(shell)
+    hidden = shell.user_ns_hidden
+    values = [value for number, value in held.items() if only in {None, number}]
+    values += [value for name, value in named(hidden) if (match := _OUTPUT.match(name)) and only in {None, int(match[1])}]
+    for space in (shell.user_ns, hidden):
+        for name in [name for name, value in named(space) if _OUTPUT.match(name) and _is_any(value, values)]:
+            del space[name]
+    hook = shell.displayhook
+    for name in _LATEST:
+        # Where the user gave the name to something else, neither of IPython's two is what stands there.
+        latest = [one for one in (getattr(hook, name, ""), hidden.get(name, "")) if only is None or _is_any(one, values)]
+        for space in (shell.user_ns, hidden):
+            if name in space and _is_any(space[name], latest):
+                space[name] = ""
+        if _is_any(getattr(hook, name, ""), latest):
+            setattr(hook, name, "")
+    result = shell.last_execution_result
+    if result is not None and (only is None or _is_any(result.result, values)):
+        result.result = None
+    for number in [number for number in held if only in {None, number}]:
+        del held[number]
+
+
+def _is_any(value: object, values: list[object]) -> bool:
+    return any(value is one for one in values)
+
+
+def cached_bytes() -> int:
+    """What the CUDA allocator keeps to reuse; 0 where it is not in use."""
+    if not torch.cuda.is_initialized():
+        return 0
+    return sum(torch.cuda.memory_reserved(one) - torch.cuda.memory_allocated(one) for one in range(torch.cuda.device_count()))
+
+
+def empty_cache() -> int | None:
+    """The bytes that the CUDA allocator gave back; None where it is not in use. CUDA is not initialised for that."""
+    if not torch.cuda.is_initialized():
+        return None
+    devices = range(torch.cuda.device_count())
+    before = sum(map(torch.cuda.memory_reserved, devices))
+    torch.cuda.empty_cache()
+    return before - sum(map(torch.cuda.memory_reserved, devices))
+
+
+@dataclass
+class Survey:
+    """What was found; of the tensors, only weak references."""
+
+    holdings: tuple[Holding, ...] = ()
+    together_bytes: int = 0
+    by_part: dict[str, int] = field(default_factory=dict)
+    is_whole: bool = True
+    storages: list[weakref.ref[Any]] = field(default_factory=list)
+    """All that have a name, to be looked at again."""
+
+
+def survey() -> Survey:
+    """Look; nothing is changed."""
+    with undisturbed(), closing(Walk(roots(), None, _MOST_VISITS)) as walk:
+        held_at, is_whole = roots_of(walk)
+        names = _output_names(walk)
+        found = Survey(is_whole=is_whole)
+        tally = _Tally()
+        for address, numbers in walk.holders.items():
+            storage = next(one for one in storages_of(walk.objects[numbers[0]]) if one._cdata == address)
+            found.storages.append(weakref.ref(storage))
+            tally.add(held_at[address], names, size_of(storage), str(storage.device))
+    found.together_bytes, found.by_part = tally.together_bytes, dict(tally.by_part)
+    ordered = sorted(tally.held, key=lambda name: (-tally.alone[name], -tally.held[name], name))
+    found.holdings = tuple(_holding(name, tally) for name in ordered)
+    return found
+
+
+class _Tally:
+    """Bytes by holder."""
+
+    def __init__(self) -> None:
+        self.held: Counter[str] = Counter()
+        self.alone: Counter[str] = Counter()
+        self.by_part: Counter[str] = Counter()
+        self.together_bytes = 0
+        self.devices: dict[str, set[str]] = {}
+        self.others: dict[str, dict[str, None]] = {}
+
+    def add(self, held_at: Iterable[Root], names: dict[str, str], size: int, device: str) -> None:
+        """One storage, and the roots that hold it."""
+        others = [root.label for root in held_at if root.rank not in _PARTS]
+        holders = {names.get(root.label, _PARTS[root.rank]) for root in held_at if root.rank in _PARTS}
+        parts = {_part(name) for name in holders}
+        for name in holders:
+            self.held[name] += size
+            self.alone[name] += size if len(holders) == 1 and not others else 0
+            self.devices.setdefault(name, set()).add(device)
+            self.others.setdefault(name, {}).update(dict.fromkeys(others))
+        if parts and not others:
+            self.together_bytes += size
+            if len(parts) == 1:
+                self.by_part[parts.pop()] += size
+
+
+def _part(name: str) -> str:
+    return name if name in _PARTS.values() else "out"
+
+
+def _output_names(walk: Walk) -> dict[str, str]:
+    """``_3``, ``_`` and their like are names of the same output: ``Out[3]``."""
+    names: dict[str, str] = {}
+    for found in walk.roots.values():
+        outputs = [root.label for root in found if root.rank is Rank.OUTPUT]
+        numbers = [match[1] for match in map(_NUMBERED.match, outputs) if match]
+        names.update(dict.fromkeys(outputs, f"Out[{numbers[0]}]" if numbers else "_"))
+    return names
+
+
+def _holding(name: str, tally: _Tally) -> Holding:
+    part = _part(name)
+    what = _error() if part == "exception" else _WHATS.get(part, f"`{name}`")
+    cost = _PRICES.get(part, f"`{name}` will be gone")
+    return Holding(
+        name=name,
+        part=part,
+        what=what,
+        held_bytes=tally.held[name],
+        alone_bytes=tally.alone[name],
+        devices=tuple(sorted(tally.devices[name])),
+        cost=cost,
+        others=tuple(tally.others[name])[:_MOST_OTHERS],
+    )
+
+
+def _error() -> str:
+    """The last error, by the cell or the line of the user's in which it began."""
+    trace = getattr(sys, "last_traceback", None)
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_user_code(code):
+            where = location(code.co_filename, trace.tb_lineno, code.co_name)
+            return f"the error of {f'In[{where.cell}]' if where.cell is not None else where}"
+        trace = trace.tb_next
+    return "an old error"
+
+
+class Census:
+    """All storages that are there now, without holding them."""
+
+    def __init__(self, known: Iterable[weakref.ref[Any]] = ()) -> None:
+        refs = {storage._cdata: (one, size_of(storage)) for one in known if (storage := one()) is not None}
+        with undisturbed():
+            for tensor in live(torch.Tensor):
+                for storage in storages_of(tensor):
+                    refs.setdefault(storage._cdata, (weakref.ref(storage), size_of(storage)))
+        self._refs = list(refs.values())
+
+    def collect(self) -> str:
+        """Run the collector; the cycle of references by which the most of what is gone then held itself, and empty where none did."""
+        sizes = {storage._cdata: size for storage, size in ((ref(), size) for ref, size in self._refs) if storage is not None}
+        freed: Counter[str] = Counter()
+        for address, path in cycles_of([ref for ref, _ in self._refs]).paths.items():
+            freed[path] += sizes[address]
+        return max(freed, key=lambda path: freed[path], default="")
+
+    def gone_bytes(self) -> int:
+        """Of those that are gone since this was last asked."""
+        gone = [size for ref, size in self._refs if ref() is None]
+        self._refs = [one for one in self._refs if one[0]() is not None]
+        return sum(gone)
+
+    def waiting(self) -> tuple[int, str]:
+        """(bytes that a collection would free, the cycle of references by which the most of it holds itself); nothing is collected."""
+        paths = waiting_cycles([ref for ref, _ in self._refs]).paths
+        sizes: Counter[str] = Counter()
+        for ref, size in self._refs:
+            storage = ref()
+            if storage is not None and storage._cdata in paths:
+                sizes[paths[storage._cdata]] += size
+        return sum(sizes.values()), max(sizes, key=lambda path: sizes[path], default="")
+
+
+def size_of(storage: torch.UntypedStorage) -> int:
+    """Its bytes; none of one that has no memory."""
+    return 0 if storage.device.type == "meta" else storage.nbytes()
+
+
+def collect() -> None:
+    """Until nothing more comes: a graph that was in a cycle may leave another one."""
+    for _ in range(_PASSES):
+        if not gc.collect():
+            return

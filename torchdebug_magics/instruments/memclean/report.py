@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from torchdebug_magics.format import byte_size, capitalised
 from torchdebug_magics.report import Report
 
-__all__ = ["Freed", "Holding", "MemcleanReport"]
-
 _WORTH_IT = 1 << 20
 """Less is not worth freeing."""
 _WORTH_TRIMMING, _LARGE_PART = 64 << 20, 0.1

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from torchdebug_magics.format import byte_size, plural
-from torchdebug_magics.html.page import Facts, Fold, Note, Page, Table
-
-if TYPE_CHECKING:
-    from torchdebug_magics.format import Format
-    from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.memclean.report import MemcleanReport
-
-__all__ = ["page"]
+from torchdebug_magics.format import Format, byte_size, plural
+from torchdebug_magics.html.page import Block, Facts, Fold, Note, Page, Status, Table
+from torchdebug_magics.instruments.memclean.report import MemcleanReport
 
 _HELD: dict[str, Format] = {"holds": "bytes", "frees alone": "bytes", "what": "prose", "costs": "prose", "also held by": "prose"}
 _FEW = 5

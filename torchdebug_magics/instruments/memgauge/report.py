@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size, capitalised
+from torchdebug_magics.machine.interrupts import Interrupt
+from torchdebug_magics.ranks.compared import Compared
 from torchdebug_magics.report import Gauge, Report
-
-if TYPE_CHECKING:
-    from torchdebug_magics.machine.interrupts import Interrupt
-
-__all__ = ["DevicePeak", "GaugeReport", "LiveGauges", "device_peak"]
 
 _SMALL = 0.02
 """Of the limit: below this, what other processes use is not mentioned."""
@@ -122,3 +118,13 @@ def device_peak(one: DevicePeak) -> str:
     of = "" if one.total_bytes is None else f" of {byte_size(one.total_bytes)}"
     at_least = "" if one.is_exact else "at least "
     return f"{one.label.partition(' · ')[0]} peak {at_least}{byte_size(one.peak_bytes)}{of}"
+
+
+def compared(report: GaugeReport) -> Compared:
+    """Its peaks, on every device and of the process."""
+    peaks = (("this process", report.rss_peak_bytes), *((one.label, one.peak_bytes) for one in report.devices))
+    return Compared(
+        found_at=(0, 0) if report.interrupts else None,
+        size_bytes=sum(size for _, size in peaks),
+        sites=tuple((what, size, None) for what, size in peaks),
+    )

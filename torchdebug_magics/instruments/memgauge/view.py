@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torchdebug_magics.format import byte_size, duration, share
-from torchdebug_magics.html.page import Chart, Facts, Fold, Meters, Note, Page
-from torchdebug_magics.instruments.memgauge.report import device_peak
+from torchdebug_magics.html.page import Block, Chart, Facts, Fold, Meters, Note, Page, Status
+from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeReport, LiveGauges, device_peak
 from torchdebug_magics.report import Gauge
-
-if TYPE_CHECKING:
-    from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeReport, LiveGauges
-
-__all__ = ["after_cell", "live_page", "page"]
 
 _NARROW = 0.1
 """The share of the limit below which what is left is too little to be fine."""

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torchdebug_magics.instruments.memmark.report import MarkReport, MarksReport
 from torchdebug_magics.probing.marks import ledger
-
-if TYPE_CHECKING:
-    from torchdebug_magics.report import Report
-
-__all__ = ["mark"]
+from torchdebug_magics.report import Report
 
 
 def mark(*labels: object, force: bool = True, clear: bool = False) -> Report | None:

@@ -8,9 +8,6 @@ from itertools import accumulate, pairwise
 from torchdebug_magics.format import byte_size, plural
 from torchdebug_magics.report import Mark, Report
 
-__all__ = ["MarkReport", "MarksReport", "name", "signed"]
-
-
 _WIDEST = 90
 """Characters of a headline."""
 

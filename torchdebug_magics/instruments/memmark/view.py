@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import plural
-from torchdebug_magics.html.page import Chart, Facts, Fold, Page, Table
-from torchdebug_magics.instruments.memmark.report import MarksReport, name, signed
-
-if TYPE_CHECKING:
-    from torchdebug_magics.format import Format
-    from torchdebug_magics.html.page import Block, Cell
-    from torchdebug_magics.instruments.memmark.report import MarkReport
-    from torchdebug_magics.report import Mark
-
-__all__ = ["page"]
+from torchdebug_magics.format import Format, plural
+from torchdebug_magics.html.page import Block, Cell, Chart, Facts, Fold, Page, Table
+from torchdebug_magics.instruments.memmark.report import MarkReport, MarksReport, name, signed
+from torchdebug_magics.report import Mark
 
 _MIB = 2**20
 _SIZES: Mapping[str, Callable[[Mark], int | None]] = {

@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import Literal
 
-from torchdebug_magics.instruments.memtrace.growth.rerun_growth import rerun_growth
+from torchdebug_magics.format import byte_size
+from torchdebug_magics.instruments.memtrace.findings import Advice, Growth, Oom, Undeleted
+from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
+from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
+from torchdebug_magics.instruments.memtrace.growth.worst import Run, rerun_growth
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, holders
-from torchdebug_magics.instruments.memtrace.held.out_of_memory import explained, refused_by
-from torchdebug_magics.instruments.memtrace.held.reference_cycles import kept_by_cycles
+from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch, kept_by_cycles
+from torchdebug_magics.instruments.memtrace.held.still_held import Deletions, HandledErrors
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, by_category, by_module, category
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census
-from torchdebug_magics.instruments.memtrace.ledger.sites import by_category, by_module
-from torchdebug_magics.instruments.memtrace.ledger.timeline import timeline
-from torchdebug_magics.instruments.memtrace.report import MemtraceReport, Peak
+from torchdebug_magics.instruments.memtrace.ledger.memory_snapshot import Snapshot
+from torchdebug_magics.instruments.memtrace.ledger.op_tracer import OutOfMemory, Tracer, refused_bytes
+from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, TEMPORARY, Phases, Span
+from torchdebug_magics.instruments.memtrace.ledger.process_memory import Devices, MarkListener, ProcessMemory
+from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, MemtraceReport, Peak, Stretch, Timeline
 from torchdebug_magics.instruments.memtrace.verdict import leading, line_to_change
+from torchdebug_magics.machine.interrupts import Interrupt
+from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.source.call_sites import loops_around
-from torchdebug_magics.probing.where import excerpt, location
-
-if TYPE_CHECKING:
-    from collections import deque
-
-    from torchdebug_magics.instruments.memtrace.findings import Growth, Oom, Undeleted
-    from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
-    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
-    from torchdebug_magics.instruments.memtrace.growth.rerun_growth import Run
-    from torchdebug_magics.instruments.memtrace.held.deleted import Deletions
-    from torchdebug_magics.instruments.memtrace.held.handled_error import HandledErrors
-    from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch
-    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
-    from torchdebug_magics.instruments.memtrace.ledger.devices import Devices
-    from torchdebug_magics.instruments.memtrace.ledger.memory_snapshot import Snapshot
-    from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
-    from torchdebug_magics.instruments.memtrace.ledger.phases import Phases
-    from torchdebug_magics.instruments.memtrace.ledger.process_memory import ProcessMemory
-    from torchdebug_magics.instruments.memtrace.ledger.trace_marks import MarkListener
-    from torchdebug_magics.machine.interrupts import Interrupt
-    from torchdebug_magics.probing.guard import Guard
-    from torchdebug_magics.report import Location
-
-__all__ = ["Seen", "concluded"]
+from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
+from torchdebug_magics.report import Location
 
 _LEAST_UNNAMED, _LARGE_PART = 64 << 10, 0.1
 _SEVERAL = 3
 """Times that a line ran: then it is in a loop."""
+_POINTS = 400
+_STRETCHES = 200
+"""More would be a blur."""
+_NUMBERED = re.compile(r"^(.*?)\.?(\d+)(?:\.|$)")
+_WORTH = 0.01
+"""Of what is alive: less is not worth the change."""
+_MANY_UNUSED = 0.2
 
 
 @dataclass(frozen=True)
@@ -161,3 +159,216 @@ def _peak(ledger: Ledger, blocks: list[Block]) -> Peak:
         by_category=by_category(blocks),
         by_module=by_module(blocks),
     )
+
+
+def timeline(ledger: Ledger, phases: Phases, marks: Sequence[int] = ()) -> Timeline:
+    """At most `_POINTS` points, of each stretch of events the fullest; `marks` are events."""
+    first, last = ledger.first_event, max(min(ledger.clock, ledger.counted_until), ledger.first_event + 1)
+    levels = dict(_fullest(ledger, first, last))
+    if not levels:
+        return Timeline()
+    clocks, points = zip(*levels.values(), strict=True)
+    kinds = {name for point in points for name, size in point.items() if size}
+    names = sorted(kinds, key=lambda name: (name != HELD_BEFORE, -sum(point.get(name, 0) for point in points)))
+    totals = [sum(point.values()) for point in points]
+    return Timeline(
+        categories={name: tuple(point.get(name, 0) for point in points) for name in names},
+        stretches=tuple(_stretches(phases.spans, clocks)),
+        peak=totals.index(max(totals)),
+        counted=bisect_left(clocks, ledger.counted_from) if ledger.counted_from else None,
+        marks=tuple(max(0, bisect_right(clocks, clock) - 1) for clock in marks),
+    )
+
+
+def _fullest(ledger: Ledger, first: int, last: int) -> Iterator[tuple[int, tuple[int, dict[str, int]]]]:
+    """(point, (event, bytes by category)): within each point, the event at which most was alive."""
+    level = Counter({HELD_BEFORE: sum(block.bytes for block in ledger.old)})
+    total, point, best = sum(level.values()), 0, (first, dict(level))
+    best_total = total
+    yield 0, best
+    for clock, block, change in _changes(ledger):
+        now = (clock - first) * (_POINTS - 1) // (last - first) + 1
+        if now != point:
+            yield point, best
+            point, best_total = now, -1
+        level[HELD_BEFORE if block.is_old else category(block)] += change
+        total += change
+        if total > best_total:
+            best, best_total = (clock, dict(level)), total
+    yield point, best
+
+
+def _changes(ledger: Ledger) -> list[tuple[int, Block, int]]:
+    """(event, block, bytes more or less), in order."""
+    found: list[tuple[int, Block, int]] = []
+    born: set[int] = set()
+    unseen: list[Block] = []
+    for block in ledger.events:
+        if block.is_old or id(block) in born:
+            found.append((block.died, block, -block.bytes))
+        elif block.born > ledger.counted_until:
+            unseen.append(block)
+        else:
+            found.append((block.born, block, block.bytes))
+        born.add(id(block))
+    # What is found only at the end was made in the steps that were counted, one after the other.
+    since, until = ledger.counted_from, ledger.counted_until
+    found += [(since + (until - since) * at // len(unseen), block, block.bytes) for at, block in enumerate(unseen, 1)]
+    return sorted(found, key=lambda one: one[0])
+
+
+def _stretches(spans: list[Span], clocks: tuple[int, ...]) -> Iterator[Stretch]:
+    """Where each phase began, by the points of the picture; what is shorter than a point is not there."""
+    at, said = 0, 0
+    for span, following in zip(spans, [*spans[1:], None], strict=True):
+        while at < len(clocks) and clocks[at] <= span.first:
+            at += 1
+        end = clocks[-1] + 1 if following is None else following.first
+        if at < len(clocks) and clocks[at] <= end and said < _STRETCHES:
+            said += 1
+            yield Stretch(phase=span.phase, first=at)
+
+
+def refused_by(error: BaseException | None) -> BaseException | None:
+    """The error by which memory was refused, of those that led to this one."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, (RuntimeError, MemoryError)) and refused_bytes(error) is not None:
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def explained(
+    error: BaseException,
+    seen: OutOfMemory | None,
+    left: Collection[Block],
+    growth: Growth | None,
+    handled: Undeleted | None,
+    *,
+    iteration: int,
+    unused_bytes: int,
+) -> Oom:
+    """Why, and what would help.
+
+    `seen` is what was noted when the op raised, where it was followed; `left` is what was alive at the end, `handled` what an error
+    holds that was being handled, `unused_bytes` what the caching allocator had reserved and not given out.
+    """
+    is_seen = seen is not None and seen.error_id == id(error)
+    alive = seen.alive if seen is not None and is_seen else left
+    sizes = by_category(alive)
+    live_bytes = sum(sizes.values())
+    asked_bytes = refused_bytes(error) or 0
+    return Oom(
+        asked_bytes=asked_bytes,
+        op=seen.op.removesuffix(".default") if seen is not None and is_seen else "",
+        module=seen.module if seen is not None and is_seen else "",
+        location=seen.place.location if seen is not None and is_seen and seen.place is not None else _location(error),
+        phase=seen.span.phase if seen is not None and is_seen else "other",
+        iteration=iteration,
+        kind="handled error" if handled is not None else _kind(growth, live_bytes, asked_bytes, unused_bytes),
+        live_bytes=live_bytes,
+        by_category=sizes,
+        by_module=by_module(alive),
+        unused_reserved_bytes=unused_bytes,
+        advice=(*_advice(alive, sizes, growth, unused_bytes, live_bytes), *_retried(handled)),
+    )
+
+
+def _kind(growth: Growth | None, live_bytes: int, asked_bytes: int, unused_bytes: int) -> Literal["sizing", "leak", "fragmentation"]:
+    if unused_bytes > max(asked_bytes, int(_MANY_UNUSED * live_bytes)):
+        return "fragmentation"
+    return "sizing" if growth is None else "leak"
+
+
+def _location(error: BaseException) -> Location | None:
+    innermost: FrameType | None = None
+    trace = error.__traceback__
+    while trace is not None:
+        innermost, _line = trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+    frame = user_frame(innermost)
+    return None if frame is None else locate(frame)
+
+
+def _advice(
+    alive: Collection[Block], sizes: Mapping[str, int], growth: Growth | None, unused_bytes: int, live_bytes: int
+) -> Iterator[Advice]:
+    """What is easy and changes nothing first."""
+    for one in (*_of_step(alive, sizes), *_of_optimizer(sizes), *_in_half(sizes), *_defragmented(unused_bytes), *_freed(growth)):
+        if one.saved_bytes > _WORTH * live_bytes:
+            yield one
+
+
+def _retried(handled: Undeleted | None) -> Iterator[Advice]:
+    if handled is not None:
+        yield Advice(what="retrying after the `except` block, not in it", saved_bytes=handled.live_bytes, how=handled.fix)
+
+
+def _freed(growth: Growth | None) -> Iterator[Advice]:
+    if growth is not None:
+        held_bytes = growth.bytes_per_iteration * growth.iterations_count
+        holder = f" `{growth.holder}`" if growth.holder else " the variable that keeps it"
+        yield Advice(what=f"freeing the memory that grows, kept by{holder}", saved_bytes=held_bytes, how=growth.fix)
+
+
+def _of_step(alive: Collection[Block], sizes: Mapping[str, int]) -> Iterator[Advice]:
+    step_bytes = sizes.get(ACTIVATION, 0) + sizes.get(TEMPORARY, 0)
+    if not step_bytes:
+        return
+    yield Advice(
+        what="half the batch, with gradients accumulated over two",
+        saved_bytes=step_bytes // 2,
+        how="call `backward()` on `loss / 2` for each half, and `optimizer.step()` after both: the same gradients",
+    )
+    parent, saved_bytes, blocks_count = _checkpointed(alive)
+    if saved_bytes:
+        yield Advice(
+            what=f"checkpointing each of the {blocks_count} blocks of `{parent}`"
+            if parent
+            else f"checkpointing each of the {blocks_count} blocks",
+            saved_bytes=saved_bytes,
+            how="`torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` in place of `block(x)`: about a third slower",
+        )
+
+
+def _checkpointed(alive: Collection[Block]) -> tuple[str, int, int]:
+    """(where the blocks are, bytes, how many): one block's activations are made again at a time, the others' are not kept."""
+    sizes: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for block in alive:
+        found = _NUMBERED.match(block.module)
+        if found is not None and category(block) == ACTIVATION:
+            sizes[found[1]][found[2]] += block.bytes
+    savings = [(sum(each.values()) - max(each.values()), parent, len(each)) for parent, each in sizes.items() if len(each) > 1]
+    saved_bytes, parent, count = max(savings, default=(0, "", 0))
+    return parent, saved_bytes, count
+
+
+def _of_optimizer(sizes: Mapping[str, int]) -> Iterator[Advice]:
+    state_bytes = sizes.get(OPTIMIZER_STATE, 0)
+    if state_bytes:
+        yield Advice(
+            what="an 8-bit optimizer", saved_bytes=state_bytes * 3 // 4, how="such as `bitsandbytes.optim.AdamW8bit`", changes_training=True
+        )
+        how = "`torch.optim.SGD` without momentum: training changes"
+        yield Advice(what="an optimizer without state", saved_bytes=state_bytes, how=how, changes_training=True)
+
+
+def _in_half(sizes: Mapping[str, int]) -> Iterator[Advice]:
+    yield Advice(
+        what="bfloat16 in the forward pass",
+        saved_bytes=sizes.get(ACTIVATION, 0) // 2,
+        how="`with torch.autocast(device_type, dtype=torch.bfloat16):` around the forward pass and the loss, if they run in float32 now",
+        changes_training=True,
+    )
+
+
+def _defragmented(unused_bytes: int) -> Iterator[Advice]:
+    if unused_bytes:
+        yield Advice(
+            what="less fragmentation",
+            saved_bytes=unused_bytes,
+            how=f"`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the process starts: {byte_size(unused_bytes)} are reserved in "
+            "blocks too small to use. `empty_cache()` releases only whole segments, and the next step reserves them again",
+        )

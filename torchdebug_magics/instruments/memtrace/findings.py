@@ -1,30 +1,24 @@
-"""What a trace can find: growth, reference cycles, a `del` that frees nothing, refused allocations. Plain data; sizes in bytes."""
+"""What a trace can find: growth, reference cycles, a `del` that frees nothing, memory that was refused."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from torchdebug_magics.report import Location
-
-__all__ = ["Advice", "Cycle", "Finding", "GraphGrowth", "Growth", "Oom", "Phase", "Undeleted"]
+from torchdebug_magics.report import Finding, Location
 
 Phase: TypeAlias = Literal["forward", "loss", "backward", "optimizer", "other"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Growth:
+class Growth(Finding):
     """Memory that every iteration adds."""
 
     bytes_per_iteration: int
     iterations_count: int
-    location: Location | None
-    """The line that allocates what is kept."""
     holder: str
     """The variable's path, such as ``losses[0].grad_fn -> PowBackward0.saved_self``; empty where none was found."""
-    fix: str
     keeps_graph: bool = False
     """Whether it is the graph of the backward pass that is kept, and not only data."""
     others: tuple[str, ...] = ()
@@ -40,19 +34,16 @@ class Growth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphGrowth:
+class GraphGrowth(Finding):
     """Autograd nodes that every iteration adds: a few hundred bytes each, and time in the backward pass."""
 
     nodes_per_iteration: int
     iterations_count: int
     holder: str
-    fix: str
-    location: Location | None = None
-    """The line that stores it in the holder."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cycle:
+class Cycle(Finding):
     """Objects that refer to each other: their memory is freed only when Python's collector runs."""
 
     path: str
@@ -60,13 +51,10 @@ class Cycle:
     """Bytes of this cell's tensors that a collection at the end freed."""
     count: int = 1
     """How often the cycle was created, at least."""
-    location: Location | None = None
-    """The line that closes the cycle."""
-    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Undeleted:
+class Undeleted(Finding):
     """Memory that outlives its use: its variable was deleted, or the call that allocated it has failed."""
 
     name: str
@@ -75,7 +63,6 @@ class Undeleted:
     """The line of the ``del``, or of the call made while the error is handled."""
     live_bytes: int
     holder: str
-    fix: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +77,12 @@ class Advice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Oom:
+class Oom(Finding):
     """An allocation that was refused."""
 
     asked_bytes: int
     op: str
     module: str
-    location: Location | None
     phase: Phase
     iteration: int
     """1-based iteration of the loop; 0 outside a loop."""
@@ -117,4 +103,4 @@ class Oom:
         return max(self.advice, key=lambda one: one.saved_bytes * (not one.changes_training), default=None)
 
 
-Finding: TypeAlias = Growth | GraphGrowth | Cycle | Undeleted | Oom
+Leading: TypeAlias = Growth | GraphGrowth | Cycle | Undeleted | Oom

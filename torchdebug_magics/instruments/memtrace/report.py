@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import capitalised
-from torchdebug_magics.instruments.memtrace.findings import Advice, Cycle, GraphGrowth, Growth, Oom, Phase, Undeleted
-from torchdebug_magics.instruments.memtrace.memory_headline import headline
-from torchdebug_magics.instruments.memtrace.verdict import finding
+from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Oom, Phase, Undeleted
+from torchdebug_magics.instruments.memtrace.verdict import finding, headline
+from torchdebug_magics.machine.interrupts import Interrupt
+from torchdebug_magics.ranks.compared import Compared
 from torchdebug_magics.report import Gauge, Location, Mark, Report
-
-if TYPE_CHECKING:
-    from torchdebug_magics.machine.interrupts import Interrupt
-
-__all__ = [
-    "HELD_BEFORE", "Advice", "Cycle", "DeviceMemory", "GraphGrowth", "Growth", "Holder", "LiveMemory", "MemtraceReport", "Oom", "Peak",
-    "Phase", "Site", "Stretch", "Timeline", "TraceMark", "Undeleted",
-]  # fmt: skip
-
 
 HELD_BEFORE = "held before the cell"
 """The kind, in a timeline, of memory that was allocated before the cell began."""
+_MOST_SITES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,3 +195,22 @@ class MemtraceReport(Report):
     def title(self) -> str:
         """What happened and where; the fix and the holder have rows of their own."""
         return headline(self)
+
+
+def compared(report: MemtraceReport) -> Compared:
+    """Its peak, and the lines that take the most: a rank that is out of line has one that the others have not."""
+    sizes = sorted(((_size_bytes(site, report.steps_count), site) for site in report.sites), key=lambda pair: -pair[0])
+    kept: tuple[tuple[str, int, Location | None], ...] = ()
+    if (growth := report.growth) is not None:
+        kept = ((growth.holder, growth.bytes_per_iteration * growth.iterations_count, growth.kept_at or growth.location),)
+    return Compared(
+        worked=bool(report.ops_count or report.interrupts or report.oom),
+        found_at=(report.steps_count, 0) if report.oom or report.growth or report.graph_growth or report.interrupts else None,
+        size_bytes=report.rss_peak_bytes if report.is_light else report.peak_bytes,
+        sites=kept + tuple((site.module or site.category, size, site.location) for size, site in sizes[:_MOST_SITES]),
+    )
+
+
+def _size_bytes(site: Site, steps_count: int) -> int:
+    """Bytes that the site keeps or, if more, allocates in a step."""
+    return max(site.live_bytes, site.allocated_bytes // max(1, steps_count))

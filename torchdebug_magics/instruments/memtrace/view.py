@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from torchdebug_magics.format import byte_size, listed, plural, share
-from torchdebug_magics.html.page import Areas, Bars, Code, Facts, Fold, Measure, Meters, Note, Page, Table, Verbatim
-from torchdebug_magics.instruments.memtrace.comparison import Comparison, growth
-from torchdebug_magics.instruments.memtrace.figures import change, figures, remaining
-from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Oom, Undeleted
-from torchdebug_magics.instruments.memtrace.memory_headline import variable
-from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE
-from torchdebug_magics.instruments.memtrace.verdict import FAR_MORE, TOO_LARGE, leading, line_to_change, many
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from torchdebug_magics.format import Format
-    from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.memtrace.findings import Finding
-    from torchdebug_magics.instruments.memtrace.report import LiveMemory, MemtraceReport, Stretch, Timeline, TraceMark
-
-__all__ = ["live_page", "page"]
+from torchdebug_magics.format import Format, byte_size, listed, plural, share
+from torchdebug_magics.html.page import Areas, Bars, Block, Code, Facts, Fold, Measure, Meters, Note, Page, Status, Table, Verbatim
+from torchdebug_magics.instruments.memtrace.figures import Comparison, change, figures, growth, remaining
+from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Leading, Oom, Undeleted
+from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, LiveMemory, MemtraceReport, Stretch, Timeline, TraceMark
+from torchdebug_magics.instruments.memtrace.verdict import FAR_MORE, TOO_LARGE, leading, line_to_change, many, variable
 
 _SITES: dict[str, Format] = {
     "line": "text", "code": "code", "module": "code", "kind": "text", "phase": "text",
@@ -125,7 +113,7 @@ def _status(report: MemtraceReport) -> Status:
 # What to change ------------------------------------------------------------------------------------------------------------------
 
 
-def _facts(report: MemtraceReport, found: Finding | None) -> list[Block]:
+def _facts(report: MemtraceReport, found: Leading | None) -> list[Block]:
     rows = [*_guarded(report, found), *(remaining(report) if found is None else _rows(found, _each(report, found)))]
     shown = tuple((name, text) for name, text in rows if text)
     return [Facts(shown)] if shown else []
@@ -147,7 +135,7 @@ def _guarded(report: MemtraceReport, found: object) -> list[tuple[str, str]]:
     return rows
 
 
-def _rows(found: Finding, each: str) -> list[tuple[str, str]]:
+def _rows(found: Leading, each: str) -> list[tuple[str, str]]:
     match found:
         case Growth():
             return _growth_rows(found, each)
@@ -197,7 +185,7 @@ def _best(oom: Oom) -> str:
     return "" if best is None else f"{best.what} (saves {byte_size(best.saved_bytes)}): {best.how}"
 
 
-def _excerpt(report: MemtraceReport, found: Finding | None) -> list[Block]:
+def _excerpt(report: MemtraceReport, found: Leading | None) -> list[Block]:
     where = None if found is None else line_to_change(found)
     if where is None or not (report.excerpt or where.source):
         return []

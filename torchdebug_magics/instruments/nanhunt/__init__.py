@@ -31,7 +31,7 @@ changed, and rerun to check that the step is then finite. The parameters are as 
     ),
     probe=f"{_HERE}.probe:NanProbe",
     view=f"{_HERE}.view:page",
-    over_ranks=f"{_HERE}.over_ranks:compared",
+    over_ranks=f"{_HERE}.verdict:compared",
     live_view=f"{_HERE}.view:live_page",
     examine=f"{_HERE}.graph_postmortem:examine",
     subjects="LOSS",

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import dropwhile
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.causes.as_written import as_written, written_into
-from torchdebug_magics.instruments.nanhunt.causes.diagnose import Diagnosis, diagnose
-from torchdebug_magics.instruments.nanhunt.causes.hand_writes import writers_of
-from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of, shares_memory, variable_name
-from torchdebug_magics.instruments.nanhunt.causes.uninitialized import made_uninitialized
-from torchdebug_magics.instruments.nanhunt.report import Finding, Kind, PathStep, Phase
+from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
+from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
+from torchdebug_magics.instruments.nanhunt.causes.operand_causes import Diagnosis
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
+from torchdebug_magics.instruments.nanhunt.report import Kind, NanFinding, PathStep, Phase
+from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
+from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import overlap
 from torchdebug_magics.probing.modules import Call, unwrapped
-from torchdebug_magics.probing.source.statement_lists import span_as_written
+from torchdebug_magics.probing.ops import is_movement
+from torchdebug_magics.probing.rerun.attempt import Position
+from torchdebug_magics.probing.rerun.step_statements import writes_into
+from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.source.statement_lists import lists_around, parse, span_as_written, written
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
-    from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
-    from torchdebug_magics.report import Location
-
-__all__ = ["bad_tensors", "here", "kind_word", "marked", "write"]
+from torchdebug_magics.report import Location
 
 _MOST_ROWS = 20
 _MOST_PATH = 60
+_CALLED_ON = frozenset({"load_state_dict", "apply"})
+_UNFILLED = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "Tensor", "FloatTensor", "HalfTensor", "DoubleTensor"})
 
 
-def write(evidence: Evidence) -> Finding:
+def write(evidence: Evidence) -> NanFinding:
     """The finding that a person reads."""
     evidence = as_written(evidence)
     birth, context = evidence.birth, evidence.context
@@ -46,7 +50,7 @@ def write(evidence: Evidence) -> Finding:
         )
     call = None if phase in {"data", "parameter", "optimizer"} else _call(evidence)
     lines = excerpt(place) if place is not None else ()
-    finding = Finding(
+    finding = NanFinding(
         kind="nan" if evidence.kind & NAN else "inf",
         phase=phase,
         op=evidence.name if birth.op is not None else None,
@@ -234,7 +238,7 @@ def kind_word(tensor: torch.Tensor) -> Kind:
     return "nan" if kind_of(tensor) & NAN else "inf"
 
 
-def marked(finding: Finding, tensor: torch.Tensor, mask: torch.Tensor | None = None) -> Finding:
+def marked(finding: NanFinding, tensor: torch.Tensor, mask: torch.Tensor | None = None) -> NanFinding:
     """The finding with where in a tensor it is bad: rows, first index, counts, shape and dtype."""
     if tensor.is_nested:  # its shape holds no plain numbers
         return replace(finding, dtype=str(tensor.dtype).removeprefix("torch."))
@@ -257,3 +261,120 @@ def here() -> Location | None:
     """The user's line that is running now."""
     frame = user_frame(sys._getframe(1))
     return None if frame is None else locate(frame)
+
+
+def as_written(evidence: Evidence) -> Evidence:
+    """The same birth, by the op that took the number."""
+    birth = evidence.birth
+    is_number = birth.op.name == "scalar_tensor" if birth.op is not None else _is_unnamed_number(birth.tensor, evidence.context)
+    takers = list(dropwhile(_hands_on_a_number, birth.via))
+    if not is_number or not takers or not takers[0].outputs:
+        return evidence
+    taker, *via = takers
+    meant = birth.on_purpose or birth.op is None
+    return replace(evidence, birth=replace(birth, op=taker, tensor=taker.outputs[0], mask=None, via=tuple(via), on_purpose=meant))
+
+
+def written_into(birth: Birth) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The tensor whose rows the user knows, and where it is bad: of a row that was written in place, what it is a row of."""
+    part, mask = birth.tensor, birth.mask if birth.mask is not None else bad_mask(birth.tensor)
+    if birth.op is None or not birth.op.written or not birth.via or mask is None or part.layout is not torch.strided:
+        return part, mask
+    # ``x[2] /= 0`` divides a view of a row, and then writes that view into its own place.
+    reader = next((op for op in birth.via if not op.written), birth.via[-1])
+    wholes = (one for one in reader.inputs() if one.dim() > part.dim() and shares_memory(one, part))
+    whole = next(wholes, part)
+    return whole, mask if whole is part else overlap(part, mask, whole)[1]
+
+
+def _is_unnamed_number(tensor: torch.Tensor, context: Context) -> bool:
+    """Whether torch made it of a number, as for ``x[0] = math.nan``."""
+    if tensor.dim() or tensor.requires_grad or owner_of(tensor, context.roots) is not None:
+        return False
+    return variable_name(tensor, context.variables, context.entries) == UNNAMED
+
+
+def _hands_on_a_number(op: Op) -> bool:
+    return is_movement(op.func) and not op.written and all(not output.dim() for output in op.outputs)
+
+
+def writers_of(variable: str, chain: tuple[Position, ...]) -> list[Location]:
+    """In the functions (or the cell) that run now, the lines that write into the model of that name."""
+    for position in chain:
+        tree = parse(position.frame.f_code.co_filename)
+        lists = lists_around(tree, (position.line, -1, position.line, -1)) if tree is not None else []
+        lines = sorted({node.lineno for node in _writing(lists[-1][0], {variable})}) if lists else []
+        if lines:
+            code = position.frame.f_code
+            return [location(code.co_filename, line, code.co_name) for line in lines]
+    return []
+
+
+def _writing(body: list[ast.stmt], names: set[str]) -> Iterator[ast.stmt]:
+    for statement in body:
+        inner = [one for one in ast.iter_child_nodes(statement) if isinstance(one, ast.stmt)]
+        if isinstance(statement, ast.For) and _mentions(statement.iter, names):
+            yield from _writing(inner, names | written([ast.Assign([statement.target], ast.Constant(0))]))
+        elif inner:
+            yield from _writing(inner, names)
+        elif writes_into(statement, names) or _is_handed_over(statement, names):
+            yield statement
+
+
+def _mentions(node: ast.AST, names: set[str]) -> bool:
+    return any(isinstance(one, ast.Name) and one.id in names for one in ast.walk(node))
+
+
+def _is_handed_over(statement: ast.stmt, names: set[str]) -> bool:
+    """``update(teacher, student)``, and ``teacher.load_state_dict(...)``."""
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    called, arguments = statement.value.func, statement.value.args
+    if isinstance(called, ast.Attribute) and called.attr in _CALLED_ON and _mentions(called, names):
+        return True
+    return any(isinstance(one, ast.Name) and one.id in names for one in arguments)
+
+
+def made_uninitialized(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> Location | None:
+    """The line that made it, where that line fills nothing in and no other line of its class does."""
+    for root in roots:
+        for module in root.modules():
+            name = next((name for name, one in module._parameters.items() if one is tensor), None)
+            init = getattr(type(module).__init__, "__code__", None)
+            if name is not None and init is not None and is_user_code(init):
+                tree = parse(init.co_filename)
+                return None if tree is None else _line(tree, name, init.co_filename, init.co_firstlineno)
+    return None
+
+
+def _line(tree: ast.Module, name: str, file: str, first: int) -> Location | None:
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.lineno == first]
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and functions and functions[0] in node.body]
+    if not classes:
+        return None
+    makers = [node for node in ast.walk(functions[0]) if isinstance(node, (ast.Assign, ast.AnnAssign)) and _binds(node, name)]
+    mentions = [node for node in ast.walk(classes[0]) if isinstance(node, ast.Call) and _fills(node, name)]
+    if len(makers) != 1 or mentions or not any(_is_unfilled(node) for node in ast.walk(makers[0])):
+        return None
+    return location(file, makers[0].lineno, "__init__")
+
+
+def _binds(node: ast.Assign | ast.AnnAssign, name: str) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return any(isinstance(one, ast.Attribute) and one.attr == name for one in targets)
+
+
+def _is_unfilled(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+    return called in _UNFILLED and not any(isinstance(one, (ast.List, ast.Tuple)) for one in node.args[:1] if called.endswith("Tensor"))
+
+
+def _fills(node: ast.Call, name: str) -> bool:
+    """``nn.init.normal_(self.w)``, ``self.w.data.fill_(0)``, and ``self.parameters()``, which may be for anything."""
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    if called in {"parameters", "named_parameters", "apply"}:
+        return True
+    writes = called.endswith("_") and not called.endswith("__")
+    return writes and any(isinstance(one, ast.Attribute) and one.attr == name for one in ast.walk(node))

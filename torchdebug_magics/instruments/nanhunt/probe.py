@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
 
 import torch
 
 from torchdebug_magics.errors import NonFiniteError
+from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
 from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
+from torchdebug_magics.instruments.nanhunt.report import LiveNan, NanFinding, NanReport
 from torchdebug_magics.instruments.nanhunt.watch.checks import Checks
 from torchdebug_magics.instruments.nanhunt.watch.findings_tally import Tally
-from torchdebug_magics.probing.deferred_end import end_deferred
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.rerun.buffers import base_of, end_deferred, is_outermost_gradient, outside_transforms
+from torchdebug_magics.probing.rerun.step import Entry
 from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
 from torchdebug_magics.probing.rerun.step_rerun import StepRerun
+from torchdebug_magics.probing.source.code_owner import frames_above
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
-from torchdebug_magics.probing.transforms import base_of, is_outermost_gradient, outside_transforms
-from torchdebug_magics.probing.where import frames_above, user_calls
-
-if TYPE_CHECKING:
-    from contextlib import ExitStack
-    from types import TracebackType
-
-    from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
-    from torchdebug_magics.instruments.nanhunt.report import Finding, LiveNan, NanReport
-    from torchdebug_magics.probing.rerun.step import Entry
-
-__all__ = ["NanProbe"]
+from torchdebug_magics.probing.where import user_calls
 
 _A_MOMENT_S = 0.3
 
@@ -52,7 +47,7 @@ class NanProbe:
         self._depth = 0
         self._differentiated: tuple[torch.Tensor, ...] = ()
         """What the backward pass that runs now began from."""
-        self._stopped_by: Finding | None = None
+        self._stopped_by: NanFinding | None = None
 
     def _observer(self) -> Trace:
         calls = ModuleCalls(self._recorder.roots(), self._hooks)
@@ -189,6 +184,6 @@ def _ends_a_function(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return is_outermost_gradient() and not any(tensor.requires_grad for tensor in _differentiated(args, kwargs))
 
 
-def _stop(finding: Finding, bad: dict[str, torch.Tensor]) -> None:
+def _stop(finding: NanFinding, bad: dict[str, torch.Tensor]) -> None:
     __tracebackhide__ = True
     raise NonFiniteError(finding.sentence(), finding, bad, user_calls(sys._getframe(1)))

@@ -6,16 +6,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import number
-from torchdebug_magics.instruments.nanhunt.averaging import Averaging
-from torchdebug_magics.report import Location, Report
-
-__all__ = ["Averaging", "Finding", "Kind", "LayerRow", "NanReport", "PathStep", "Phase"]
+from torchdebug_magics.report import Finding, Location, Report
 
 Kind: TypeAlias = Literal["nan", "inf"]
 Phase: TypeAlias = Literal["data", "parameter", "forward", "loss", "backward", "optimizer"]
 Value: TypeAlias = int | float | complex | bool | str
-
-
 _ROWS_SAID = 5
 """More rows than that are counted, and `_ROWS_BEGUN` of them named."""
 _ROWS_BEGUN = 3
@@ -36,7 +31,7 @@ class PathStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class NanFinding(Finding):
     """A NaN or an infinity, and the op that produced it."""
 
     kind: Kind
@@ -52,7 +47,6 @@ class Finding:
     """Module path as in ``state_dict``, ``""`` for the root, None outside every module."""
     call: int | None
     """Which call of that module in that step, 1-based."""
-    location: Location | None
     is_tangent: bool = False
     """Whether it is the derivative of `op` that forward-mode AD computes beside it, as in ``jvp`` and ``jacfwd``."""
     step: int
@@ -71,8 +65,6 @@ class Finding:
     """Name of the input or parameter for the phases data, parameter and optimizer."""
     diagnosis: str | None = None
     """A slug such as ``"where_trap"``, or None."""
-    fix: str = ""
-    """One line: what to change."""
     path: tuple[PathStep, ...] = ()
     """From the source op to the sink."""
     explanation: str = ""
@@ -240,9 +232,9 @@ class NanReport(Report):
     """Everything that one nanhunt session found."""
 
     found: bool = False
-    finding: Finding | None = None
+    finding: NanFinding | None = None
     """The first of `findings`."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[NanFinding, ...] = ()
     steps_count: int = 0
     """Optimizer steps completed."""
     backward_count: int = 0
@@ -292,3 +284,45 @@ class LiveNan:
     steps_per_s: float | None
     phase: str
     """``"watching"`` or ``"replaying step 5"``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging:
+    """What this rank gave to the averaging of gradients that brought NaN or an infinity."""
+
+    dtype: str
+    """Of the numbers that were summed, such as ``"float16"``."""
+    local_peak: float
+    """The largest magnitude of what this rank gave."""
+    limit: float
+    """The largest number of that type."""
+    world_size: int
+    tensor: str = ""
+    """The first parameter whose gradient came back bad."""
+    rank: int = 0
+    """The rank whose gradients these are."""
+
+    @property
+    def may_overflow(self) -> bool:
+        """Whether as much from each rank leaves the range of the type."""
+        return self.local_peak * self.world_size > self.limit
+
+    def explanation(self, kind: str) -> str:
+        """What is known in this rank, in one sentence."""
+        came = f"{kind} comes from averaging the gradients over ranks: those of this rank (rank {self.rank}) are finite before it"
+        if not self.may_overflow:
+            return came
+        return (
+            f"{came}, but as large as {number(self.local_peak)}: their sum over {self.world_size} ranks can exceed the range of "
+            f"{self.dtype}, which ends at {number(self.limit)}"
+        )
+
+    def fix(self) -> str:
+        """What to do about it, as far as one rank can tell."""
+        if not self.may_overflow:
+            return "check the reports of the other ranks: the rank whose own gradients are non-finite names the cause"
+        return (
+            "reduce the gradients in float32 (without a communication hook that compresses to float16; with autocast instead of"
+            " `model.half()`), or"
+            f" divide them by the number of ranks before the sum: `p.grad /= {self.world_size}` before `all_reduce`"
+        )

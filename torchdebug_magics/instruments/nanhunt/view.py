@@ -6,28 +6,25 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from torchdebug_magics.format import number, plural, shape, sparkline
-from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
-from torchdebug_magics.instruments.nanhunt import finding_facts as facts
+from torchdebug_magics.format import Format, number, plural, shape, share, sparkline
+from torchdebug_magics.html.page import Block, Cell, Chart, Code, Facts, Fold, Note, Page, Status, Table
+from torchdebug_magics.instruments.nanhunt.report import LayerRow, LiveNan, NanFinding, NanReport, PathStep
 from torchdebug_magics.instruments.nanhunt.verdict import largest, overflow, subjects
-
-if TYPE_CHECKING:
-    from torchdebug_magics.format import Format
-    from torchdebug_magics.html.page import Block, Cell, Status
-    from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow, LiveNan, NanReport, PathStep
-
-__all__ = ["live_page", "page"]
 
 _MOST_NAMES = 6
 """The number of ops or modules that one row of the path names."""
 _PATH: Mapping[str, Format] = {"#": "count", "pass": "text", "ops": "code", "modules": "code", "line": "text", "code": "code"}
-
-
 _HALF_RANGE = "of fp16 range"
 _GROWTH = 1e3
 """Growth of the largest magnitude from which on its chart is shown at once."""
+_REPLAYS = {
+    "statements": "the statements of the bad step were run again, op by op",
+    "module": "the model call of the bad step was run again, op by op",
+    "graph": "from the recorded autograd graph; nothing was run again",
+}
+_UNREPLAYED = "the bad step was not run again"
 
 
 class _Column(NamedTuple):
@@ -39,7 +36,7 @@ class _Column(NamedTuple):
 
 
 _LAYERS = (
-    _Column("module", "code", lambda row: facts.whole_module(row.module)),
+    _Column("module", "code", lambda row: whole_module(row.module)),
     _Column("type", "text", lambda row: row.type),
     _Column("call", "count", lambda row: row.call),
     _Column("shape", "text", lambda row: shape(row.shape)),
@@ -65,9 +62,9 @@ def page(report: NanReport) -> Page:
     return Page("nanhunt", _status(report), report.title, _nothing(report) if report.finding is None else _found(report.finding, report))
 
 
-def _found(finding: Finding, report: NanReport) -> tuple[Block, ...]:
+def _found(finding: NanFinding, report: NanReport) -> tuple[Block, ...]:
     """What to change and where; then, folded, what a reader may ask next."""
-    first = facts.first_rows(finding)
+    first = first_rows(finding)
     history = _history(report)
     is_telling = finding.has_diverged or _grew(report)
     step = "" if report.replay == "graph" else "step, "
@@ -79,7 +76,7 @@ def _found(finding: Finding, report: NanReport) -> tuple[Block, ...]:
         *_path(finding),
         Fold(
             f"Details: elements, {step}how it was found",
-            (Facts(facts.further_rows(finding, report)),),
+            (Facts(further_rows(finding, report)),),
         ),
         *_others(report.findings[1:]),
         *(() if is_telling or not history else [Fold("History: largest magnitude in each backward pass", history)]),
@@ -125,7 +122,7 @@ def _status(report: NanReport) -> Status:
     return "good" if report.backward_count or report.steps_count or report.forward_count else "info"
 
 
-def _code(finding: Finding) -> tuple[Code, ...]:
+def _code(finding: NanFinding) -> tuple[Code, ...]:
     location = finding.location
     if location is None or not (finding.excerpt or location.source):
         return ()
@@ -133,14 +130,14 @@ def _code(finding: Finding) -> tuple[Code, ...]:
     return (Code(finding.excerpt or ((location.line, location.source),), location.line, str(location), underlined),)
 
 
-def _path(finding: Finding) -> tuple[Fold, ...]:
+def _path(finding: NanFinding) -> tuple[Fold, ...]:
     if not finding.path:
         return ()
     table = _path_table(finding)
     return (Fold(f"{table.caption}: {plural(len(table.rows), 'line')}", (replace(table, caption="In the order of execution"),)),)
 
 
-def _others(findings: tuple[Finding, ...]) -> tuple[Fold, ...]:
+def _others(findings: tuple[NanFinding, ...]) -> tuple[Fold, ...]:
     """The findings after the first, each with its own fix."""
     rows = tuple((f"{number}", f"{one.sentence()}. Fix: {one.fix}") for number, one in enumerate(findings, start=2))
     return (Fold(plural(len(rows), "more finding"), (Facts(rows),)),) if rows else ()
@@ -208,12 +205,12 @@ def _has_infinities(rows: tuple[LayerRow, ...]) -> bool:
     return any(row.posinf_count or row.neginf_count or row.grad_inf_count for row in rows)
 
 
-def _path_table(finding: Finding) -> Table:
+def _path_table(finding: NanFinding) -> Table:
     """The path to where the value surfaced, a row for each line of code in each pass."""
     groups = [tuple(steps) for _, steps in groupby(finding.path, key=lambda step: (step.location, step.phase == "backward"))]
     rows = [*_origin(finding), *map(_path_row, groups)]
     return Table(
-        f"Path from {_source(finding)} to {facts.sink(finding) or 'where it surfaced'}",
+        f"Path from {_source(finding)} to {sink(finding) or 'where it surfaced'}",
         tuple(_PATH),
         tuple((position, *row) for position, row in enumerate(rows, start=1)),
         _PATH,
@@ -222,13 +219,13 @@ def _path_table(finding: Finding) -> Table:
     )
 
 
-def _source(finding: Finding) -> str:
+def _source(finding: NanFinding) -> str:
     if finding.phase in {"data", "parameter"}:
         return f"{'input' if finding.phase == 'data' else 'parameter'} {finding.tensor}"
     return f"`{finding.op}`" if finding.op else "the source op"
 
 
-def _origin(finding: Finding) -> list[tuple[Cell, ...]]:
+def _origin(finding: NanFinding) -> list[tuple[Cell, ...]]:
     """The row of a tensor that was non-finite before any op."""
     if finding.phase not in {"data", "parameter"}:
         return []
@@ -237,7 +234,7 @@ def _origin(finding: Finding) -> list[tuple[Cell, ...]]:
 
 def _path_row(steps: tuple[PathStep, ...]) -> tuple[Cell, ...]:
     location = steps[0].location
-    modules = list(dict.fromkeys(facts.whole_module(step.module) for step in steps if step.module is not None))
+    modules = list(dict.fromkeys(whole_module(step.module) for step in steps if step.module is not None))
     return (
         "backward" if steps[0].phase == "backward" else "forward",
         _some([step.op for step in steps]),
@@ -255,8 +252,117 @@ def _some(names: list[str]) -> str:
     return f"{', '.join(names[:half])}, … ({len(names) - 2 * half} more) …, {', '.join(names[-half:])}"
 
 
-def _is_bad(row: LayerRow, finding: Finding | None) -> bool:
+def _is_bad(row: LayerRow, finding: NanFinding | None) -> bool:
     """Whether the output is bad, or the gradient of a finding in backward: a bad loss makes all gradients bad."""
     outputs = (row.nan_count, row.posinf_count, row.neginf_count)
     gradients = (row.grad_nan_count, row.grad_inf_count) if finding is not None and finding.phase == "backward" else ()
     return any((*outputs, *gradients))
+
+
+# Names of ops, modules and tensors are code, and stand between backticks.
+def first_rows(finding: NanFinding) -> tuple[tuple[str, str], ...]:
+    """The fix, the reason, and the values: what is read first."""
+    is_given = finding.phase in {"data", "parameter"}  # the reason names the rows
+    return _known(
+        ("fix", finding.fix),
+        ("why", finding.explanation),
+        ("where", "" if is_given else ", ".join(filter(None, finding.details()))),
+        ("weights", finding.weights.removeprefix("weights ")),
+        ("again", _again(finding)),
+    )
+
+
+def _again(finding: NanFinding) -> str:
+    """The later steps with the same finding; how often it came where no optimizer counts steps."""
+    steps = dict.fromkeys(step for step in finding.again if step != finding.step)
+    if not steps:
+        return f"{plural(len(finding.again), 'more time')}" if finding.again else ""
+    return f"in {'steps' if len(steps) > 1 else 'step'} {', '.join(map(str, steps))}"
+
+
+def further_rows(finding: NanFinding, report: NanReport) -> tuple[tuple[str, str], ...]:
+    """Everything else that is known."""
+    is_graph = report.replay == "graph"
+    strings = any(isinstance(value, str) for value in finding.operands)
+    return _known(
+        ("kind", _kind(finding)),
+        ("rows", finding.rows_text if finding.phase in {"data", "parameter"} else ""),
+        ("first bad element", f"[{', '.join(map(str, finding.index))}]" if finding.index else ""),
+        ("operands", _operands(finding) if strings else ""),
+        ("bad elements", _bad(finding)),
+        ("module", "" if is_graph else _module(finding)),
+        ("surfaced in", "" if is_graph else sink(finding)),
+        ("when", "" if is_graph else _when(finding)),
+        ("how it was found", _replay(report)),
+    )
+
+
+def _known(*rows: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in rows if value)
+
+
+def whole_module(path: str) -> str:
+    """A module path, or ``"(root)"`` for the empty one."""
+    return path or "(root)"
+
+
+def sink(finding: NanFinding) -> str:
+    """Where the non-finite value surfaced."""
+    prefix = "gradient of "
+    match finding.sink:
+        case "" | "gradient":
+            return finding.sink and "a gradient"
+        case "loss" | "output":
+            return f"the {finding.sink}"
+        case text if text.startswith(prefix):
+            return f"the gradient of {_tensor(text.removeprefix(prefix))}"
+        case text:
+            return f"`{text}`"
+
+
+def _tensor(name: str) -> str:
+    """A name as code; what stands for one is plain words."""
+    return name if name.startswith(("a ", "an ", "of ")) else f"`{name}`"
+
+
+def _kind(finding: NanFinding) -> str:
+    if finding.averaging is not None:
+        return ""
+    kind = "NaN" if finding.kind == "nan" else "inf"
+    return f"{kind}, and NaN by the time it surfaced" if (kind, finding.sink_kind) == ("inf", "nan") else kind
+
+
+def _when(finding: NanFinding) -> str:
+    return f"after {plural(finding.step, 'completed optimizer step')} and {plural(finding.backward, 'backward pass', 'es')} in this cell"
+
+
+def _module(finding: NanFinding) -> str:
+    if finding.module is None:
+        return ""
+    model = f" of `{finding.model}`" if finding.model else ""
+    call = f", call {finding.call} in that step" if finding.call else ""
+    return f"{f'`{finding.module}`' if finding.module else 'the root'}{model}{call}"
+
+
+def _operands(finding: NanFinding) -> str:
+    return ", ".join(f"a tensor of {value}" if isinstance(value, str) else number(value) for value in finding.operands)
+
+
+def _bad(finding: NanFinding) -> str:
+    if not finding.element_count:
+        return ""
+    if not finding.shape:
+        return f"the only one, of type {finding.dtype}" if finding.dtype else "the only one"
+    amount = f"{finding.bad_count:,} of {finding.element_count:,} ({share(finding.bad_count / finding.element_count)})"
+    return f"{amount}, in a tensor of shape {shape(finding.shape)}" + (f" and type {finding.dtype}" if finding.dtype else "")
+
+
+def _replay(report: NanReport) -> str:
+    said = _REPLAYS.get(report.replay, _UNREPLAYED)
+    match report.reproduced:
+        case True:
+            return f"{said}; reproduced: the loss is the same to the last bit"
+        case False:
+            return f"{said}; not reproduced: the loss is different, so the details may not apply to the bad step"
+        case None:
+            return said

@@ -5,17 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.overfit.report import Trial
-from torchdebug_magics.instruments.overfit.suspects import loss_inputs, parameter_faults, samples, units, updates
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
-    from torchdebug_magics.instruments.overfit.training.change import Change
-    from torchdebug_magics.instruments.overfit.training.training import Training
-
-__all__ = ["Diagnosis", "diagnose"]
+from torchdebug_magics.instruments.overfit.suspects import loss_inputs, parameter_faults, units
+from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
+from torchdebug_magics.instruments.overfit.training.change import Change
+from torchdebug_magics.instruments.overfit.training.training import Training
 
 _HALF, _SOME, _ALMOST = 0.5, 0.1, 0.1
 _LONGER, _QUARTERS = 4, 4
@@ -50,7 +45,7 @@ def diagnose(seen: Evidence, again: Callable[[Change | None, int], Training]) ->
     if any(trials.shows(change, _LONGER) for change in list(trials.slow)):
         return trials.result()
     if trials.evident is None and seen.base.goal is not None and seen.base.goal.is_known:
-        for change in samples.capacity(seen):
+        for change in units.capacity(seen):
             if trials.shows(change) or trials.shows(change, _LONGER):
                 return trials.result()
     return _without_cause(seen, tuple(trials.told)) if trials.evident is None else Diagnosis(tuple(trials.told), trials.evident)
@@ -120,18 +115,18 @@ def _without_cause(seen: Evidence, trials: tuple[Trial, ...]) -> Diagnosis:
     if not goal.is_known and (fell > _HALF * abs(base.losses[0]) or is_lowest):
         return Diagnosis(trials, passed=True, reason="the loss has other terms, and no change brings it to zero")
     if goal.is_known and math.isfinite(fell) and fell > _SOME * abs(base.losses[0] - goal.floor):
-        return Diagnosis(trials, samples.too_small(seen))
+        return Diagnosis(trials, units.too_small(seen))
     tried = f"none of {len(trials)} tried changes makes it learn" if trials else "no suspect was found"
     return Diagnosis(trials, reason=tried)
 
 
 def _faults(seen: Evidence) -> Iterator[Change]:
     """Yields changes that repair what is wrong in any training."""
-    yield from updates.never_steps(seen)
-    for part in (parameter_faults, loss_inputs, samples, units):
-        yield from part.suspects(seen)
+    yield from parameter_faults.never_steps(seen)
+    for suspects in (parameter_faults.suspects, loss_inputs.suspects, units.sample_suspects, units.suspects):
+        yield from suspects(seen)
     if seen.base.error is None:
-        yield from samples.constant_output(seen)
+        yield from units.constant_output(seen)
 
 
 def _settings(seen: Evidence) -> Iterator[Change]:
@@ -139,11 +134,11 @@ def _settings(seen: Evidence) -> Iterator[Change]:
     yield from parameter_faults.frozen(seen)
     if seen.base.error is not None or seen.base.goal is None:
         return
-    yield from updates.suspects(seen)
+    yield from parameter_faults.update_suspects(seen)
     goal = seen.base.goal
     if not goal.is_known and goal.has_converged(seen.base.losses):
         return
-    yield from updates.learning_rates(seen)
+    yield from parameter_faults.learning_rates(seen)
 
 
 def _can_be_tried(change: Change) -> bool:

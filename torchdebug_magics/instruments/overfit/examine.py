@@ -5,37 +5,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed, number, plural
 from torchdebug_magics.instrument import Examined
+from torchdebug_magics.instruments.overfit.batches import refuse_sharded
 from torchdebug_magics.instruments.overfit.cause_by_trials import Diagnosis, diagnose
-from torchdebug_magics.instruments.overfit.report import OverfitReport
-from torchdebug_magics.instruments.overfit.subject.leaks import leaks_of
-from torchdebug_magics.instruments.overfit.subject.sharded import refuse_sharded
-from torchdebug_magics.instruments.overfit.subject.subjects import Subject, subject_of
+from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress
+from torchdebug_magics.instruments.overfit.subjects import ModelSteps, Subject, subject_of
 from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
 from torchdebug_magics.instruments.overfit.suspects.units import unusual_weights
-from torchdebug_magics.instruments.overfit.training.steps import Progress
+from torchdebug_magics.instruments.overfit.training.change import Change
 from torchdebug_magics.instruments.overfit.training.training import Training
+from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.interrupted import interrupts_held
-from torchdebug_magics.probing.kept_state import KeptState
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
-from torchdebug_magics.probing.rerun.replay_state import eager
+from torchdebug_magics.probing.rerun.replay_state import KeptState, eager
+from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import excerpt
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.training.change import Change
-
-__all__ = ["REPEATED", "examine", "explained"]
 
 _ACCUMULATE = "gradients accumulate over the steps: zero_grad() is missing"
 REPEATED = "a training step {}, which every trial would repeat: leave it out of the step, or try it all the same with `--anyway`"
+_CLOSE = 1e-4
 
 
 def examine(
@@ -217,6 +214,7 @@ def _report(
         headline=change.headline if change is not None else "",
         cause=change.suspect if change is not None else None,
         fix=change.fix if change is not None else "",
+        fix_state="verified" if found.verified else "advice",
         verified=found.verified,
         parameters=change.parameters if change is not None else (),
         rows=change.rows if change is not None else (),
@@ -237,3 +235,45 @@ def _report(
         problems=tuple(guard.problems),
         notes=subject.notes,
     )
+
+
+def leaks_of(steps: ModelSteps) -> tuple[int, ...]:
+    """Samples whose inputs change the output for sample 0, in evaluation mode: 1, 2 of 8. To be undone by the caller."""
+    inputs = steps.reading.args, dict(steps.reading.kwargs)
+    samples = next((len(one) for one in tensors_in(inputs) if one.dim()), 0)
+    if samples < 2:  # noqa: PLR2004 - nothing to leak from
+        return ()
+    steps.model.eval()
+    random = RandomState.take()
+
+    def output(given: Any) -> torch.Tensor | None:
+        random.put_back()
+        with torch.no_grad():
+            made = next((one for one in tensors_in(steps.call(*given[0], **given[1])) if one.dim() and len(one) == samples), None)
+        return None if made is None else made[0].float()
+
+    plain = output(inputs)
+    if plain is None or _same(plain, output(_exchanged(inputs, samples, range(1, samples)))):
+        return ()
+    return tuple(row for row in range(1, samples) if not _same(plain, output(_exchanged(inputs, samples, [row]))))
+
+
+def _exchanged(inputs: Any, samples: int, rows: Any) -> Any:
+    """The inputs with other values in these rows: those of sample 0, or of a neighbour where these are the same."""
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dim() or len(tensor) != samples:
+            return tensor
+        other = tensor.clone()
+        for row in rows:
+            source = 0 if not torch.equal(tensor[0], tensor[row]) else (row + 1) % samples
+            other[row] = tensor[source]
+        return other
+
+    return tuple(rebuilt(one, change, (torch.Tensor,)) for one in inputs[0]), {
+        name: rebuilt(one, change, (torch.Tensor,)) for name, one in inputs[1].items()
+    }
+
+
+def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return other is not None and bool(torch.allclose(one, other, rtol=_CLOSE, atol=_CLOSE, equal_nan=True))

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol
 
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instruments.overfit.batches import cut, samples_in
 from torchdebug_magics.instruments.overfit.examine import REPEATED, explained, stopped
-from torchdebug_magics.instruments.overfit.report import OverfitReport
-from torchdebug_magics.instruments.overfit.subject.batches import cut, samples_in
-from torchdebug_magics.instruments.overfit.subject.subjects import Subject
-from torchdebug_magics.instruments.overfit.training.steps import Progress
+from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress
+from torchdebug_magics.instruments.overfit.subjects import Subject
 from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.interrupted import interrupts_held
-from torchdebug_magics.probing.kept_state import KeptState
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
-from torchdebug_magics.probing.rerun.replay_state import eager
-
-if TYPE_CHECKING:
-    import ast
-    from types import TracebackType
-
-__all__ = ["OverfitProbe"]
+from torchdebug_magics.probing.rerun.replay_state import KeptState, eager
 
 _NO_BATCH = "the cell draws no batch from a DataLoader: write `%overfit model batch loss_function optimizer`"
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchdebug_magics.format import duration, number, plural
-from torchdebug_magics.report import Location, Report
-
-__all__ = ["Cause", "OverfitReport", "Trial", "in_words"]
+from torchdebug_magics.report import Finding, Report
 
 Cause = Literal[
     "frozen", "learning_rate", "reduction", "double_softmax", "wrong_loss_input", "target_shape", "off_by_one_labels",
@@ -33,7 +31,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverfitReport(Report):
+class OverfitReport(Finding, Report):
     """A training on a few samples, repeated, and the trials that explain why it stalls."""
 
     passed: bool
@@ -44,7 +42,6 @@ class OverfitReport(Report):
     headline: str = ""
     """What is wrong, in one sentence; empty if the training passed, or no cause was found."""
     cause: Cause | None = None
-    fix: str = ""
     verified: bool = False
     """Whether a training with the change of `fix` learned the samples."""
     parameters: tuple[str, ...] = ()
@@ -53,7 +50,6 @@ class OverfitReport(Report):
     """Rows of the batch concerned."""
     factor: float | None = None
     """Factor by which to multiply the learning rate; or the loss as a multiple of its mean."""
-    location: Location | None = None
     excerpt: tuple[tuple[int, str], ...] = ()
     """The lines around `location`."""
     module: str = ""
@@ -145,3 +141,12 @@ class OverfitReport(Report):
 def in_words(cause: Cause | None) -> str:
     """``learning_rate`` -> ``learning rate``."""
     return "" if cause is None else cause.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the live view shows."""
+
+    doing: str
+    losses: tuple[float, ...]
+    trials: tuple[tuple[str, float], ...] = ()

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import duration, listed, number, plural
-from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
-from torchdebug_magics.instruments.overfit.report import in_words
-
-if TYPE_CHECKING:
-    from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.overfit.report import OverfitReport
-    from torchdebug_magics.instruments.overfit.training.steps import Progress
-
-__all__ = ["live", "page"]
+from torchdebug_magics.html.page import Block, Chart, Code, Facts, Fold, Note, Page, Status, Table
+from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress, in_words
 
 _LEARNED = 0.05
 """Share of the first loss at which the scale of a curve ends, unless the curve falls below it."""

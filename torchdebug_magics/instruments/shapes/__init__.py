@@ -29,7 +29,7 @@ If the forward fails, the report shows the line, the origin of the mismatching s
     ),
     probe=f"{_HERE}.probe:ShapesProbe",
     view=f"{_HERE}.view:page",
-    over_ranks=f"{_HERE}.over_ranks:compared",
+    over_ranks=f"{_HERE}.report:compared",
     live_view=None,
     examine=f"{_HERE}.examine:examine",
     subjects="MODEL INPUT",

@@ -6,53 +6,38 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import Examined
-from torchdebug_magics.instruments.shapes.asked.confirm import is_limit_of_fakes, real_error
+from torchdebug_magics.instruments.shapes.columns import layout
+from torchdebug_magics.instruments.shapes.follow.confirm import is_limit_of_fakes, real_error
+from torchdebug_magics.instruments.shapes.follow.forward import forward
 from torchdebug_magics.instruments.shapes.follow.parameters import packed_weights
-from torchdebug_magics.instruments.shapes.repair.source import caller_of
-from torchdebug_magics.instruments.shapes.run.forward import Forward, forward
-from torchdebug_magics.instruments.shapes.table.columns import layout
-from torchdebug_magics.instruments.shapes.table.tabulate import params_only, tabulated
+from torchdebug_magics.instruments.shapes.follow.seen import Seen
+from torchdebug_magics.instruments.shapes.repair.source import Site, caller_of
+from torchdebug_magics.instruments.shapes.report import Mode, ShapesReport
+from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
 from torchdebug_magics.probing.dry_runs.faking import CannotBeFakedError, Fakes
-from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings, zeros
-from torchdebug_magics.probing.dry_runs.leaves import is_lazy, named_tensors
+from torchdebug_magics.probing.dry_runs.inputs import Inputs, is_lazy, named_tensors, readings, zeros
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
-from torchdebug_magics.probing.shards import has_flat_parameters, ranks_of
+from torchdebug_magics.probing.storages import has_flat_parameters, ranks_of
 from torchdebug_magics.probing.this_rank import world_size
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.repair.source import Site
-    from torchdebug_magics.instruments.shapes.report import Mode, ShapesReport
-
-__all__ = ["QUICK_FLOPS", "Seen", "examine", "see", "see_call"]
 
 _SHORT_FLOPS = 2e10
 """Up to here a real run, to confirm an error that no op raised, takes about a second."""
+
+
 QUICK_FLOPS = 2e9
 """Up to here a real run, to check what values alone decide, takes a tenth of that."""
+
+
 _QUICK_BYTES = 1 << 28
-
-
-@dataclass(eq=False)
-class Seen:
-    """A forward, how it was run, and what has to be said about that."""
-
-    model: torch.nn.Module
-    run: Forward
-    inputs: Inputs
-    mode: Mode
-    error: Exception | None
-    """In torch's own words for real tensors; None where the forward succeeded."""
-    notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
 
 def examine(

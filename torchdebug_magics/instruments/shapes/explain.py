@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import linecache
 import sys
+from types import CodeType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from torchdebug_magics.instruments.shapes.follow.seen import Made
 from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, facts_of
 from torchdebug_magics.instruments.shapes.repair.fix_search import fixes
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
-from torchdebug_magics.instruments.shapes.repair.sizes import fitting_sizes
-from torchdebug_magics.instruments.shapes.repair.trial import Trials
+from torchdebug_magics.instruments.shapes.repair.trial import Trials, fitting_sizes
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Step
-from torchdebug_magics.probing.where import locate, location, owner, part_of_line, span, user_frame
+from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.where import locate, location, part_of_line, span, user_frame
+from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:
-    from types import CodeType
+    from torchdebug_magics.instruments.shapes.follow.seen import Seen
 
-    from torchdebug_magics.instruments.shapes.examine import Seen
-    from torchdebug_magics.instruments.shapes.follow.origins import Made
-    from torchdebug_magics.report import Location
-
-__all__ = ["diagnosed", "explained", "place", "underlined"]
 
 _SHOWN = 5
 _QUICK_FLOPS = 2e9

@@ -6,35 +6,34 @@ failure, and lets fixes be tried.
 
 from __future__ import annotations
 
+import ast
+import dis
+import inspect
+import re
 import traceback
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import CodeType, FrameType, TracebackType
+from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.cell_error.called import outermost_call
 from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
-from torchdebug_magics.instruments.shapes.cell_error.judges import COMPARES, comparing, judge_of
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
-from torchdebug_magics.instruments.shapes.cell_error.refused_modules import refused_module
+from torchdebug_magics.instruments.shapes.cell_error.side_effects import COMPARES, UNKNOWN, comparing, judge_of, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
+from torchdebug_magics.instruments.shapes.columns import layout as layout_of
 from torchdebug_magics.instruments.shapes.examine import see, see_call
 from torchdebug_magics.instruments.shapes.explain import place, underlined
+from torchdebug_magics.instruments.shapes.follow.seen import Seen
 from torchdebug_magics.instruments.shapes.repair.failure_facts import is_loss
 from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUGH
-from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
-from torchdebug_magics.instruments.shapes.table.columns import layout as layout_of
-from torchdebug_magics.instruments.shapes.table.tabulate import tabulated
-from torchdebug_magics.probing.where import is_user_code
+from torchdebug_magics.instruments.shapes.repair.source import Site, site_at
+from torchdebug_magics.instruments.shapes.report import Failure, Layout, ShapesReport
+from torchdebug_magics.instruments.shapes.tabulate import tabulated
+from torchdebug_magics.probing.source.code_owner import is_user_code, owner
 
-if TYPE_CHECKING:
-    from types import CodeType
-
-    from torchdebug_magics.instruments.shapes.cell_error.called import Called
-    from torchdebug_magics.instruments.shapes.examine import Seen
-    from torchdebug_magics.instruments.shapes.report import Failure
-
-__all__ = ["after_error"]
+_DIVISIBLE = re.compile(r"(?P<whole>\w+)(?: \(\d+\))? must be divisible by (?P<part>\w+)")
 
 
 def after_error(error: BaseException, *, layout: Layout | None = None, **options: Any) -> ShapesReport | None:
@@ -177,3 +176,105 @@ def _in_the_words_of(error: BaseException, report: ShapesReport) -> ShapesReport
     elif failure.location is None:
         failure = replace(failure, location=place(error))
     return replace(report, failure=failure)
+
+
+@dataclass(frozen=True, eq=False)
+class Called:
+    """An outermost module call that did not return."""
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    site: Site | None = None
+    """The user's own call of it."""
+
+
+def outermost_call(error: BaseException) -> Called | None:
+    """The first one among the frames; None where no module was running."""
+    outer: TracebackType | None = None
+    user: TracebackType | None = None
+    step = error.__traceback__
+    while step is not None:
+        frame = step.tb_frame
+        user = step if is_user_code(frame.f_code) else user
+        if frame.f_code.co_name == "_call_impl" and isinstance(model := frame.f_locals.get("self"), torch.nn.Module):
+            site = site_at(user.tb_frame.f_code, user.tb_lineno, user.tb_lasti, dict(user.tb_frame.f_locals)) if user is not None else None
+            return Called(model, tuple(frame.f_locals.get("args", ())), dict(frame.f_locals.get("kwargs", {})), site)
+        if (found := _yielding(frame, outer)) is not None:
+            return found
+        outer, step = step, step.tb_next
+    return None
+
+
+def _yielding(frame: FrameType, outer: TracebackType | None) -> Called | None:
+    """A forward that is a generator: its call has returned when it runs, and stands in the line above, or was made before."""
+    model = frame.f_locals.get("self")
+    if not frame.f_code.co_flags & inspect.CO_GENERATOR or not isinstance(model, torch.nn.Module):
+        return None
+    if getattr(type(model).forward, "__code__", None) is not frame.f_code:
+        return None
+    return _written(model, outer) or _as_taken(model, frame)
+
+
+def _written(model: torch.nn.Module, outer: TracebackType | None) -> Called | None:
+    if outer is None:
+        return None
+    frame = outer.tb_frame
+    statement = site_at(frame.f_code, outer.tb_lineno, outer.tb_lasti).statement
+    names = {**frame.f_globals, **frame.f_locals}
+    for node in ast.walk(statement) if statement is not None else ():
+        if isinstance(node, ast.Call) and value_named(node.func, names) is model:
+            args = tuple(value_named(one, names) for one in node.args)
+            kwargs = {one.arg: value_named(one.value, names) for one in node.keywords if one.arg is not None}
+            if all(one is not UNKNOWN for one in (*args, *kwargs.values())) and len(kwargs) == len(node.keywords):
+                return Called(model, args, kwargs)
+    return None
+
+
+def _as_taken(model: torch.nn.Module, frame: FrameType) -> Called | None:
+    """With its arguments as they stand in the frame, where none was given anew since then."""
+    taken = inspect.getargvalues(frame)
+    names = taken.args[1:]
+    if taken.varargs or taken.keywords or any(name in set(_given_anew(frame.f_code)) for name in names):
+        return None
+    return Called(model, (), {name: taken.locals[name] for name in names if name in taken.locals})
+
+
+def _given_anew(code: CodeType) -> Iterator[str]:
+    for one in dis.get_instructions(code):
+        if one.opname.startswith(("STORE_FAST", "DELETE_FAST", "STORE_DEREF")):
+            yield from one.argval if isinstance(one.argval, tuple) else (one.argval,)
+
+
+def refused_module(error: BaseException) -> Failure | None:
+    """Where the error came from a module's ``__init__`` and names arguments of it; None elsewhere."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    made = next((frame for frame in frames if frame.f_code.co_name == "__init__" and owner(frame.f_code.co_filename) == "torch"), None)
+    if made is None or not isinstance(made.f_locals.get("self"), torch.nn.Module) or place(error) is None:
+        return None
+    text = str(error).strip()
+    known = {name: value for name, value in frames[-1].f_locals.items() if type(value) is int and re.search(rf"\b{name}\b", text)}
+    if not known:
+        return None
+    told = ", ".join(f"{name} is {value}" for name, value in known.items() if f"{name} ({value})" not in text)
+    whole = f"{text}{', and ' if told else ''}{told}{_divisors(text, known)}"
+    sentence = f"`nn.{type(made.f_locals['self']).__name__}` cannot be built: {whole}"
+    return Failure(
+        module=None,
+        op=None,
+        location=place(error),
+        underlined=underlined(error),
+        operand_shapes=(),
+        explanation=sentence,
+        error=f"{type(error).__name__}: {error}",
+    )
+
+
+def _divisors(text: str, known: Mapping[str, int]) -> str:
+    found = _DIVISIBLE.search(text)
+    whole, part = (known.get(found["whole"], 0), known.get(found["part"], 0)) if found is not None else (0, 0)
+    if whole < 1 or part < 1:
+        return ""
+    fits = [max(one for one in range(1, whole + 1) if not whole % one and one <= part)]
+    fits += [one for one in range(part + 1, whole + 1) if not whole % one][:1]
+    return f"; {' and '.join(map(str, fits))} divide{'' if len(fits) > 1 else 's'} {whole}"

@@ -11,36 +11,30 @@ import sys
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import CodeType, TracebackType
+from typing import Any
 
+import torch
 from torch.compiler import is_compiling
 from torch.fx import GraphModule
 
+from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.follow.module_calls import Calls, shapes
 from torchdebug_magics.instruments.shapes.follow.origins import Origins
 from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
+from torchdebug_magics.instruments.shapes.follow.saved import Saved
 from torchdebug_magics.instruments.shapes.postmortem import after_error
-from torchdebug_magics.instruments.shapes.run.saved import Saved
-from torchdebug_magics.instruments.shapes.table.columns import layout
-from torchdebug_magics.instruments.shapes.table.tabulate import Watched, of_cell
+from torchdebug_magics.instruments.shapes.report import ShapesReport
+from torchdebug_magics.instruments.shapes.tabulate import Watched, of_cell
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
+from torchdebug_magics.probing.dispatch import enter, is_free, take_function_mode_off
 from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
-from torchdebug_magics.probing.function_modes import is_free, take_off
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.mode_stack import enter
 from torchdebug_magics.probing.modules import is_compiled, unwrapped
-from torchdebug_magics.probing.where import frames_above, user_frame
-
-if TYPE_CHECKING:
-    from types import CodeType, TracebackType
-
-    import torch
-
-    from torchdebug_magics.instruments.shapes.report import ShapesReport
-
-__all__ = ["ShapesProbe"]
+from torchdebug_magics.probing.source.code_owner import frames_above
+from torchdebug_magics.probing.where import user_frame
 
 _COMPILERS = ("/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/")
 """Whose graphs of a model are called as modules, too."""
@@ -197,16 +191,16 @@ class ShapesProbe:
 
     def _watch(self, call: ExitStack) -> None:
         """Follow functions, to the end of the call at least; where a mode of others stands, no longer than that."""
-        take_off(self._origins)
+        take_function_mode_off(self._origins)
         if not is_free():
-            call.callback(take_off, self._origins)
+            call.callback(take_function_mode_off, self._origins)
         self._origins.is_done = False
         self._origins.__enter__()
 
     def _watch_on(self) -> None:
         """Follow functions outside of calls, too; not where a mode of others stands, which would take ours off when it ends."""
         if self._is_ours():
-            take_off(self._origins)
+            take_function_mode_off(self._origins)
             if is_free():
                 self._origins.is_done = False
                 self._origins.__enter__()
@@ -214,7 +208,7 @@ class ShapesProbe:
     def _unwatch(self) -> None:
         self._origins.is_done = True  # it may stand aside while a function of the user's runs in it, and is put back then
         if self._is_ours():
-            take_off(self._origins)
+            take_function_mode_off(self._origins)
 
     def _is_ours(self) -> bool:
         return threading.get_ident() == self._thread
@@ -229,14 +223,14 @@ class ShapesProbe:
 
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        is_watched = self._is_ours() and take_off(self._origins)
+        is_watched = self._is_ours() and take_function_mode_off(self._origins)
         result = original(*args, **kwargs)
         if is_watched:
             self._watch_on()
         return result
 
     def _before_step(self, *_: object) -> None:
-        self._rests = self._is_ours() and take_off(self._origins)
+        self._rests = self._is_ours() and take_function_mode_off(self._origins)
 
     def _after_step(self, *_: object) -> None:
         if self._rests:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import byte_size, count, listed, plural
-from torchdebug_magics.instruments.shapes.failure_headline import ROOM, divided, fitted
-from torchdebug_magics.report import Location, Report, Sharding
-
-__all__ = ["Failure", "Fix", "Layout", "Mode", "Need", "Row", "Shape", "ShapesReport", "Step"]
+from torchdebug_magics.ranks.compared import Compared, Moment
+from torchdebug_magics.report import Finding, Location, Report, Sharding
 
 Shape: TypeAlias = tuple[int, ...]
 _LONG_LOCATION = 42
 Mode: TypeAlias = Literal["fake", "real", "meta", "params"]
+ROOM = 90
+"""Characters of a headline before the line of code that it quotes."""
+_LEAST = 24
+"""A headline that is cut shorter names no problem any more."""
+_SKIPPED = re.compile(r"`[^`]*`|\([^()]*\)|\[[^\[\]]*\]")
+"""Code and brackets, in which a colon or a comma ends nothing."""
+_SENTENCE_SEAM = re.compile(r"[:;] ")
+_CLAUSE_SEAM = re.compile(r", ")
+_ORIGIN = re.compile(r", gets (?P<size>[\dx ]*\d)(?P<origin> (?:= \d|from (?:_|the )).*)$")
+"""The origin of a size, in text whose code is masked by underscores."""
+_NAMED_SHAPE = re.compile(r"`[^`]*` of (?=[\d(])| \([^()]*[a-z][^()]*\)")
+"""The name of a tensor before its shape, and a remark in brackets."""
+_LONG_CODE = 26
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +90,13 @@ class Fix:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class Failure(Finding):
     """Where the forward failed, and why."""
 
     module: str | None
     """Path of the innermost module that was running; None outside any."""
     op: str | None
     """The PyTorch function that failed, such as ``"linear"`` or ``"cat"``; None where Python code raised."""
-    location: Location | None
     underlined: tuple[int, int] | None = None
     """Start and end of the failing expression in ``location.source``, as positions of characters; None where unknown or the whole line."""
     operand_shapes: tuple[Shape, ...]
@@ -97,6 +109,12 @@ class Failure:
     """Type and text of the original."""
     chain: tuple[Step, ...] = ()
     """The ops that computed the mismatching operand, from the input on."""
+
+    def __post_init__(self) -> None:
+        if self.fixes and not self.fix:
+            first = self.fixes[0]
+            object.__setattr__(self, "fix", "write " + " and ".join(f"`{line}`" for line in first.code.splitlines()))
+            object.__setattr__(self, "fix_state", "verified" if first.verified else "advice")
 
     @property
     def headline(self) -> str:
@@ -298,3 +316,58 @@ def _outputs(rows: tuple[Row, ...]) -> str:
     root = next((row for row in rows if row.depth == 0), rows[0])
     shapes = [" x ".join(map(str, shape)) or "scalar" for shape in root.output_shapes]
     return listed(shapes) or "nothing"
+
+
+def divided(explanation: str, room: int) -> tuple[str, str]:
+    """Return ``(headline, reason)``: the first clause in at most `room` characters, and what it left out."""
+    first = _SENTENCE_SEAM.search(_masked(explanation))
+    head, reason = (explanation[: first.start()], explanation[first.end() :]) if first is not None else (explanation, "")
+    if len(head) <= room:
+        return head, reason
+    origin = _ORIGIN.search(_masked(head))
+    if origin is not None and origin.start("origin") <= room:
+        start = origin.start("origin")
+        return head[:start], "; ".join(filter(None, (f"{origin['size']}{head[start:]}", reason)))
+    shapes = _NAMED_SHAPE.sub("", head)
+    if len(shapes) <= room:
+        return shapes, explanation
+    seams = [seam.start() for seam in _CLAUSE_SEAM.finditer(_masked(shapes)) if _LEAST <= seam.start() <= room]
+    return shapes[: seams[-1]] if seams else fitted(shapes, room), explanation
+
+
+def fitted(text: str, room: int) -> str:
+    """Shorten a text to `room` characters: long code between backticks first, then the end."""
+    if len(text) > room:
+        text = re.sub(r"`([^`]*)`", lambda code: f"`{_abridged(code[1])}`", text)
+    if len(text) <= room:
+        return text
+    cut = text[: room - 1].rpartition(" ")[0]
+    return f"{cut.rpartition(' ')[0] if cut.count('`') % 2 else cut}…"
+
+
+def _abridged(code: str) -> str:
+    """Keep the end of a dotted path, and the beginning of any other expression."""
+    if len(code) <= _LONG_CODE:
+        return code
+    return f"…{code[1 - _LONG_CODE :]}" if re.fullmatch(r"[\w.]+", code) else f"{code[: _LONG_CODE - 1]}…"
+
+
+def _masked(text: str) -> str:
+    return _SKIPPED.sub(lambda skipped: "_" * len(skipped[0]), text)
+
+
+def compared(report: ShapesReport) -> Compared:
+    """A digest of the input and output shapes of each module call."""
+    sizes = {f"{row.path or '(root)'} call {row.call}": _digest(f"{row.input_shapes} {row.output_shapes}") for row in report.rows}
+    moments = (Moment("shapes_differ", None, _digest(str(sizes))),) if sizes else ()
+    failed = report.failure or report.suspect
+    return Compared(
+        worked=bool(report.rows or failed),
+        found_at=None if failed is None else (0, 0),
+        moments=moments,
+        details={("shapes_differ", None): {name.removesuffix(" call 1"): digest for name, digest in sizes.items()}} if sizes else {},
+    )
+
+
+def _digest(text: str) -> int:
+    return zlib.crc32(text.encode())

@@ -9,20 +9,15 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.run.forward import forward
+from torchdebug_magics.instruments.shapes.follow.forward import forward
+from torchdebug_magics.instruments.shapes.follow.seen import Seen
+from torchdebug_magics.instruments.shapes.report import Row
 from torchdebug_magics.probing.dry_runs.faking import Fakes
-from torchdebug_magics.probing.dry_runs.inputs import Spec
-from torchdebug_magics.probing.dry_runs.leaves import named_tensors
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.examine import Seen
-    from torchdebug_magics.instruments.shapes.report import Row
-
-__all__ = ["Symbols", "with_formulas"]
+from torchdebug_magics.probing.dry_runs.inputs import Spec, named_tensors
 
 # What the sizes of an input are usually called, by the number of its dimensions.
 _LETTERS = {1: "N", 2: "BT", 3: "BTC", 4: "BCHW", 5: "BCDHW"}

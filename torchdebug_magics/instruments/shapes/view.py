@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from torchdebug_magics.format import capitalised, listed, plural
-from torchdebug_magics.html.page import Bars, Code, Facts, Fold, Measure, Note, Page, Place, Table
-from torchdebug_magics.instruments.shapes.table.columns import COLUMNS, chosen, common_kind, full_name, shapes, whole
-from torchdebug_magics.instruments.shapes.table.largest_parts import largest_parts, sizes
-from torchdebug_magics.instruments.shapes.table.outline import outline, walk
-from torchdebug_magics.instruments.shapes.table.totals import legend, totals_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torchdebug_magics.format import Format
-    from torchdebug_magics.html.page import Block, Cell, Status
-    from torchdebug_magics.instruments.shapes.report import Failure, Fix, Need, ShapesReport, Step
-    from torchdebug_magics.instruments.shapes.table.outline import Node
-
-__all__ = ["page"]
+from torchdebug_magics.format import Format, byte_size, capitalised, count, listed, plural
+from torchdebug_magics.html.page import Bars, Block, Cell, Code, Facts, Fold, Measure, Note, Page, Place, Status, Table
+from torchdebug_magics.instruments.shapes.columns import COLUMNS, chosen, common_kind, full_name, shapes, whole
+from torchdebug_magics.instruments.shapes.outline import Node, outline, walk
+from torchdebug_magics.instruments.shapes.report import Failure, Fix, Need, ShapesReport, Step
 
 _SHOWN_FIXES = 2
 _LONG_CHAIN = 8
@@ -38,6 +27,16 @@ _NEEDS: dict[str, Format] = {
     "largest batch": "count",
 }
 _PLOTTED: dict[str, Format] = {"parameters": "count", "FLOPs": "count", "activations": "bytes"}
+_HOW = {
+    "fake": "the forward ran on tensors without data: nothing was computed, the model is unchanged",
+    "meta": "the weights are on `meta` and have no data: nothing was computed",
+    "real": "the forward ran on real tensors",
+    "params": "the forward was not run",
+}
+_SHARED = "; ops on DTensors are counted once for all ranks"
+_ENOUGH, _MOST = 8, 20
+_LARGE, _SMALL = 0.1, 0.01
+"""Shares of the whole: a part that holds less is not taken apart, is not shown."""
 
 
 def page(report: ShapesReport) -> Page:
@@ -73,8 +72,6 @@ def _summary(report: ShapesReport) -> list[Block]:
 
 
 # Where it failed --------------------------------------------------------------------------------------------------------
-
-
 def _wrong(failure: Failure) -> list[Block]:
     """The fix, the reason, and the line."""
     alone = failure.module is None
@@ -147,8 +144,6 @@ def _step(number: int, step: Step) -> tuple[Cell, ...]:
 
 
 # The table --------------------------------------------------------------------------------------------------------------
-
-
 def _table(report: ShapesReport, nodes: Sequence[Node]) -> Table:
     """A tree with repeated blocks folded, and the unfolded rows for a view with a search field; sorted, a flat list of all rows."""
     if report.layout.sort:
@@ -221,8 +216,6 @@ def _plot(report: ShapesReport, nodes: Sequence[Node]) -> list[Bars]:
 
 
 # Below the table --------------------------------------------------------------------------------------------------------
-
-
 def _adam(needs: Sequence[Need]) -> Need | None:
     """The optimizer that most people train with."""
     return next((need for need in needs if need.optimizer == "Adam"), needs[-1] if needs else None)
@@ -242,3 +235,63 @@ def _training(needs: Sequence[Need]) -> list[Block]:
     table = Table("Training memory, estimated", tuple(_NEEDS), rows, _NEEDS, misfits, is_sequence=True)
     rest = Note("Not included: temporary buffers of kernels, and memory that the allocator reserves but does not use.")
     return [Fold(f"Training memory with {listed([need.optimizer for need in needs])}", (table, rest))]
+
+
+def totals_of(report: ShapesReport) -> list[tuple[str, str]]:
+    """Parameters, FLOPs, activations, and how they were found; a name and a text each."""
+    frozen = report.total_params - report.trainable_params
+    trained = f"{report.trainable_params:,} trainable, {frozen:,} frozen" if frozen else "all trainable" if report.total_params else ""
+    found = [("parameters", ", ".join(filter(None, (f"{report.total_params:,} ({report.size})", trained))))]
+    if report.buffer_count:
+        found.append(("buffers", f"{report.buffer_count:,} ({byte_size(report.buffer_bytes)})"))
+    if report.mode != "params":
+        until = " up to the failure" if report.failure else " in one forward"
+        found.append(("FLOPs", f"{count(report.total_flops)}{until}; 2 per multiply-add{_SHARED if report.has_shared_flops else ''}"))
+        found.append(("activations", f"{byte_size(report.activation_bytes)} saved for the backward pass{until if report.failure else ''}"))
+    if any(row.formula for row in report.rows):
+        fixed = f"{report.symbols}; other letters" if report.symbols else "letters"
+        found.append(("symbols", f"{fixed} are sizes of the input, such as `B` for the batch size"))
+    if report.unused:
+        found.append(("never called", f"{', '.join(f'`{path}`' for path in report.unused)}: the forward does not use their parameters"))
+    return [*found, ("method", f"{_HOW[report.mode]}{_unchecked(report.unchecked_ops)}{_checked(report.checked_ops)}")]
+
+
+def _unchecked(ops: Sequence[str]) -> str:
+    return f"; {', '.join(f'`{op}`' for op in ops)} may reject values, which only `--real` checks" if ops else ""
+
+
+def _checked(ops: Sequence[str]) -> str:
+    return f"; then once on real tensors, as {', '.join(f'`{op}`' for op in ops)} may reject values" if ops else ""
+
+
+def legend(report: ShapesReport, nodes: Sequence[Node]) -> str:
+    """Say which modules and calls a number of the table stands for."""
+    columns = "params include" if report.mode == "params" else "params, FLOPs and activations include"
+    text = f"{columns} all submodules"
+    folded = next((node for node, _ in walk(nodes) if len(node.rows) > 1), None)
+    if folded is None or report.layout.sort:
+        return text
+    return f"{text}; `{full_name(folded)}` stands for {len(folded.rows):,} equal calls, with the numbers of one"
+
+
+def largest_parts(report: ShapesReport, roots: Sequence[Node]) -> list[Node]:
+    """Begin with the roots, and take the largest apart for as long as there is room; the others are left out; in the order of the calls."""
+    parts = list(roots)
+    totals = (report.total_params, report.total_flops, report.activation_bytes)
+
+    def size(node: Node) -> float:
+        return max(part / whole if whole else 0.0 for part, whole in zip(sizes(node), totals, strict=True))
+
+    while len(parts) < _ENOUGH:
+        apart = [node for node in parts if node.inside and size(node) >= _LARGE]
+        if not apart:
+            break
+        at = parts.index(max(apart, key=size))
+        parts[at : at + 1] = parts[at].inside
+    shown = sorted((at for at, node in enumerate(parts) if size(node) >= _SMALL), key=lambda at: -size(parts[at]))[:_MOST]
+    return [parts[at] for at in sorted(shown)]
+
+
+def sizes(node: Node) -> tuple[int, int, int]:
+    """Parameters, FLOPs, bytes of activations."""
+    return node.params, node.flops, node.activation_bytes

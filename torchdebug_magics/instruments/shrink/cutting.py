@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torchdebug_magics.format import listed, plural
-from torchdebug_magics.instruments.shrink.dry_forward import DryForward, dry_forward, timed, ways
-from torchdebug_magics.instruments.shrink.layer_flow import LayerFlow
-from torchdebug_magics.instruments.shrink.layer_settings import follow_cut, renumber
-from torchdebug_magics.instruments.shrink.likely_inputs import likely_inputs
-from torchdebug_magics.instruments.shrink.materialise import materialise
-from torchdebug_magics.instruments.shrink.measured import costs_of, rows_of
+import torch
+from torch import nn
+
+from torchdebug_magics.format import listed, plural, shape
+from torchdebug_magics.instruments.shrink.dry_forward import DryForward, LayerFlow, dry_forward, likely_inputs, timed, ways
 from torchdebug_magics.instruments.shrink.model_edits import Edits, edits_of
-from torchdebug_magics.instruments.shrink.obstacles import failure, has_other_outputs, notes_on, sharded_by
 from torchdebug_magics.instruments.shrink.report import ShrinkReport
 from torchdebug_magics.instruments.shrink.skipped_attention import skip_attention
-from torchdebug_magics.instruments.shrink.stacks import Stack, stacks_in
+from torchdebug_magics.instruments.shrink.stacks import Stack, costs_of, follow_cut, renumber, rows_of, stacks_in
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings
-
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = ["Asked", "shrink_model"]
+from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.storages import is_shard
+from torchdebug_magics.probing.where import location
 
 _QUICK_FLOPS = 2e10
 """Up to here, a forward that computes takes about a second."""
+_SHARDED = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+Outputs = Sequence[tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -244,3 +243,147 @@ class _Cutter:
     def _refuse_side_by_side(self, flow: LayerFlow) -> None:
         if side_by_side := flow.not_chained():
             raise _SideBySideError(side_by_side)
+
+
+def sharded_by(model: nn.Module) -> str | None:
+    """What has taken account of every parameter, the class of a wrapper or a `DTensor` in the place of each; or None."""
+    names = (kind.__name__ for part in model.modules() for kind in type(part).__mro__)
+    found = next((name for name in names if name in _SHARDED), None)
+    return found or ("a mesh of ranks" if any(map(is_shard, model.parameters())) else None)
+
+
+def failure(error: Exception | None) -> tuple[str, str]:
+    """(the error, the line of the user's code that raised it), as text."""
+    if error is None:
+        return "", ""
+    where, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_user_code(code):
+            where = str(location(code.co_filename, trace.tb_lineno, code.co_name))
+        trace = trace.tb_next
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__, where
+
+
+def has_other_outputs(before: Outputs, after: Outputs, lengths: Iterable[tuple[int, int]]) -> str:
+    """Why these outputs are not those of the same model with fewer layers: a sentence, or nothing.
+
+    `lengths`: how many layers each stack had and has. An output for each layer, such as hidden states, has become as many fewer.
+    """
+    large, small = _by_name(before), _by_name(after)
+    for name, shapes in large.items():
+        now, said = small.get(name, []), f"output {name}" if name else "output"
+        if not _fits(len(shapes), len(now), lengths):
+            return f"its {said} was {plural(len(shapes), 'tensor')} and became {len(now)}: the forward selects layers by number"
+        for was, became in zip(shapes, now, strict=False):
+            if len(was) != len(became) or not all(_fits(one, other, lengths) for one, other in zip(was, became, strict=True)):
+                return f"its {said} was {shape(was)} and became {shape(became)}: these layers change the shape, so all are needed"
+    return ""
+
+
+def _by_name(outputs: Outputs) -> dict[str, list[tuple[int, ...]]]:
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for name, sizes in outputs:
+        found.setdefault(re.sub(r"\[\d+\]", "", name), []).append(sizes)
+    return found
+
+
+def _fits(before: int, after: int, lengths: Iterable[tuple[int, int]]) -> bool:
+    """Whether it is the same amount, or the same for each layer that is left: ``a * layers + b``, where b is no more than a."""
+    if before == after:
+        return True
+    for large, small in lengths:
+        each, rest = divmod(before - after, large - small)
+        if not rest and each > 0 and 0 <= before - each * large <= each:
+            return True
+    return False
+
+
+def notes_on(kept: Mapping[Stack, tuple[int, ...]], inputs: Inputs) -> Iterator[str]:
+    """Hooks that no longer run, and a cache of the large model."""
+    for stack, left in kept.items():
+        gone = [place for place in range(len(stack.layers)) if place not in left]
+        hooked = [place for place in gone if _is_hooked(stack.layers[place])]
+        if hooked:
+            names = listed([f"`{stack.path}`[{place}]" for place in hooked])
+            yield f"hooks on {names} do not run while {'this layer is' if len(hooked) == 1 else 'these layers are'} removed"
+    amounts = {len(stack.layers) for stack in kept}
+    for name, value in inputs.named_values().items():
+        entries = getattr(value, "layers", None)
+        if isinstance(entries, list) and len(entries) in amounts:
+            yield f"`{name}` holds an entry for each layer of the large model: create a new one"
+
+
+def _is_hooked(layer: nn.Module) -> bool:
+    return any(getattr(part, table, None) for part in layer.modules() for table in _HOOKS)
+
+
+def materialise(model: nn.Module, device: str) -> tuple[str, ...]:
+    """Replace each tensor on ``meta`` by one on `device`, ties kept; what nothing has initialized is noted by name."""
+    places: list[tuple[nn.Module, dict[str, Any], str, torch.Tensor]] = [
+        (module, table, name, tensor)
+        for module in model.modules()
+        for table in _tables(module)
+        for name, tensor in table.items()
+        if tensor is not None and tensor.is_meta
+    ]
+    if not places:
+        return ("no parameter or buffer is on `meta`: nothing was initialized",)
+    made: dict[int, torch.Tensor] = {}
+    is_whole = all(one.is_meta for one in model.parameters())
+    try:
+        for _, table, name, tensor in places:
+            table[name] = made.setdefault(id(tensor), _marked(tensor, device))
+        _initialize(model, None if is_whole else list(dict.fromkeys(module for module, _, _, _ in places)))
+    except BaseException:
+        for _, table, name, tensor in places:
+            table[name] = tensor
+        raise
+    left = [name for name, tensor in _named(model) if any(tensor is one for one in made.values()) and _is_marked(tensor)]
+    return (f"nothing initializes {listed([f'`{name}`' for name in left])}: set the values yourself",) if left else ()
+
+
+def _tables(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    return module._parameters, module._buffers
+
+
+def _initialize(model: nn.Module, parts: list[nn.Module] | None) -> None:
+    """All of it, or only these modules, as the others have their weights."""
+    initialize, of_part = getattr(model, "init_weights", None), getattr(model, "_init_weights", None)
+    if callable(initialize) and callable(of_part):  # a model of transformers, which does its buffers, too
+        for module in parts or ():
+            of_part(module)
+        if parts is None:
+            initialize()
+        return
+    for module in model.modules() if parts is None else parts:
+        for name in ("reset_parameters", "_reset_parameters"):
+            if callable(reset := getattr(module, name, None)):
+                reset()
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _marked(tensor: torch.Tensor, device: str) -> Any:
+    """Full of a value that no initialization leaves."""
+    value = _mark(tensor)
+    full = torch.empty_like(tensor, device=device).fill_(value) if value is not None else torch.zeros_like(tensor, device=device)
+    return nn.Parameter(full, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else full
+
+
+def _mark(tensor: torch.Tensor) -> float | int | None:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return float("nan")
+    return None if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).min
+
+
+def _is_marked(tensor: torch.Tensor) -> bool:
+    value = _mark(tensor)
+    if value is None or not tensor.numel():
+        return False
+    first = tensor.detach().flatten()[:1]
+    return bool(first.isnan()) if value != value else bool(first == value)  # noqa: PLR0124 - NaN alone differs from itself

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.shrink.cutting import Asked, shrink_model
-from torchdebug_magics.instruments.shrink.measured import costs_of
 from torchdebug_magics.instruments.shrink.model_edits import edits_of
 from torchdebug_magics.instruments.shrink.report import ShrinkReport
+from torchdebug_magics.instruments.shrink.stacks import costs_of
 from torchdebug_magics.probing.modules import unwrapped
-
-__all__ = ["examine"]
 
 
 def examine(
@@ -53,3 +52,21 @@ def _restored(model: nn.Module) -> ShrinkReport:
         part.train(model.training)  # `model.eval()` has not met it meanwhile
     edits.stacks = ()
     return ShrinkReport(stacks=stacks, before=before, after=costs_of(model), undone=True, restored=True, reason="--undo")
+
+
+@contextmanager
+def shrunk(model: nn.Module, *args: Any, layers: int = 2, skip_attention: bool = False, **inputs: Any) -> Iterator[ShrinkReport]:
+    """Keep `layers` layers in each stack of the model inside the block; all layers are restored at its end, also after an error.
+
+    `args` and `inputs` go to the forward that proves it, as in a call. Raises `TorchDebugError` where the model cannot be shrunk.
+    """
+    edits = edits_of(model)
+    mark = len(edits)
+    try:
+        report = examine(model, *args, keywords=inputs, layers=layers, skip_attention=skip_attention)
+        if report.undone:
+            msg = f"the model cannot be shrunk: {report.reason}"
+            raise TorchDebugError(msg)
+        yield report
+    finally:
+        edits.undo(mark)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+
+from torchdebug_magics.instruments.shrink.report import StackRow
 from torchdebug_magics.probing.modules import unwrapped
-
-if TYPE_CHECKING:
-    import torch
-
-    from torchdebug_magics.instruments.shrink.report import StackRow
-
-__all__ = ["Edits", "edits_of"]
 
 _ABSENT = object()
 

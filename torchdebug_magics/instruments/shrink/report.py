@@ -9,8 +9,6 @@ from typing import Literal
 from torchdebug_magics.format import byte_size, capitalised, count, listed, plural
 from torchdebug_magics.report import Report
 
-__all__ = ["Costs", "ShrinkReport", "StackRow"]
-
 _ROOM = 90
 """Characters of a headline."""
 Proof = Literal["meta tensors", "fake tensors", "real tensors", ""]

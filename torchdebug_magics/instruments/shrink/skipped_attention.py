@@ -7,18 +7,14 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from torchdebug_magics.instruments.shrink.model_edits import Edits
-    from torchdebug_magics.instruments.shrink.stacks import Stack
-
-__all__ = ["SkippedAttention", "skip_attention"]
+from torchdebug_magics.instruments.shrink.model_edits import Edits
+from torchdebug_magics.instruments.shrink.stacks import Stack
 
 _NAME = "torchdebug_skipped"
 """Under which the functions of transformers know the stand-in."""

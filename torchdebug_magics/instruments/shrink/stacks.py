@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from torchdebug_magics.instruments.shrink.layer_settings import per_layer_kinds, settings_of
-from torchdebug_magics.probing.dry_runs.leaves import is_lazy
-
-__all__ = ["Stack", "stacks_in"]
+from torchdebug_magics.instruments.shrink.model_edits import Edits
+from torchdebug_magics.instruments.shrink.report import Costs, StackRow
+from torchdebug_magics.probing.dry_runs.inputs import is_lazy
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+_NUMBERS = {"layer", "layers", "block", "blocks", "depth"}
+"""What the last word of a name is that says how many layers there are: ``n_layer``, ``num_hidden_layers``, ``depth``."""
+_LISTS = {"layer", "layers", "block", "blocks", "type", "types", "pattern", "indices", "idxs"}
+_SIDES = {"encoder", "decoder"}
+_FIELDS = ("_parameters", "_buffers", "_modules")
 
 
 @dataclass(eq=False)
@@ -116,3 +121,155 @@ def _switches(part: nn.Module) -> tuple[Any, ...]:
     """Without numbers in words: a layer may know its own name."""
     own = ((name, value) for name, value in vars(part).items() if name != "training")
     return tuple((name, re.sub(r"\d+", "", value) if type(value) is str else value) for name, value in own if type(value) in {str, bool})
+
+
+class Settings(NamedTuple):
+    """One place where settings stand: a configuration, or the attributes of a module."""
+
+    table: MutableMapping[str, Any]
+    is_config: bool
+
+
+def settings_of(owners: Iterable[nn.Module]) -> list[Settings]:
+    """Of modules around a stack: their attributes, their configurations, and what is in those and is not another module's."""
+    owners = list(owners)
+    configured = [part for part in (owners[0].modules() if owners else ()) if "config" in vars(part)]
+    others = {id(part.config) for part in configured}
+    mine = {id(owner.config) for owner in owners if "config" in vars(owner)}
+    found: dict[int, Settings] = {}
+    for owner in owners:
+        found[id(vars(owner))] = Settings(vars(owner), is_config=False)
+        for config in _configs(vars(owner), others - mine):
+            found.setdefault(id(config), Settings(config, is_config=True))
+    return list(found.values())
+
+
+def _configs(table: Mapping[str, Any], others: set[int], depth: int = 0) -> Iterator[MutableMapping[str, Any]]:
+    """Configurations by the name that they have: ``config``, ``cfg``, ``hparams``, ``text_config``."""
+    for name, value in list(table.items()):
+        if _words(name) & {"config", "cfg", "conf", "hparams", "args"} and id(value) not in others and not isinstance(value, nn.Module):
+            entries = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+            if isinstance(entries, dict) and depth < 3:  # noqa: PLR2004 - of a model, of its part, of a part of that
+                yield entries
+                yield from _configs(entries, others, depth + 1)
+
+
+def _words(name: str) -> set[str]:
+    return set(_split(name))
+
+
+def _split(name: str) -> list[str]:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_").split("_")
+
+
+def _concerns(name: str, path: str) -> bool:
+    """Whether a setting may be one of the stack at `path`: what is said of a decoder is not said of an encoder."""
+    side = _words(name) & _SIDES
+    return not side or not (where := {word for part in path.split(".") for word in _words(part)} & _SIDES) or bool(side & where)
+
+
+def per_layer_kinds(settings: Iterable[Settings], amount: int, path: str) -> list[tuple[Any, ...]]:
+    """What the settings say of each layer: ``("full_attention",)``."""
+    lists = [(name, value) for table, _ in settings for name, value in table.items() if isinstance(value, (list, tuple, str))]
+    named = [value for name, value in lists if len(value) == amount and _words(name) & _LISTS and _concerns(name, path)]
+    said = [value for value in named if _names_kinds(value)]
+    return list(zip(*said, strict=True)) if said else [()] * amount
+
+
+def _names_kinds(value: Sequence[Any]) -> bool:
+    return all(isinstance(one, str) for one in value) or (set(map(repr, value)) <= {"0", "1", "True", "False"})
+
+
+def follow_cut(stack: Stack, kept: tuple[int, ...], edits: Edits) -> None:
+    """Let numbers, lists and caches say what is left of the stack."""
+    amount = len(stack.layers)
+    for table, is_config in settings_of(stack.owners):
+        for name, value in list(table.items()):
+            if name not in _FIELDS and _concerns(name, stack.path):
+                changed = _followed(name, value, amount, kept, is_config=is_config)
+                if changed is not value:
+                    edits.put(table, name, changed)
+
+
+def _followed(name: str, value: Any, amount: int, kept: tuple[int, ...], *, is_config: bool) -> Any:
+    if type(value) is int:
+        return len(kept) if value == amount and _split(name)[-1] in _NUMBERS else value
+    is_named = bool(_words(name) & _LISTS)
+    if isinstance(value, str):
+        return "".join(value[place] for place in kept) if len(value) == amount and is_named else value
+    if type(value) in {list, tuple}:
+        if len(value) == amount and (is_named or (not is_config and all(map(_is_of_a_layer, value)))):
+            return type(value)(value[place] for place in kept)
+        return type(value)(kept.index(place) for place in value if place in kept) if is_named and _are_places(value, amount) else value
+    layers = getattr(value, "__dict__", {}).get("layers") if not is_config else None
+    if type(layers) is list and len(layers) == amount:  # a cache with an entry a layer
+        value = copy.copy(value)
+        value.layers = [layers[place] for place in kept]
+    return value
+
+
+def _is_of_a_layer(value: object) -> bool:
+    """Whether an entry of a list may be what a layer left, as in a cache; names of classes are not."""
+    return value is None or isinstance(value, (Tensor, nn.Module, tuple))
+
+
+def _are_places(value: Sequence[Any], amount: int) -> bool:
+    """Whether it is a list of some layers' numbers, in order."""
+    whole = bool(value) and all(type(one) is int for one in value)
+    return whole and list(value) == sorted(set(value)) and value[0] >= 0 and value[-1] < amount and len(value) < amount
+
+
+def renumber(stack: Stack, kept: tuple[int, ...], edits: Edits) -> None:
+    """Give each kept layer the numbers of its new place: attributes that count up from layer to layer, as ``layer_idx`` does."""
+    shared = _shared_parts(stack)
+    parts = [dict(layer.named_modules()) for layer in stack.layers]
+    numbered: dict[tuple[str, str], dict[int, int]] = {}
+    for place, by_path in enumerate(parts):
+        for path, part in by_path.items():
+            for name, value in vars(part).items():
+                if type(value) is int:
+                    numbered.setdefault((path, name), {})[place] = value
+    for (path, name), values in numbered.items():
+        first = next(iter(values)), next(iter(values.values()))
+        offset = first[1] - first[0]
+        counts = all(value == place + offset for place, value in values.items())
+        if not counts or (len(values) == 1 and not (offset == 0 and _words(name) & {"idx", "index", "layer"})):
+            continue
+        for new, place in enumerate(kept):
+            if place in values and new != place and id(parts[place][path]) not in shared:
+                edits.put(parts[place][path].__dict__, name, new + offset)
+
+
+def _shared_parts(stack: Stack) -> set[int]:
+    """The ids of what is a part of several layers."""
+    met: set[int] = set()
+    shared: set[int] = set()
+    for layer in stack.layers:
+        inside = {id(part) for part in layer.modules()}
+        shared |= met & inside
+        met |= inside
+    return shared
+
+
+def costs_of(model: nn.Module) -> Costs:
+    """Of parameters and buffers; those that have no shape yet count nothing."""
+    parameters = [one for one in model.parameters() if not is_lazy(one)]
+    buffers = [one for one in model.buffers() if not is_lazy(one)]
+    return Costs(
+        parameters=sum(one.numel() for one in parameters),
+        bytes=sum(one.numel() * one.element_size() for one in (*parameters, *buffers)),
+    )
+
+
+def rows_of(kept: Mapping[Stack, tuple[int, ...]]) -> tuple[StackRow, ...]:
+    """As the report has them."""
+    return tuple(
+        StackRow(
+            path=stack.path or "the model",
+            type=type(stack.layers[0]).__name__,
+            layers_before=len(stack.layers),
+            kept=left,
+            kinds=len(set(stack.kinds)),
+        )
+        for stack, left in kept.items()
+    )

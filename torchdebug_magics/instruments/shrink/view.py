@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torchdebug_magics.format import byte_size, count, duration, listed, plural, share
-from torchdebug_magics.html.page import Facts, Fold, Note, Page, Table
-
-if TYPE_CHECKING:
-    from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.shrink.report import ShrinkReport
-
-__all__ = ["page"]
+from torchdebug_magics.html.page import Block, Facts, Fold, Note, Page, Status, Table
+from torchdebug_magics.instruments.shrink.report import ShrinkReport
 
 _UNDO = ("undo", "`%shrink MODEL --undo`")
 _STACKS = ("stack", "layer", "layers before", "kept", "kinds")

@@ -8,8 +8,6 @@ from typing import Literal
 from torchdebug_magics.format import byte_size, capitalised, count, listed, plural, share
 from torchdebug_magics.report import Report
 
-__all__ = ["FROZEN", "BufferRow", "DataRow", "ParameterRow", "StepzeroReport"]
-
 FROZEN = "frozen"
 """The reason that is no surprise."""
 Action = Literal["kept", "compared", "restored", "dropped"]

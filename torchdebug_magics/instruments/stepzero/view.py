@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from torchdebug_magics.format import count, plural
-from torchdebug_magics.html.page import Facts, Fold, Note, Page, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torchdebug_magics.format import Format
-    from torchdebug_magics.html.page import Block, Status
-    from torchdebug_magics.instruments.stepzero.report import ParameterRow, StepzeroReport
-
-__all__ = ["page"]
+from torchdebug_magics.format import Format, count, plural
+from torchdebug_magics.html.page import Block, Facts, Fold, Note, Page, Status, Table
+from torchdebug_magics.instruments.stepzero.report import ParameterRow, StepzeroReport
 
 _MOVED: dict[str, Format] = {"distance": "number", "of its norm": "share", "in learning rates": "number"}
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, Dataset, Subset
 
+from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import plural
-from torchdebug_magics.instruments.stepzero.data_digest import digest_of
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
-from torchdebug_magics.probing.shards import local_of
+from torchdebug_magics.probing.storages import local_of
+from torchdebug_magics.probing.tensors import tensors_in
 
-__all__ = ["Trained", "ZeroState", "address"]
+_WHOLE_BYTES, _BLOCKS = 64 << 20, 64
+"""Larger tensors are looked at in so many blocks, from all over."""
+_TENSOR = "$tensor"
 
 
 @dataclass(frozen=True)
@@ -151,3 +159,162 @@ def _may_be_shared(tensor: torch.Tensor) -> bool:
 
 def _bytes(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_meta else local_of(tensor).numel() * tensor.element_size()
+
+
+def digest_of(value: Any) -> str:
+    """Of all tensors and arrays in it; of a loader or a data set, those that it holds, and its length. Draws nothing from either."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in _parts(value):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    value = value.dataset if isinstance(value, DataLoader) else value
+    if isinstance(value, Subset):
+        yield repr(list(value.indices)).encode()
+        yield from _parts(value.dataset)
+    elif isinstance(value, Dataset):
+        yield repr(len(value) if hasattr(value, "__len__") else type(value).__name__).encode()
+        yield from _parts(list(vars(value).values()))
+    elif isinstance(value, Mapping):
+        yield from _parts([part for key, one in value.items() for part in (repr(key), [one])])
+    elif isinstance(value, (list, tuple)) and not any(isinstance(one, torch.Tensor) for one in value):
+        for one in value:
+            yield from _parts(one)
+    elif isinstance(value, (str, int, float, bool, bytes)):
+        yield repr(value).encode()
+    elif type(value).__module__.startswith("numpy") and hasattr(value, "tobytes"):
+        yield repr((value.dtype, value.shape)).encode()
+        yield value.tobytes()
+    else:
+        for tensor in tensors_in(value):
+            yield from _numbers(tensor)
+
+
+def _numbers(tensor: torch.Tensor) -> Iterator[bytes]:
+    tensor = local_of(tensor)
+    yield repr((tensor.dtype, tuple(tensor.shape))).encode()
+    if tensor.is_meta or not tensor.numel() or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        return
+    raw = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    if raw.numel() <= _WHOLE_BYTES:
+        yield raw.cpu().numpy().tobytes()
+        return
+    step, size = raw.numel() // _BLOCKS, _WHOLE_BYTES // _BLOCKS
+    for block in range(_BLOCKS):
+        yield raw[block * step : block * step + size].cpu().numpy().tobytes()
+
+
+def write(zero: ZeroState, path: Path) -> None:
+    """All at once: a reader finds the old file or the new one."""
+    tensors: dict[str, torch.Tensor] = {}
+    plain = _plain(_as_dict(zero), tensors)
+    part = path.with_name(f"{path.name}.part")
+    if path.suffix == ".safetensors":
+        _safetensors().save_file(tensors, part, metadata={"stepzero": json.dumps(plain)})
+    else:
+        torch.save({"stepzero": json.dumps(plain), "tensors": tensors}, part)
+    part.replace(path)
+
+
+def read(path: Path) -> ZeroState:
+    """What `write` wrote; a `TorchDebugError` for any other file."""
+    try:
+        text, tensors = _safe(path) if path.suffix == ".safetensors" else _pickled(path)
+        return _state(_filled(json.loads(text), tensors))
+    except TorchDebugError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a file of any other kind may raise anything
+        first = next(iter(str(error).splitlines()), "")
+        msg = f"{path} holds no step zero: {type(error).__name__}{f': {first[:120]}' if first else ''}"
+        raise TorchDebugError(msg) from None
+
+
+def _state(found: dict[str, Any]) -> ZeroState:
+    random = found["random"]
+    numpy = random["numpy"]
+    return ZeroState(
+        tensors=found["tensors"],
+        frozen=tuple(found["frozen"]),
+        optimizers=tuple(found["optimizers"]),
+        random=RandomState(
+            python=_tuples(random["python"]),
+            numpy=None if numpy is None else (numpy[0], numpy[1].numpy().astype("uint32"), *numpy[2:]),
+            cpu=random["cpu"],
+            cuda=tuple(random["cuda"]),
+            xpu=tuple(random["xpu"]),
+            mps=random["mps"],
+        ),
+        digests=found["digests"],
+        steps=found["steps"],
+    )
+
+
+def _as_dict(zero: ZeroState) -> dict[str, Any]:
+    random = zero.random
+    numpy = None
+    if random.numpy is not None:
+        name, words, *rest = random.numpy
+        numpy = [name, torch.as_tensor(words.astype("int64")), *rest]
+    return {
+        "tensors": zero.tensors,
+        "frozen": list(zero.frozen),
+        "optimizers": list(zero.optimizers),
+        "random": {
+            "python": random.python,
+            "numpy": numpy,
+            "cpu": random.cpu,
+            "cuda": list(random.cuda),
+            "xpu": list(random.xpu),
+            "mps": random.mps,
+        },
+        "digests": dict(zero.digests),
+        "steps": zero.steps,
+    }
+
+
+def _plain(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """As JSON has it; tensors are put aside by number, and dicts are lists of pairs, as their keys may be numbers."""
+    if isinstance(value, torch.Tensor):
+        tensors[str(len(tensors))] = value.detach().cpu().clone().contiguous()
+        return {_TENSOR: str(len(tensors) - 1)}
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {"pairs": [[_plain(key, tensors), _plain(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, tensors) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    msg = f"a {type(value).__name__} in the optimizer's state cannot be written to a file"
+    raise TorchDebugError(msg)
+
+
+def _filled(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, dict):
+        if _TENSOR in value:
+            return tensors[value[_TENSOR]]
+        return {_filled(key, tensors): _filled(item, tensors) for key, item in value["pairs"]}
+    return [_filled(item, tensors) for item in value] if isinstance(value, list) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _pickled(path: Path) -> tuple[str, dict[str, torch.Tensor]]:
+    held = torch.load(path, map_location="cpu", weights_only=True)
+    return held["stepzero"], held["tensors"]
+
+
+def _safe(path: Path) -> tuple[str, dict[str, torch.Tensor]]:
+    _safetensors()
+    library: Any = importlib.import_module("safetensors")
+    with library.safe_open(path, "pt") as opened:
+        return opened.metadata()["stepzero"], {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+
+
+def _safetensors() -> Any:
+    if importlib.util.find_spec("safetensors") is None:
+        msg = "safetensors is not installed: install it, or name the file *.pt"
+        raise TorchDebugError(msg)
+    return importlib.import_module("safetensors.torch")

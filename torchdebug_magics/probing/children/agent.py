@@ -19,8 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["AGENT_THREAD", "Agent", "dump_signal", "socket_path"]
-
 AGENT_THREAD = "torchdebug-agent"
 _WAITING = 8
 """Questions that may wait for their turn."""

@@ -11,20 +11,16 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torchdebug_magics.probing.children.launching import Child, remembered, start_method
-from torchdebug_magics.probing.children.rank_records import Launched, collected
-from torchdebug_magics.probing.children.rank_session import ATTRIBUTE, Job, RankSession
-from torchdebug_magics.probing.children.rank_traces import left
+from torchdebug_magics.probing.children.launching import remembered, start_method
+from torchdebug_magics.probing.children.rank_session import ATTRIBUTE, RankSession
+from torchdebug_magics.probing.children.rank_traces import Child, Launched, collected, left
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap
+from torchdebug_magics.ranks.compared import Compared, RankRecord
 from torchdebug_magics.ranks.merging import held_details, merged
-
-if TYPE_CHECKING:
-    from torchdebug_magics.ranks.compared import Compared, RankRecord
-    from torchdebug_magics.report import Report
-
-__all__ = ["FollowedRanks"]
+from torchdebug_magics.ranks.transport import Job
+from torchdebug_magics.report import Report
 
 _HELPERS = frozenset({
     ("torch.utils.data._utils.worker", "_worker_loop"), ("torch.utils.data._utils.pin_memory", "_pin_memory_loop"),

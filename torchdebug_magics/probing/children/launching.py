@@ -9,49 +9,17 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from multiprocessing import util
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from torchdebug_magics.machine.process_state import ProcessState, process_state
+from torchdebug_magics.machine.process_state import process_state
 from torchdebug_magics.probing.children.agent import Agent
 from torchdebug_magics.probing.children.rank_session import folder_here
+from torchdebug_magics.probing.children.rank_traces import Child
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap
 
-__all__ = ["Child", "Children", "remembered", "start_method"]
-
 _FORK_WAIT_S = 0.5
-
-
-@dataclass(eq=False)
-class Child:
-    """A process that was started while `Children` was open."""
-
-    pid: int
-    name: str
-    method: str
-    """How it was started: ``"fork"``, ``"spawn"`` or ``"forkserver"``."""
-    started_s: float
-    """When, on the system's clock of processes: a number that is used again belongs to another process."""
-    handle: Any = field(repr=False)
-    """The `Popen` object of `multiprocessing`, kept until the process has ended, because a pool drops its workers early."""
-    seen_exit_code: int | None = None
-
-    def exit_code(self) -> int | None:
-        """The exit code as in `multiprocessing`, negative for a signal; None while it runs or if unknown. The process is not reaped."""
-        if self.seen_exit_code is None:
-            code = getattr(self.handle, "returncode", None)
-            state = process_state(self.pid) if code is None else None
-            if code is None and state is not None and state.started_s == self.started_s:
-                code = state.exit_code
-            self.seen_exit_code = code
-            self.handle = self.handle if code is None else None
-        return self.seen_exit_code
-
-    def is_alive(self) -> bool:
-        """Whether it still runs; a zombie does not."""
-        return _runs(self.pid, self.started_s)
 
 
 class Children:
@@ -139,11 +107,6 @@ def remembered(process: BaseProcess, method: str) -> Child | None:
         return None
     state = process_state(pid)
     return Child(pid, process.name, method, state.started_s if state is not None else 0.0, handle)
-
-
-def _runs(pid: int, started_s: float) -> bool:
-    state: ProcessState | None = process_state(pid)
-    return state is not None and not state.is_zombie and (not started_s or state.started_s == started_s)
 
 
 def _default_method() -> str:

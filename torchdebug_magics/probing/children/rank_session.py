@@ -9,40 +9,30 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import current_process, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.after_import import AfterImport
 from torchdebug_magics.probing.children.rank_traces import leave_whole, record_of, standing_here
 from torchdebug_magics.probing.guard import Guard
-
-if TYPE_CHECKING:
-    from torchdebug_magics.ranks.compared import RankRecord
-    from torchdebug_magics.session import Session
-
-__all__ = ["ATTRIBUTE", "Job", "RankSession", "folder_here", "rank_here"]
+from torchdebug_magics.ranks.compared import RankRecord
+from torchdebug_magics.ranks.transport import Job
+from torchdebug_magics.session import Session
 
 ATTRIBUTE = "_torchdebug_rank"
 """The attribute of a `multiprocessing` process that holds its `RankSession`."""
+
+
 _EVERY_S = 0.25
+
+
 _LET_GO_S = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What all processes launched by one session share; it is pickled to each of them."""
-
-    folder: str
-    instrument: str
-    options: Mapping[str, Any]
-    launcher: int
-    """Its process."""
 
 
 class RankSession:

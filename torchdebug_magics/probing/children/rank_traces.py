@@ -8,24 +8,27 @@ import pickle
 import socket
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from torchdebug_magics.machine.process_state import ProcessState, process_state
 from torchdebug_magics.probing import this_rank
-from torchdebug_magics.probing.where import frames_above, is_user_code, locate, location, user_frame
-from torchdebug_magics.ranks.compared import RankRecord
-from torchdebug_magics.ranks.report import Rank
-
-if TYPE_CHECKING:
-    from torchdebug_magics.ranks.report import RankState
-    from torchdebug_magics.report import Location, Report
-
-__all__ = ["Left", "Standing", "leave_whole", "left", "record_of", "standing_here"]
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
+from torchdebug_magics.probing.where import locate, location, user_frame
+from torchdebug_magics.ranks.compared import Compared, RankRecord
+from torchdebug_magics.ranks.report import Rank, RankState
+from torchdebug_magics.report import Location, Report
 
 _LONGEST = 160
 """Characters of an error's text in a row of the table."""
+
+
+_END_S = 2.0
+"""A rank that ends as the cell of its launcher does may still be writing its report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,3 +118,93 @@ def _place(error: BaseException | None) -> Location | None:
         return None
     walked = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     return location(walked[-1][0].co_filename, walked[-1][1], walked[-1][0].co_name) if walked else None
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """A process that the session has seen start."""
+
+    child: Child
+    cannot_arrive: str
+    """Why its function cannot be imported in it, or nothing."""
+
+
+def collected(folder: str, launched: Sequence[Launched], *, is_hurried: bool) -> list[RankRecord]:
+    """One record a process; `is_hurried`: the user has pressed Stop, and nobody is waited for."""
+    children = {one.child.pid: one for one in launched}
+    found = left(folder)
+    end_s = time.monotonic() + (0 if is_hurried else _END_S)
+    while any(_is_ending(one.child, found) for one in launched) and time.monotonic() < end_s:
+        time.sleep(0.02)
+        found = left(folder)
+    records = [_record(pid, children.get(pid), found.get(pid, Left()), number) for number, pid in enumerate({**children, **found})]
+    return _numbered(records)
+
+
+def _is_ending(child: Child, found: Mapping[int, Left]) -> bool:
+    return child.exit_code() is None and child.pid in found and found[child.pid].record is None
+
+
+def _record(pid: int, launched: Launched | None, found: Left, number: int) -> RankRecord:
+    code = None if launched is None else launched.child.exit_code()
+    if found.record is not None:
+        rank = found.record.rank if code is None else replace(found.record.rank, exit_code=code)
+        return replace(found.record, rank=rank, problems=found.problems)
+    standing = found.standing or Standing(rank=number, pid=pid, device="cpu", location=None, elapsed_s=0.0)
+    error = launched.cannot_arrive if launched is not None and found.standing is None and code else ""
+    return replace(without_report(standing, _state_of_exit(code), code, error), problems=found.problems)
+
+
+def without_report(standing: Standing, state: RankState, exit_code: int | None = None, error: str = "") -> RankRecord:
+    """Make a record for a rank that left no report, from its last known position."""
+    own = Rank(
+        rank=standing.rank, host=standing.host, pid=standing.pid, device=standing.device, state=state, exit_code=exit_code, report=None,
+        elapsed_s=standing.elapsed_s, error=error, location=standing.location,
+    )  # fmt: skip
+    return RankRecord(rank=own, compared=Compared(worked=False), is_in_job=standing.is_in_job)
+
+
+def _state_of_exit(code: int | None) -> RankState:
+    return "interrupted" if code is None else "finished" if code == 0 else "died"
+
+
+def _numbered(records: list[RankRecord]) -> list[RankRecord]:
+    """Number ranks as they report themselves; if two have the same number, as in two launches, by their start order."""
+    if len({one.rank.rank for one in records}) == len(records):
+        return records
+    return [replace(one, rank=replace(one.rank, rank=number)) for number, one in enumerate(records)]
+
+
+@dataclass(eq=False)
+class Child:
+    """A process that was started while `Children` was open."""
+
+    pid: int
+    name: str
+    method: str
+    """How it was started: ``"fork"``, ``"spawn"`` or ``"forkserver"``."""
+    started_s: float
+    """When, on the system's clock of processes: a number that is used again belongs to another process."""
+    handle: Any = field(repr=False)
+    """The `Popen` object of `multiprocessing`, kept until the process has ended, because a pool drops its workers early."""
+    seen_exit_code: int | None = None
+
+    def exit_code(self) -> int | None:
+        """The exit code as in `multiprocessing`, negative for a signal; None while it runs or if unknown. The process is not reaped."""
+        if self.seen_exit_code is None:
+            code = getattr(self.handle, "returncode", None)
+            state = process_state(self.pid) if code is None else None
+            if code is None and state is not None and state.started_s == self.started_s:
+                code = state.exit_code
+            self.seen_exit_code = code
+            self.handle = self.handle if code is None else None
+        return self.seen_exit_code
+
+    def is_alive(self) -> bool:
+        """Whether it still runs; a zombie does not."""
+        return _runs(self.pid, self.started_s)
+
+
+def _runs(pid: int, started_s: float) -> bool:
+    state: ProcessState | None = process_state(pid)
+    return state is not None and not state.is_zombie and (not started_s or state.started_s == started_s)

@@ -22,9 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdebug_magics.probing.shards import held_of
-
-__all__ = ["CannotBeFakedError", "Fakes", "ValueFailure"]
+from torchdebug_magics.probing.storages import held_of
 
 _MOST = 1 << 20
 """Elements up to which values are computed beside the fakes."""

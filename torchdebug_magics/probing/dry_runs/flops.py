@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["FlopFormulas", "NoFormulas", "scratch_bytes"]
-
 aten = torch.ops.aten
 
 # Ops that move or name data, or make it: nothing to count.

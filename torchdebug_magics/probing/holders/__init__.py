@@ -1,9 +1,8 @@
 """Who holds a storage: paths from named roots, such as ``losses[0].grad_fn -> PowBackward0.saved_self``."""
 
 from torchdebug_magics.probing.holders.cycles import Cycles, cycles_of, waiting_cycles
-from torchdebug_magics.probing.holders.found import Held, find_holders
-from torchdebug_magics.probing.holders.growth import History, histories
-from torchdebug_magics.probing.holders.owners import Owner
+from torchdebug_magics.probing.holders.found import Held, History, find_holders, histories
+from torchdebug_magics.probing.holders.paths import Owner
 from torchdebug_magics.probing.holders.python_weights import PlainCollection, plain_collections
 from torchdebug_magics.probing.holders.tensor_holders import addresses_of
 

@@ -24,14 +24,20 @@ from typing import Any
 import torch
 
 from torchdebug_magics.probing.attributes import attributes_of, members_of
-from torchdebug_magics.probing.holders.containers import CONTAINERS, PLACES, Named, place
-from torchdebug_magics.probing.holders.frames import in_frame, in_traceback, names_in_frame, names_in_traceback
+from torchdebug_magics.probing.holders.containers import (
+    CONTAINERS,
+    PLACES,
+    Named,
+    in_frame,
+    in_traceback,
+    names_in_frame,
+    names_in_traceback,
+    place,
+)
 from torchdebug_magics.probing.holders.outside import bases, is_a, is_outside, module_of, names_of_type, of_type, whose_module
 from torchdebug_magics.probing.holders.tensor_holders import in_node, in_tensor, is_node, names_in_node, names_in_tensor
 from torchdebug_magics.probing.referents import referents
-from torchdebug_magics.probing.where import local_values
-
-__all__ = ["held_by", "is_array", "is_entered", "names_in"]
+from torchdebug_magics.probing.source.code_owner import local_values
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 

@@ -11,9 +11,7 @@ import torch
 
 from torchdebug_magics.probing.attributes import HEAP_TYPE
 from torchdebug_magics.probing.kinds import LEAVES
-from torchdebug_magics.probing.where import owner
-
-__all__ = ["bases", "is_a", "is_machinery", "is_outside", "module_of", "names_of_type", "of_type", "space_of", "whose_module"]
+from torchdebug_magics.probing.source.code_owner import owner
 
 _LEAVES = LEAVES | {CodeType, ModuleType, bytearray, torch.Generator}
 _MACHINERY = frozenset({"IPython", "ipykernel", "traitlets", "zmq", "tornado", "jupyter_client", "comm", "torchdebug_magics", "_pytest"})

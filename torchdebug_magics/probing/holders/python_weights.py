@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 from types import FunctionType
@@ -15,14 +16,14 @@ from typing import Any, TypeAlias
 import torch
 
 from torchdebug_magics.probing.holders.containers import CONTAINERS
+from torchdebug_magics.probing.holders.found import find_holders
 from torchdebug_magics.probing.holders.objects import held_by, is_entered, names_in
 from torchdebug_magics.probing.holders.outside import bases, is_a, names_of_type
-from torchdebug_magics.probing.holders.owners import Owner, owner_as
+from torchdebug_magics.probing.holders.paths import Owner, owner_as
 from torchdebug_magics.probing.holders.roots import Rank, roots
-from torchdebug_magics.probing.holders.tensor_holders import is_node
+from torchdebug_magics.probing.holders.tensor_holders import is_node, storages_of
 from torchdebug_magics.probing.holders.walk import undisturbed
-
-__all__ = ["PlainCollection", "plain_collections"]
+from torchdebug_magics.probing.modules import live
 
 _MOST_OBJECTS = {Rank.VARIABLE: 4_000, Rank.MODULE: 5_000}
 """In all; variables come first, as the modules of a large repository alone have more globals than that."""
@@ -32,6 +33,7 @@ _SAMPLES = 16
 _FEWEST = 2
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
 """Tables of torch's own, which every module has."""
+_ROOT = re.compile(r"[^\[.{]+")
 
 
 @dataclass(frozen=True)
@@ -130,3 +132,30 @@ def _own_bytes(value: object) -> int:
     """Without what it holds; a `__sizeof__` of the user's is not called."""
     written = next(names_of_type(base)["__sizeof__"] for base in bases(type(value)) if "__sizeof__" in names_of_type(base))
     return object.__sizeof__(value) if type(written) is FunctionType else sys.getsizeof(value)
+
+
+def largest_holders(extra_roots: Iterable[tuple[str, object]] = (), *, most: int = 5) -> tuple[tuple[str, int], ...]:
+    """(variable, bytes), the largest first; a storage that several variables share counts for the nearest one."""
+    sizes: Counter[str] = Counter()
+    storages = {
+        storage._cdata: storage.nbytes()
+        for tensor in live(torch.Tensor)
+        for storage in storages_of(tensor)
+        if storage.device.type != "meta"
+    }
+    for address, label in find_holders(list(storages), extra_roots=extra_roots).roots.items():
+        sizes[label] += storages[address]
+    for label, size_bytes in _plain_sizes().items():
+        sizes[label] += size_bytes
+    return tuple((label, size_bytes) for label, size_bytes in sizes.most_common(most) if size_bytes)
+
+
+def _plain_sizes() -> Counter[str]:
+    """By variable: its largest collection, as others may be inside that one."""
+    unweighed = {path: replace(collection, length=0) for path, collection in plain_collections({}).items()}
+    sizes: Counter[str] = Counter()
+    for path, collection in plain_collections(unweighed).items():
+        found = _ROOT.match(path)
+        if found is not None:
+            sizes[found[0]] = max(sizes[found[0]], collection.length * collection.each_bytes)
+    return sizes

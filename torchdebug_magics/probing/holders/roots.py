@@ -12,12 +12,10 @@ from enum import IntEnum
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
-from torchdebug_magics.probing.holders.frames import is_function, running_frames, thread_names
+from torchdebug_magics.probing.holders.containers import is_function, running_frames, thread_names
 from torchdebug_magics.probing.holders.outside import space_of, whose_module
-from torchdebug_magics.probing.shell import our_extension, running_shell
-from torchdebug_magics.probing.where import local_values
-
-__all__ = ["Rank", "Root", "named", "namespaces", "outputs", "roots", "variables"]
+from torchdebug_magics.probing.source.code_owner import local_values
+from torchdebug_magics.probing.where import our_extension, running_shell
 
 _OUTPUT = re.compile(r"_+\d*$")
 _ERRORS = ("last_traceback", "last_value", "last_exc")

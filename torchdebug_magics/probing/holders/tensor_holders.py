@@ -11,20 +11,7 @@ import torch
 
 from torchdebug_magics.probing.holders.containers import Named, place
 from torchdebug_magics.probing.holders.outside import is_a, names_of_type
-from torchdebug_magics.probing.shards import held_of
-
-__all__ = [
-    "addresses_of",
-    "history_of",
-    "in_node",
-    "in_tensor",
-    "is_node",
-    "names_in_node",
-    "names_in_tensor",
-    "next_nodes",
-    "shown_bytes",
-    "storages_of",
-]
+from torchdebug_magics.probing.storages import held_of
 
 _BASE: Any = torch._C.TensorBase
 _FUNCTION: Any = torch._C._FunctionBase

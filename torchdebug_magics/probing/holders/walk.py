@@ -17,8 +17,6 @@ from torchdebug_magics.probing.holders.outside import of_type
 from torchdebug_magics.probing.holders.roots import Rank, Root, namespaces
 from torchdebug_magics.probing.holders.tensor_holders import addresses_of, in_node
 
-__all__ = ["Walk", "undisturbed"]
-
 _STEP = len(Rank)
 """Roots of a lower rank go first among those that are equally near."""
 _FARTHER = 4

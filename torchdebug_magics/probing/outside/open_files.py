@@ -10,14 +10,10 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdebug_magics.machine.process_state import child_pids
-
-if TYPE_CHECKING:
-    from torchdebug_magics.probing.guard import Guard
-
-__all__ = ["OpenFiles", "is_stream", "mapped_paths", "path_of_descriptor", "paths_written_by_others"]
+from torchdebug_magics.probing.guard import Guard
 
 _DESCRIPTORS = "/proc/self/fd"
 _SQLITE = b"SQLite format 3\0"

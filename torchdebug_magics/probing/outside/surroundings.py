@@ -13,20 +13,15 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdebug_magics.machine.process_state import child_pids, process_state
+from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.names import Named, values_found
+from torchdebug_magics.probing.outside.acts import Asker
 from torchdebug_magics.probing.outside.open_files import is_stream
-from torchdebug_magics.probing.outside.unseen_changes import here
-from torchdebug_magics.probing.outside.used_names import is_shareable, used_by, used_in
+from torchdebug_magics.probing.outside.unseen_changes import here, is_shareable, used_by, used_in
 from torchdebug_magics.probing.source.code_owner import is_user_code, local_values
-
-if TYPE_CHECKING:
-    from torchdebug_magics.probing.guard import Guard
-    from torchdebug_magics.probing.outside.acts import Asker
-
-__all__ = ["Ambient", "Surroundings"]
 
 _MOST_WAIT_S = 5.0
 """For threads that a rerun has started and not joined."""

@@ -1,14 +1,14 @@
 """A training step, run again exactly as it was, watched by whoever asks, and undone: record -> cut -> start -> run -> undo.
 
 - **record**: `StepRecorder` (`step_recorder`) keeps, at the first model call of each step, what its start was: the arguments, the buffers,
-  random states, mutable Python state and the variables that the step overwrites; `step.Step` is that record, `called_models` what is worked
-  out once for a model. It is dropped after ``backward()``, so that it pins nothing.
-- **cut**: `slicing` finds the user's statements from the model call to the sink (``backward()`` or ``grad()``) in their source;
-  `step_statements`, `carried_variables`, `earlier_values`, `stand_ins` and `runnable_code` make them code that runs once more.
+  random states, mutable Python state and the variables that the step overwrites; `step.Step` is that record. It
+  is dropped after ``backward()``, so that it pins nothing.
+- **cut**: `step_slice` finds the user's statements from the model call to the sink (``backward()`` or ``grad()``) in their source;
+  `step_statements` and `runnable_code` make them code that runs once more.
 - **start** and **undo**: `replay_state.ReplayState` puts everything as it was at the step's start, and as it is now again, whatever
-  interrupts come; `undone_writes` undoes writes into tensors.
-- **run**: `step_rerun.StepRerun` executes that code under an `observer.Observer`, feeds each model call what it was given
-  (`recorded_arguments`), sends nothing to other ranks (`probing.alone`), stops right after the sink, and says in a `Replayed` whether
+  interrupts come.
+- **run**: `step_rerun.StepRerun` executes that code under an `attempt.Observer`, feeds each model call what it was
+  given, sends nothing to other ranks (`unsent_collectives`), stops right after the sink, and says in a `Replayed` whether
   the loss was the same to the last bit.
 
 How an instrument uses it::

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import Any
 
-from torchdebug_magics.probing.rerun.frame_positions import Place, Position
+import torch
+
+from torchdebug_magics.probing.rerun.attempt import Place, Position
+from torchdebug_magics.probing.rerun.buffers import Buffers
+from torchdebug_magics.probing.rerun.weak_snapshot import WeakSnapshot
+from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.source.code_owner import is_user_code, local_values, owner
+from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, written
 from torchdebug_magics.probing.tensors import tensors_in
-from torchdebug_magics.probing.where import is_user_code
-
-if TYPE_CHECKING:
-    import torch
-
-    from torchdebug_magics.probing.buffers import Buffers
-    from torchdebug_magics.probing.rerun.carried_variables import LiveIn
-    from torchdebug_magics.probing.rng import RandomState
-    from torchdebug_magics.probing.weak_snapshot import WeakSnapshot
-
-__all__ = ["Entry", "Position", "Step"]
+from torchdebug_magics.probing.where import span
 
 _MOST_RECORDED = 64
 """Arguments of outermost calls kept for one step: a loop that never calls backward() must not pile up its inputs."""
@@ -126,3 +127,43 @@ class Step:
 
 def _versions(tensors: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
     return tuple(-1 if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class LiveIn:
+    """By frame, the values that would otherwise be lost."""
+
+    values: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    def of(self, frame: FrameType) -> Mapping[str, Any]:
+        """The values of one frame."""
+        return self.values.get(id(frame), {})
+
+
+class LiveInKeeper:
+    """Takes them again and again. A step that begins where the last one began reads and overwrites the same variables."""
+
+    def __init__(self) -> None:
+        self._places: tuple[Place, ...] = ()
+        self._names: list[tuple[int, frozenset[str]]] = []
+        """By how far out a frame is."""
+
+    def take(self, chain: tuple[Position, ...], places: tuple[Place, ...]) -> LiveIn | None:
+        """Of the frames of a chain, which stand at `places`; None where no frame has such a variable, which is the usual case."""
+        if places != self._places:
+            found = ((level, _carried(one.frame.f_code, one.instruction, one.line)) for level, one in enumerate(chain))
+            self._places, self._names = places, [(level, names) for level, names in found if names]
+        values = {id(chain[level].frame): local_values(chain[level].frame, names) for level, names in self._names}
+        return LiveIn(values) if values else None
+
+
+@functools.lru_cache(maxsize=256)
+def _carried(code: CodeType, instruction: int, line: int) -> frozenset[str]:
+    tree = parse(code.co_filename) if owner(code.co_filename) in {"user", "library"} else None
+    if tree is None:
+        return frozenset()
+    where = span(code, instruction) or (line, -1, line, -1)
+    statements: list[ast.stmt] = []
+    for body, start in lists_around(tree, where):
+        statements += body[start:] if not statements else body[start + 1 :]
+    return frozenset(read_before_written(statements) & written(statements))

@@ -5,33 +5,40 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic
+from types import CodeType, MappingProxyType
+from typing import Any, Generic
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torchdebug_magics.probing.alone.unsent_collectives import OthersNeeded
 from torchdebug_magics.probing.graphs import leaves_of
+from torchdebug_magics.probing.interrupted import quiet
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
-from torchdebug_magics.probing.places import iterators_in
-from torchdebug_magics.probing.quiet import quiet
-from torchdebug_magics.probing.rerun.attempt import Attempt, CannotReplay, ObserverT, Replayed, agree, same_bits, same_kinds
-from torchdebug_magics.probing.rerun.recorded_arguments import Feed
+from torchdebug_magics.probing.rerun.attempt import (
+    Attempt,
+    CannotReplay,
+    Observer,
+    ObserverT,
+    Position,
+    Replayed,
+    agree,
+    badly_alike,
+    caller,
+    places,
+    same_bits,
+    same_call,
+    same_kinds,
+)
+from torchdebug_magics.probing.rerun.buffers import base_of, outside_transforms
 from torchdebug_magics.probing.rerun.replay_state import ReplayState, eager
-from torchdebug_magics.probing.rerun.step import Step
+from torchdebug_magics.probing.rerun.step import Entry, Step
+from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
 from torchdebug_magics.probing.rerun.step_slice import Slice, cut, cut_graphs, guesses, rest, values_in
+from torchdebug_magics.probing.rerun.weak_snapshot import iterators_in
+from torchdebug_magics.probing.source.code_owner import frames_above
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
-from torchdebug_magics.probing.transforms import base_of, outside_transforms
-from torchdebug_magics.probing.where import frames_above
-
-if TYPE_CHECKING:
-    from torchdebug_magics.probing.alone.lone_rerun import LoneRerun
-    from torchdebug_magics.probing.rerun.step import Position
-    from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
-
-__all__ = ["StepRerun"]
-
+from torchdebug_magics.probing.unsent_collectives import LoneRerun, OthersNeeded
 
 _REPEATED = "it {}, which a replay would repeat: `--anyway` replays it all the same"
 
@@ -280,3 +287,60 @@ class StepRerun(Generic[ObserverT]):
             except Exception as error:  # noqa: BLE001 - the replayed code is the user's: its failure means the replay went another way
                 replayed.problem = f"the replay raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         return self._kept_alone(replayed, self._state.alone)
+
+
+class Feed:
+    """Knows the recorded calls by their place: code that makes an argument may call the same model, and that is another call."""
+
+    def __init__(self, entries: list[Entry], code: CodeType | None, observer: Observer) -> None:
+        self._entries = entries
+        self._code = code
+        self._observer = observer
+        self._next = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the first model call of the step is over, or the step has none."""
+        return self._next > 0 or not self._entries
+
+    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        """What the call was given in the bad step, with the random state that it began with; None for a call that is none of these."""
+        here = () if self._code is None else places(caller(sys._getframe(1)), self._code)
+        for number in range(self._next, len(self._entries)):
+            entry = self._entries[number]
+            if type(entry.module) is type(module) and same_call(entry.place, here):
+                self._next = number + 1
+                # A model that the step makes is another one in the replay, which makes it anew with all that it is given.
+                return self._given(entry, args, kwargs) if entry.module is module else None
+        return None
+
+    def _given(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        if not entry.recorded:
+            return None
+        entry.random.put_back()
+        with _disable_current_modes():  # what we ask must not stand in the trace
+            return _merged((args, kwargs), (entry.args, entry.kwargs), self._observer)
+
+
+def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any], observer: Observer) -> tuple[Any, Any]:
+    """The recorded arguments, but for tensors inside the graph, and those that were made again with the same bits.
+
+    The first must belong to the graph of the replay; of the others the replay knows how they were made. It also knows that of a tensor
+    which is bad in the same elements, and differs in its good ones: they hang on random numbers from before the step.
+    """
+    new, shape = tree_flatten(evaluated)
+    old, old_shape = tree_flatten(recorded)
+    if shape != old_shape:
+        return recorded
+    merged = []
+    for now, then in zip(new, old, strict=True):
+        taken = then
+        if isinstance(then, torch.Tensor) and isinstance(now, torch.Tensor) and now is not then:
+            comparable = now.requires_grad == then.requires_grad
+            if then.grad_fn is not None or (comparable and agree(now, then, same_bits, unknown=False)):
+                taken = now
+            elif comparable and agree(now, then, badly_alike, unknown=False):
+                observer.stands_for(then, now)
+        merged.append(taken)
+    together: tuple[Any, Any] = tree_unflatten(merged, shape)
+    return together

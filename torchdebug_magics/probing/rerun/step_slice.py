@@ -7,23 +7,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from torchdebug_magics.probing.rerun.attempt import CannotReplay
-from torchdebug_magics.probing.rerun.earlier_values import earlier_values
-from torchdebug_magics.probing.rerun.runnable_code import runnable
-from torchdebug_magics.probing.rerun.stand_ins import Drawn
-from torchdebug_magics.probing.rerun.step_statements import began_with, drawn_by, draws, makers, starts, writes_into, written_into
+from torchdebug_magics.probing.rerun.attempt import CannotReplay, Position
+from torchdebug_magics.probing.rerun.runnable_code import Drawn, runnable
+from torchdebug_magics.probing.rerun.step import Step
+from torchdebug_magics.probing.rerun.step_statements import (
+    began_with,
+    drawn_by,
+    draws,
+    earlier_values,
+    makers,
+    starts,
+    writes_into,
+    written_into,
+)
+from torchdebug_magics.probing.source.code_owner import local_values, owner
 from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, span_as_written, written
 from torchdebug_magics.probing.tensors import is_bad
-from torchdebug_magics.probing.where import adopt_timed, local_values, owner
-
-if TYPE_CHECKING:
-    from torchdebug_magics.probing.rerun.step import Position, Step
-
-__all__ = ["Slice", "cut", "cut_graphs", "guesses", "rest", "values_in"]
+from torchdebug_magics.probing.where import adopt_timed
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import weakref
+from collections import UserDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import is_dataclass
+from itertools import islice
+from types import FrameType, GeneratorType
+from typing import Any
 
+import torch
+
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.modules import live_kinds
+from torchdebug_magics.probing.source.code_owner import local_values
 from torchdebug_magics.probing.source.statement_lists import read_before_written, written
-
-__all__ = ["FILLING", "began_with", "drawn_by", "draws", "makers", "root", "starts", "takes", "used", "writes_into", "written_into"]
+from torchdebug_magics.probing.tensors import is_bad, tensors_in
 
 FILLING = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault"})
 _TAKING = frozenset({"get", "get_nowait", "pop", "popleft", "popitem", "readline", "recv"})
+_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), enumerate, zip, GeneratorType)
+_MOST_GUESSES = 8
+"""Each costs one replay."""
+_MOST_HELD = 64
+"""Members of a batch that are looked at."""
 
 
 def makers(before: list[ast.stmt], wanted: set[str], known: frozenset[str] = frozenset()) -> list[ast.stmt]:
@@ -119,3 +135,121 @@ def root(node: ast.AST) -> str:
     while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
+
+
+# The loop's iterator still knows which element it gave last. Which iterator is the loop's nobody says, so each that fits is a guess, and a
+# guess counts only where the replay that begins with it makes the same numbers as the step made.
+class Batches:
+    """The batch that each running `DataLoader` gave last, which it does not keep itself; until it is asked for the next one."""
+
+    def __init__(self) -> None:
+        self._last: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def attach(self, stack: ExitStack, hooks: Hooks) -> None:
+        """Keep them until the stack closes."""
+        stack.callback(self._last.clear)
+        hooks.loader_batches(stack, self._around)
+
+    def last(self) -> dict[int, Any]:
+        """By the id of the iterator."""
+        return {id(iterator): batch for iterator, batch in self._last.items()}
+
+    def bad_sources(self) -> Iterator[Any]:
+        """The data sets that a bad last batch was read from."""
+        for iterator, batch in self._last.items():
+            if any(map(is_bad, tensors_in(batch))) and hasattr(type(iterator._dataset), "__getitem__"):
+                yield iterator._dataset
+
+    def _around(self, original: Any, iterator: Any) -> Any:
+        __tracebackhide__ = True
+        self._last.pop(iterator, None)
+        batch = original(iterator)
+        self._last[iterator] = batch
+        return batch
+
+
+def earlier_values(
+    lost: frozenset[str], target: ast.expr | None, frame: FrameType, kept: Mapping[str, Any], batches: Mapping[int, Any]
+) -> Iterator[dict[str, Any]]:
+    """Guesses at what the names in `lost` held: from iterators for what `target` binds, from the caller for an argument.
+
+    `kept`: other names that `target` binds, and what they hold still; an element that differs in these is another one.
+    """
+    caller = frame.f_back
+    if target is not None:
+        found = (bound for element in _given_last(batches) if (bound := _bound(target, element)) and _fits(bound, kept))
+        guesses = ({name: bound[name] for name in lost} for bound in found if lost <= bound.keys())
+    elif len(lost) == 1 and caller is not None and lost <= set(_arguments(frame)):
+        guesses = ({name: value} for value in local_values(caller).values() for name in lost)
+    else:
+        return
+    yield from islice((guess for guess in guesses if _may_be_data(guess)), _MOST_GUESSES)
+
+
+def _may_be_data(value: Any, depth: int = 3) -> bool:
+    """Whether it is a tensor, or a container or a record that may hold one. Asks the type, as what is met here may be any object."""
+    kind = type(value)
+    if issubclass(kind, (dict, UserDict, list, tuple)) and depth:
+        held = value.values() if issubclass(kind, (dict, UserDict)) else value
+        return any(_may_be_data(one, depth - 1) for one in islice(held, _MOST_HELD))
+    return issubclass(kind, torch.Tensor) or is_dataclass(kind)
+
+
+def _arguments(frame: FrameType) -> tuple[str, ...]:
+    code = frame.f_code
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _given_last(batches: Mapping[int, Any]) -> Iterator[Any]:
+    """The last element of each running iterator, as far as iterators tell; of a generator whatever it holds."""
+    yield from batches.values()
+    for iterators in live_kinds(*_ITERATORS).values():
+        for iterator in iterators:
+            yield from _last(iterator, batches)
+
+
+def _last(iterator: Any, batches: Mapping[int, Any]) -> Iterable[Any]:
+    if id(iterator) in batches:
+        return (batches[id(iterator)],)
+    if isinstance(iterator, GeneratorType):
+        frame = iterator.gi_frame
+        return () if frame is None or iterator.gi_running else tuple(local_values(frame).values())
+    return _of_builtin(iterator, batches) if type(iterator) in _ITERATORS else ()
+
+
+def _of_builtin(iterator: Any, batches: Mapping[int, Any]) -> Iterable[Any]:
+    """What its way to be pickled says of where it stands."""
+    parts = iterator.__reduce__()
+    if type(iterator) is enumerate:
+        inner, count = parts[1]
+        return tuple((count - 1, one) for one in _last(inner, batches))
+    if type(iterator) is zip:
+        columns = [tuple(_last(one, batches)) for one in parts[1]]
+        return (tuple(column[0] for column in columns),) if all(len(column) == 1 for column in columns) else ()
+    (sequence,), place = parts[1], parts[2] if len(parts) > 2 else 0  # noqa: PLR2004 - an exhausted one has no place
+    return sequence[place - 1 : place] if place else ()
+
+
+def _bound(target: ast.expr, element: Any) -> dict[str, Any]:
+    """What the names in a loop's target are bound to by an element; nothing where it does not fit. Asks its type, which cannot fail."""
+    if isinstance(target, ast.Name):
+        return {target.id: element}
+    if not isinstance(target, (ast.Tuple, ast.List)) or not issubclass(type(element), (tuple, list, torch.Tensor)):
+        return {}
+    if len(target.elts) != len(element):
+        return {}
+    bound: dict[str, Any] = {}
+    for part, value in zip(target.elts, element, strict=True):
+        inner = _bound(part, value)
+        if not inner:
+            return {}
+        bound.update(inner)
+    return bound
+
+
+def _fits(bound: Mapping[str, Any], kept: Mapping[str, Any]) -> bool:
+    return all(_same(value, kept[name]) for name, value in bound.items() if name in kept)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and type(one) in {int, float, str} and one == other)

@@ -15,12 +15,8 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-from torchdebug_magics.probing.inlined import is_in_comprehension
 from torchdebug_magics.probing.source.code_owner import is_module_code, local_values, owner
-
-__all__ = [
-    "MISSING", "calls_on_line", "enclosing", "function_node", "line_of", "loops_around", "names_of", "node_at", "tree_of", "value_of",
-]  # fmt: skip
+from torchdebug_magics.probing.source.statement_lists import is_in_comprehension
 
 MISSING: Any = object()
 """Stands for a value that cannot be had without running code."""

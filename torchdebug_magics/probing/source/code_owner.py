@@ -14,8 +14,6 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Owner", "frames_above", "is_module_code", "is_user_code", "local_values", "owner"]
-
 Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
 
 _SPEC = importlib.util.find_spec("torch")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.report import Finding, Kind
+    from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
     from torchdebug_magics.report import Location
 
 __all__ = ["HEAD", "Case"]
@@ -69,7 +69,7 @@ class Case:
         found = ((number, _MARK.search(line)) for number, line in enumerate(self.body.splitlines(), start=2))
         return {number for number, match in found if match and mark in match["fields"].split(", ")}
 
-    def wrong(self, finding: Finding) -> list[str]:
+    def wrong(self, finding: AutogradFinding) -> list[str]:
         """A line for each field that is not as it must be."""
         said = [f"kind: {finding.kind}, not {self.kind}"] if finding.kind not in {self.kind, *self.kinds} else []
         for mark, name in _MARKED.items():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from torchdebug_magics.instruments.autograd.errors.messages import kind_of_error
+from torchdebug_magics.instruments.autograd.errors.raised import kind_of_error
 
 
 def leaf() -> torch.Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from torchdebug_magics.html.page import Boxes, Table
-from torchdebug_magics.instruments.autograd.module_boxes import module_boxes
 from torchdebug_magics.instruments.autograd.report import Cut, GraphReport, ModuleNodes, Reach
-from torchdebug_magics.instruments.autograd.view import page
+from torchdebug_magics.instruments.autograd.view import module_boxes, page
 from torchdebug_magics.report import Location
 
 

@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.autograd.report import Kind
 if TYPE_CHECKING:
     from tests.doors import Observe, Observed
     from tests.unit.instruments.autograd.case import Case
-    from torchdebug_magics.instruments.autograd.report import Finding
+    from torchdebug_magics.instruments.autograd.report import AutogradFinding
 
 _KINDS = get_args(Kind)
 _RAISED = _KINDS[: _KINDS.index("other") + 1]
@@ -33,10 +33,10 @@ def plainly(body: str) -> BaseException | None:
     return None
 
 
-def named(case: Case, observed: Observed) -> Finding | None:
+def named(case: Case, observed: Observed) -> AutogradFinding | None:
     """The error that ended the cell, or the silent fault of that kind."""
     if case.kind in _RAISED:
-        found: Finding | None = observed.report.finding
+        found: AutogradFinding | None = observed.report.finding
         return found
     return next((finding for finding in observed.report.findings if finding.kind in {case.kind, *case.kinds}), None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchdebug_magics.instruments.deterministic.knowledge import is_documented, repair
+from torchdebug_magics.instruments.deterministic.ops.op_recording import is_documented, repair
 
 NAMED = {
     "torch.nn.Conv2d": "convolution_backward",

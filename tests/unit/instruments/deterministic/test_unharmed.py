@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from torchdebug_magics.instruments.deterministic import inquiry
 from torchdebug_magics.instruments.deterministic.ops import op_recorder as recorder
-from torchdebug_magics.instruments.deterministic.twice import cost, runs, verify
-from torchdebug_magics.probing import contents, mode_stack
+from torchdebug_magics.instruments.deterministic.twice import runs, verify
+from torchdebug_magics.probing import contents, dispatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,11 +143,11 @@ def test_the_second_run_is_cut_short_by_a_failure_of_ours(
 
 def test_what_stands_in_is_gone_though_its_end_was_interrupted(ready: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     before = builtins.open, builtins.input, io.open
-    monkeypatch.setattr(mode_stack, "take_off", failing(mode_stack.take_off, 1, KeyboardInterrupt))
+    monkeypatch.setattr(dispatch, "take_off", failing(dispatch.take_off, 1, KeyboardInterrupt))
     ran = ready.run_cell(f"%%deterministic --verify -q\n{TRAIN}")
     assert isinstance(ran.error_in_exec, KeyboardInterrupt)
     assert (builtins.open, builtins.input, io.open) == before
-    assert not mode_stack.modes()
+    assert not dispatch.modes()
 
 
 @pytest.mark.parametrize("flags", ["", "--verify", "--cost", "-o d", "--save there.json"])
@@ -183,7 +184,7 @@ def test_where_it_cannot_be_saved_is_said_before_anything_runs(ready: Interactiv
 
 
 def test_a_run_that_raises_has_no_cost(ready: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "_LEAST_S", 0.0)
+    monkeypatch.setattr(inquiry, "_LEAST_S", 0.0)
     ready.run_cell("%%deterministic --cost -q -o d\nassert not hasattr(torch, 'been')\nX * 2\ntorch.been = 1")
     del torch.been
     found = ready.user_ns["d"]

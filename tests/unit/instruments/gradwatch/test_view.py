@@ -10,8 +10,7 @@ import pytest
 
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Heatmap, Note, Table
-from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, LiveGrad, ModuleRow
-from torchdebug_magics.instruments.gradwatch.verdict import verdict
+from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, LiveGrad, ModuleRow, verdict
 from torchdebug_magics.instruments.gradwatch.view import live_page, page
 from torchdebug_magics.report import Location
 

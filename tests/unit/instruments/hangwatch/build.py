@@ -9,22 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchdebug_magics.instruments.hangwatch.causes.judge import judged
 from torchdebug_magics.instruments.hangwatch.everybody import looking_around
-from torchdebug_magics.instruments.hangwatch.everybody.links import link
-from torchdebug_magics.instruments.hangwatch.everybody.looking_around import look_around
-from torchdebug_magics.instruments.hangwatch.judge import judged
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import AgentError, link, look_around
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
+from torchdebug_magics.instruments.hangwatch.waits.process_facts import facts_of_this_process
 from torchdebug_magics.machine.process_state import ProcessState
-from torchdebug_magics.probing.children import launching
-from torchdebug_magics.probing.children.asking import AgentError
-from torchdebug_magics.probing.children.launching import Child, Children
-from torchdebug_magics.probing.waits.process_facts import facts_of_this_process
+from torchdebug_magics.probing.children import rank_traces
+from torchdebug_magics.probing.children.launching import Children
+from torchdebug_magics.probing.children.rank_traces import Child
 
 if TYPE_CHECKING:
     import pytest
 
     from torchdebug_magics.instruments.hangwatch.everybody.participants import Look
-    from torchdebug_magics.instruments.hangwatch.report import Finding
+    from torchdebug_magics.instruments.hangwatch.report import HangFinding
 
 __all__ = ["BACKWARD", "FILE", "US", "World", "backward", "facts", "issued", "thread", "waits"]
 
@@ -98,7 +97,7 @@ class World:
         self.starved_s = 0.0
         self.sleeps_in: dict[int, str] = {}
         self.children = Children()
-        for module in (looking_around, launching):
+        for module in (looking_around, rank_traces):
             monkeypatch.setattr(module, "process_state", self._state)
         monkeypatch.setattr(looking_around, "facts_of_this_process", lambda: self.own)
         monkeypatch.setattr(looking_around, "ask", self._ask)
@@ -134,7 +133,7 @@ class World:
         link(look, {})
         return look
 
-    def judged(self, *, still_s: float = 20.0, progress: Progress | None = None, **doing: int) -> Finding:
+    def judged(self, *, still_s: float = 20.0, progress: Progress | None = None, **doing: int) -> HangFinding:
         """By three looks, between which nothing moves."""
         self.children.silent.update({pid: time.monotonic() - 60 for pid, call in self.sleeps_in.items() if call == "silent"})
         looks = [self.look(at_s) for at_s in (0.0, 1.0, 2.0)]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def apart(agents_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left by any of these tests, and the cells of other tests are none of the user's."""
     monkeypatch.setattr(linecache, "cache", {})
-    monkeypatch.setattr("torchdebug_magics.probing.waits.process_facts._alarm_is_set", bool)  # pytest-timeout sets one
+    monkeypatch.setattr("torchdebug_magics.instruments.hangwatch.waits.process_facts._alarm_is_set", bool)  # pytest-timeout sets one
 
 
 @pytest.fixture

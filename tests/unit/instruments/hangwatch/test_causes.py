@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.instruments.hangwatch.build import BACKWARD, FILE, US, World, backward, facts, issued, thread, waits
-from torchdebug_magics.instruments.hangwatch.causes import slow
-from torchdebug_magics.instruments.hangwatch.judge import debugger_now
+from torchdebug_magics.instruments.hangwatch.causes import judge
+from torchdebug_magics.instruments.hangwatch.causes.judge import debugger_now
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
-from torchdebug_magics.machine.pressure import MemoryPressure
+from torchdebug_magics.machine.limits import MemoryPressure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torchdebug_magics.instruments.hangwatch.report import Finding
+    from torchdebug_magics.instruments.hangwatch.report import HangFinding
 
 ME, OTHER, CHILD = ("thread", 1), ("thread", 2), ("process", 100)
 QUIET = MemoryPressure(0.0, 0, 0.1, "container limit")
@@ -26,7 +26,7 @@ QUIET = MemoryPressure(0.0, 0, 0.1, "container limit")
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow, "memory_pressure", lambda: QUIET)
+    monkeypatch.setattr(judge, "memory_pressure", lambda: QUIET)
 
 
 def main(world: World, waiting: dict[str, Any] | None, *others: dict[str, Any], **more: Any) -> World:
@@ -339,10 +339,10 @@ def test_who_moves_is_slow_whatever_it_waits_in(world: World, who: str) -> None:
     assert found.cause == ("data_loading" if who == "worker" else None)
 
 
-def judged_by(looks: list[Any], progress: Progress | None = None, **doing: int) -> Finding:
+def judged_by(looks: list[Any], progress: Progress | None = None, **doing: int) -> HangFinding:
     from collections import Counter
 
-    from torchdebug_magics.instruments.hangwatch.judge import judged
+    from torchdebug_magics.instruments.hangwatch.causes.judge import judged
 
     return judged(looks, progress or Progress(), 20.0, Counter(doing))
 
@@ -381,14 +381,14 @@ def test_what_takes_the_time(world: World, monkeypatch: pytest.MonkeyPatch) -> N
     found = judged_by(running(world), progress, backward=9)
     assert (found.cause, found.fix) == ("growing_graph", "`hidden = hidden.detach()` at the start of each step")
     assert "`hidden` keeps" in found.headline
-    monkeypatch.setattr(slow, "memory_pressure", lambda: MemoryPressure(0.4, 1 << 30, 0.97, "container limit"))
+    monkeypatch.setattr(judge, "memory_pressure", lambda: MemoryPressure(0.4, 1 << 30, 0.97, "container limit"))
     found = judged_by(running(world), python=9)
     assert found.cause == "memory_pressure"
     assert "97% of the container limit" in found.headline
 
 
 def test_a_full_limit_alone_is_no_pressure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow, "memory_pressure", lambda: MemoryPressure(0.0, 0, 0.99, "container limit"))
+    monkeypatch.setattr(judge, "memory_pressure", lambda: MemoryPressure(0.0, 0, 0.99, "container limit"))
     assert judged_by(running(world), python=9).cause is None
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.instruments.hangwatch.build import World
-from torchdebug_magics.instruments.hangwatch.everybody.chain import Chain, follow, moving
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Chain, Look, Participant, follow, moving
 
 
 def one(who: str, *targets: str, kind: str = "lock", **more: Any) -> Participant:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchdebug_magics.instruments.hangwatch.main_thread import growing_graph as graph_growth
-from torchdebug_magics.instruments.hangwatch.main_thread.growing_graph import BackwardPasses, goes_through_earlier
+from torchdebug_magics.instruments.hangwatch.main_thread import progress as graph_growth
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import BackwardPasses, goes_through_earlier
 from torchdebug_magics.probing.source.code_owner import frames_above
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.probing.waits.process_facts import facts_of_this_process
+from torchdebug_magics.instruments.hangwatch.waits.process_facts import facts_of_this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable

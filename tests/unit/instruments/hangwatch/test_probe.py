@@ -46,7 +46,7 @@ def test_an_error_inside_is_the_users_and_the_report_is_there(observe: Observe) 
         "torchdebug_magics.machine.sampler.Sampler.start",
         "torchdebug_magics.probing.children.launching.Agent",
         "torchdebug_magics.probing.hooks.Hooks.optimizer_steps",
-        "torchdebug_magics.instruments.hangwatch.stop_presses.StopPresses.attach",
+        "torchdebug_magics.instruments.hangwatch.getting_out.StopPresses.attach",
     ],
 )
 def test_failing_while_attaching_leaves_nothing(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_it_says_where_everything_stands(capsys: pytest.CaptureFixture[str], obs
 
 def test_an_instrument_has_the_functions_of_its_row_and_no_others() -> None:
     from torchdebug_magics.catalog import instrument
-    from torchdebug_magics.instruments.hangwatch.standing import look
+    from torchdebug_magics.instruments.hangwatch.probe import look
 
     assert torchdebug_magics.hangwatch.look is look
     with pytest.raises(AttributeError, match="'Instrument' object has no attribute 'gone'"):

@@ -14,8 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import installed_tracer
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
-from torchdebug_magics.instruments.hangwatch.main_thread.tracers import installed_tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from torchdebug_magics.probing.waits.process_facts import facts_of_this_process
-from torchdebug_magics.probing.waits.thread_waits import own_frames, wait_of
+from torchdebug_magics.instruments.hangwatch.waits.process_facts import facts_of_this_process
+from torchdebug_magics.instruments.hangwatch.waits.thread_waits import own_frames, wait_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torchdebug_magics.probing.waits.waiting import Waiting
+    from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Waiting
 
     Wait = tuple[Callable[[], object], Callable[[], object]]
     Resting = Callable[..., threading.Thread]

@@ -22,9 +22,8 @@ from torch import nn
 
 import torchdebug_magics
 from tests import leaks
-from torchdebug_magics.instruments.hangwatch.getting_out import end_processes, new_processes
+from torchdebug_magics.instruments.hangwatch.getting_out import StopPresses, end_processes, new_processes, wake_loop
 from torchdebug_magics.instruments.hangwatch.probe import HangProbe
-from torchdebug_magics.instruments.hangwatch.stop_presses import StopPresses, wake_loop
 from torchdebug_magics.machine.process_state import process_state
 from torchdebug_magics.probing.children.launching import Children
 from torchdebug_magics.session import Session

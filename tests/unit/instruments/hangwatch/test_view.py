@@ -11,8 +11,7 @@ import pytest
 
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Code, Facts, Fold, Note, Table
-from torchdebug_magics.instruments.hangwatch.hang_headline import first_clauses
-from torchdebug_magics.instruments.hangwatch.report import Finding, HangReport, LiveHang, Wait
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, HangReport, LiveHang, Wait, first_clauses
 from torchdebug_magics.instruments.hangwatch.view import live_page, page
 from torchdebug_magics.report import Location
 
@@ -35,7 +34,7 @@ FINISHED = replace(
     REPORT, state="finished", cause=None, headline="", fix="", location=None, root=None, waits=(), chain=(), rate=3.5, data_share=0.7,
     ended_by="itself", stopped_count=0, problems=(),
 )  # fmt: skip
-FINDING = Finding(
+FINDING = HangFinding(
     state="stuck", cause="self_deadlock", headline=REPORT.headline, fix=REPORT.fix, location=at(8), root=WORKER, waits=(MAIN, WORKER),
     chain=REPORT.chain, since_s=12.0,
 )  # fmt: skip

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from torchdebug_magics.instruments.hangwatch import watcher
-from torchdebug_magics.instruments.hangwatch.report import Finding, Wait
+from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, Wait
 from torchdebug_magics.probing.children.launching import Children
 from torchdebug_magics.probing.guard import Guard
-from torchdebug_magics.probing.output_meter import OutputMeter
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.waits
 
 
-def finding(cause: str, line: int, since_s: float, state: State = "slow") -> Finding:
+def finding(cause: str, line: int, since_s: float, state: State = "slow") -> HangFinding:
     location = Location(cell=None, file="a.py", line=line, function="f", source="")
     root = Wait(who="main", pid=1, location=location, kind="python", waits_for=None, what="")
-    return Finding(state=state, cause=cause, headline=f"{cause} at {line}", location=location, root=root, since_s=since_s)
+    return HangFinding(state=state, cause=cause, headline=f"{cause} at {line}", location=location, root=root, since_s=since_s)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def finding(cause: str, line: int, since_s: float, state: State = "slow") -> Fin
     ids=["the-last-look-met-the-line-behind-the-wait", "another-reason-twice", "stuck-once", "stuck-twice"],
 )
 def test_one_look_that_says_otherwise_is_not_kept(
-    looks: list[Finding], kept: tuple[str, int, float], monkeypatch: pytest.MonkeyPatch
+    looks: list[HangFinding], kept: tuple[str, int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = watcher.Watcher(2.0, Children(), OutputMeter(), Guard(), stops=False)
     said = iter(looks)

@@ -12,9 +12,9 @@ import torch
 
 import torchdebug_magics
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.memclean import release
-from torchdebug_magics.instruments.memclean.census import Census
-from torchdebug_magics.machine import heap_trim
+from torchdebug_magics.instruments.memclean import examine
+from torchdebug_magics.instruments.memclean.examine import Census
+from torchdebug_magics.machine import process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,11 +108,11 @@ def test_what_the_gpu_cache_gives_back_is_what_was_reserved(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "memory_reserved", reserved.__getitem__)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: reserved.update({0: 0}))
-    assert release.empty_cache() == 3 * MIB
+    assert examine.empty_cache() == 3 * MIB
 
 
 def test_where_the_heap_cannot_be_trimmed_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap_trim.ctypes, "CDLL", lambda _: object())
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda _: object())
     report = torchdebug_magics.memclean(free="heap")
     assert report.problems == ("this system's C library has no malloc_trim, so the heap was left as it is",)
 

@@ -14,8 +14,7 @@ from tests import children
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.memgauge.probe import GaugeProbe
 from torchdebug_magics.instruments.memgauge.report import LiveGauges
-from torchdebug_magics.machine.heap_trim import trim_heap
-from torchdebug_magics.machine.process import rss_bytes
+from torchdebug_magics.machine.process import rss_bytes, trim_heap
 from torchdebug_magics.probing import accelerators
 from torchdebug_magics.probing.accelerators import Allocator
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.instruments.memtrace.held.cured_line import adds_a_number, rewritten, target
-from torchdebug_magics.instruments.memtrace.held.fixes import Cause, as_code, fix
+from torchdebug_magics.instruments.memtrace.held.fixes import Cause, adds_a_number, as_code, fix, rewritten, target
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchdebug_magics.instruments.memtrace.ledger.refused_memory import refused_bytes
+from torchdebug_magics.instruments.memtrace.ledger.op_tracer import refused_bytes
 
 SETUP = """import torch
 from torch import nn

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from torchdebug_magics import NonFiniteError, nanhunt
-from torchdebug_magics.instruments.nanhunt.watch.weights_before import Beginning
+from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning
 
 # ruff: noqa: PT012 - whole steps are watched
 X = torch.ones(4, 2)

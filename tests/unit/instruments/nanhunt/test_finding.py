@@ -10,12 +10,12 @@ import torch
 from torchdebug_magics import NonFiniteError, nanhunt
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.report import Finding
+    from torchdebug_magics.instruments.nanhunt.report import NanFinding
 
 NAN = float("nan")
 
 
-def found(do) -> Finding:
+def found(do) -> NanFinding:
     with pytest.raises(NonFiniteError) as caught, nanhunt():
         do()
     return caught.value.finding

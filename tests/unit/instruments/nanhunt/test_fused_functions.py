@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 from torchdebug_magics import nanhunt
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.report import Finding
+    from torchdebug_magics.instruments.nanhunt.report import NanFinding
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 X = torch.tensor([[1.0, 2.0, -1.0], [-2.0, 0.5, 1.0], [0.3, -1.0, 2.0], [2.0, 2.0, 2.0]]) * 1e4
@@ -34,7 +34,7 @@ def _weights() -> None:
 def fix_of(step: Callable[[], None]) -> str:
     with nanhunt(keep_going=True) as session:
         step()
-    finding: Finding | None = session.report.finding
+    finding: NanFinding | None = session.report.finding
     assert finding is not None
     assert (finding.op, finding.diagnosis) == ("log", "log_zero")
     return finding.fix

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchdebug_magics import NonFiniteError, SessionError, nanhunt
-from torchdebug_magics.instruments.nanhunt.finding_facts import first_rows
+from torchdebug_magics.instruments.nanhunt.view import first_rows
 from torchdebug_magics.probing.hooks import Hooks
 
 if TYPE_CHECKING:

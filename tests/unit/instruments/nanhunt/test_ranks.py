@@ -13,7 +13,7 @@ from tests.unit.instruments.nanhunt import rank_cases
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torchdebug_magics.instruments.nanhunt.report import Finding
+    from torchdebug_magics.instruments.nanhunt.report import NanFinding
 
 pytestmark = [pytest.mark.timeout(rank_job.LIMIT_S + 40), pytest.mark.waits]
 
@@ -34,7 +34,7 @@ def of(outcomes: list[dict[str, Any]]) -> Callable[[str, int], Any]:
     return of
 
 
-def finding_of(result: Any) -> Finding:
+def finding_of(result: Any) -> NanFinding:
     assert result["report"].finding is not None, result["report"]
     return result["report"].finding
 

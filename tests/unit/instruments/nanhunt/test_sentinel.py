@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdebug_magics import nanhunt
 from torchdebug_magics.instruments.nanhunt.watch import sentinel
-from torchdebug_magics.instruments.nanhunt.watch.sentinel import Leaves, leaves_of, survey
+from torchdebug_magics.instruments.nanhunt.watch.sentinel import Leaves, survey
+from torchdebug_magics.probing.graphs import leaves_of
 
 nan, inf = math.nan, math.inf
 

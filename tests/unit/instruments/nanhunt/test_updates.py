@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torchdebug_magics import NonFiniteError, nanhunt
-from torchdebug_magics.instruments.nanhunt.watch import undone_updates as undo
+from torchdebug_magics.instruments.nanhunt.watch import update_checks as undo
 from torchdebug_magics.instruments.nanhunt.watch.update_checks import is_risky
 
 # ruff: noqa: PT012 - whole loops are watched

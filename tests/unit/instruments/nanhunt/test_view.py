@@ -12,16 +12,15 @@ import pytest
 
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
-from torchdebug_magics.instruments.nanhunt.finding_facts import further_rows
-from torchdebug_magics.instruments.nanhunt.report import Averaging, Finding, LayerRow, LiveNan, NanReport, PathStep
+from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, LiveNan, NanFinding, NanReport, PathStep
 from torchdebug_magics.instruments.nanhunt.verdict import headline, sentence
-from torchdebug_magics.instruments.nanhunt.view import live_page, page
+from torchdebug_magics.instruments.nanhunt.view import further_rows, live_page, page
 from torchdebug_magics.report import Location
 
 NAN, INF = math.nan, math.inf
 LINE = Location(cell=4, file="<ipython-input-4>", line=7, function="forward", source="d = h.pow(2).sum(1).sqrt()")
 LOSS_LINE = Location(cell=5, file="<ipython-input-5>", line=3, function="<module>", source="loss = criterion(model(x), y)")
-SQRT = Finding(
+SQRT = NanFinding(
     kind="inf",
     phase="backward",
     op="sqrt",
@@ -78,7 +77,7 @@ def layer(module: str, *, nan_count: int = 0, call: int = 1) -> LayerRow:
     )
 
 
-def report_of(*findings: Finding, **fields: object) -> NanReport:
+def report_of(*findings: NanFinding, **fields: object) -> NanReport:
     known = {"found": bool(findings), "finding": findings[0] if findings else None, "findings": findings}
     draft = NanReport(**{**known, **fields})
     return dataclasses.replace(draft, sentence=sentence(draft), headline=headline(draft))

@@ -15,8 +15,7 @@ import torchdebug_magics
 from torchdebug_magics.format import sparkline
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Chart, Facts, Fold, Table
-from torchdebug_magics.instruments.overfit.report import OverfitReport, Trial
-from torchdebug_magics.instruments.overfit.training.steps import Progress
+from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress, Trial
 from torchdebug_magics.instruments.overfit.view import live, page
 
 STALLED: dict[str, Any] = {

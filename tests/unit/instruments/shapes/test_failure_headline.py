@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchdebug_magics.instruments.shapes.failure_headline import divided, fitted
+from torchdebug_magics.instruments.shapes.report import divided, fitted
 
 PATH = "model.encoder.layers.11.attention.self.query_projection"
 

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from tests.unit.instruments.shapes.planted import Case, Parts, Planted, broken, check
-from torchdebug_magics.instruments.shapes.repair.known import resized
-from torchdebug_magics.instruments.shapes.repair.own import remade
+from torchdebug_magics.instruments.shapes.repair.rules.tabled import remade, resized
 
 PLANTED = Planted()
 CASES, case = PLANTED.cases, PLANTED.case

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from torchdebug_magics.probing.alone.lone_rerun import LoneRerun
-from torchdebug_magics.probing.alone.unsent_collectives import OthersNeeded
+from torchdebug_magics.probing.unsent_collectives import LoneRerun, OthersNeeded
 
 
 def wrapped(**options: Any) -> DistributedDataParallel:

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from torchdebug_magics.probing.alone.unsent_collectives import OthersNeeded, UnsentCollectives
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.dispatch import ResultListener
+from torchdebug_magics.probing.unsent_collectives import OthersNeeded, UnsentCollectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.children import none_outlives
-from torchdebug_magics.probing.children.asking import processes_with_agents
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import processes_with_agents
 from torchdebug_magics.probing.children.launching import Children
 
 if TYPE_CHECKING:

@@ -16,11 +16,17 @@ import pytest
 
 from tests.children import launched, run
 from tests.unit.probing.children import targets
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import (
+    AgentError,
+    ask,
+    dumped_stack,
+    left_error,
+    processes_with_agents,
+)
 from torchdebug_magics.probing.children import agent, launching
 from torchdebug_magics.probing.children.agent import AGENT_THREAD, dump_signal, socket_path
-from torchdebug_magics.probing.children.asking import AgentError, ask, dumped_stack, left_error, processes_with_agents
 from torchdebug_magics.probing.children.launching import Children
-from torchdebug_magics.tracebacks import without_ours
+from torchdebug_magics.session import without_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable

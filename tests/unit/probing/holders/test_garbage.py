@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.probing.holders.garbage import garbage
+from torchdebug_magics.probing.holders.cycles import garbage
 from torchdebug_magics.probing.holders.python_weights import PlainCollection, plain_collections
 
 

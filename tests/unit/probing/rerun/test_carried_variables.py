@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.probing.rerun.carried_variables import LiveInKeeper
-from torchdebug_magics.probing.rerun.frame_positions import frame_chain, places
+from torchdebug_magics.probing.rerun.attempt import frame_chain, places
+from torchdebug_magics.probing.rerun.step import LiveInKeeper
+from torchdebug_magics.probing.source.code_owner import local_values
 from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, written
-from torchdebug_magics.probing.where import local_values
 
 
 def body(text: str) -> list[ast.stmt]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from torchdebug_magics.probing.waits import reach
-from torchdebug_magics.probing.waits.reach import Reach, is_kernels
-from torchdebug_magics.probing.waits.thread_waits import own_frames
+from torchdebug_magics.instruments.hangwatch.waits import builtin_waits
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Reach, is_kernels
+from torchdebug_magics.instruments.hangwatch.waits.thread_waits import own_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -159,7 +159,7 @@ def test_what_no_name_leads_to_is_not(values: Any, space: dict[str, Any]) -> Non
 
 
 def test_of_more_than_can_be_looked_at_nothing_is_said(space: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "_MOST_OBJECTS", 20)
+    monkeypatch.setattr(builtin_waits, "_MOST_OBJECTS", 20)
     many = [[[number]] for number in range(40)]
     for frames in standing(target="with_value", values=(many,), space=space):
         assert Reach(frames).can_get(space["wanted"])

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.autograd.errors.broken_node import nodes_of
-from torchdebug_magics.instruments.autograd.errors.in_backward import checkpoint_mismatch, custom_function, no_double_backward, other_error
-from torchdebug_magics.instruments.autograd.errors.line_finding import assigned_before, finding_at, values_read
-from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_members, statement_at
-from torchdebug_magics.instruments.autograd.errors.writes import out_of_place, through_the_base, writer_op, writes_to
-from torchdebug_magics.instruments.autograd.from_text.carried import loop_around
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp
-    from torchdebug_magics.instruments.autograd.report import Finding
-    from torchdebug_magics.report import Location
-
-__all__ = ["at_the_line"]
+from torchdebug_magics.instruments.autograd.errors.in_backward import (
+    assigned_before,
+    checkpoint_mismatch,
+    custom_function,
+    finding_at,
+    no_double_backward,
+    other_error,
+    values_read,
+)
+from torchdebug_magics.instruments.autograd.errors.inplace import nodes_of
+from torchdebug_magics.instruments.autograd.errors.raised import (
+    Raised,
+    named_members,
+    out_of_place,
+    statement_at,
+    through_the_base,
+    writer_op,
+    writes_to,
+)
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source_readings import loop_around
+from torchdebug_magics.instruments.autograd.tape import RecordedOp
+from torchdebug_magics.report import Location
 
 _NO_REDUCTION = re.compile(r"reduction\s*=\s*['\"]none['\"]")
 
 
-def at_the_line(raised: Raised) -> Finding:
+def at_the_line(raised: Raised) -> AutogradFinding:
     """The finding for an error raised at the line to change, by kind."""
     return _BY_KIND.get(raised.kind, other_error)(raised)
 
@@ -35,7 +44,7 @@ def _written_name(raised: Raised) -> str | None:
     return written or (raised.name_of(raised.written) if raised.written is not None else None)
 
 
-def _leaf(raised: Raised) -> Finding:
+def _leaf(raised: Raised) -> AutogradFinding:
     name = _written_name(raised)
     copied = f"`{_fresh(name)} = {name}.clone()`" if name else "`.clone()`"
     update = f"`with torch.no_grad(): {raised.code}` for a manual update; otherwise write into a copy: {copied}"
@@ -66,7 +75,7 @@ def _writer_op(raised: Raised) -> str | None:
     return writer_op(raised.statement) or writer_op(statement_at(raised.innermost))
 
 
-def _view(raised: Raised) -> Finding:
+def _view(raised: Raised) -> AutogradFinding:
     name = _written_name(raised)
     called = f"`{name}`" if name else "a tensor"
     if "view of a leaf" in raised.message:
@@ -114,7 +123,7 @@ def _line(op: RecordedOp | None) -> Location | None:
     return op.line.location if op is not None and op.line is not None else None
 
 
-def _non_scalar(raised: Raised) -> Finding:
+def _non_scalar(raised: Raised) -> AutogradFinding:
     root = raised.roots[0] if raised.roots else None
     name = raised.name_of(root) if root is not None else None
     made = None if root is None else next((op for op in reversed(raised.tape.ops) if any(use.tensor == id(root) for use in op.makes)), None)
@@ -141,7 +150,7 @@ def _non_scalar(raised: Raised) -> Finding:
     )
 
 
-def _inference(raised: Raised) -> Finding:
+def _inference(raised: Raised) -> AutogradFinding:
     made = next((op for op in reversed(raised.tape.ops) if op.inference and op.makes), None)
     read = (
         (name, place) for place, name, value in reversed(values_read(raised)) if isinstance(value, torch.Tensor) and value.is_inference()
@@ -165,7 +174,7 @@ def _inference(raised: Raised) -> Finding:
     )
 
 
-def _unused(raised: Raised) -> Finding:
+def _unused(raised: Raised) -> AutogradFinding:
     index = re.search(r"[Tt]ensor at index (\d+)", raised.message)
     place = int(index[1]) if index is not None else 0
     statement = raised.statement
@@ -189,7 +198,7 @@ def _unused(raised: Raised) -> Finding:
     )
 
 
-def _integer(raised: Raised) -> Finding:
+def _integer(raised: Raised) -> AutogradFinding:
     source = raised.here.source if raised.here is not None else ""
     fixed = re.sub(
         r"torch\.tensor\(([^()]*\[[^\]]*\][^()]*?)(, *requires_grad *= *True)\)", r"torch.tensor(\1, dtype=torch.float32\2)", source

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
-from types import FunctionType
-from typing import TYPE_CHECKING
+from types import FunctionType, GeneratorType
 
 import torch
 
 from torchdebug_magics.format import plural
-from torchdebug_magics.instruments.autograd.errors.empty_optimizer import empty_optimizer
-from torchdebug_magics.instruments.autograd.errors.line_finding import assigned_before, finding_at, values_read
-from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, parts_of_value
-from torchdebug_magics.probing.source.call_sites import function_node
-from torchdebug_magics.probing.where import location
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.report import Finding
-    from torchdebug_magics.report import Location
-
-__all__ = ["checkpoint_mismatch", "custom_function", "no_double_backward", "other_error"]
+from torchdebug_magics.instruments.autograd.errors.cut import freezing_line
+from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, parts_of_value, statement_at
+from torchdebug_magics.instruments.autograd.named import attribute_line, cell_files
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.silences.left_out import hidden_parameters
+from torchdebug_magics.probing.source.call_sites import function_node, tree_of, value_of
+from torchdebug_magics.probing.where import excerpt, location
+from torchdebug_magics.report import Location
 
 _OTHER_FIXES = (
     (r"Can't call numpy\(\)", "replace `.numpy()` with `.detach().numpy()`"),
@@ -39,7 +35,7 @@ _OTHER_FIXES = (
 )
 
 
-def custom_function(raised: Raised) -> Finding:
+def custom_function(raised: Raised) -> AutogradFinding:
     """Explains a custom Function whose backward returned the wrong number, kind or shape of gradients."""
     named = re.search(r"[Ff]unction (\w+?)Backward\b", raised.message)
     function = next((kind for kind in _subclasses(torch.autograd.Function) if named is not None and kind.__name__ == named[1]), None)
@@ -77,7 +73,7 @@ def _return_of(function: object) -> Location | None:
     return location(code.co_filename, lines[-1], code.co_name) if lines else None
 
 
-def checkpoint_mismatch(raised: Raised) -> Finding:
+def checkpoint_mismatch(raised: Raised) -> AutogradFinding:
     """Explains a checkpointed function that gave different tensors when backward() recomputed it."""
     first = raised.message.splitlines()[0]
     calls = (
@@ -93,7 +89,7 @@ def checkpoint_mismatch(raised: Raised) -> Finding:
     )
 
 
-def no_double_backward(raised: Raised) -> Finding:
+def no_double_backward(raised: Raised) -> AutogradFinding:
     """Explains an op or function without a second derivative."""
     named = re.search(r"derivative for '?(?:aten::)?(\w+)", raised.message)
     op = named[1] if named is not None else None
@@ -110,7 +106,7 @@ def no_double_backward(raised: Raised) -> Finding:
     )
 
 
-def other_error(raised: Raised) -> Finding:
+def other_error(raised: Raised) -> AutogradFinding:
     """Any other autograd error, with the fix for its message."""
     first = raised.message.splitlines()[0]
     missing = missing_gradient_of(raised.statement, raised.frames[0]) if raised.frames else None
@@ -132,7 +128,7 @@ def other_error(raised: Raised) -> Finding:
     return finding_at(raised, first.rstrip("."), "", tensor=None)
 
 
-def _not_a_leaf(raised: Raised) -> Finding:
+def _not_a_leaf(raised: Raised) -> AutogradFinding:
     """Explains an optimizer that received the output of an op."""
     read = ((name, part) for _, name, value in values_read(raised) for part in parts_of_value(value))
     name, tensor = next(((name, part) for name, part in read if not part.is_leaf), ("the tensor", None))
@@ -149,7 +145,7 @@ def _not_a_leaf(raised: Raised) -> Finding:
     )
 
 
-def _missing(raised: Raised, name: str, tensor: torch.Tensor) -> Finding:
+def _missing(raised: Raised, name: str, tensor: torch.Tensor) -> AutogradFinding:
     if tensor.is_leaf:
         fix = (
             f"call backward() on a loss that uses `{name}` before this line"
@@ -164,3 +160,79 @@ def _missing(raised: Raised, name: str, tensor: torch.Tensor) -> Finding:
         tensor=name,
         explanation="backward() stores gradients in leaves only",
     )
+
+
+def empty_optimizer(raised: Raised) -> AutogradFinding:
+    """Explains an empty parameter list from the names on the line that creates the optimizer."""
+    read = [(name, value) for place, name, value in values_read(raised) if place == raised.here]
+    for name, model in read:
+        if not isinstance(model, torch.nn.Module):
+            continue
+        hidden = list(hidden_parameters(model))
+        if hidden:
+            kept = hidden[0].attribute
+            return finding_at(
+                raised,
+                f"`{name}` has no parameters: its modules are in the container `{kept}`",
+                f"keep the modules of `{kept}` in an `nn.ModuleList`",
+                where=attribute_line(hidden[0].owner, kept),
+                parameters=tuple(one.name for one in hidden),
+                tensor=hidden[0].name,
+                explanation="`parameters()` does not search plain lists and dicts",
+            )
+        members = [(path, one) for path, one in model.named_parameters() if not one.requires_grad]
+        if members:
+            return finding_at(
+                raised,
+                f"all parameters of `{name}` are frozen",
+                f"set `requires_grad = True` for the parameters to train, such as `{members[-1][0]}`",
+                where=freezing_line(raised),
+                parameters=tuple(path for path, _ in members),
+            )
+    for name, value in read:
+        if isinstance(value, GeneratorType) and value.gi_frame is None:
+            made = assigned_before(raised, name)
+            source = f" (`{made.source}`)" if made is not None else ""
+            fix = f"pass the optimizer a new list, such as `list(model.parameters())`, not the generator `{name}`{source}"
+            return finding_at(raised, f"`{name}` is a generator that is already exhausted", fix)
+    return finding_at(raised, "the optimizer received no parameters", "pass the parameters of the model to train: `model.parameters()`")
+
+
+def finding_at(raised: Raised, headline: str, fix: str, *, where: Location | None = None, **more: object) -> AutogradFinding:
+    """At `where`, else at the line that raised."""
+    at = where or raised.here
+    return AutogradFinding(
+        kind=raised.kind,
+        raised=True,
+        headline=headline,
+        location=at,
+        fix=fix,
+        excerpt=excerpt(at) if at is not None else (),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def values_read(raised: Raised) -> list[tuple[Location, str, object]]:
+    """(line, code, value) of the variables and attributes that each of the user's lines reads, the innermost line first."""
+    return [
+        (place, ast.unparse(node), value_of(node, frame))
+        for frame, place in zip(raised.frames, raised.places, strict=True)
+        for node in ast.walk(statement_at(place) or ast.Pass())
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+    ]
+
+
+def assigned_before(raised: Raised, name: str | None) -> Location | None:
+    """The last assignment to the variable before the error, by the text; else the last of an earlier cell."""
+    here = raised.here
+    for file in dict.fromkeys([*([here.file] if here is not None else ()), *reversed(cell_files())]):
+        tree = tree_of(file)
+        lines = [
+            node.lineno
+            for node in (ast.walk(tree) if tree is not None else ())
+            if isinstance(node, ast.Assign) and any(ast.unparse(target) == name for target in node.targets)
+        ]
+        before = [line for line in lines if here is None or file != here.file or line <= here.line]
+        if before:
+            return location(file, max(before), "<module>")
+    return None

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any, NamedTuple
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
 from torchdebug_magics.format import listed
-from torchdebug_magics.instruments.autograd.errors.broken_node import Complaint, broken_nodes
-from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_members, statement_at
-from torchdebug_magics.instruments.autograd.errors.writes import out_of_place, writes_to
-from torchdebug_magics.instruments.autograd.report import Finding
+from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_members, out_of_place, statement_at, writes_to
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
+from torchdebug_magics.probing.graphs import upstream
 from torchdebug_magics.probing.source.call_sites import tree_of, value_of
 from torchdebug_magics.probing.where import excerpt, location
+from torchdebug_magics.report import Location
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Use
-    from torchdebug_magics.report import Location
-
-__all__ = ["modified_in_place"]
+_CHANGED = "modified by an inplace operation"
+_MESSAGE = re.compile(r"\[[\w.]+ \[([\d, ]*)\]\](?:, which is output \d+ of (\S+?),)? is at version (\d+); expected version (\d+)")
 
 
 class _Overwritten(NamedTuple):
@@ -31,7 +29,7 @@ class _Overwritten(NamedTuple):
     written: Use
 
 
-def modified_in_place(raised: Raised) -> Finding:
+def modified_in_place(raised: Raised) -> AutogradFinding:
     """Names both ops: from the tape if the step was recorded, otherwise from the graph and the user's source."""
     found = next(_all_on_tape(raised), None)
     return _read_from_text(raised) if found is None else _from_tape(raised, found)
@@ -61,13 +59,13 @@ def _overwritten(raised: Raised, saver: RecordedOp, complaint: Complaint | None)
     return None
 
 
-def _from_tape(raised: Raised, found: _Overwritten) -> Finding:
+def _from_tape(raised: Raised, found: _Overwritten) -> AutogradFinding:
     saver, writer = found.saver, found.writer
     name, is_member = _name(raised, found)
     where = writer.line.location if writer.line is not None else None
     saved_at = saver.line.location if saver.line is not None else None
     subject = f"`{name}`" if name else f"a {list(found.saved.shape)} tensor"
-    return Finding(
+    return AutogradFinding(
         kind="inplace",
         raised=True,
         headline=f"{subject} was overwritten after `{saver.name}` saved it for backward",
@@ -131,7 +129,7 @@ def _updates(raised: Raised) -> list[Location]:
     return sorted(set(lines), key=lambda one: one.line)
 
 
-def _read_from_text(raised: Raised) -> Finding:
+def _read_from_text(raised: Raised) -> AutogradFinding:
     """Without a tape: the variable whose version is the one that PyTorch complains of, and the writes to it in the text."""
     complaint = Complaint.of(raised.message)
     broken = next(broken_nodes(raised.roots), None)
@@ -153,7 +151,7 @@ def _read_from_text(raised: Raised) -> Finding:
     else:
         fix = "put `%%autograd --every-step` above the cell and run the cell again: the report names the line that overwrites the tensor"
     subject = f"`{name}`" if name else (f"a {list(complaint.shape)} tensor" if complaint is not None else "a tensor")
-    return Finding(
+    return AutogradFinding(
         kind="inplace",
         raised=True,
         headline=f"{subject} was overwritten after {f'`{op}`' if op else 'an op'} saved it for backward",
@@ -219,3 +217,69 @@ def _write_of(raised: Raised, name: str) -> Location | None:
 
 def _holds_others(statement: ast.stmt) -> bool:
     return hasattr(statement, "body")
+
+
+class Complaint(NamedTuple):
+    """What PyTorch says of a tensor that was modified in place."""
+
+    shape: tuple[int, ...]
+    maker: str
+    """The node that made it, such as ``"ExpBackward0"``; empty for a leaf."""
+    version: int
+    expected: int
+
+    @classmethod
+    def of(cls, message: str) -> Complaint | None:
+        """None where the message holds no such thing."""
+        found = _MESSAGE.search(message)
+        if found is None:
+            return None
+        shape = tuple(int(size) for size in found[1].split(",") if size.strip())
+        return cls(shape, found[2] or "", int(found[3]), int(found[4]))
+
+
+class Broken(NamedTuple):
+    """A node, and which of its saved tensors was modified."""
+
+    node: Any
+    attribute: str
+    complaint: Complaint | None
+
+
+def nodes_of(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """The nodes of their graphs; see `upstream` for how many."""
+    return upstream(tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None)
+
+
+def broken_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Broken]:
+    """The nodes that hold a tensor which was modified after it was saved."""
+    for node in nodes_of(tensors):
+        for name in saved_names(node):
+            if _CHANGED in (refused := _refused(node, name)):
+                yield Broken(node, name, Complaint.of(refused))
+
+
+def saved_names(node: Any) -> tuple[str, ...]:
+    """The attributes under which a node hands out what it saved."""
+    names = dir(type(node))
+    tensors = [name.removeprefix("_raw") for name in names if name.startswith("_raw_saved_") and name.removeprefix("_raw") in names]
+    return (*tensors, *(["saved_tensors"] if "saved_tensors" in names else []))
+
+
+def is_packed(node: Any, name: str) -> bool:
+    """Whether a hook has packed it, so that a look at it would run the user's code, as a checkpoint's forward."""
+    try:
+        raw = getattr(node, f"_raw{name}" if name.startswith("_saved") else f"_raw_{name}")
+    except (AttributeError, RuntimeError):
+        return False
+    return any(getattr(one, "unpack_hook", None) is not None for one in (raw if isinstance(raw, (tuple, list)) else (raw,)))
+
+
+def _refused(node: Any, name: str) -> str:
+    if is_packed(node, name):
+        return ""
+    try:
+        getattr(node, name)
+    except RuntimeError as error:
+        return str(error)
+    return ""

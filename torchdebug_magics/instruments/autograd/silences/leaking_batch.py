@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.autograd.errors.dropped_gradient import ancestors
-from torchdebug_magics.instruments.autograd.recording.sample_twins import SampleTwins
-from torchdebug_magics.instruments.autograd.report import Finding
+from torchdebug_magics.instruments.autograd.errors.cut import ancestors
+from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
+from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.where import excerpt
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.recording.graph_recorder import Recorder
-    from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp
-    from torchdebug_magics.instruments.autograd.silences.alive import Alive
-    from torchdebug_magics.instruments.autograd.silences.watched import Watched
-
-__all__ = ["BatchLeak", "batch_leaks"]
 
 _IMAGE_DIMENSIONS = 4
 _RESHAPE_CALL = re.compile(r"\.(?:view|reshape)\(((?:[^()]|\([^()]*\))*)\)")
@@ -64,9 +58,9 @@ class BatchLeak:
             self._recorder.twins = SampleTwins(dimension=1)
 
 
-def batch_leaks(watched: Watched, _alive: Alive) -> list[Finding]:
-    """The op that first mixes samples, as a finding; at most one."""
-    return [_leak_finding(watched.leak.found)] if watched.leak.found is not None else []
+def batch_leaks(leak: BatchLeak) -> list[AutogradFinding]:
+    """The op that mixes samples, if the backward passes have shown one."""
+    return [_leak_finding(leak.found)] if leak.found is not None else []
 
 
 def _shape_before_reduction(passed: list[RecordedOp]) -> tuple[int, ...]:
@@ -119,7 +113,7 @@ def _is_mistaken(recorder: Recorder, op: RecordedOp) -> bool:
     return shape[0] > (1 if len(shape) == _IMAGE_DIMENSIONS else part.num_heads)
 
 
-def _leak_finding(mixing: _Mixing) -> Finding:
+def _leak_finding(mixing: _Mixing) -> AutogradFinding:
     op = mixing.op
     where = op.line.location if op.line is not None else None
     source = where.source if where is not None else ""
@@ -134,7 +128,7 @@ def _leak_finding(mixing: _Mixing) -> Finding:
             else "treats the samples of the batch as time steps"
         )
         headline, fix = f"`{op.module}` ({op.module_type}) {verb}", f"set `batch_first=True` where `{op.module}` is created"
-    return Finding(
+    return AutogradFinding(
         kind="leaking_batch",
         raised=False,
         headline=headline,

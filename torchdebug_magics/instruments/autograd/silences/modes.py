@@ -6,18 +6,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import listed
-from torchdebug_magics.instruments.autograd.report import Finding
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.training_course import Backward, Step
 from torchdebug_magics.probing.where import excerpt
+from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.recording.tape import RecordedOp, Tape
-    from torchdebug_magics.instruments.autograd.report import Kind
-    from torchdebug_magics.instruments.autograd.silences.alive import Alive
-    from torchdebug_magics.instruments.autograd.silences.watched import Watched
-    from torchdebug_magics.report import Location
+    from torchdebug_magics.instruments.autograd.silences.watched import Alive, Watched
+    from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
 
-__all__ = ["double_softmax", "wrong_modes"]
 
 _PASSES_ON = frozenset(
     {
@@ -39,7 +36,7 @@ _PASSES_ON = frozenset(
 _MOST_OPS = 5_000
 
 
-def double_softmax(watched: Watched, _alive: Alive) -> list[Finding]:
+def double_softmax(watched: Watched, _alive: Alive) -> list[AutogradFinding]:
     """Finds probabilities passed to a loss that applies softmax or sigmoid itself."""
     for op in watched.recorder.tape.ops:
         if op.in_backward or op.name not in {"_log_softmax", "binary_cross_entropy_with_logits"} or not op.reads:
@@ -64,14 +61,14 @@ def _made_by(op: RecordedOp) -> RecordedOp | None:
     return maker if maker is not None and maker.name == wanted and any(use.requires_grad for use in maker.reads) else None
 
 
-def _twice(op: RecordedOp, maker: RecordedOp) -> Finding:
+def _twice(op: RecordedOp, maker: RecordedOp) -> AutogradFinding:
     where = maker.line.location if maker.line is not None else None
     first, loss = ("softmax", "cross_entropy") if op.name == "_log_softmax" else ("sigmoid", "binary_cross_entropy_with_logits")
     target = (
         f"module `{maker.module}` ({maker.module_type})" if maker.module_type in {"Softmax", "Softmax2d", "Sigmoid"} else f"the {first}"
     )
     is_direct = op.note != "takes probabilities" or all(one is maker or one.name in _PASSES_ON for one in op.parents)
-    return Finding(
+    return AutogradFinding(
         kind="double_softmax",
         raised=False,
         headline=f"`{first}` is applied before `{loss}`, which applies it itself",
@@ -87,7 +84,7 @@ def _twice(op: RecordedOp, maker: RecordedOp) -> Finding:
     )
 
 
-def wrong_modes(watched: Watched, _alive: Alive) -> list[Finding]:
+def wrong_modes(watched: Watched, _alive: Alive) -> list[AutogradFinding]:
     """Hints at BatchNorm or Dropout in training mode during evaluation, or the reverse."""
     tape, updated = watched.recorder.tape, watched.updated()
     found = [_trained_in_eval_mode(watched)]
@@ -99,7 +96,7 @@ def wrong_modes(watched: Watched, _alive: Alive) -> list[Finding]:
     return [one for one in found if one is not None]
 
 
-def _trained_in_eval_mode(watched: Watched) -> Finding | None:
+def _trained_in_eval_mode(watched: Watched) -> AutogradFinding | None:
     """A model whose last backward pass before an update came from a forward in evaluation mode."""
     ops = {op.index: op for op in watched.recorder.tape.ops}
     events = watched.course.events
@@ -123,8 +120,8 @@ def _trained_in_eval_mode(watched: Watched) -> Finding | None:
     return None
 
 
-def _hint(kind: Kind, headline: str, where: Location | None, fix: str, modes: tuple[str, ...]) -> Finding:
-    return Finding(
+def _hint(kind: Kind, headline: str, where: Location | None, fix: str, modes: tuple[str, ...]) -> AutogradFinding:
+    return AutogradFinding(
         kind=kind,
         raised=False,
         headline=headline,

@@ -11,23 +11,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from itertools import cycle
 from multiprocessing.pool import Pool
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import reached
-from torchdebug_magics.instruments.deterministic.report import Dependence
-from torchdebug_magics.instruments.deterministic.twice.cause.op_causes import location_of
-from torchdebug_magics.probing.where import frames_above, is_user_code
-from torchdebug_magics.probing.written import writes_of
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
-    from torchdebug_magics.instruments.deterministic.origin import Origin
-    from torchdebug_magics.instruments.deterministic.report import On
-    from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference
-    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-
-__all__ = ["on_arrival"]
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
+from torchdebug_magics.instruments.deterministic.origin import Origin
+from torchdebug_magics.instruments.deterministic.report import Dependence, On
+from torchdebug_magics.instruments.deterministic.twice.op_causes import location_of
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference
+from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
+from torchdebug_magics.probing.source.statement_lists import writes_of
 
 _LISTING = ("listdir", "scandir", "iglob", "glob", "rglob", "iterdir", "walk")
 _ARRIVING = ("as_completed", "imap_unordered")

@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from itertools import cycle
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.format import listed
-from torchdebug_magics.instruments.deterministic.counterfactual.effect import effect_of
+from torchdebug_magics.instruments.deterministic.counterfactual.effect import Effect, effect_of
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import (
     OF_GRADIENTS,
     Kept,
     StateNow,
     line_that_changes,
 )
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
+from torchdebug_magics.instruments.deterministic.origin import Origin
 from torchdebug_magics.instruments.deterministic.report import Dependence
-from torchdebug_magics.instruments.deterministic.twice.beginning.process_settings import SETTINGS
-from torchdebug_magics.instruments.deterministic.twice.cause.op_causes import location_of, raised_at
-from torchdebug_magics.instruments.deterministic.twice.ending import TooLong
+from torchdebug_magics.instruments.deterministic.twice.body import TooLong
+from torchdebug_magics.instruments.deterministic.twice.op_causes import location_of, raised_at
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference
+from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+from torchdebug_magics.instruments.deterministic.twice.start_state import SETTINGS
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.names import Named, values_found
-
-if TYPE_CHECKING:
-    from contextlib import ExitStack
-
-    from torchdebug_magics.instruments.deterministic.counterfactual.effect import Effect
-    from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
-    from torchdebug_magics.instruments.deterministic.origin import Origin
-    from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference
-    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-    from torchdebug_magics.report import Location
-
-__all__ = ["carried_by"]
+from torchdebug_magics.report import Location
 
 _MOST_NAMES = 3
 _IN = " in "

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from types import FrameType
 
 import torch
 
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
-from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
-from torchdebug_magics.instruments.deterministic.ops.op_values import tensors
-from torchdebug_magics.instruments.deterministic.twice.ending import Enough
-from torchdebug_magics.instruments.deterministic.twice.left_results import plain_results_of, results_of, tensors_left
-from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
+from torchdebug_magics.instruments.deterministic.twice.body import Enough
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import (
+    Comparison,
+    Difference,
+    plain_results_of,
+    results_of,
+    tensors_left,
+)
+from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.modules import live_modules
-from torchdebug_magics.probing.where import frames_above, location, owner
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from types import FrameType
-
-    from torchdebug_magics.instruments.deterministic.ops.op_recording import Seen
-    from torchdebug_magics.instruments.deterministic.ops.seen_op import Op
-    from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference
-    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-    from torchdebug_magics.report import Location
-
-__all__ = ["Effect", "effect_of"]
+from torchdebug_magics.probing.source.code_owner import frames_above, owner
+from torchdebug_magics.probing.where import location
+from torchdebug_magics.report import Location
 
 _LEAVING = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
 """They hand a number to Python, where it may be printed."""
-
-
 _MOST_TIMES, _MOST_MORE = 5, 1_000
 """How many more ops than the first run another one may have: a loop may not end otherwise."""
 _PASSING = ("_tensor.py", "_python_dispatch.py")

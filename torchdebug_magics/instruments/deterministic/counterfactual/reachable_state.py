@@ -9,31 +9,23 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack
-from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, NamedTuple
 
 import torch
 
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
-from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
-from torchdebug_magics.instruments.deterministic.origin.lines.digests import Digests, is_users
-from torchdebug_magics.instruments.deterministic.twice.beginning.process_settings import SETTINGS
-from torchdebug_magics.instruments.deterministic.twice.ending import Enough
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
+from torchdebug_magics.instruments.deterministic.origin.digests import Digests, is_users
+from torchdebug_magics.instruments.deterministic.twice.body import Body, Enough
+from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+from torchdebug_magics.instruments.deterministic.twice.start_state import SETTINGS
+from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.kinds import ABSENT
-from torchdebug_magics.probing.where import is_user_code, location
-from torchdebug_magics.probing.written import writes_of
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from torchdebug_magics.instruments.deterministic.ops.op_recording import Seen
-    from torchdebug_magics.instruments.deterministic.ops.seen_op import Op
-    from torchdebug_magics.instruments.deterministic.twice.body import Body
-    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-    from torchdebug_magics.probing.contents import Contents
-    from torchdebug_magics.report import Location
-
-__all__ = ["OF_GRADIENTS", "Kept", "StateNow", "line_that_changes", "reached"]
+from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.source.statement_lists import writes_of
+from torchdebug_magics.probing.where import location
+from torchdebug_magics.report import Location
 
 OF_GRADIENTS = ".grad"
 """What is put behind the name of a module for the gradients of its parameters."""

@@ -13,10 +13,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torchdebug_magics.probing.shards import local_of
-from torchdebug_magics.probing.storages import is_freed
-
-__all__ = ["EMPTY", "folded", "number_of", "of_plain", "of_tensor"]
+from torchdebug_magics.probing.storages import is_freed, local_of
 
 EMPTY = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1

@@ -1,18 +1,167 @@
-"""One run, op by op: which op at which line, what came into it from outside, and what it gave."""
+"""What can be told of an op before it runs, from its schema: read once an op."""
 
 from __future__ import annotations
 
 import weakref
 from array import array
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-    from torchdebug_magics.probing.lines import Line
+from torchdebug_magics.probing.contents import memory_of
+from torchdebug_magics.probing.lines import Line
+from torchdebug_magics.probing.ops import is_movement, is_overwriting, is_pointwise, is_uninitialised, is_writing_in_part, op_name
 
-__all__ = ["Recording", "Seen"]
+_COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
+_INDEX_AT = {"index": 1, "index_put": 1, "masked_select": 1, "masked_fill": 1, "take": 1, "embedding": 1} | dict.fromkeys(
+    ("index_select", "gather", "scatter", "index_copy", "index_fill", "index_add"), 2
+)
+_ATTENTION = "run it under `sdpa_kernel(SDPBackend.MATH)`, or use `--strict`: PyTorch then selects a deterministic backward"
+_REPAIRS: Mapping[str, str] = {
+    "put_": "assign to the flat view `.view(-1)` by index, which is deterministic",
+    "max_unpool": "scatter into zeros with `.scatter`, both flattened by `.flatten(-2)`, which is deterministic",
+    "flash attention": _ATTENTION,
+    "memory efficient attention": _ATTENTION,
+    "upsample": "use `mode='nearest'` in `F.interpolate`",
+    "grid_sampler": "compute it on the CPU: call `F.grid_sample` with `.cpu()` tensors",
+    "cumsum": "compute it on the CPU, as `.cpu().cumsum(0)` does",
+    "adaptive_avg_pool": "where the sizes divide, average each dimension with `.unflatten` and `.mean(-1)`",
+    "avg_pool3d": "average each dimension with `.unflatten` and `.mean(-1)`",
+    "adaptive_max_pool": "use `F.max_pool2d` of a fixed size",
+    "fractional_max_pool": "use `F.max_pool2d` of a fixed size",
+    "reflection_pad": "use `mode='constant'`, or pad by indexing",
+    "nll_loss2d": "flatten first: `.movedim(1, -1).flatten(0, -2)` for the scores, `.flatten()` for the targets",
+    "ctc_loss": "compute it on the CPU: call `F.ctc_loss` with `.cpu()` tensors",
+    "histc": "count on the CPU, as `.cpu().histc()` does",
+    "bincount": "add the weights to zeros with `.index_add_`, which is deterministic",
+    "scatter_reduce": "reduce on the CPU; `reduce='sum'` and `'mean'` are deterministic",
+    "median": "take the value from `torch.sort`",
+    "embedding_bag": "use `mode='sum'` or `'mean'`",
+}
+_SETTING = "`torch.use_deterministic_algorithms(True)` makes it deterministic"
+_WITH_SETTING = (
+    "embedding_dense_backward", "index_add", "index_copy", "index_put", "put", "replication_pad", "scatter",
+)  # fmt: skip
+_ON_GPUS = ("convolution", "cudnn_convolution", "bmm", "max_pool3d", "repeat_interleave", "gather", "index_select")
+"""Only there, and only without the setting, which holds in each run that is compared."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of one op."""
+
+    name: str
+    """The dispatcher's, such as ``aten.add.Tensor``."""
+    base: str
+    """Without namespace and overload, such as ``add``."""
+    is_view: bool
+    """Whether all that it gives is memory that it was given; such as by `set_`, which takes a storage that came from another process."""
+    is_random: bool
+    """Whether it draws from a generator."""
+    is_empty: bool
+    """Whether it gives memory that nobody has written."""
+    is_overwriting: bool
+    """Whether what it writes does not depend on what was there."""
+    moves: bool
+    """Whether it only moves numbers."""
+    passes_on: bool
+    """Whether memory that nobody has written may be in what it gives, and it has not looked at it."""
+    index_at: int
+    """The place of the argument that says which numbers to move, and so is read; -1 where there is none."""
+    is_pointwise: bool
+    is_marker: bool
+    """Whether it computes nothing, as the profiler's own."""
+    is_collective: bool
+    """Whether it gives what other ranks have sent, perhaps later: nothing is read of it, and who reads it is given it from outside."""
+
+
+def is_collective(name: str) -> bool:
+    """Whether an op of that name, such as ``c10d._allgather_base_.default``, communicates with other ranks."""
+    return name.partition(".")[0] in _COLLECTIVES
+
+
+@cache
+def plan_of(func: Any) -> Plan:
+    """The plan of an op."""
+    schema = func._schema
+    returns = [one.alias_info for one in schema.returns]
+    base = op_name(func)
+    return Plan(
+        name=str(func),
+        base=base,
+        is_view=base == "set_" or (bool(returns) and all(alias is not None and not alias.is_write for alias in returns)),
+        is_random=torch.Tag.nondeterministic_seeded in func.tags,
+        is_empty=is_uninitialised(base) and base != "_efficientzerotensor",
+        is_overwriting=is_overwriting(func),
+        moves=is_movement(func),
+        passes_on=is_movement(func) or is_writing_in_part(func),
+        index_at=_INDEX_AT.get(base.removesuffix("_"), -1),
+        is_pointwise=is_pointwise(func),
+        is_marker=base.startswith("profiler::"),
+        is_collective=is_collective(str(func)),
+    )
+
+
+class Empty(NamedTuple):
+    """An op that made memory which nobody has written."""
+
+    plan: Plan
+    line: Line | None
+
+
+class Op(NamedTuple):
+    """One op that has just run."""
+
+    place: int
+    """How many ops ran before it."""
+    plan: Plan
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    line: Line | None
+    result: Any
+    written: list[torch.Tensor]
+    empty: Empty | None
+    """What made memory that nobody has written as a whole, and that it was given; None where there is none such."""
+
+
+def view_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Which part of its memory it is."""
+    return tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
+
+
+def size_bytes(tensor: torch.Tensor) -> int:
+    """Of all the memory that it is a part of; 0 where it has none of its own."""
+    return tensor.untyped_storage().nbytes() if memory_of(tensor) else 0
+
+
+def numbers(results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Without the bytes beside them that an op keeps for its backward: scratch memory, of which a part is never written."""
+    return [one for one in results if one.dtype is not torch.uint8] or results
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Those in a value, as an op takes and gives it."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from tensors(one)
+
+
+def is_documented(base: str) -> bool:
+    """Whether torch's documentation calls an op non-deterministic on some device; by its ATen name without the overload."""
+    name = base.lstrip("_")
+    return name.startswith((*_WITH_SETTING, *_REPAIRS))
+
+
+def repair(op: str) -> str:
+    """What to write in the place of an op, by its ATen name or the one in torch's warning; empty where nothing is known."""
+    name = op.lower().lstrip("_")
+    known = next((text for begin, text in _REPAIRS.items() if name.startswith(begin)), "")
+    return known or (_SETTING if name.startswith((*_WITH_SETTING, *_ON_GPUS)) else "")
 
 
 class Seen(NamedTuple):

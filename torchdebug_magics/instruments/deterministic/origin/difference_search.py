@@ -7,22 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.deterministic.origin.backward_slice import Beginning, Slicer
 from torchdebug_magics.instruments.deterministic.origin.line_causes import Judge, branch_after
-from torchdebug_magics.instruments.deterministic.origin.lines.line_statements import Statements
-from torchdebug_magics.instruments.deterministic.origin.lines.line_tracer import Tracer
-from torchdebug_magics.instruments.deterministic.origin.lines.nondeterminism_sources import OF_THREADS
-from torchdebug_magics.instruments.deterministic.origin.lines.written_files import Files
-from torchdebug_magics.instruments.deterministic.origin.pairing import Pairing
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.line_origin import Origin
-    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Run, Step
-    from torchdebug_magics.probing.guard import Guard
-
-__all__ = ["first_difference"]
+from torchdebug_magics.instruments.deterministic.origin.line_statements import Statements
+from torchdebug_magics.instruments.deterministic.origin.line_steps import Files, Run, Step
+from torchdebug_magics.instruments.deterministic.origin.line_tracer import Tracer
+from torchdebug_magics.instruments.deterministic.origin.nondeterminism_sources import OF_THREADS
+from torchdebug_magics.instruments.deterministic.origin.pairing import Origin, Pairing
+from torchdebug_magics.probing.guard import Guard
 
 _MOST_STEPS = 300_000
 _LEAST_RUNS = 4

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from torchdebug_magics.instruments.deterministic.origin.line_origin import ON, Origin
-from torchdebug_magics.instruments.deterministic.origin.lines.nondeterminism_sources import OF_THREADS, OF_TORCH
-from torchdebug_magics.instruments.deterministic.origin.repairs import quoted, repair
-from torchdebug_magics.instruments.deterministic.origin.sentences import sentence
-from torchdebug_magics.instruments.deterministic.origin.step_questions import differing, has_address
+from torchdebug_magics.instruments.deterministic.origin.line_statements import Called
+from torchdebug_magics.instruments.deterministic.origin.line_steps import Files, Source, Step
+from torchdebug_magics.instruments.deterministic.origin.nondeterminism_sources import OF_THREADS, OF_TORCH
+from torchdebug_magics.instruments.deterministic.origin.pairing import ON, Origin, Pairing, differing, has_address
+from torchdebug_magics.instruments.deterministic.report import Cause
 from torchdebug_magics.probing.where import location
+from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.origin.backward_slice import Beginning, Slicer
-    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Source, Step
-    from torchdebug_magics.instruments.deterministic.origin.lines.written_files import Files
-    from torchdebug_magics.instruments.deterministic.origin.pairing import Pairing
-    from torchdebug_magics.instruments.deterministic.report import Cause
-    from torchdebug_magics.report import Location
 
-__all__ = ["Judge", "branch_after"]
 
 _INDEPENDENT = frozenset({"os_entropy", "wall_clock", "numpy_random", "python_random"})
 """Each differs by itself: one that is repaired leaves the others."""
@@ -37,6 +33,20 @@ _SHARPEST = (
     "outside_data",
 )
 """Where a line asked several: a generator that seeds itself asks the system, too, and a file is read by `next`."""
+_WHY = {
+    "wall_clock": "is computed from {source}, which reads the clock",
+    "os_entropy": "is computed from {source}, which reads the operating system's entropy",
+    "python_random": "is drawn from {source} without a seed, which takes one from the operating system",
+    "numpy_random": "is drawn from {source} without a seed, which takes one from the operating system",
+    "unseeded_generator": "is drawn from {source}, which takes a new seed from the operating system",
+    "uninitialized_memory": "is uninitialized memory from {source}",
+    "outside_data": "comes from {source}, outside the program, and may change",
+}
+_SEED = 42
+_IN_ORDER = {
+    "imap_unordered": "use `imap` instead of `imap_unordered`",
+    "as_completed": "iterate over the futures in submission order, or use `map`",
+}
 
 
 class Judge:
@@ -188,3 +198,121 @@ def _on_branch(branch: Location | None, told: Origin | None, *, is_cache: bool, 
     by = quoted(told.sources) or quoted(told.names)
     where = "" if told.location.line == branch.line else f" at line {told.location.line}"
     return f"{what}the branch taken after line {branch.line} depends on {by or 'what changed'}{where}"
+
+
+def sentence(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...], *, is_old: bool, file: str) -> str:  # noqa: C901, PLR0911 - a table of causes
+    """For a line whose values differ."""
+    what = ", ".join(f"`{name}`" for name in names) or "A value on this line"
+    asked = ", ".join(f"`{source}()`" for source in sources)
+    facts = step.statement.facts if step.statement is not None else {}
+    iterated = [path for path in (step.statement.iterated if step.statement is not None else ()) if path in facts]
+    match cause:
+        case "outside_data" if sources and OF_THREADS.issuperset(sources):
+            return f"{what} comes from {asked}: results arrive in completion order, which varies"
+        case "outside_data" if step.activation.thread and not sources:
+            return f"{what} is written by a thread, and the order of threads varies"
+        case "hash_order" if sources:
+            return f"{what} is computed from {asked}, which for an object is its memory address"
+        case "hash_order" if has_address(step):
+            return f"{what} is computed from the text of an object, which contains its memory address"
+        case "hash_order":
+            named = f"`{iterated[0]}`, a set" if iterated else "a set"
+            return f"{what} comes from {named}: set order depends on hashes, for objects on their addresses"
+        case "worker_seed":
+            return f"{what} comes from the workers of {_named(iterated, 'a DataLoader')}, which draw from unseeded generators"
+        case "state_leak" if file:
+            return f"{what} is read from `{Path(file).name}`, which the first run wrote"
+        case "state_leak" if is_old:
+            return f"{what} is from before the cell: the first run changed it, and it could not be restored"
+        case "state_leak":
+            return f"{what} is taken from {_named(iterated, 'an iterator')}, which the first run had already advanced"
+        case "outside_data" if not asked:
+            return f"{what} comes from a file or the environment, outside the program"
+        case _ if cause in _WHY:
+            return f"{what} {_WHY[cause].format(source=asked or 'a call')}"
+        case _:
+            return f"{what} differs between two runs from here on; no known nondeterministic call on this line"
+
+
+def _named(paths: list[str], otherwise: str) -> str:
+    return f"`{paths[0]}`" if paths else otherwise
+
+
+def repair(cause: Cause, step: Step, names: tuple[str, ...], sources: tuple[str, ...]) -> str:  # noqa: C901, PLR0911 - a table of causes
+    """In a few words; empty where nothing is known."""
+    calls = step.statement.calls if step.statement is not None else ()
+    called = next((one for one in calls if any(one.path.endswith(source.rpartition(".")[2]) for source in sources)), None)
+    match cause:
+        case "numpy_random" | "python_random":
+            made = _seeded(called, "np.random.default_rng" if cause == "numpy_random" else sources[0])
+            return _in_function(made, step)
+        case "unseeded_generator":
+            return _manual(calls)
+        case "wall_clock":
+            return f"replace `{called.text if called else f'{sources[0]}()'}` with a constant: it reads the clock"
+        case "os_entropy":
+            asked = called.text if called else f"{sources[0]}()"
+            return f"replace `{asked}` with a draw from a seeded generator, such as `random.Random({_SEED})`"
+        case "hash_order":
+            return _ordered(step, called)
+        case "worker_seed":
+            given = f"generator=torch.Generator().manual_seed({_SEED})"
+            return f"pass `{given}` to the DataLoader, and seed the dataset's own generators in its `worker_init_fn`"
+        case "state_leak":
+            return f"create {quoted(names) or 'the object'} in this cell"
+        case "uninitialized_memory":
+            zeros = called.path.replace("empty", "zeros") if called is not None and "empty" in called.path else "np.zeros"
+            return f"use `{zeros}`, or write every element before reading"
+        case "outside_data" if _is_of_threads(step, sources):
+            ordered = (text for name, text in _IN_ORDER.items() if any(source.endswith(name) for source in sources))
+            return f"{next(ordered, 'collect the results in submission order')}, or sort the results"
+        case "outside_data":
+            return "read it once, in an earlier cell"
+        case _:
+            return ""
+
+
+def _is_of_threads(step: Step, sources: tuple[str, ...]) -> bool:
+    return OF_THREADS.issuperset(sources) if sources else step.activation.thread != 0
+
+
+def _seeded(called: Called | None, otherwise: str) -> str:
+    return f"`{called.path if called and called.path else otherwise}({_SEED})`"
+
+
+def _in_function(made: str, step: Step) -> str:
+    """A seed within a function gives the same numbers at each call."""
+    code = step.activation.code
+    if code.co_name in {"<module>", "__init__"}:
+        return f"use {made}"
+    if code.co_name == "__getitem__" and code.co_argcount > 1:
+        return f"use {made.replace(f'({_SEED})', f'({code.co_varnames[1]})')}: different numbers for each item, the same in each run"
+    return f"create one generator outside `{step.activation.code.co_name}`, `rng = {made.strip('`')}`, and pass it in"
+
+
+def _manual(calls: tuple[Called, ...]) -> str:
+    for one in calls:
+        if one.text.endswith("torch.seed()"):
+            return f"use `torch.manual_seed({_SEED})`"
+        if one.text.endswith(".seed()"):
+            return f"use `{one.text.removesuffix('seed()')}manual_seed({_SEED})`"
+    return f"use `torch.Generator().manual_seed({_SEED})`"
+
+
+def _ordered(step: Step, called: Called | None) -> str:
+    if called is not None:
+        return f"replace `{called.text}` with a stable key, such as an index"
+    if has_address(step):
+        return "use a stable key, such as a name or an index, instead of the object's `repr`"
+    statement = step.statement
+    sets = [path for path in statement.iterated if statement.facts.get(path) == "set"] if statement is not None else []
+    return (
+        f"iterate over `sorted({sets[0]}, key=...)`, or use a list or a dict instead of the set"
+        if sets
+        else "replace the set with a list or a dict"
+    )
+
+
+def quoted(names: tuple[str, ...]) -> str:
+    """As code, one after the other; empty where there is none."""
+    return ", ".join(f"`{name}`" for name in names)

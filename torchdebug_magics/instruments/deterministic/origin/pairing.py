@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import Final
 
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.origin.lines.line_statements import Statement
-    from torchdebug_magics.instruments.deterministic.origin.lines.line_steps import Activation, Call, Run, Step
+from torchdebug_magics.instruments.deterministic.origin.line_statements import Statement
+from torchdebug_magics.instruments.deterministic.origin.line_steps import Activation, Call, Run, Step
+from torchdebug_magics.instruments.deterministic.report import Cause, On
+from torchdebug_magics.report import Location
 
-__all__ = ["Fork", "Pairing"]
+ON: Final[Mapping[str, On]] = {
+    "unseeded_generator": "seed",
+    "python_random": "seed",
+    "numpy_random": "seed",
+    "worker_seed": "seed",
+    "wall_clock": "clock",
+    "os_entropy": "entropy",
+    "hash_order": "order",
+    "uninitialized_memory": "memory",
+    "nondeterministic_op": "race",
+    "state_leak": "carried_state",
+}
+"""By cause."""
 
 
 @dataclass(eq=False)
@@ -111,3 +125,89 @@ def _left(steps: list[Step], start: int, statement: Statement) -> int:
 
 def _first(calls: list[Call]) -> Step | None:
     return next((step for call in calls for step in call.steps()), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The first line on the way to an op at which two runs differ."""
+
+    cause: Cause
+    location: Location
+    other: Location | None = None
+    """Where the other run stood, if it went another way."""
+    decided: Location | None = None
+    """The line that made the runs go different ways, where its cause is known."""
+    branch: tuple[str, int, int] | None = None
+    """The file, and the first and the last line, of the statement after which the runs went different ways."""
+    branch_head: Location | None = None
+    """The first line of that statement."""
+    names: tuple[str, ...] = ()
+    """What differs after the line, as the user writes it, such as ``"noise"`` or ``"self.scale"``."""
+    sources: tuple[str, ...] = ()
+    """What the line asked for numbers that are different each time, such as ``"time.perf_counter"``."""
+    on: On | None = None
+    """What the numbers depend on; of runs that went different ways, what decides the way does."""
+    explanation: str
+    """One sentence."""
+    fix: str = ""
+    """What to change; empty where nothing can be said."""
+    further: tuple[Origin, ...] = ()
+    """Other lines on the way to the same op, or other causes on this line, which remain when this one is repaired."""
+
+
+def callers(step: Step) -> Iterator[Step]:
+    """The lines whose calls a line ran in, the innermost first."""
+    caller = step.call.caller
+    while caller is not None:
+        yield caller
+        caller = caller.call.caller
+
+
+def differing(step: Step, partner: Step, path: str) -> tuple[bool, bool]:
+    """Whether what a name held differs between the runs before a line, and after it."""
+    found = []
+    for mine, theirs in ((step.before, partner.before), (step.after, partner.after)):
+        one, other = mine.get(path), theirs.get(path)
+        found.append((one.digest if one else None) != (other.digest if other else None))
+    return found[0], found[1]
+
+
+def binds(step: Step, path: str) -> bool:
+    """Whether the line binds a name, whatever it held before."""
+    return step.statement is not None and path in step.statement.bound
+
+
+def adds_to(step: Step, path: str) -> bool:
+    """Whether the line may change what the name holds, in place, though it binds the name, too."""
+    return step.statement is not None and path in step.statement.added_to
+
+
+def writes(step: Step, path: str) -> bool:
+    """Whether a name holds something else after the line, or is bound anew."""
+    before, after = step.before.get(path), step.after.get(path)
+    return binds(step, path) or (after is not None and (before is None or before.digest != after.digest))
+
+
+def has_address(step: Step) -> bool:
+    """Whether the line makes a text of an object, in which its address in memory may stand."""
+    statement = step.statement
+    return statement is not None and ("repr" in statement.paths or any(statement.facts.get(path) == "address" for path in statement.bound))
+
+
+def wrote(caller: Step, digests: tuple[int, int], partner: Mapping[Step, Step]) -> Step | None:
+    """The last line that a line's calls ran, in which a name got the first digest, and in the other run the second."""
+    for step in _below(caller.calls):
+        theirs = partner[step].after if step in partner else {}
+        for name, held in step.after.items():
+            if name in theirs and (held.digest, theirs[name].digest) == digests and writes(step, name):
+                return step
+    return None
+
+
+def _below(calls: Iterable[Call]) -> Iterator[Step]:
+    """From the last line to the first."""
+    todo = list(calls)
+    while todo:
+        for step in reversed(todo.pop().steps()):
+            yield step
+            todo += step.calls

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
-from torchdebug_magics.instruments.deterministic.prints.alignment import Run, is_new, text_of
-from torchdebug_magics.instruments.deterministic.prints.changes import MADE_ANEW, difference, divergence, reason
-from torchdebug_magics.instruments.deterministic.prints.prints_by_rank import PrintsByRank, prints_of_ranks
-from torchdebug_magics.instruments.deterministic.report import DeterministicReport
+from torchdebug_magics.format import listed
+from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint, OpPrint, Update
+from torchdebug_magics.instruments.deterministic.ops.op_recording import is_collective
+from torchdebug_magics.instruments.deterministic.prints.alignment import (
+    Edit,
+    Run,
+    edit_behind,
+    edit_with,
+    edited_lines,
+    is_copy,
+    is_new,
+    quoted,
+    roots,
+    text_of,
+)
+from torchdebug_magics.instruments.deterministic.prints.printing import PrintsByRank, prints_of_ranks
+from torchdebug_magics.instruments.deterministic.report import Cause, DeterministicReport, Divergence
 from torchdebug_magics.ranks.report import RanksReport
+from torchdebug_magics.report import Location
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torchdebug_magics.instruments.deterministic.fingerprint import OpPrint
-    from torchdebug_magics.instruments.deterministic.report import Divergence
-
-__all__ = ["agreeing_count", "compared", "earlier_print"]
+MADE_ANEW = "create or load the data and the model in the cell itself: weights trained since the earlier run differ"
+_AGAIN = "`torch.manual_seed(...)`"
 
 
 def earlier_print(named: object, namespace: Mapping[str, object]) -> Fingerprint | PrintsByRank:
@@ -85,3 +97,305 @@ def _close(before: OpPrint, now: OpPrint, rtol: float) -> bool:
     if math.isinf(largest):
         return before.total == now.total and before.magnitude == now.magnitude
     return max(abs(before.total - now.total), abs(before.magnitude - now.magnitude)) <= rtol * largest
+
+
+def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
+    """None where every result that both runs come to is the same, to the last bit."""
+    earlier, later = Run(before), Run(now)
+    edited = edited_lines(earlier, later)
+    found = roots(earlier, later, edited)
+    if not found:
+        return _of_strangers(earlier, later)
+    first = found[0]
+    edit = edit_behind(earlier, later, edited, later.ops[first].place)
+    may_be_others = edit is None and _received(later, first) is not None
+    shift = None if may_be_others else shifted(earlier, later, edited, first)
+    if shift is not None:
+        edit = edit or edit_with(("seed",) if shift.other is None else (), earlier, later, edited)
+        if edit is None or shift.other is not None:
+            return divergence(later, shift.number, "unseeded_generator", shift.explanation, shift.fix, other=shift.other)
+        return _of_edit(later, first, edit)
+    again = None if may_be_others else repeated(earlier, later, first)
+    if again is not None:
+        return divergence(later, again.number, "state_leak", again.explanation, again.fix, other=again.other)
+    updated = None if may_be_others else updated_otherwise(earlier, later, first)
+    if updated is not None:
+        edit = edit or edit_with(updated.words, earlier, later, edited)
+        if edit is None or not updated.words:
+            return divergence(later, first, "state_leak", updated.explanation, updated.fix)
+    edit = edit or _line_gone(earlier, later, edited) or edit_with(("seed",), earlier, later, edited)
+    return _of_inputs(earlier, later, first, edited, (before, now)) if edit is None else _of_edit(later, first, edit)
+
+
+def _of_strangers(earlier: Run, later: Run) -> Divergence | None:
+    """Other code altogether is not the same numbers; None where the runs have a result in common."""
+    of_later_alone = [number for number, op in enumerate(later.ops) if is_new(op, earlier)]
+    if not of_later_alone or not earlier.values.keys().isdisjoint(later.values):
+        return None
+    return divergence(later, of_later_alone[0], "control_flow", "the two runs share no result and no line of code")
+
+
+def _line_gone(earlier: Run, later: Run, edited: Mapping[str, str]) -> Edit | None:
+    """The line of the earlier run's that made what the later one lacks, if it is there no more."""
+    gone = roots(later, earlier, {old: new for new, old in edited.items()})
+    place = earlier.ops[gone[0]].place if gone else None
+    return None if place is None or text_of(place) in later.lines else Edit(None, place)
+
+
+def _of_inputs(earlier: Run, later: Run, first: int, edited: Mapping[str, str], prints: tuple[Fingerprint, Fingerprint]) -> Divergence:
+    """No edited line is behind it: what came in from outside of torch, or an op that did not give the same on the same."""
+    op = later.ops[first]
+    foreign = _foreign(earlier, later, first)
+    if foreign is not None:
+        said = f"`{later.ops[foreign].op}` received different input than in the earlier run, created outside PyTorch"
+        return divergence(later, foreign, "outside_data", said, MADE_ANEW)
+    partner = _partner(earlier, later, first)
+    received = _received(later, first)
+    if received is not None:
+        said = f"`{op.op}` differs after `{received.op}` received numbers from other ranks, which are not compared: see their reports"
+        return divergence(later, first, "outside_data", said)
+    if partner is not None and _same_inputs(earlier, partner, later, first):
+        return divergence(later, first, *reason(*prints, op, "gave different bits"))
+    edit = edit_with(("",), earlier, later, edited)
+    said = f"`{op.op}` computes with different tensors than in the earlier run"
+    if edit is not None:
+        return divergence(later, first, "control_flow", f"{said}: the cell was edited since, first: {edit.standing}", other=edit.before)
+    other = None if partner is None else earlier.ops[partner].place
+    return divergence(later, first, "control_flow", f"{said}: the same tensors arrive in a different order", other=other)
+
+
+def _received(later: Run, number: int) -> OpPrint | None:
+    """The last collective before an op: what other ranks sent may be behind any difference from there on."""
+    return next((one for one in reversed(later.ops[:number]) if is_collective(one.op)), None)
+
+
+def _of_edit(later: Run, number: int, edit: Edit) -> Divergence:
+    found = divergence(later, number, "control_flow", edit.explanation, other=edit.before)
+    return found if edit.now is None else replace(found, location=edit.now)
+
+
+def _foreign(earlier: Run, later: Run, number: int) -> int | None:
+    """The op that met data, or was given a number, that the earlier run did not have."""
+    known: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for op in earlier.ops:
+        known[op.op, text_of(op.place)].add(op.given)
+    for one in sorted((*later.reads[number], number)):
+        then = known.get((later.ops[one].op, text_of(later.ops[one].place)))
+        if then is not None and later.ops[one].given not in then:
+            return one
+    return None
+
+
+def _partner(earlier: Run, later: Run, number: int) -> int | None:
+    op, text, which = later.ops[number].op, text_of(later.ops[number].place), later.occurrence(number)
+    same = [one for one, other in enumerate(earlier.ops) if other.op == op and text_of(other.place) == text]
+    return same[which - 1] if which <= len(same) else None
+
+
+def _same_inputs(earlier: Run, partner: int, later: Run, number: int) -> bool:
+    then, now = ([(run.ops[one].given, run.ops[one].gave) for one in run.reads[at]] for run, at in ((earlier, partner), (later, number)))
+    return then == now
+
+
+def reason(before: Fingerprint, now: Fingerprint, op: OpPrint, beyond: str) -> tuple[Cause, str]:
+    """Why an op differs whose inputs do not."""
+    if op.is_random:
+        return "unseeded_generator", f"`{op.op}` drew different numbers than in the earlier run: a different seed, or an unseeded generator"
+    names = {
+        "torch": (before.torch_version, now.torch_version),
+        "the device": (before.device, now.device),
+        "the number of threads": (before.threads_count, now.threads_count),
+    }
+    changed = [f"{name} was {one} then and is {other} now" for name, (one, other) in names.items() if one != other]
+    if changed:
+        return "unknown", f"`{op.op}` {beyond} on equal inputs: {', '.join(changed)}"
+    return "nondeterministic_op", f"`{op.op}` {beyond} on equal inputs"
+
+
+def divergence(run: Run, number: int, cause: Cause, said: str, fix: str = "", *, other: Location | None = None) -> Divergence:
+    """Of an op of the later run."""
+    op = run.ops[number]
+    return Divergence(
+        op=op.op,
+        module=op.module or None,
+        location=op.place,
+        occurrence=run.occurrence(number),
+        cause=cause,
+        explanation=said,
+        fix=fix,
+        other=other,
+        phase="backward" if op.is_backward else "forward",
+    )
+
+
+class UpdatedOtherwise(NamedTuple):
+    """What an optimizer's step began with, that the earlier run's did not."""
+
+    explanation: str
+    fix: str
+    words: tuple[str, ...]
+    """One of them is in the line that was edited, if one was; none where the run was resumed."""
+
+
+def updated_otherwise(earlier: Run, later: Run, number: int) -> UpdatedOtherwise | None:
+    """Of the step that the op with that number is in; None where it is in none, or both began alike."""
+    now = next((update for update in later.updates if update.first <= number < update.end), None)
+    then = None if now is None else _same_step(earlier, later, now)
+    if now is None or then is None:
+        return None
+    place = later.ops[number].place
+    receiver = re.search(r"([\w.]+)\.step\(", "" if place is None else place.source)
+    name = receiver.group(1) if receiver else now.optimizer
+    missing = [f"`{one}`" for one in then.state if one not in now.state]
+    if missing:
+        said = f"`{name}` is new and lacks {listed(missing)}, which the earlier run had"
+        return UpdatedOtherwise(
+            said, f"save `{name}.state_dict()` with the checkpoint, and load it with `{name}.load_state_dict(...)`", words=()
+        )
+    values = dict(now.settings)
+    changed = [(setting, value, values[setting]) for setting, value in then.settings if values.get(setting, value) != value]
+    if not changed:
+        return None
+    said = listed([f"`{setting}` of `{name}` was {value} in the earlier run and is {present} now" for setting, value, present in changed])
+    setting, value, _ = changed[0]
+    if earlier.updates.index(then) != later.updates.index(now):
+        fix = (
+            "save the scheduler's `state_dict()` with the checkpoint, and load it with `load_state_dict`"
+            if setting.startswith("lr")
+            else f"set `{setting}={value}`"
+        )
+        return UpdatedOtherwise(said, fix, ())
+    return UpdatedOtherwise(said, f"set `{setting}={value}`", ("sched", name.rsplit(".", 1)[-1]))
+
+
+def _same_step(earlier: Run, later: Run, now: Update) -> Update | None:
+    """The earlier run's step after the same gradients: the last results of a backward pass that both runs had."""
+    for number in reversed(range(now.first)):
+        op = later.ops[number]
+        if op.is_backward and op.gave in earlier.values:
+            return next((update for update in earlier.updates if update.first > earlier.values[op.gave]), None)
+    return None
+
+
+class Shift(NamedTuple):
+    """Why numbers are drawn otherwise."""
+
+    number: int
+    """The op of the later run at which it shows: the draw that is new, else the first that is other."""
+    other: Location | None
+    explanation: str
+    fix: str
+
+
+class _Draw(NamedTuple):
+    number: int
+    gave: int
+    key: tuple[str, str]
+    """The op, and the text of its line."""
+
+
+def shifted(earlier: Run, later: Run, edited: Mapping[str, str], last: int) -> Shift | None:
+    """None where nothing was drawn otherwise on the way to the op with that number."""
+    before, now = _draws(earlier, {}), _draws(later, edited)
+    surplus = Counter(draw.key for draw in now)
+    surplus.subtract(draw.key for draw in before)
+    live = later.live_at
+    moved: Counter[tuple[str, str]] = Counter()
+    added: list[_Draw] = []
+    gone: list[_Draw] = []
+    i = j = 0
+    while i < len(before) and j < len(now):
+        one, other = before[i], now[j]
+        if moved[one.key]:
+            moved[one.key] -= 1
+            i += 1
+        elif one.key != other.key and surplus[one.key] < 0:
+            surplus[one.key] += 1
+            gone.append(one)
+            i += 1
+        elif one.key != other.key:
+            if surplus[other.key] > 0:
+                surplus[other.key] -= 1
+            else:
+                moved[other.key] += 1
+            added.append(other)
+            j += 1
+        elif one.gave == other.gave or not live[other.number] or not is_new(later.ops[other.number], earlier):
+            if one.gave == other.gave:
+                added, gone = [], []
+            i, j = i + 1, j + 1
+        elif min(draw.number for draw in (*added, other)) > last:
+            return None
+        else:
+            return _told(earlier, later, added, gone, other.number, is_moved=bool(added) and moved[added[0].key] > 0)
+    return None
+
+
+def repeated(earlier: Run, later: Run, last: int) -> Shift | None:
+    """Where a run that goes on with another one's results draws from the beginning again: the generator's state was not loaded."""
+    drawn = [number for number in range(last) if later.ops[number].is_random and later.live_at[number]]
+    if not drawn or later.ops[drawn[-1]].gave not in earlier.values:
+        return None
+    number = drawn[-1]
+    then = earlier.values[later.ops[number].gave]
+    loaded = [later.ops[given].gave for given in later.reads[last] if is_copy(later.ops[given])]
+    reached = max((earlier.values.get(value, -1) for value in loaded), default=-1)
+    text = text_of(later.ops[number].place)
+    since = [one for one in range(then + 1, reached) if earlier.ops[one].is_random and text_of(earlier.ops[one].place) == text]
+    if not since:
+        return None
+    said = f"`{later.ops[number].op}` draws the numbers that the earlier run drew much earlier: the RNG state was not restored"
+    fix = "save `torch.get_rng_state()` with the checkpoint, and restore it with `torch.set_rng_state(...)`"
+    return Shift(number, earlier.ops[since[-1]].place, said, fix)
+
+
+def _draws(run: Run, edited: Mapping[str, str]) -> list[_Draw]:
+    texts = ((number, op, text_of(op.place)) for number, op in enumerate(run.ops) if op.is_random)
+    return [_Draw(number, op.gave, (op.op, edited.get(text, text))) for number, op, text in texts]
+
+
+def _told(earlier: Run, later: Run, added: list[_Draw], gone: list[_Draw], drawn: int, *, is_moved: bool) -> Shift:
+    op, place = later.ops[drawn], later.ops[drawn].place
+    if added:
+        first = later.ops[added[0].number].place
+        if is_moved:
+            said = f"{quoted(first)} is created before {quoted(place)}: the random numbers go to different layers"
+            fix = f"create {quoted(place)} before {quoted(first)}, or call {_AGAIN} before each of them"
+            return Shift(added[0].number, place, said, fix)
+        what = "a seed" if later.ops[added[0].number].magnitude == 0 else "random numbers"
+        then = "more often than in the earlier run" if text_of(first) in earlier.lines else "which the earlier run did not"
+        said = f"{quoted(first)} draws {what}, {then}: `{op.op}` at {place} draws different numbers from there on"
+        drawing = f"the call of `{first.function}`" if first is not None and first.source.startswith("return") else quoted(first)
+        fix = _apart(place) or f"call {_AGAIN} again after {drawing}, or give it its own generator"
+        if _is_dropout(later, added[0].number) and added[0].key[1] == text_of(first):
+            fix = "call `eval()` before it, and `train()` after it: dropout is active"
+        return Shift(added[0].number, place, said, fix)
+    if gone:
+        first = earlier.ops[gone[0].number].place
+        rarer = (
+            "draws random numbers less often than in the earlier run"
+            if text_of(first) in later.lines
+            else "no longer draws random numbers before it"
+        )
+        said = f"{quoted(first)} {rarer}: `{op.op}` draws different numbers from there on"
+        is_off = _is_dropout(earlier, gone[0].number) and text_of(first) in later.lines
+        return Shift(
+            drawn, first, said, "call `train()` before it: dropout is inactive" if is_off else _apart(place) or f"call {_AGAIN} before it"
+        )
+    return Shift(drawn, None, f"`{op.op}` drew different numbers than in the earlier run: a different seed, or an unseeded generator", "")
+
+
+def _is_dropout(run: Run, number: int) -> bool:
+    return run.ops[number].op.split(".")[1] in {"bernoulli_", "native_dropout", "_fused_dropout"}
+
+
+def _apart(place: Location | None) -> str:
+    """How a loader is made to draw from a generator of its own."""
+    try:
+        loop = ast.parse(f"{'' if place is None else place.source}\n  pass").body[0]
+    except SyntaxError:
+        return ""
+    names = [node.id for node in ast.walk(loop.iter) if isinstance(node, ast.Name)] if isinstance(loop, (ast.For, ast.AsyncFor)) else []
+    if not names:
+        return ""
+    return f"give `{names[-1]}` its own generator: `DataLoader(..., generator=torch.Generator().manual_seed(42))`"

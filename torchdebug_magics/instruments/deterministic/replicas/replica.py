@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from array import array
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import distributed
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchdebug_magics.instruments.deterministic.ops.digest import number_of, of_plain, of_tensor
-from torchdebug_magics.instruments.deterministic.replicas.checkpoints import Checkpoints
+from torchdebug_magics.instruments.deterministic.replicas.sample_watch import Batch
+from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.storages import storages
-from torchdebug_magics.ranks.compared import Moment
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.replicas.collective_notes import Group
-    from torchdebug_magics.instruments.deterministic.replicas.step_batches import Batch
-    from torchdebug_magics.ranks.compared import Details
-    from torchdebug_magics.ranks.report import RankFindingKind
-    from torchdebug_magics.report import Location
-
-__all__ = ["Replica", "digests_of", "weights_of"]
+from torchdebug_magics.probing.wrappers import wrap
+from torchdebug_magics.ranks.compared import Details, Moment
+from torchdebug_magics.ranks.report import RankFindingKind
+from torchdebug_magics.report import Location
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 """No DTensor, and no flat parameter of FSDP: a rank has its own part of those."""
 Digests = dict[str, int]
+_MOST = 256
+_LEAST = 16
+_MOST_DIGESTS = 1 << 17
+T = TypeVar("T")
+Group = tuple[int, ...]
+"""Ranks of a process group."""
+_MOST_NOTES = 1 << 16
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -177,3 +183,78 @@ class Replica:
     @staticmethod
     def _chosen(weights: dict[str, torch.Tensor], names: Collection[str] | None, but: Collection[str]) -> dict[str, torch.Tensor]:
         return {name: one for name, one in weights.items() if name not in but and (names is None or name in names)}
+
+
+class Checkpoints(Generic[T]):
+    """Values recorded at checkpoints: the first eight steps, then each time the step count has grown by a quarter; or every step."""
+
+    def __init__(self, tensors_count: int, *, every: bool) -> None:
+        self.held: dict[int, T] = {}
+        self._most = max(_LEAST, min(_MOST, _MOST_DIGESTS // max(1, tensors_count)))
+        self._every = every
+        self._spacing = 1
+        self._next = 0
+
+    def is_due(self, step: int) -> bool:
+        """Whether this step is to be noted."""
+        return step >= self._next
+
+    def note(self, step: int, value: T) -> None:
+        """Record the value of a due step; when there is no more room, drop every second value of the later half."""
+        self.held[step] = value
+        if len(self.held) >= self._most:
+            steps, half = list(self.held), len(self.held) // 2
+            self.held = {one: self.held[one] for one in (*steps[:half], *steps[half::2])}
+            self._spacing *= 2
+        self._next = step + self._spacing * (1 if self._every else max(1, step // 4))
+
+
+def group_of(group: Any) -> Group:
+    """Ranks of a process group, or of the whole job where it is None; empty outside of it."""
+    try:
+        return tuple(distributed.get_process_group_ranks(group or distributed.group.WORLD))
+    except (AttributeError, KeyError, ValueError):
+        return ()
+
+
+class CollectiveNotes:
+    """Tensors that were reduced or broadcast since the last optimizer step."""
+
+    def __init__(self, owner: object, guard: Guard, shared: Callable[[int], bool]) -> None:
+        self._owner = owner
+        self._guard = guard
+        self._shared = shared
+        """Told of each storage; whether it belongs to a replica that is known."""
+        self._storages: dict[int, tuple[StorageWeakRef, Group]] = {}
+        """By storage address; the weak reference keeps the address from being used again."""
+
+        self.sums_count = 0
+        """Reduced tensors of several elements that do not belong to a replica."""
+
+    def attach(self, stack: ExitStack) -> None:
+        """Record collectives until the stack closes."""
+        if distributed.is_available():
+            wrap(stack, self._owner, distributed, "all_reduce", functools.partial(self._around, 1))
+            wrap(stack, self._owner, distributed, "broadcast", functools.partial(self._around, 0))
+
+    def forget(self) -> None:
+        """Forget the collectives of a finished step."""
+        self._storages.clear()
+
+    def group(self, tensor: torch.Tensor | None) -> Group:
+        """The ranks of the collective that a tensor went through; empty if there was none."""
+        noted = (self._storages.get(one._cdata) for one in storages(tensor)) if tensor is not None else ()
+        return next((group for _, group in filter(None, noted)), ())
+
+    def _around(self, sums: int, original: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        self._guard.run("the look at a collective", self._note, sums, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    def _note(self, sums: int, tensor: torch.Tensor, _op_or_source: Any = None, group: Any = None, *_: Any, **__: Any) -> None:
+        ranks = group_of(group)
+        if len(ranks) > 1 and len(self._storages) < _MOST_NOTES:
+            for one in storages(tensor):
+                if not self._shared(one._cdata):
+                    self.sums_count += sums * (tensor.numel() > 1)
+                    self._storages[one._cdata] = StorageWeakRef(one), ranks

@@ -8,34 +8,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdebug_magics.instruments.deterministic.ops.digest import number_of
-from torchdebug_magics.instruments.deterministic.replicas.collective_notes import CollectiveNotes, group_of
-from torchdebug_magics.instruments.deterministic.replicas.replica import Replica, digests_of, weights_of
-from torchdebug_magics.instruments.deterministic.replicas.replica_record import ReplicaRecord
-from torchdebug_magics.instruments.deterministic.replicas.sample_watch import SampleWatch
-from torchdebug_magics.instruments.deterministic.replicas.step_batches import StepBatches
-from torchdebug_magics.instruments.deterministic.replicas.wrapper_use import WrapperUse
+from torchdebug_magics.instruments.deterministic.replicas.replica import CollectiveNotes, Group, Replica, digests_of, group_of, weights_of
+from torchdebug_magics.instruments.deterministic.replicas.sample_watch import SampleWatch, StepBatches
+from torchdebug_magics.instruments.deterministic.report import ReplicaRecord
+from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
 from torchdebug_magics.probing.compiling import is_being_compiled, is_being_traced
+from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.modules import live_modules
+from torchdebug_magics.probing.modules import OutermostCalls, live_modules
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.outermost import OutermostCalls
 from torchdebug_magics.probing.where import locate, user_frame
 from torchdebug_magics.probing.wrappers import wrap
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.replicas.collective_notes import Group
-    from torchdebug_magics.instruments.deterministic.ritual.seedable import Seedable
-    from torchdebug_magics.probing.guard import Guard
-    from torchdebug_magics.report import Location
-
-__all__ = ["ReplicaWatch"]
+from torchdebug_magics.report import Location
 
 
 class ReplicaWatch:
@@ -263,3 +255,39 @@ def _ids(optimizer: torch.optim.Optimizer) -> set[int]:
 def _here() -> Location | None:
     frame = user_frame(sys._getframe())
     return None if frame is None else locate(frame)
+
+
+class WrapperUse:
+    """Follows one wrapper from step to step, and sets the cause of its replica at the first step at which something is wrong."""
+
+    def __init__(self, wrapper: DistributedDataParallel, replica: Replica) -> None:
+        self._wrapper = weakref.ref(wrapper)
+        self._replica = replica
+        self._averaged = WeakIdKeyDictionary({one: True for one in wrapper.parameters() if one.requires_grad})
+        self._is_called = self._is_bypassed = self._is_synced = False
+
+    def called(self, module: torch.nn.Module) -> None:
+        """A model is called for training, not by another model."""
+        wrapper = self._wrapper()
+        if wrapper is module:
+            self._is_called = True
+            self._is_synced = self._is_synced or bool(wrapper.require_backward_grad_sync)
+        elif wrapper is not None and module is wrapper.module:
+            self._is_bypassed = True
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients are as the optimizer gets them."""
+        wrapper = self._wrapper()
+        trained = {id(one) for group in optimizer.param_groups for one in group["params"] if one.grad is not None}
+        own = [] if wrapper is None else [one for one in wrapper.parameters() if id(one) in trained]
+        if own and self._replica.cause in {"", "averaged"}:
+            self._replica.cause = self._cause(is_late=any(one not in self._averaged for one in own))
+        if own:
+            self._is_called = self._is_bypassed = self._is_synced = False
+
+    def _cause(self, *, is_late: bool) -> str:
+        if not self._is_called:
+            return "bypassed" if self._is_bypassed else ""
+        if not self._is_synced:
+            return "unsynced"
+        return "late" if is_late else "averaged"

@@ -6,28 +6,38 @@ the default dtype, is the user's, and stays as the cell leaves it.
 
 from __future__ import annotations
 
+import operator
+import random
+import re
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.report import Setting
-from torchdebug_magics.instruments.deterministic.ritual.alerts import Alerts
-from torchdebug_magics.instruments.deterministic.ritual.found_sources import Sources
-from torchdebug_magics.instruments.deterministic.ritual.late import too_late
-from torchdebug_magics.instruments.deterministic.ritual.seedable import seedables
-from torchdebug_magics.instruments.deterministic.ritual.seeds import Seeds, checked_seed
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instruments.deterministic.ops.op_recording import repair
+from torchdebug_magics.instruments.deterministic.report import Setting, Warned
+from torchdebug_magics.instruments.deterministic.ritual.status import Held, Seedable, Sources, seedables, sow_numpy, too_late
 from torchdebug_magics.instruments.deterministic.ritual.switches import COMPILER, INDUCTOR, Switch, mode, switches
 from torchdebug_magics.probing.after_import import AfterImport
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.names import Named
+from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.where import locate, user_frame
+from torchdebug_magics.report import Location
 
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.report import Warned
-    from torchdebug_magics.instruments.deterministic.ritual.seedable import Seedable
-    from torchdebug_magics.probing.guard import Guard
-
-__all__ = ["Ritual"]
+MOST = 2**32 - 1
+"""NumPy and PYTHONHASHSEED take no larger one."""
+_FIRST_SEED = 67280421310721
+"""With which torch begins the generator of a device that nobody has seeded."""
+_FIELDS = ("manual_seed_all_cb", "manual_seed_cb", "call_order")
+_MESSAGE = r"(?P<op>[^\n]{1,80}?) (?:does not have a deterministic implementation|defaults to a non-deterministic algorithm)"
+_MOST = 1_000
+"""Lines that are told apart."""
 
 
 class Ritual:
@@ -134,3 +144,159 @@ class Ritual:
 
 def _value(value: object) -> str:
     return "unset" if value is None else str(value)
+
+
+def checked_seed(seed: SupportsIndex) -> int:
+    """The seed as a plain int; a `TorchDebugError` says which there are."""
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if isinstance(seed, bool) or not 0 <= number <= MOST:
+        msg = f"a seed must be an integer from 0 to {MOST} (the largest that NumPy accepts), not {seed!r}"
+        raise TorchDebugError(msg)
+    return number
+
+
+class Seeds:
+    """Python's, NumPy's, torch's on every device, and the user's own generators."""
+
+    def __init__(self, seed: int, guard: Guard) -> None:
+        self.seed = seed
+        self._guard = guard
+        self._before: RandomState | None = None
+        self._held = Held((), guard)
+        self._queued = QueuedSeeds()
+        self._is_open = False
+
+    def attach(self, stack: ExitStack, generators: Sequence[Named], *, keep: bool) -> None:
+        """Seed all; unless `keep`, they go on from where they stood when the stack closes."""
+        self._before = RandomState.take()
+        self._queued.take()
+        self._held = Held(generators, self._guard)
+        self._is_open = True
+        if not keep:
+            stack.callback(self.put_back)
+        self.sow()
+
+    def sow(self) -> None:
+        """Begin all anew, once more. CUDA is not started for it: torch seeds it when it starts."""
+        random.seed(self.seed)
+        if "numpy" in sys.modules:
+            self._guard.run("seeding NumPy", sow_numpy, self.seed)
+        torch.manual_seed(self.seed)
+        self._held.seed(self.seed)
+
+    def put_back(self) -> None:
+        """As they were before; harmless the second time."""
+        if self._before is not None and self._is_open:
+            self._before.put_back()
+            self._queued.put_back()
+            self._held.put_back()
+            self._is_open = False
+
+    def are_back(self) -> bool:
+        """Whether all stand where they stood."""
+        return self._before is not None and self._before.holds() and self._queued.are_back() and self._held.is_back()
+
+
+class QueuedSeeds:
+    """What waited at one moment for CUDA, and for Intel's GPUs."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Any, tuple[Any, ...]] = {}
+
+    def take(self) -> None:
+        """Of the devices that are not started."""
+        self._waiting = {device: _queue(device) for device in (torch.cuda, torch.xpu) if not device.is_initialized()}
+
+    def put_back(self) -> None:
+        """Let the same wait again; of a device that was started meanwhile, let them be its seeds."""
+        for device, waiting in self._waiting.items():
+            if device.is_initialized():
+                _begin(device, waiting[-1])
+            else:
+                for field, value in zip(_FIELDS, waiting, strict=True):
+                    setattr(device._lazy_seed_tracker, field, value)
+
+    def are_back(self) -> bool:
+        """Whether the same wait; a device that was started is asked for nothing."""
+        return all(device.is_initialized() or _queue(device) == waiting for device, waiting in self._waiting.items())
+
+
+def _queue(device: Any) -> tuple[Any, ...]:
+    return tuple(getattr(device._lazy_seed_tracker, field) for field in _FIELDS)
+
+
+def _begin(device: Any, calls: list[Any]) -> None:
+    device.manual_seed_all(_FIRST_SEED)
+    for call in filter(None, calls):
+        call[0]()
+
+
+@dataclass
+class _Met:
+    op: str
+    location: Location | None
+    message: str
+    count: int = 1
+
+
+class Alerts:
+    """What torch says of ops that it knows to be non-deterministic, each op of a line once.
+
+    Where the user has let torch warn already, the warnings are still shown as they were; else they are only there because of us.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._shown = False
+        self._met: dict[tuple[str, str, int], _Met] = {}
+        self._is_open = False
+        self._before: Callable[..., None] = warnings.showwarning
+        self._hook: Callable[..., None] = self._show
+        # A comment makes it this session's own, so that a nested one takes away only its own.
+        self._pattern = f"{_MESSAGE}(?#{id(self)})"
+
+    def attach(self, stack: ExitStack) -> None:
+        """Listen until the stack closes; to be called before torch is told to warn."""
+        stack.callback(self.remove)
+        self._shown = mode() == "warn only"
+        self._is_open = True
+        self._before = warnings.showwarning
+        warnings.showwarning = self._hook
+        if not self._shown:
+            warnings.filterwarnings("always", self._pattern, UserWarning)
+
+    def remove(self) -> None:
+        """Listen no more; filters that the user has set meanwhile stay."""
+        self._is_open = False
+        if warnings.showwarning is self._hook:
+            warnings.showwarning = self._before
+        filters: Any = warnings.filters
+        for one in list(filters):
+            if isinstance(one[1], re.Pattern) and one[1].pattern == self._pattern:
+                filters.remove(one)
+
+    @property
+    def warned(self) -> tuple[Warned, ...]:
+        """What was met, in the order in which it was."""
+        return tuple(
+            Warned(op=one.op, location=one.location, message=one.message, count=one.count, fix=repair(one.op)) for one in self._met.values()
+        )
+
+    def _show(self, message: Any, category: Any, *rest: Any, **named: Any) -> None:
+        known = re.match(_MESSAGE, str(message)) if self._is_open else None
+        if known is not None:
+            self._guard.run("keeping a warning", self._keep, known["op"], str(message))
+        if known is None or self._shown:
+            self._before(message, category, *rest, **named)
+
+    def _keep(self, op: str, message: str) -> None:
+        frame = user_frame(sys._getframe())
+        key = (op, "", 0) if frame is None else (op, frame.f_code.co_filename, frame.f_lineno)
+        met = self._met.get(key)
+        if met is not None:
+            met.count += 1
+        elif len(self._met) < _MOST:
+            self._met[key] = _Met(op, None if frame is None else locate(frame), message)

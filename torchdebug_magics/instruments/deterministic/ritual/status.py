@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
+import operator
+import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
+from torch.utils.data import DataLoader
 
 from torchdebug_magics.instruments.deterministic.report import LiveRitual, Loader, SeededBy, Source, StatusReport
-from torchdebug_magics.instruments.deterministic.ritual.found_sources import Sources
-from torchdebug_magics.instruments.deterministic.ritual.generators import derived_seed, is_shared, state_of
-from torchdebug_magics.instruments.deterministic.ritual.late import began_with, has_workers
 from torchdebug_magics.instruments.deterministic.ritual.switches import switches
 from torchdebug_magics.probing.guard import Guard
-
-if TYPE_CHECKING:
-    from torchdebug_magics.probing.names import Named
-
-__all__ = ["global_sources", "source_of", "status"]
+from torchdebug_magics.probing.kinds import Kind
+from torchdebug_magics.probing.names import Named, user_names, values_found
+from torchdebug_magics.probing.rng import same_state
+from torchdebug_magics.probing.states import is_generator, ways_of
 
 _DEFAULT_SEED = 67280421310721
 """Torch's own, for a generator that nobody has seeded."""
 _BY_HAND = 2**48
 """People give smaller seeds than the system's entropy does: torch takes 53 bits of it, NumPy 128."""
+_ENVIRONMENT = Path("/proc/self/environ")
+_MADE = {"Generator": "np.random.default_rng(42)", "RandomState": "np.random.RandomState(42)", "Random": "random.Random(42)"}
+"""How the user makes one with a seed, by its class; torch's own is told by its module."""
 
 
 def status(on: LiveRitual | None = None) -> StatusReport:
@@ -122,3 +127,185 @@ def _loader(found: Named, names: dict[int, str]) -> Loader:
         generator="" if generator is None else names.get(id(generator), "a generator of its own"),
         workers_alive=has_workers(loader),
     )
+
+
+class Sources(NamedTuple):
+    """Each once, by its shortest name."""
+
+    generators: tuple[Named, ...]
+    loaders: tuple[Named, ...]
+
+    @classmethod
+    def found_from(cls, frame: FrameType | None) -> Sources:
+        """From the notebook's or script's names, and from those of the calls that `frame` stands in."""
+        found = values_found(user_names(frame), lambda value: is_generator(value) or _is_loader(value))
+        loaders = tuple(one for one in found if _is_loader(one.value))
+        return cls(tuple(one for one in found if is_generator(one.value) and not is_shared(one.value)), loaders)
+
+
+def _is_loader(value: object) -> bool:
+    return issubclass(type(value), DataLoader)
+
+
+def derived_seed(seed: int, name: str) -> int:
+    """A seed of its own for each, the same in every process: two that began alike would draw the same numbers."""
+    return crc32(name.encode(), seed)
+
+
+def state_of(generator: Any) -> Any:
+    """Where it stands; `same_state` compares two of them."""
+    return _kind(generator).read(generator)
+
+
+def put_state(generator: Any, state: Any) -> None:
+    """Let it go on from there."""
+    _kind(generator).write(generator, state)
+
+
+class Held:
+    """Some generators, and where they stood."""
+
+    def __init__(self, generators: Sequence[Named], guard: Guard) -> None:
+        self._guard = guard
+        # All are read before the first is seeded: two may draw from the same source.
+        self._states = [(one, state) for one in generators if (state := guard.run(f"reading {one.name}", state_of, one.value))]
+
+    def seed(self, seed: int) -> None:
+        """Begin each anew."""
+        for one, _ in self._states:
+            self._guard.run(f"seeding {one.name}", seed_generator, one.value, derived_seed(seed, one.name))
+
+    def put_back(self) -> None:
+        """Make each go on from where it stood."""
+        for one, state in self._states:
+            self._guard.run(f"putting back {one.name}", put_state, one.value, state)
+
+    def is_back(self) -> bool:
+        """Whether each stands where it stood."""
+        return all(same_state(state_of(one.value), state) for one, state in self._states)
+
+
+def seed_generator(generator: Any, seed: int) -> None:
+    """Begin it anew."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, random.Random) or not hasattr(generator, "bit_generator"):
+        generator.seed(seed)
+    else:
+        source = generator.bit_generator
+        source.state = type(source)(seed).state
+
+
+def _kind(generator: Any) -> Kind:
+    return ways_of(generator)[0]
+
+
+def is_shared(generator: object) -> bool:
+    """Whether it is one of the global ones, which are seeded by their own functions."""
+    return any(generator is one for one in _shared())
+
+
+def _shared() -> Iterator[object]:
+    yield getattr(random, "_inst", None)
+    yield torch.default_generator
+    yield from torch.cuda.default_generators
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None:
+        yield numpy.mtrand._rand
+
+
+def too_late(loaders: Iterable[Named]) -> Iterator[str]:
+    """A sentence each, to be asked before anything is set."""
+    if sys.flags.hash_randomization and not (began_with("PYTHONHASHSEED") or "random").isdigit():
+        yield (
+            "PYTHONHASHSEED needs a restart: Python reads it once, at startup, so the order of string sets and `hash()` still vary between "
+            "kernels. It is set for child processes; for this one, start the kernel with PYTHONHASHSEED=0, or sort what you iterate over."
+        )
+    if torch.cuda.is_initialized() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
+        yield (
+            "CUBLAS_WORKSPACE_CONFIG needs a restart: it is read when CUDA is initialized, which has already happened. This PyTorch no "
+            "longer needs it for matrix products, but cuDNN RNN layers do: for those, restart the kernel and open the session first."
+        )
+    for name in (one.name for one in loaders if has_workers(one.value)):
+        yield (
+            f"`{name}` keeps its workers' seeds: they have been running since an earlier cell (persistent_workers=True). "
+            f"Create `{name}` in this cell."
+        )
+
+
+def began_with(variable: str) -> str | None:
+    """What the interpreter found in its environment when it started; None where it found nothing."""
+    try:
+        entries = _ENVIRONMENT.read_bytes().split(b"\0")
+    except OSError:  # another system: nothing tells what stood there at the start
+        return os.environ.get(variable)
+    found = dict(entry.partition(b"=")[::2] for entry in entries)
+    return os.fsdecode(found[variable.encode()]) if variable.encode() in found else None
+
+
+def has_workers(loader: Any) -> bool:
+    """Whether a DataLoader's workers are alive between two loops."""
+    return vars(loader).get("_iterator") is not None
+
+
+class Seedable(NamedTuple):
+    """One generator."""
+
+    name: str
+    """``"torch"``, ``"numpy.random"``, ``"random"``, or as the user writes it."""
+    seeded: SeededBy
+    """Before the magic seeded it."""
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    sow: Callable[[int], object]
+    fix: str
+    """The user's line that seeds it."""
+    is_global: bool = True
+
+
+def seedables(named: Iterable[Named]) -> tuple[Seedable, ...]:
+    """The global generators, and the user's own; to be asked before the magic seeds them."""
+    own = (_own(one) for one in named)
+    return (*_global(), *own)
+
+
+def _global() -> Iterator[Seedable]:
+    if "numpy" in sys.modules:
+        importlib.import_module("numpy.random")  # which NumPy itself puts off until somebody draws
+    seeded = {one.name: one.seeded for one in global_sources()}
+    yield Seedable("torch", seeded["torch"], torch.get_rng_state, torch.set_rng_state, torch.manual_seed, "torch.manual_seed(42)")
+    if "numpy.random" in seeded:
+        yield Seedable("numpy.random", seeded["numpy.random"], _numpy_state, _set_numpy_state, sow_numpy, "np.random.seed(42)")
+    is_by_hand = seeded["torch"] == seeded.get("numpy.random") == "hand"  # who seeds both by hand seeds all three
+    yield Seedable("random", "hand" if is_by_hand else "unknown", random.getstate, random.setstate, random.seed, "random.seed(42)")
+
+
+def _own(found: Named) -> Seedable:
+    value = found.value
+    make = next(
+        (text for name, text in _MADE.items() if type(value).__name__ == name and not isinstance(value, torch.Generator)),
+        "torch.Generator().manual_seed(42)",
+    )
+    return Seedable(
+        found.name,
+        source_of(found).seeded,
+        lambda: state_of(value),
+        lambda state: put_state(value, state),
+        lambda seed: seed_generator(value, seed),
+        f"{found.name} = {make}",
+        is_global=False,
+    )
+
+
+def _numpy_state() -> Any:
+    return operator.attrgetter("random.get_state")(sys.modules["numpy"])()
+
+
+def _set_numpy_state(state: Any) -> None:
+    operator.attrgetter("random.set_state")(sys.modules["numpy"])(state)
+
+
+def sow_numpy(seed: int) -> None:
+    """Seed NumPy's global generator. `np.random.seed` would also hide whether the user has seeded it, see `seed_seq`."""
+    numpy: Any = sys.modules["numpy"]
+    numpy.random.set_state(numpy.random.RandomState(seed).get_state())

@@ -6,21 +6,18 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
-
-from torchdebug_magics.instruments.deterministic.ritual.precision import PRECISIONS, full
-
-__all__ = ["COMPILER", "INDUCTOR", "Switch", "mode", "switches"]
 
 COMPILER = "torch._inductor.config"
 """The module of the compiler's settings, which is imported with the compiler: that takes seconds."""
 INDUCTOR = "inductor.deterministic"
-
 _MODES: Final = {"off": "default", "warn only": "warn", "on": "error"}
 _WORKSPACE = ":4096:8"
 """Of the two that NVIDIA calls deterministic, the one that is not slow."""
+_LESS = {"tf32": "ieee", "bf16": "ieee", "high": "highest", "medium": "highest", True: False}
+_BACKENDS: Any = torch.backends
 
 
 @dataclass(frozen=True)
@@ -113,3 +110,59 @@ def _variable(name: str, wanted: Callable[[Any], Any]) -> Switch:
             os.environ[name] = value
 
     return Switch(name, lambda: os.environ.get(name), write, wanted)
+
+
+# Both must say the same: once only the new ones are changed, whoever reads an old one, as ``cudnn.flags()`` does, gets a RuntimeError.
+# So the old ones are set first, where they can be read; the new ones then say what is left to say, from the whole to the part.
+class Precision(NamedTuple):
+    """One of the words. It reads as None where old and new ones are at odds: then the old ones are nothing that could be kept."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+def full(now: object) -> object:
+    """The same, or what is as precise as float32 is."""
+    return _LESS.get(now, now) if isinstance(now, (str, bool)) else now
+
+
+def _old(name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> Precision:
+    def readable() -> Any:
+        try:
+            return read()
+        except RuntimeError:  # "mix of the legacy and new APIs"
+            return None
+
+    return Precision(name, readable, lambda value: None if value is None else write(value))
+
+
+def _new(name: str, backend: Any) -> Precision:
+    return Precision(
+        f"{name}.fp32_precision".lstrip("."),
+        lambda: backend.fp32_precision,
+        lambda value: setattr(backend, "fp32_precision", value),
+    )
+
+
+def _cudnn_tf32() -> bool:
+    return bool(torch.backends.cudnn.allow_tf32)
+
+
+def _set_cudnn_tf32(value: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = value
+
+
+PRECISIONS = (
+    _old("float32_matmul_precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _old("cudnn.allow_tf32", _cudnn_tf32, _set_cudnn_tf32),
+    _new("", _BACKENDS),
+    _new("cudnn", _BACKENDS.cudnn),
+    _new("mkldnn", _BACKENDS.mkldnn),
+    _new("cuda.matmul", _BACKENDS.cuda.matmul),
+    _new("cudnn.conv", _BACKENDS.cudnn.conv),
+    _new("cudnn.rnn", _BACKENDS.cudnn.rnn),
+    _new("mkldnn.matmul", _BACKENDS.mkldnn.matmul),
+    _new("mkldnn.conv", _BACKENDS.mkldnn.conv),
+    _new("mkldnn.rnn", _BACKENDS.mkldnn.rnn),
+)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any, Protocol
 
-from torchdebug_magics.probing.written import called_from, writes_of
+from torchdebug_magics.probing.source.code_owner import frames_above, owner
+from torchdebug_magics.probing.source.statement_lists import called_from, writes_of
 
-__all__ = ["Body", "FunctionBody"]
+_AGAIN_S = 0.02
+"""How soon the run is ended once more, should its code have caught the first attempt."""
+_GRACE_S = 1.0
+"""CPU time that code has which catches an interrupt to leave in good order."""
 
 
 class Body(Protocol):
@@ -81,3 +89,81 @@ def _named_by(function: object) -> Iterator[tuple[str, object]]:
         for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # nothing was bound to it so far
                 yield name, cell.cell_contents
+
+
+class Enough(BaseException):
+    """Raised inside an op to end a run. No `except Exception` of the user's catches it."""
+
+
+class TooLong(BaseException):
+    """Raised in a hidden run that has taken many times the CPU time of the first one, wherever the user's code stands."""
+
+
+@contextmanager
+def bounded(most_s: float) -> Iterator[None]:
+    """Until it closes, code that takes more CPU time than that is ended, and an interrupt ends it though the code may catch it.
+
+    Only in the main thread, where Python handles signals. A timer or a handler of the user's own is left alone. What is raised is raised
+    between two instructions of the user's code, or of a library that it calls; both handlers are gone before the user's own code goes on.
+    """
+    is_on, is_interrupted = True, False
+    has_timer = threading.current_thread() is threading.main_thread() and _is_free()
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        if is_on:
+            if has_timer:
+                _set_timer(_GRACE_S)
+            signal.default_int_handler(number, frame)
+
+    def ended(_number: int, frame: FrameType | None) -> None:
+        if is_on and _is_in_user_code(frame):
+            raise KeyboardInterrupt if is_interrupted else TooLong
+
+    stack = ExitStack()
+    try:
+        if threading.current_thread() is threading.main_thread():
+            if has_timer:
+                _handle(stack, signal.SIGPROF, ended)
+                stack.callback(_set_timer, 0.0)
+                _set_timer(most_s)
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                _handle(stack, signal.SIGINT, interrupted)
+        yield
+    finally:
+        is_on = False
+        stack.close()
+        if is_interrupted:  # and the user's code may have caught it
+            raise KeyboardInterrupt
+
+
+def _is_free() -> bool:
+    """Whether nobody else measures CPU time by a signal; Windows has none."""
+    has_timers = hasattr(signal, "setitimer")
+    return has_timers and signal.getsignal(signal.SIGPROF) is signal.SIG_DFL and not any(signal.getitimer(signal.ITIMER_PROF))
+
+
+def _is_in_user_code(frame: FrameType | None) -> bool:
+    """Whether that, or a library that it calls, runs: what is ours may stand between two steps that belong together."""
+    for one in frames_above(frame):
+        match owner(one.f_code.co_filename):
+            case "user":
+                return True
+            case "own" | "torch":
+                return False
+    return False
+
+
+def _set_timer(seconds: float) -> None:
+    signal.setitimer(signal.ITIMER_PROF, seconds, _AGAIN_S if seconds else 0.0)
+
+
+def _handle(stack: ExitStack, number: signal.Signals, handler: Callable[[int, FrameType | None], Any]) -> None:
+    before = signal.signal(number, handler)
+
+    def put_back() -> None:
+        if signal.getsignal(number) is handler:  # else the user's code has put its own there
+            signal.signal(number, before)
+
+    stack.callback(put_back)

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from torchdebug_magics.instruments.deterministic.ops.digest import of_tensor
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
-from torchdebug_magics.instruments.deterministic.ops.op_values import tensors
-from torchdebug_magics.instruments.deterministic.twice.ending import Enough
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
+from torchdebug_magics.instruments.deterministic.origin.digests import Digests
+from torchdebug_magics.instruments.deterministic.report import Divergence
+from torchdebug_magics.instruments.deterministic.twice.body import Body, Enough
 from torchdebug_magics.probing.compiled_calls import away_from_the_compiler
+from torchdebug_magics.probing.contents import Contents
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.modules import ModuleCalls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording, Seen
-    from torchdebug_magics.instruments.deterministic.ops.seen_op import Op
-    from torchdebug_magics.probing.contents import Contents
-    from torchdebug_magics.probing.guard import Guard
-    from torchdebug_magics.probing.hooks import Hooks
-    from torchdebug_magics.probing.lines import Line
-
-__all__ = ["Comparison", "Difference", "Kind"]
+from torchdebug_magics.probing.where import location
+from torchdebug_magics.report import Location
 
 Kind: TypeAlias = Literal["way", "given", "gave"]
 """Another op or line; the same with other plain arguments or outside data; the same on the same, with another result."""
+_FLAT = frozenset({int, float, bool, str})
+_MOST = 64
+"""Members of a list or a dict that are looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,3 +146,61 @@ class Comparison:
         """Whether what nobody has written decides which numbers are moved."""
         index = op.args[op.plan.index_at : op.plan.index_at + 1] if op.plan.index_at > 0 else ()
         return any(map(self.recorder.is_unwritten, tensors(index)))
+
+
+def results_of(body: Body, is_unwritten: Callable[[torch.Tensor], bool]) -> dict[str, int]:
+    """A digest of each tensor that a name of the user's leads to; memory that nobody has written has none."""
+    return {name: of_tensor(tensor) for name, tensor in tensors_left(body) if not is_lazy(tensor) and not is_unwritten(tensor)}
+
+
+def plain_results_of(body: Body) -> dict[str, int]:
+    """A digest of each number, text and flat list that a name of the user's holds."""
+    return {name: Digests().of(value) for name, value in body.left().items() if not name.startswith("_") and _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) in {list, tuple}:
+        return all(type(one) in _FLAT for one in list(value)[:_MOST])  # type: ignore[call-overload]  # a list or a tuple, as was asked
+    return type(value) in _FLAT
+
+
+def tensors_left(body: Body) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor that a name of the user's leads to, after a run."""
+    return (one for name, value in body.left().items() for one in _tensors(name, value))
+
+
+def different(first: Mapping[str, int], second: Mapping[str, int], body: Body) -> Divergence | None:
+    """The first tensor that is another one after the second run."""
+    name = next((name for name, digest in first.items() if second.get(name, digest) != digest), None)
+    if name is None:
+        return None
+    return Divergence(
+        op="",
+        module=None,
+        location=_bound_at(body, name),
+        occurrence=1,
+        cause="outside_data",
+        explanation=f"`{name}` differs although all recorded ops agree: it was computed unseen, in a thread or in compiled code",
+        fix="",
+    )
+
+
+def _tensors(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, torch.nn.Module):
+        yield from ((f"{name}.{path}", one) for part in (value.named_parameters(), value.named_buffers()) for path, one in part)
+    elif type(value) in {list, tuple}:
+        members: list[object] = list(value)[:_MOST]  # type: ignore[call-overload]  # a list or a tuple, as was asked
+        yield from ((f"{name}[{place}]", one) for place, one in enumerate(members) if isinstance(one, torch.Tensor))
+    elif isinstance(value, dict):
+        named = list(value.items())[:_MOST]
+        yield from ((f"{name}[{key!r}]", one) for key, one in named if isinstance(key, (str, int)) and isinstance(one, torch.Tensor))
+
+
+def _bound_at(body: Body, name: str) -> Location | None:
+    """The last line of the body that names the variable."""
+    root = name.partition(".")[0].partition("[")[0]
+    named = (node for one in body.statements for node in ast.walk(one) if isinstance(node, ast.Name) and node.id == root)
+    lines = [node.lineno for node in named if isinstance(node.ctx, ast.Store)]
+    return location(body.file, max(lines), "<module>") if lines else None

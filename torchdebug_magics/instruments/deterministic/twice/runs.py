@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import contextlib
 import contextvars
+import io
+import logging
+import re
 import sys
 import time
 import traceback
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import FunctionType
-from typing import TYPE_CHECKING, Protocol
+from types import FunctionType, ModuleType
+from typing import Any, Protocol, TypeAlias
 
-from torchdebug_magics.instruments.deterministic.twice.beginning.imported_modules import Imported
-from torchdebug_magics.instruments.deterministic.twice.beginning.start_state import State
-from torchdebug_magics.instruments.deterministic.twice.ending import Enough, TooLong, bounded
-from torchdebug_magics.instruments.deterministic.twice.unheard import Heard, Unheard
+import torch
+
+from torchdebug_magics.errors import DeterminismError
+from torchdebug_magics.instruments.deterministic.twice.body import Body, Enough, TooLong, bounded
+from torchdebug_magics.instruments.deterministic.twice.start_state import State
 from torchdebug_magics.probing.contents import Contents, memory_of
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.interrupted import interrupts_held
+from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
-from torchdebug_magics.probing.outside.effects import Irrevocable
+from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.rng import RandomState
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.twice.body import Body
-    from torchdebug_magics.instruments.deterministic.twice.outside_world import Outside
-    from torchdebug_magics.probing.guard import Guard
-    from torchdebug_magics.probing.hooks import Hooks
-    from torchdebug_magics.probing.lines import Line
-
-__all__ = ["Runs", "Watch"]
+from torchdebug_magics.probing.source.code_owner import is_user_code, owner
+from torchdebug_magics.probing.where import user_frame
 
 _MOST_TIMES, _MORE_S = 10, 5.0
 """How much more CPU time than the first run a further one may take, times and seconds."""
 _TRACED_TIMES = 6
 """As many times that where the lines of the user's code are followed."""
+_STRICT = "--strict: the cell {}, which cannot be undone for a second run: move it to its own cell"
+REPEATS = "the cell {}, which a second run would repeat: `--anyway` runs it all the same"
+_HANDLE = logging.Handler.handle
+_NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?")
+_MOST_LINES, _MOST_LETTERS = 2_000, 10_000
+Place: TypeAlias = "tuple[str, int, str]"
+"""(file, line, function)"""
 
 
 def _nothing(_stack: ExitStack) -> None:
@@ -208,3 +219,179 @@ def _is_compiled(body: Body) -> bool:
         or any(is_compiled(one) or unwrapped(one) is not one for one in live_modules())
         or any(hasattr(value, "_torchdynamo_orig_callable") for value in body.variables.values() if isinstance(value, FunctionType))
     )
+
+
+class Imported:
+    """What a module keeps began with its import: were it there already, a later run would find what the first one has left in it."""
+
+    def __init__(self) -> None:
+        self._before = frozenset(sys.modules)
+        self._first: dict[str, ModuleType] = {}
+
+    def over(self) -> None:
+        """The first run has ended: what it has imported is kept for the end."""
+        self._first = self._new()
+        self.drop()
+
+    def drop(self) -> None:
+        """As it was before any run."""
+        for name in self._new():
+            del sys.modules[name]
+
+    def finish(self) -> None:
+        """As the first run has left it. Harmless the second time."""
+        if self._first:
+            self.drop()
+            sys.modules.update(self._first)
+        self._first = {}  # last: what an interrupt cut short is finished by another call
+
+    def _new(self) -> dict[str, ModuleType]:
+        return {name: one for name, one in list(sys.modules.items()) if name not in self._before and _is_users(one)}
+
+
+def _is_users(module: ModuleType) -> bool:
+    """Whether it is written in Python, by the user. What is written in C, or gives torch new ops, may not be loaded a second time."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or not file.endswith(".py") or owner(file) != "user":
+        return False
+    return not any(isinstance(one, torch.library.Library) for one in list(vars(module).values()))
+
+
+class Outside:
+    """Questions are asked by the first run alone: later ones hear the same answers. Files are put back around each later run."""
+
+    def __init__(self, body: Body | None, guard: Guard, *, strict: bool, anyway: bool = False) -> None:
+        self._strict = strict
+        """Whether an act that cannot be undone raises at the user's line."""
+        self._answers: list[str] = []
+        roots = () if body is None else (body.namespace, body.variables, *body.statements, *body.roots)
+        self._effects = Effects(guard, *roots, sentence=REPEATS, anyway=anyway, prevent=self._prevent)
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What a second run does not find as the first one did."""
+        return ("the answer typed for `input()`",) if self._answers else ()
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Names of the files that the first run has written, made or removed."""
+        return self._effects.changed
+
+    @property
+    def refusal(self) -> str:
+        """Why there can be no later run, now that the first one has ended; or nothing."""
+        return self._effects.refusal
+
+    def first(self, stack: ExitStack) -> None:
+        """Note what happens, from here until the stack closes."""
+        ask = builtins.input
+
+        def asked(*prompt: Any) -> str:
+            __tracebackhide__ = True
+            self._prevent("asks for an answer by `input()`")
+            self._answers.append(ask(*prompt))
+            return self._answers[-1]
+
+        self._effects.begin()
+        self._effects.first(stack)
+        _stand_in(stack, asked)
+
+    def over(self) -> None:
+        """The first run has ended."""
+        self._effects.over()
+
+    def again(self, stack: ExitStack, *, as_left: bool = False) -> None:
+        """Nothing gets out, from here until the stack closes; the disk is as the first run found it, or, `as_left`, has left it."""
+        answers = deque(self._answers)
+
+        def asked(*_prompt: Any) -> str:
+            if not answers:
+                raise EOFError
+            return answers.popleft()
+
+        stack.enter_context(self._effects.rerun(from_end=as_left))
+        _stand_in(stack, asked)
+
+    def finish(self) -> None:
+        """Everything is as the first run has left it. Harmless the second time."""
+        self._effects.finish()
+
+    def _prevent(self, what: str) -> None:
+        __tracebackhide__ = True
+        if self._strict:
+            raise DeterminismError(_STRICT.format(what))
+
+
+def _stand_in(stack: ExitStack, asked: Any) -> None:
+    before = builtins.input
+
+    def undo() -> None:
+        if builtins.input is asked:  # else the user has put something there, and it stays
+            builtins.input = before
+
+    stack.callback(undo)
+    builtins.input = asked
+
+
+# What it prints is kept for a comparison with what another run prints.
+class Heard(io.TextIOBase):
+    """What a run prints."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[Place | None, str]] = []
+        """The line of the user's code, and what it printed without another line in between; only the first so many."""
+
+    def writable(self) -> bool:
+        """As any stream for output."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Keep it."""
+        frame = user_frame(sys._getframe(1))
+        place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        if self.lines and self.lines[-1][0] == place and len(self.lines[-1][1]) < _MOST_LETTERS:
+            self.lines[-1] = place, self.lines[-1][1] + text
+        elif len(self.lines) < _MOST_LINES:
+            self.lines.append((place, text))
+        return len(text)
+
+    def other_numbers(self, before: Heard) -> Iterator[int]:
+        """Where this one prints another number than the one before, at the same lines and in the same words."""
+        if [place for place, _ in self.lines] == [place for place, _ in before.lines]:
+            for number, ((_, text), (_, was)) in enumerate(zip(self.lines, before.lines, strict=True)):
+                if text != was and "0x" not in text and _NUMBER.sub("", text) == _NUMBER.sub("", was):
+                    yield number
+
+
+class Unheard:
+    """To be made before the first run: what is warned of later is what was warned of then."""
+
+    def __init__(self) -> None:
+        self._filters = list(warnings.filters)
+
+    @contextlib.contextmanager
+    def meanwhile(self) -> Iterator[Heard]:
+        """A handler of the user's own is called; what Python's would show or send is not."""
+        held: Any = logging.Handler
+        before = vars(held)["handle"]
+        heard = Heard()
+        with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.filters[:] = self._filters  # type: ignore[index]  # a list, whatever its stub says
+            warnings.showwarning = _says_nothing
+            held.handle = _handled
+            try:
+                yield heard
+            finally:
+                held.handle = before
+
+
+def _says_nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _handled(handler: logging.Handler, record: logging.LogRecord) -> bool:
+    __tracebackhide__ = True
+    code = getattr(type(handler).emit, "__code__", None)
+    if code is not None and is_user_code(code):
+        return bool(_HANDLE(handler, record))
+    return bool(handler.filter(record))

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import Any
 
-from torchdebug_magics.format import listed
-from torchdebug_magics.instruments.hangwatch.causes.wording import named, short_error
+from torchdebug_magics.format import listed, one_line, plural
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
+from torchdebug_magics.instruments.hangwatch.everybody.rank_states import Issued, RankState
+from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
+from torchdebug_magics.instruments.hangwatch.report import HangFinding
+from torchdebug_magics.probing.source.call_sites import loops_around
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.where import location
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
-    from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
-    from torchdebug_magics.instruments.hangwatch.report import Finding
-    from torchdebug_magics.report import Location
-
-__all__ = ["error_fix", "exit_fix", "failed", "how_it_ended", "last_line"]
+from torchdebug_magics.report import Location
 
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _REDUCTION = "Expected to have finished reduction"
+_LONGEST = 90
 
 
-def failed(case: Evidence) -> Finding | None:
+def failed(case: Evidence) -> HangFinding | None:
     """The first participant that ended by an error, a signal or an exit code while the main thread waits, directly or not."""
     waiting = [state for state in case.ranks if (state.pending is not None or state.one.kind == "collective") and state.one.error is None]
     everybody = case.look.everybody.values()
@@ -57,7 +56,7 @@ def how_it_ended(one: Participant) -> str:
     return "has ended" if not code else f"ended with exit code {code}"
 
 
-def _rank(case: Evidence, first: Participant, waits: str) -> Finding:
+def _rank(case: Evidence, first: Participant, waits: str) -> HangFinding:
     message = (first.error or {}).get("message", "")
     if _REDUCTION in message:
         unused = _unused_names(first)
@@ -112,3 +111,139 @@ def last_line(error: dict[str, Any] | None) -> Location | None:
     """The user's line that raised, of a recorded error."""
     frames = [tuple(frame) for frame in error["frames"] if owner(frame[0]) == "user" and not frame[0].startswith("<")] if error else []
     return location(*frames[-1]) if frames else None
+
+
+def named(who: str) -> str:
+    """``"worker 0"`` as ``"DataLoader worker 0"``."""
+    return "the main thread" if who == "main" else f"DataLoader {who}" if who.startswith("worker ") else who
+
+
+def with_article(what: str) -> str:
+    """``"lock"`` as ``"a lock"``; calls, names and phrases that have one stay."""
+    if "(" in what or what.startswith(("a ", "an ", "the ", "your ", "more ", "room ", "only ")) or "#" in what:
+        return what
+    return f"{'an' if what[:1] in 'aeiou' else 'a'} {what}"
+
+
+def in_worker(one: Participant) -> str:
+    """A second sentence for a fix in code that runs in another process."""
+    if one.process.get("worker") is not None:
+        return "; to step through the worker, use `num_workers=0`"
+    return ""
+
+
+def short_error(error: dict[str, str]) -> str:
+    """``"ValueError: bad label"``."""
+    text = one_line(error["message"]).strip()
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return f"{error['type']}: {text}" if text else error["type"]
+
+
+def differ(case: Evidence) -> HangFinding | None:
+    """Told by the collectives that each rank has issued."""
+    joining = [one for one in case.chain.path if one.facts.get("op") == "init_process_group"]
+    if joining:
+        return _not_joined(case, joining[0])
+    waiting = [(state, state.pending) for state in case.ranks if state.pending is not None and state.one.kind == "collective"]
+    if not waiting:
+        return None
+    group = next((call.group for one in case.chain.path for state, call in waiting if state.one is one), waiting[0][1].group)
+    ahead, pending = max((pair for pair in waiting if pair[1].group == group), key=lambda pair: pair[1].number)
+    members = [state for state in case.ranks if ahead.needs(state, group)]
+    calls = [(state, call) for state in members if (call := state.call(pending)) is not None]
+    if len({call.key for _, call in calls}) > 1:
+        return _mismatch(case, calls)
+    late = [state for state in members if state.number(group) < pending.number]
+    elsewhere = [(state, call) for state, call in waiting if state in late and call.group != group and state.needs(ahead, call.group)]
+    if elsewhere and case.chain.is_circle:  # each waits for the other in another group
+        return _mismatch(case, [(ahead, pending), *elsewhere])
+    gone = [one for one in case.look.everybody.values() if one.kind == "dead" and one.child is not None]
+    for one in [*(state.one for state in late), *gone]:
+        if case.root is one or case.root.kind == "collective" or case.chain.is_circle:
+            state = next((other for other in late if other.one is one), None)
+            return _missing(case, ahead, pending, one, state)
+    return None
+
+
+def _missing(case: Evidence, ahead: RankState, pending: Issued, one: Participant, state: RankState | None) -> HangFinding:
+    now = how_it_ended(one) if one.kind == "dead" else f"is at {one.location}" if one.location is not None else "runs none of your code"
+    at = one if one.location is not None else ahead.one
+    if ahead.in_backward:
+        return _left_training(case, ahead, pending, one, state, f"{one.who} {now}")
+    line = f"; {ahead.one.who} calls it at {ahead.one.location}: `{ahead.one.location.source}`" if ahead.one.location is not None else ""
+    return case.found(
+        "stuck", "collective_missing", f"{one.who} never called {pending}, in which {ahead.one.who} waits",
+        f"call `{pending.op}` on every rank: move it out of the branch that only {ahead.one.who} takes", f"{one.who} {now}{line}", at=at,
+    )  # fmt: skip
+
+
+def _left_training(
+    case: Evidence, ahead: RankState, pending: Issued, one: Participant, state: RankState | None, now: str
+) -> HangFinding:  # fmt: skip
+    """A rank waits in backward for another that has left the step: with parameters that got no gradient, or out of batches."""
+    at = one if one.location is not None else ahead.one
+    unused = one.process.get("unused_parameters") or []
+    if unused:
+        names = listed([f"`{name}`" for name in unused])
+        return case.found(
+            "stuck", "unused_parameters", f"{one.who} computed no gradient for {names}; {ahead.one.who} waits in backward ({pending})",
+            "pass `find_unused_parameters=True` to `DistributedDataParallel`, or use every parameter on every rank in each step",
+            now, at=at,
+        )  # fmt: skip
+    if state is not None and (not state.has_done(pending) or _same_loop(ahead.one.location, one.location)):
+        return case.found(
+            "stuck", "collective_missing", f"{one.who} never called backward(), in which {ahead.one.who} waits ({pending})",
+            "call forward and backward of the DistributedDataParallel model equally often on every rank", now, at=at,
+        )  # fmt: skip
+    return case.found(
+        "stuck", "uneven_batches", f"{one.who} has run out of batches, and {ahead.one.who} waits for it in backward ({pending})",
+        "wrap the loop in `with model.join():`, or give every rank equally many batches (`DistributedSampler`, `drop_last=True`)",
+        now, at=at,
+    )  # fmt: skip
+
+
+def _same_loop(ours: Location | None, theirs: Location | None) -> bool:
+    """Whether another rank is still in the loop in which this one calls backward: then it has not run out of batches."""
+    if ours is None or theirs is None or (ours.file, ours.function) != (theirs.file, theirs.function):
+        return False
+    return any(first <= theirs.line <= last for first, last in loops_around(ours.file, ours.line)[-1:])
+
+
+def _mismatch(case: Evidence, calls: list[tuple[RankState, Issued]]) -> HangFinding:
+    keys = [(call.group, call.key) for _, call in calls]
+    usual = Counter(keys).most_common(1)[0][0]
+    at = next((at for at in reversed(range(len(calls))) if keys[at] != usual), len(calls) - 1)
+    (odd, theirs), (other, ours) = calls[at], next(call for call, key in zip(calls, keys, strict=True) if key != keys[at])
+    lines = [f"{state.one.who}: {call} at {state.one.location}" for state, call in calls]
+    if other.in_backward != odd.in_backward:
+        ahead, behind = (other, odd) if other.in_backward else (odd, other)
+        pending = ours if other.in_backward else theirs
+        return _left_training(case, ahead, pending, behind.one, behind, "; ".join(lines))
+    is_same = ours.op == theirs.op and ours.group == theirs.group
+    what = "use the same shape and dtype" if is_same else "issue collectives in the same order"
+    return case.found(
+        "stuck", "collective_mismatch", f"{_calls(odd, theirs, ours)} where {_calls(other, ours, theirs)}",
+        f"{what} on every rank", "; ".join(lines), at=odd.one,
+    )  # fmt: skip
+
+
+def _calls(state: RankState, call: Issued, other: Issued) -> str:
+    return f"{state.one.who} calls {call}" + (f" in process group {call.group}" if call.group != other.group else "")
+
+
+def _not_joined(case: Evidence, one: Participant) -> HangFinding:
+    ranks = [other for other in case.look.everybody.values() if other.facts.get("op") == "init_process_group"]
+    absent = [case.look.everybody[who] for who in one.targets if who in case.look.everybody]
+    sizes = [size for rank in ranks if (size := rank.process.get("world_size")) is not None]
+    said = f"{named(absent[0].who)} never called it" if absent else f"only {plural(len(ranks), 'rank')} joined"
+    reason = f"world_size is {max(sizes)}" if sizes else one.what
+    if absent and absent[0].kind == "dead" and (absent[0].exit_code or absent[0].error):
+        return case.found(
+            "stuck", "rank_died", f"{named(absent[0].who)} {how_it_ended(absent[0])}, and {one.who} waits for it in init_process_group",
+            "fix the error in this rank", reason, at=absent[0],
+        )  # fmt: skip
+    return case.found(
+        "stuck", "collective_missing", f"{one.who} waits in init_process_group, and {said}",
+        "start `world_size` processes, each with its own `rank` and the same `init_method`", reason,
+        at=absent[0] if absent and absent[0].location is not None else one,
+    )  # fmt: skip

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import duration, listed
-from torchdebug_magics.instruments.hangwatch.causes.collectives_differ import differ
-from torchdebug_magics.instruments.hangwatch.causes.deaths import failed, last_line
-from torchdebug_magics.instruments.hangwatch.causes.wording import in_worker, named, short_error, with_article
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
-    from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
-    from torchdebug_magics.instruments.hangwatch.report import Finding
-
-__all__ = ["debugger", "stopped"]
+from torchdebug_magics.instruments.hangwatch.causes.deaths import differ, failed, in_worker, last_line, named, short_error, with_article
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
+from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
+from torchdebug_magics.instruments.hangwatch.report import HangFinding
 
 _LEFT_UNDONE = frozenset({"queue_never_fed", "event_never_set", "lock_never_released"})
 _FEEDS = {"queue": "queue_never_fed", "io": "queue_never_fed", "event": "event_never_set"}
 
 
-def stopped(case: Evidence) -> Finding | None:
+def stopped(case: Evidence) -> HangFinding | None:
     """Why nobody moves; None where somebody outside may still end the wait."""
     if case.root.kind == "python":
         case.root.kind = "native"  # it computes nothing
@@ -30,7 +23,7 @@ def stopped(case: Evidence) -> Finding | None:
     return _after_error(case, found) if found is not None and found.cause in _LEFT_UNDONE and case.look.thread_errors else found
 
 
-def _after_error(case: Evidence, found: Finding) -> Finding:
+def _after_error(case: Evidence, found: HangFinding) -> HangFinding:
     """What a thread has left undone, as an exception has ended it."""
     name, error = max(case.look.thread_errors.items(), key=lambda item: float(item[1]["at_s"]))
     line = last_line(error)
@@ -38,7 +31,7 @@ def _after_error(case: Evidence, found: Finding) -> Finding:
     return replace(found, fix=f"fix the error in thread {name}; {found.fix}", reason=f"thread {name} raised {short_error(error)}{where}")
 
 
-def debugger(case: Evidence) -> Finding | None:
+def debugger(case: Evidence) -> HangFinding | None:
     """A prompt in a process without a keyboard."""
     everybody = (one for one in case.look.everybody.values() if one.process and (one.is_child or one.pid != case.main.pid))
     one = next((one for one in everybody if one.kind == "input"), None)
@@ -58,7 +51,7 @@ def debugger(case: Evidence) -> Finding | None:
     )  # fmt: skip
 
 
-def _openmp(case: Evidence) -> Finding | None:
+def _openmp(case: Evidence) -> HangFinding | None:
     root = case.root
     parent = max((one.process.get("torch_threads") or 0) for one in case.look.everybody.values() if one.process)
     is_forked = root.child is not None and root.child.method == "fork" and root.process.get("worker") is None
@@ -71,7 +64,7 @@ def _openmp(case: Evidence) -> Finding | None:
     )  # fmt: skip
 
 
-def _circle(case: Evidence) -> Finding | None:
+def _circle(case: Evidence) -> HangFinding | None:
     circle = case.chain.circle
     if not circle:
         return None
@@ -120,7 +113,7 @@ def _release_own(one: Participant) -> str:
     return f"release it with `with lock:`, or make it a `threading.RLock()`{in_worker(one)}"
 
 
-def _pipe_full(case: Evidence) -> Finding | None:
+def _pipe_full(case: Evidence) -> HangFinding | None:
     """A process that cannot end as nobody reads what it has written."""
     root = case.root
     if root.facts.get("pipe_full"):
@@ -148,7 +141,7 @@ def _pipe_full(case: Evidence) -> Finding | None:
     return None
 
 
-def _lock(case: Evidence) -> Finding | None:
+def _lock(case: Evidence) -> HangFinding | None:
     root = case.root
     if root.kind != "lock":
         return None
@@ -168,14 +161,14 @@ def _lock(case: Evidence) -> Finding | None:
     )  # fmt: skip
 
 
-def _fed(case: Evidence) -> Finding | None:
+def _fed(case: Evidence) -> HangFinding | None:
     root = case.root
     if root.kind == "queue" or (root.kind == "io" and "pipe" in root.facts):
         return _never_fed(case, root)
     return _never_fed(case, root) if root.kind == "event" else None
 
 
-def _never_fed(case: Evidence, one: Participant) -> Finding:
+def _never_fed(case: Evidence, one: Participant) -> HangFinding:
     cause = _FEEDS[one.kind]
     if one.facts.get("idle") and len(case.chain.path) > 1:
         before = case.chain.path[case.chain.path.index(one) - 1]
@@ -211,7 +204,7 @@ def _never_fed(case: Evidence, one: Participant) -> Finding:
     return case.found("stuck", cause, f"{named(one.who)} waits in {one.what}, and {alone}", fix, at=one)
 
 
-def _future(case: Evidence) -> Finding | None:
+def _future(case: Evidence) -> HangFinding | None:
     root = case.root
     if not root.facts.get("future"):
         return None
@@ -225,7 +218,7 @@ def _future(case: Evidence) -> Finding | None:
     )  # fmt: skip
 
 
-def _native(case: Evidence) -> Finding | None:
+def _native(case: Evidence) -> HangFinding | None:
     root = case.root
     if root.kind not in {"native", "python", "gil"}:
         return None
@@ -246,6 +239,6 @@ def _in_call(one: Participant) -> str:
     return f" in `{called}`" if called else ""
 
 
-_CAUSES: tuple[Callable[[Evidence], Finding | None], ...] = (
+_CAUSES: tuple[Callable[[Evidence], HangFinding | None], ...] = (
     debugger, failed, differ, _openmp, _circle, _pipe_full, _lock, _future, _fed, _native,
 )  # fmt: skip

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
+from torchdebug_magics.instruments.hangwatch.everybody.rank_states import link_ranks
+from torchdebug_magics.instruments.hangwatch.waits.process_facts import CALL, facts_of_this_process
 from torchdebug_magics.machine.process_state import (
     ProcessState,
+    catches,
     child_pids,
     command_of,
+    open_pipes,
     process_state,
     thread_cpu_s,
     waited_for_core_s,
     waits_in,
 )
-from torchdebug_magics.probing.children.asking import AgentError, ask, dumped_stack, left_error, processes_with_agents
-from torchdebug_magics.probing.waits.process_facts import CALL, facts_of_this_process
+from torchdebug_magics.probing.children.agent import dump_signal, socket_path
+from torchdebug_magics.probing.source.code_owner import owner
 
 if TYPE_CHECKING:
-    from torchdebug_magics.probing.children.launching import Child, Children
+    from torchdebug_magics.probing.children.launching import Children
+    from torchdebug_magics.probing.children.rank_traces import Child
 
-__all__ = ["look_around"]
 
 _MOST_PROCESSES = 256
 _ASK_S = 0.5
@@ -186,3 +194,196 @@ def _tree_cpu_s(state: ProcessState) -> float:
     """With that of what it has started, as a shell only waits."""
     inner: Iterable[ProcessState | None] = (process_state(pid) for pid in child_pids(state.pid))
     return state.cpu_s + sum(_tree_cpu_s(one) for one in inner if one is not None)
+
+
+def link(look: Look, ranks: dict[int, int]) -> None:
+    """Complete a look; `ranks` remembers the rank of each process from look to look."""
+    for one in look.ranks():
+        ranks[one.pid] = int(one.process["rank"])
+    for one in [*look.everybody.values()]:
+        if one.kind == "batch" and one.targets:
+            _rename(look, one.targets[0], f"worker {one.facts['worker']}")
+    _name_dead_ranks(look, ranks)
+    for one in look.everybody.values():
+        if ("pipe" in one.facts or one.facts.get("shared")) and not one.facts.get("pipe_full"):
+            _link_to_writers(look, one)
+        elif "semaphore" in one.facts and not one.targets:
+            one.able += [other.who for other in look.everybody.values() if other.pid != one.pid and _may_write(other, one)]
+        elif one.facts.get("future") and not one.targets:
+            one.targets = [other.who for other in look.everybody.values() if _works_for_pool(other)]
+            one.kind = "join" if one.targets else one.kind
+        elif not one.process and one.sleeps_in.startswith("read pipe"):
+            one.facts["our_pipe"] = one.sleeps_in.partition(" ")[2] in open_pipes(os.getpid(), for_writing=True)
+        if not one.process and one.sleeps_in.startswith(("read pipe", "write pipe")):
+            one.facts["may_end"] = _is_held_by_others(one)
+    link_ranks(look)
+
+
+def _link_to_writers(look: Look, reader: Participant) -> None:
+    """Programs at the other end of a pipe; else every process that has work, as all have the pipe or the semaphore, and their threads."""
+    programs = [other.who for other in look.everybody.values() if _holds_pipe(other, reader)]
+    others = [other for other in look.everybody.values() if other.pid != reader.pid and bool(other.process) and _may_write(other, reader)]
+    known = [*reader.targets, *(programs or [other.who for other in others if other.is_main_thread])]
+    reader.targets = list(dict.fromkeys(known))
+    reader.able += [other.who for other in look.everybody.values() if other.facts.get("shares") and _may_write(other, reader)]
+
+
+def _may_write(other: Participant, reader: Participant) -> bool:
+    """Whether a thread of another process could: not one without work of its own, and not one that waits for the very same."""
+    waits_for_same = other.what == reader.what and other.facts.get("pipe") == reader.facts.get("pipe")
+    return not waits_for_same and other.kind != "dead" and not other.facts.get("idle")
+
+
+def _is_held_by_others(program: Participant) -> bool:
+    """Whether a program that is none of ours to ask has the other end of the pipe at which this one waits."""
+    call, _, pipe = program.sleeps_in.partition(" ")
+    others = [pid for pid in _descendants(os.getpid()) if pid != program.pid]
+    return any(pipe in open_pipes(pid, for_writing=call == "read") for pid in others)
+
+
+def _descendants(pid: int) -> list[int]:
+    return [each for child in child_pids(pid) for each in (child, *_descendants(child))]
+
+
+def _holds_pipe(other: Participant, reader: Participant) -> bool:
+    """Whether it is a program of its own at the other end of the pipe."""
+    return not other.process and other.kind != "dead" and reader.facts.get("pipe", "-") in open_pipes(other.pid)
+
+
+def _works_for_pool(other: Participant) -> bool:
+    """Whether it is a process of a `ProcessPoolExecutor` that has work."""
+    return not other.facts.get("idle") and other.is_main_thread and any(name == "_process_worker" for _, _, name in other.frames)
+
+
+def _name_dead_ranks(look: Look, ranks: dict[int, int]) -> None:
+    sizes = [one.process.get("world_size") for one in look.ranks()]
+    if not sizes and not any((one.error or {}).get("rank") is not None for one in look.everybody.values()):
+        return
+    dead = [one for one in look.everybody.values() if one.kind == "dead" and one.who.startswith("process ")]
+    for one in dead:
+        recorded = (one.error or {}).get("rank")
+        rank = recorded if recorded is not None else ranks.get(one.pid)
+        if rank is not None:
+            ranks[one.pid] = rank
+            _rename(look, one.who, f"rank {rank}")
+    unnamed = [one for one in dead if one.who.startswith("process ")]
+    absent = sorted(
+        set(range(sizes[0] if sizes and sizes[0] else 0)) - {ranks[one.pid] for one in [*look.ranks(), *dead] if one.pid in ranks}
+    )
+    if len(unnamed) == len(absent):
+        for one, rank in zip(sorted(unnamed, key=lambda one: one.pid), absent, strict=True):
+            _rename(look, one.who, f"rank {rank}")
+
+
+def _rename(look: Look, who: str, name: str) -> None:
+    one = look.everybody.get(who)
+    if one is None or one.who == name or one.pid == os.getpid():
+        return
+    if name in look.everybody:
+        name = f"{name} (pid {one.pid})"
+    look.everybody = {name if key == who else key: other for key, other in look.everybody.items()}
+    one.who = name
+    for other in look.everybody.values():
+        other.targets = [name if target == who else target for target in other.targets]
+
+
+class OthersProgress:
+    """Remembers the lines at which each process was, its latest values, and when one of them was new."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[set[tuple[str, int, str]], object, float]] = {}
+
+    def last_s(self, look: Look) -> float:
+        """When the last of the processes whose end the main thread waits for was at a new line, or had other values."""
+        for one in look.everybody.values():
+            if one.child is not None and one.process and one.process.get("worker") is None:
+                lines = {frame for frame in one.frames if owner(frame[0]) == "user"}
+                seen, before, last_s = self._seen.get(one.who, (set(), None, look.at_s))
+                is_new = not lines <= seen or one.at[2:] != before
+                self._seen[one.who] = (seen | lines, one.at[2:], look.at_s if is_new else last_s)
+        if look.main.kind not in {"join", "queue", "io"}:
+            return 0.0
+        waited = [look.everybody[who] for who in look.main.targets if who in look.everybody]
+        times = [self._seen[one.who][2] for one in waited if one.who in self._seen and not one.facts.get("idle") and one.kind != "dead"]
+        return min(times, default=0.0)
+
+
+class AgentError(Exception):
+    """The agent could not answer; `is_silent` where it is there and no Python thread gets a turn."""
+
+    def __init__(self, message: str, *, is_silent: bool = False) -> None:
+        super().__init__(message)
+        self.is_silent = is_silent
+
+
+def ask(folder: str, pid: int, call: str, timeout_s: float = 1.0, **values: object) -> Any:
+    """Call ``module:function`` in the process and return its result; raise `AgentError` without an answer in time."""
+    end_s = time.monotonic() + timeout_s
+    parts = []
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(socket_path(folder, pid))
+            connection.sendall(json.dumps({"call": call, "with": values}).encode())
+            connection.shutdown(socket.SHUT_WR)
+            while part := connection.recv(1 << 16):
+                parts.append(part)
+                connection.settimeout(max(0.01, end_s - time.monotonic()))
+        answer = json.loads(b"".join(parts))
+    except TimeoutError:
+        msg = f"process {pid} did not answer within {timeout_s:g} s"
+        raise AgentError(msg, is_silent=True) from None
+    except (OSError, ValueError, AttributeError) as error:
+        msg = f"process {pid} could not be asked: {type(error).__name__}: {error}"
+        raise AgentError(msg) from None
+    if "failure" in answer:
+        msg = f"process {pid} could not answer: {answer['failure']}"
+        raise AgentError(msg)
+    return answer["answer"]
+
+
+def processes_with_agents(folder: str) -> list[int]:
+    """The processes that have an agent, or have had one."""
+    return sorted(int(name.partition(".")[0]) for name in _names(folder) if name.endswith(".socket"))
+
+
+def left_error(folder: str, pid: int) -> dict[str, Any] | None:
+    """The exception that ended a process: ``type``, ``message``, ``frames``; None where none is recorded."""
+    with contextlib.suppress(OSError, ValueError):
+        record: dict[str, Any] = json.loads(Path(folder, f"{pid}.error").read_text(encoding="utf-8"))
+        return record
+    return None
+
+
+def dumped_stack(folder: str, pid: int, *, is_alive: bool) -> list[tuple[str, int, str]]:
+    """(file, line, function), innermost first, of a process in which no Python thread gets a turn, or that was killed by a signal."""
+    file, number = Path(folder, f"{pid}.stack"), dump_signal()
+    if is_alive and number is not None and catches(pid, number):
+        with contextlib.suppress(OSError):
+            os.truncate(file, 0)
+            os.kill(pid, number)
+            time.sleep(0.05)
+    with contextlib.suppress(OSError):
+        return _parsed(file.read_text(encoding="utf-8", errors="replace"))
+    return []
+
+
+def _parsed(text: str) -> list[tuple[str, int, str]]:
+    """Parse the stack that faulthandler wrote for the thread that runs Python, or else for the last thread, which is the main one."""
+    stacks = [part for part in text.split("\n\n") if "  File " in part]
+    current = [part for part in stacks if part.lstrip().startswith(("Current thread", "Fatal"))] or stacks[-1:]
+    lines = [line.strip() for part in current[:1] for line in part.splitlines() if line.startswith("  File ")]
+    found = []
+    for line in lines:  # File "a.py", line 3 in function
+        name, _, rest = line.removeprefix('File "').rpartition('", line ')
+        number, _, function = rest.partition(" in ")
+        if number.isdigit():
+            found.append((name, int(number), function))
+    return found
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - names are all that is needed
+    except OSError:
+        return []

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
-
-__all__ = ["Issued", "RankState", "link_ranks", "rank_states"]
-
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
 
 _UNEQUAL = frozenset({"scatter", "gather", "all_gather", "all_to_all", "all_to_allv", "alltoall", "alltoall_base"})
 """In which ranks may give tensors of different sizes."""

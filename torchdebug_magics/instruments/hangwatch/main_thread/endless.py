@@ -15,8 +15,6 @@ from typing import Any
 from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, line_of, value_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code, owner
 
-__all__ = ["endless_loop", "is_alone"]
-
 _HARMLESS = frozenset({"print", "len", "abs", "min", "max", "int", "float", "str", "bool", "range", "isinstance", "id", "round"})
 _ENDS = re.compile("KeyboardInterrupt|SystemExit|GeneratorExit")
 _FIXED = (bool, int, float, str, bytes, type(None))

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch._C._autograd import _get_sequence_nr
 
+from torchdebug_magics.instruments.memtrace.findings import Phase
+from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
+from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, mark_called
+from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
+from torchdebug_magics.instruments.memtrace.ledger.phases import Phases, Places
+from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.tensors import tensors_in
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.findings import Phase
-    from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
-    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
-    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Places
-    from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
-    from torchdebug_magics.instruments.memtrace.ledger.phases import Phases
-    from torchdebug_magics.probing.guard import Guard
-
-__all__ = ["Course"]
 
 _Call: TypeAlias = "tuple[int, int]"
 """(its frame's id, where in its code it stands) of a running call of the user's. A frame with the id of a gone one is at its place."""

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.memtrace.growth.growth_filters import goes_on, is_complete, is_over, is_used_up, is_window, was_let_go
-from torchdebug_magics.instruments.memtrace.ledger.memory_census import ACTIVATION
-from torchdebug_magics.instruments.memtrace.ledger.sites import category
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Loop, Steps
-    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place
-    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
-
-__all__ = ["LEAST_BYTES", "Leak", "leaking", "repeated"]
+from torchdebug_magics.instruments.memtrace.growth.loop_steps import Loop, Steps
+from torchdebug_magics.instruments.memtrace.held.fixes import collection, is_local, is_made_once
+from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, category
+from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, Place
 
 LEAST_BYTES = 64
 """An iteration: a scalar that is kept is what one wants."""
@@ -27,6 +21,9 @@ _FEWEST = 3
 _MOST_PART = 0.6
 _AT_ONCE = 2
 """Steps: a variable that is bound anew keeps its value into the next one."""
+_FEWEST_PARTS = 4
+"""Things in a collection from which one may speak of growth that is not seen at each step."""
+_FEWEST_LOOKS = 3
 
 
 @dataclass(frozen=True)
@@ -206,3 +203,136 @@ def _lie_evenly(places: Sequence[int], count: int) -> bool:
 def _times(blocks: Collection[Block]) -> int:
     """How often the largest was made."""
     return Counter(block.bytes for block in blocks)[max(block.bytes for block in blocks)]
+
+
+def goes_on(kept: Collection[int], seen: Sequence[int]) -> bool:
+    """Whether it kept on until the loop was over, and did not end when a cache was filled.
+
+    The keys of a cache come in any order, so that it fills ever more slowly: it is asked whether the later half of the steps that were
+    seen brought less than half as much as the earlier one.
+    """
+    if not seen:
+        return True
+    middle = seen[len(seen) // 2]
+    early = sum(1 for number in kept if number < middle)
+    return 2 * (len(kept) - early) >= early
+
+
+def is_complete(leak: Leak, unseen_bytes: int) -> bool:
+    """Whether as much is there as it would have kept by now, counting all that was made unseen: else it came to an end unseen."""
+    wanted_bytes = leak.bytes_per_iteration * leak.iterations_count
+    there_bytes = sum(block.bytes for block in leak.blocks)
+    return any(block.died for block in leak.blocks) or 2 * (there_bytes + unseen_bytes) >= wanted_bytes
+
+
+def is_used_up(kept: Collection[Block]) -> bool:
+    """Whether one backward pass after the loop was what it was kept for: the losses of an episode, or of a sequence.
+
+    What the last iteration made is not asked, as its own backward pass may come only now.
+    """
+    last = max(block.iteration for block in kept)
+    earlier = [block for block in kept if block.iteration < last]
+    return 2 * sum(block.bytes for block in earlier if block.used_up) > sum(block.bytes for block in earlier)
+
+
+def is_over(loop: Loop, steps: Steps) -> bool:
+    """Whether another loop, that went round with it, went on without it as long again: it has filled something, and is not needed now."""
+    last = loop.numbers[-1]
+    longer = (other for other in steps.loops.values() if len(other.between(last + 1, other.numbers[-1] + 1)) >= loop.count)
+    return any(steps.goes_round_with(loop, other) for other in longer)
+
+
+def is_window(kept: list[int], made: list[Block], steps: Steps, end: int) -> bool:
+    """Whether what was made before was kept as long, and then let go, as in a list with a limit, or one that is emptied at times."""
+    span = kept[-1] - kept[0]
+    return any(block.iteration and 0 < block.died <= end and steps.at(block.died) - block.iteration >= span for block in made)
+
+
+def was_let_go(leak: Leak, latest: Iterable[Block]) -> bool:
+    """Whether another tensor at the same line swelled as far, and then went: one for each text that is written, or each episode."""
+    (whole,) = leak.blocks
+    return any(
+        other is not whole and other.died and other.place is whole.place and other.source == whole.source and 2 * other.bytes >= whole.bytes
+        for other in latest
+    )
+
+
+class Tally:
+    """Of the collections that hold what was made in the cell."""
+
+    def __init__(self) -> None:
+        self._looks: list[tuple[int, Mapping[str, list[Block]]]] = []
+        self._paths: dict[str, str] = {}
+        """To the first thing in each."""
+
+    def weigh(self, step: int, blocks: Iterable[Block], keepers: Keepers) -> None:
+        """At the beginning of that step, or after the last one."""
+        held: dict[str, list[Block]] = defaultdict(list)
+        for block in blocks:
+            path = keepers.of(block)
+            name = collection(path)
+            is_plain = block.role in {"", ACTIVATION} or (block.role == OPTIMIZER_STATE and not is_made_once(path))
+            if name != path and is_plain and not keepers.are_bounded([block]):
+                held[name].append(block)
+                self._paths[name] = min(path, self._paths.get(name, path), key=lambda one: _order(one, name))
+        self._looks.append((step, held))
+
+    def steps_each(self) -> float:
+        """In how many steps a collection got one thing more since the last look, of which nobody saw the making; 0 where none did."""
+        if len(self._looks) < 2:  # noqa: PLR2004 - one and the one before
+            return 0
+        (earlier, before), (later, now) = self._looks[-2:]
+        unseen = {name: len(blocks) - len(before.get(name, ())) for name, blocks in now.items() if any(one.place is None for one in blocks)}
+        return (later - earlier) / max(unseen.values()) if unseen and max(unseen.values()) > 0 else 0
+
+    def growing(self, loop: Loop) -> Iterator[tuple[Leak, str]]:
+        """What grew from look to look of that loop, with the path of the first of it."""
+        for name in {name for _, held in self._looks for name in held}:
+            looks = [(step, held.get(name, [])) for step, held in self._looks]
+            if is_local(self._paths[name]) and not looks[-1][1]:
+                looks.pop()  # the function has returned
+            while looks and not looks[0][1]:
+                looks.pop(0)
+            if len(looks) >= _FEWEST_LOOKS and _grows_steadily([(step, len(blocks)) for step, blocks in looks]):
+                (first, few), (last, many) = looks[0], looks[-1]
+                yield (
+                    Leak(
+                        bytes_per_iteration=round((_size(many) - _size(few)) / max(1, len(loop.between(first, last)))),
+                        iterations_count=loop.count,
+                        place=place_of(many),
+                        keeps_graph=any(category(block) == ACTIVATION for block in many),
+                        loop=loop,
+                        blocks=tuple(sorted(many, key=lambda block: block.born)),
+                    ),
+                    self._paths[name],
+                )
+
+
+def _order(path: str, name: str) -> tuple[int, str, bool]:
+    """The first place in a collection first, and there the way through a graph."""
+    place, _, _ = path.partition(name)[2].partition("]")
+    return len(place), place, "grad_fn" not in path
+
+
+def place_of(blocks: Iterable[Block]) -> Place | None:
+    """The line that made most of what was seen to be made, in a graph where there is any of it."""
+    sizes: Counter[tuple[bool, Place]] = Counter()
+    for block in blocks:
+        if block.place is not None:
+            sizes[category(block) == ACTIVATION, block.place] += block.bytes
+    return max(sizes, key=lambda one: (one[0], sizes[one]), default=(False, None))[1]
+
+
+def _grows_steadily(looks: list[tuple[int, int]]) -> bool:
+    """Whether there was ever more, and after each look at least half as much a step as before it; a step's is left to chance.
+
+    What the last step left may be known by another name, as a loop's own variable; several things may come at once.
+    """
+    last, many = looks[-1]
+    at_once = min((more - less for (_, less), (_, more) in pairwise(looks) if more > less), default=1)
+    goes_on = all(2 * (many - found + max(at_once, many / last)) * step >= found * (last - step) for step, found in looks[:-1])
+    return many >= _FEWEST_PARTS and goes_on and all(less <= more for (_, less), (_, more) in pairwise(looks))
+
+
+def _size(blocks: Iterable[Block]) -> int:
+    return sum(block.bytes for block in blocks)

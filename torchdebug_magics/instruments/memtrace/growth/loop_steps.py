@@ -11,9 +11,8 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place
+    from torchdebug_magics.instruments.memtrace.ledger.phases import Place
 
-__all__ = ["FIRST_STEPS", "NOISE_BYTES", "Loop", "Steps"]
 
 FIRST_STEPS = 4
 """Followed of each loop; of these the first makes gradients and optimizer states, and the others tell whether anything grows."""

@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch._C._autograd import _profiler_enabled
 
 from torchdebug_magics.instruments.memtrace.findings import Growth
+from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
 from torchdebug_magics.instruments.memtrace.held.fixes import Cause, as_code, emptied, fix, is_hidden
+from torchdebug_magics.instruments.memtrace.held.keepers import KeepingLines
 from torchdebug_magics.machine.process import own_bytes, rss_bytes, workers
 from torchdebug_magics.probing.heap import kept_free_bytes
 from torchdebug_magics.probing.holders import PlainCollection, plain_collections
 from torchdebug_magics.probing.holders.outside import is_a
 from torchdebug_magics.probing.holders.roots import roots
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
-    from torchdebug_magics.instruments.memtrace.held.keeping_lines import KeepingLines
-    from torchdebug_magics.report import Location
-
-__all__ = ["ProcessGrowth", "larger"]
+from torchdebug_magics.report import Location
 
 _LEAST_BYTES = 4 << 20
 """In all: less than this a process grows by for many reasons."""

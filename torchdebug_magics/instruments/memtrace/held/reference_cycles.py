@@ -5,17 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.memtrace.findings import Cycle
+from torchdebug_magics.instruments.memtrace.held.keepers import KeepingLines
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
 from torchdebug_magics.probing.holders import cycles_of, find_holders, waiting_cycles
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.held.keeping_lines import KeepingLines
-    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
-    from torchdebug_magics.report import Location
-
-__all__ = ["CycleWatch", "kept_by_cycles"]
+from torchdebug_magics.report import Location
 
 _FEWEST = 3
 _LARGE_PART = 0.25

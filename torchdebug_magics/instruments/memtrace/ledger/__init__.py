@@ -1,1 +1,1 @@
-"""What is alive: ``census and ops -> blocks -> sites, timeline, snapshot``. Who holds it, and whether it grows, is not asked here."""
+"""What is alive: ``census and ops -> blocks -> snapshot``. Who holds it, and whether it grows, is not asked here."""

@@ -8,20 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER
 from torchdebug_magics.probing.graphs import is_graph_leaf, upstream
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.storages import storages
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
-
-__all__ = [
-    "ACTIVATION", "BUFFER", "GRADIENT", "OPTIMIZER_STATE", "OTHER", "PARAMETER", "TEMPORARY",
-    "Census", "has_graph", "mark", "mark_called", "mark_gradients", "mark_state", "saved_tensors",
-]  # fmt: skip
-
-PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer state"
-ACTIVATION, BUFFER, TEMPORARY, OTHER = "activation", "buffer", "temporary", "other"
 
 
 class Census:

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Chain, Ledger
-from torchdebug_magics.instruments.memtrace.ledger.memory_census import ACTIVATION, Census, has_graph, saved_tensors
-from torchdebug_magics.instruments.memtrace.ledger.refused_memory import OutOfMemory, refused_bytes
-from torchdebug_magics.probing.dispatch import ResultListener
-from torchdebug_magics.probing.mode_stack import modes, put_unnoticed
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, has_graph, saved_tensors
+from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, Place, Places, Span
+from torchdebug_magics.probing.dispatch import ResultListener, modes, put_unnoticed
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.storages import owner_of, storages
 from torchdebug_magics.probing.tensors import tensors_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torchdebug_magics.instruments.memtrace.ledger.allocation_lines import Place, Places
-    from torchdebug_magics.probing.guard import Guard
-    from torchdebug_magics.probing.modules import ModuleCalls
-
-__all__ = ["Tracer"]
 
 _MADE_ELSEWHERE = ("aten.lift_fresh", "aten.set_", "aten.detach_copy")
 """Ops whose result was made by torch just before, where no mode sees it: ``torch.tensor(...)``, ``torch.load``."""
 _JOINS = {torch.ops.aten.cat.default: 0, torch.ops.aten.constant_pad_nd.default: 0, torch.ops.aten.copy_.default: 1}
 """By which a tensor comes to hold an older one, and more, and which argument that is: ``vstack`` and the like come to it, too."""
+_UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_CUDA = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)")
+_CPU = re.compile(r"you tried to allocate (\d+) bytes")
+_WORDS = ("out of memory", "not enough memory", "can't allocate memory")
 
 
 class Tracer:
@@ -218,3 +217,28 @@ def _grown(part: torch.Tensor, whole: torch.Tensor) -> int | None:
 def _gives_new_memory(func: Any) -> bool:
     """Whether what an op returns is its own, by its schema; the others return a view, or what they were given."""
     return str(func).startswith(_MADE_ELSEWHERE) or not any(one.alias_info is not None for one in func._schema.returns)
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """One refusal; it holds no tensor, frame or exception."""
+
+    error_id: int
+    asked_bytes: int
+    op: str
+    module: str
+    place: Place | None
+    span: Span
+    iteration: int
+    alive: tuple[Block, ...] = field(repr=False)
+
+
+def refused_bytes(error: BaseException) -> int | None:
+    """How much was asked for, 0 where the error does not tell; None where it is about something else."""
+    text = str(error)
+    if (found := _CPU.search(text)) is not None:
+        return int(found[1])
+    if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and not any(words in text for words in _WORDS):
+        return None
+    found = _CUDA.search(text)
+    return int(float(found[1]) * _UNITS[found[2]]) if found is not None else 0

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.findings import Phase
-
-__all__ = ["Phases", "Span"]
+from torchdebug_magics.instruments.memtrace.findings import Phase
+from torchdebug_magics.probing.lines import Line, Lines
 
 _MOST_SPANS = 1 << 13
 """Remembered for the picture."""
+
+
+PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer state"
+
+
+ACTIVATION, BUFFER, TEMPORARY, OTHER = "activation", "buffer", "temporary", "other"
 
 
 @dataclass(eq=False)
@@ -64,3 +69,17 @@ class Phases:
     def _name_before(self) -> None:
         if self.now.keeps_graph:
             self.now.phase = "loss" if self._forward_seen else "forward"
+
+
+class Place(Line):
+    """A line that allocates."""
+
+    def __init__(self, file: str, line: int, function: str) -> None:
+        super().__init__(file, line, function)
+        self.steps: dict[Hashable, set[int]] = defaultdict(set)
+        """By who asked, as `Block.source` has it: the steps in which it was seen to allocate."""
+        self.count = 0
+        """Allocations."""
+
+
+Places = Lines[Place]

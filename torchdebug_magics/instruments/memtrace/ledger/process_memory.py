@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Book, Ledger
+from torchdebug_magics.instruments.memtrace.report import DeviceMemory, TraceMark
 from torchdebug_magics.machine.process import PeakRss, rss_bytes
+from torchdebug_magics.probing.accelerators import Allocator
 from torchdebug_magics.probing.gauges import Gauges
+from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.heap import kept_free_bytes
-
-if TYPE_CHECKING:
-    from torchdebug_magics.probing.accelerators import Allocator
-    from torchdebug_magics.probing.guard import Guard
-    from torchdebug_magics.report import Gauge
-
-__all__ = ["ProcessMemory"]
+from torchdebug_magics.probing.marks import ledger as marks
+from torchdebug_magics.report import Gauge, Mark
 
 
 class ProcessMemory:
@@ -69,3 +69,70 @@ class ProcessMemory:
     def allocators(self) -> list[Allocator]:
         """What torch's caching allocators hold; empty on the CPU."""
         return list(self._gauges.allocators())
+
+
+class Marked(NamedTuple):
+    """A mark, and where it stands among the events of the ledger."""
+
+    mark: TraceMark
+    clock: int
+
+
+class MarkListener:
+    """Of one cell."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.marks: list[Marked] = []
+        self._ledger = ledger
+        self._stack = ExitStack()
+
+    def attach(self, stack: ExitStack) -> None:
+        """From now on."""
+        stack.callback(self.stop)
+        self._stack.enter_context(marks().told_to(self._set))
+
+    def stop(self) -> None:
+        """Harmless the second time."""
+        self._stack.close()
+
+    def _set(self, mark: Mark) -> None:
+        ledger = self._ledger
+        ledger.settle()
+        self.marks.append(Marked(TraceMark(**vars(mark), torch_bytes=ledger.total.now_bytes, phase=ledger.span.phase), ledger.clock))
+
+
+class Devices:
+    """Of one cell."""
+
+    def __init__(self, process: ProcessMemory) -> None:
+        self._process = process
+        self._before: dict[str, Allocator] = {}
+
+    def start(self) -> None:
+        """From now on; a device that is not in use yet has counted nothing."""
+        self._before = {one.device: one for one in self._process.allocators()}
+
+    def memory(self, books: Mapping[str, Book]) -> tuple[DeviceMemory, ...]:
+        """Of every device that was followed, or has an allocator of its own."""
+        now = {one.device: one for one in self._process.allocators()}
+        return tuple(self._device(name, books.get(name), now.get(name)) for name in dict.fromkeys((*books, *now)))
+
+    def _device(self, name: str, book: Book | None, now: Allocator | None) -> DeviceMemory:
+        followed = (0, 0) if book is None else (book.now_bytes - book.start_bytes, book.peak_bytes)
+        if now is None:
+            return DeviceMemory(device=name, net_bytes=followed[0], peak_bytes=followed[1])
+        before = self._before.get(name)
+        return DeviceMemory(
+            device=name,
+            net_bytes=followed[0],
+            peak_bytes=followed[1],
+            allocated_bytes=now.allocated_bytes,
+            allocated_peak_bytes=_risen(now.peak_bytes, 0 if before is None else before.peak_bytes),
+            reserved_bytes=now.reserved_bytes,
+            reserved_peak_bytes=_risen(now.peak_reserved_bytes, 0 if before is None else before.peak_reserved_bytes),
+        )
+
+
+def _risen(now_bytes: int, before_bytes: int) -> int | None:
+    """A counter that stood as high before says nothing of this cell."""
+    return now_bytes if now_bytes > before_bytes else None

@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from types import FrameType
+from typing import Any, Final
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.probing.modules import unwrapped
+from torchdebug_magics.probing.rerun.step import Entry
 from torchdebug_magics.probing.tensors import is_traced
 from torchdebug_magics.probing.where import user_frame
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from torchdebug_magics.probing.rerun.step import Entry
-
-__all__ = ["UNNAMED", "name_nearby", "owner_of", "shares_memory", "uncalled", "variable_name"]
-
 
 UNNAMED: Final = "a tensor from before the step"
 

@@ -5,35 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
+from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory
-from torchdebug_magics.probing.rerun.attempt import Replayed, agree, no_less_bad
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
+from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding
+from torchdebug_magics.probing.rerun.attempt import Position, Replayed, agree, no_less_bad
+from torchdebug_magics.probing.source.code_owner import frames_above, local_values
 from torchdebug_magics.probing.tensors import is_bad, kind_of
-from torchdebug_magics.probing.where import frames_above, local_values, user_frame
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
-    from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
-    from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow
-    from torchdebug_magics.probing.rerun.step import Position
-
-__all__ = [
-    "Inquiry",
-    "Outcome",
-    "Sinks",
-    "StepReplay",
-    "bad_outputs",
-    "is_further_back",
-    "names_a_maker",
-    "needs_others",
-    "same_gradients",
-    "sinks_of",
-    "variables_of",
-    "why_not_reproduced",
-]
+from torchdebug_magics.probing.where import user_frame
 
 StepReplay: TypeAlias = "Replayed[Trace]"
 """A replay with all its ops."""
@@ -60,7 +43,7 @@ class Inquiry:
 class Outcome:
     """What came of an inquiry."""
 
-    finding: Finding | None
+    finding: NanFinding | None
     bad: dict[str, torch.Tensor]
     layers: tuple[LayerRow, ...] = ()
     reproduced: bool | None = None
@@ -118,7 +101,7 @@ def bad_outputs(replayed: StepReplay) -> Sinks:
     return [(tensor, "output") for tensor in replayed.outputs if kind_of(tensor)]
 
 
-def names_a_maker(finding: Finding | None) -> bool:
+def names_a_maker(finding: NanFinding | None) -> bool:
     """Whether it names an op that made the data bad. A number that was written into them is bad data."""
     return finding is not None and finding.op is not None and (finding.op, finding.diagnosis) not in _WRITTEN_DOWN
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice
+from typing import Any, TypeAlias
 
-from torchdebug_magics.instruments.nanhunt.fixes.verified_fix import Again, with_verified_fix
-from torchdebug_magics.instruments.nanhunt.replay.averaged_gradients import averaged
-from torchdebug_magics.instruments.nanhunt.replay.bad_samples import made_by_a_data_set
+import torch
+
+from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
+from torchdebug_magics.instruments.nanhunt.remedies import remedies
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
     Inquiry,
     Outcome,
@@ -25,22 +27,38 @@ from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
     variables_of,
     why_not_reproduced,
 )
-from torchdebug_magics.instruments.nanhunt.replay.conclusion import bare, conclude
+from torchdebug_magics.instruments.nanhunt.replay.conclusion import averaged, bare, conclude
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
+from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding
+from torchdebug_magics.instruments.nanhunt.source_edits import Sources, changed_lines, in_force, user_functions
+from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.probing.rerun.attempt import Attempt, CannotReplay
 from torchdebug_magics.probing.rerun.step import Entry, Step
-from torchdebug_magics.probing.tensors import is_bad, kind_of
+from torchdebug_magics.probing.rerun.step_rerun import StepRerun
+from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
+from torchdebug_magics.probing.where import span
 
-if TYPE_CHECKING:
-    import torch
-
-    from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
-    from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
-    from torchdebug_magics.instruments.nanhunt.report import LayerRow
-    from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
-    from torchdebug_magics.probing.rerun.step_rerun import StepRerun
-
-__all__ = ["Investigator"]
+_MOST_ROWS = 20
+"""As many as a finding keeps."""
+_MOST_SAMPLES = 256
+_MOST_READING_S = 2.0
+Again: TypeAlias = "Callable[[], StepReplay]"
+"""Runs the bad step once more."""
+Next: TypeAlias = "Callable[[StepReplay], Evidence | None]"
+"""The birth of what is bad in a replay; None where nothing is."""
+_MOST_S = 5.0
+_MOST_RUNS = 8
+_MOST_BIRTHS = 3
+_MOST_SHOWN = 110
+_CURABLE = frozenset(
+    [
+        "all_ignored", "degenerate_matrix", "div_zero", "empty_mean", "exp_overflow", "bf16_overflow", "fp16_overflow", "infeasible_ctc",
+        "log_negative", "log_zero", "mask_sign", "masked_row", "no_slope_at_zero", "pole", "pow_negative", "pow_zero", "sqrt_negative",
+        "sqrt_zero", "where_trap", "zero_variance",
+    ]
+)  # fmt: skip
+"""Causes that lie in the expression itself. A run that diverged is not repaired where it happened to leave the range."""
 
 
 class Investigator:
@@ -248,3 +266,89 @@ class Investigator:
         if bad:
             return replace(conclude(inquiry, replayed, bad, "module", self._note), evidence=None)
         return bare(inquiry)
+
+
+def made_by_a_data_set(rerun: StepRerun[Trace], inquiry: Inquiry, outcome: Outcome, data: NanFinding) -> tuple[Outcome, Again | None]:
+    """The outcome with the op named; where it made all rows bad, the finding about that op, and what reads the bad sample once more."""
+    sources = list(rerun.recorder.batches.bad_sources())
+    again: Again = partial(rerun.call, partial(_first_bad_sample, sources), sources)
+    try:
+        replayed = again()
+    except CannotReplay:
+        return outcome, None
+    if not replayed.finished or not bad_outputs(replayed):
+        return outcome, None
+    made = conclude(inquiry, replayed, bad_outputs(replayed), "statements", lambda _: None, only_births=True)
+    finding = made.finding
+    if finding is None or finding.op is None or finding.location is None:
+        return outcome, None
+    if data.shape and len(data.rows) < min(data.shape[0], _MOST_ROWS):
+        place = f"{finding.location}: `{finding.location.source}`"
+        return replace(outcome, finding=replace(data, explanation=f"{data.explanation}; `{finding.op}` produced it, in {place}")), None
+    return replace(made, finding=replace(finding, sink="loss"), reproduced=None), again
+
+
+def _first_bad_sample(sources: list[Any]) -> object:
+    """Read data sets again, from their beginning, up to the first bad sample."""
+    sample, until = None, time.process_time() + _MOST_READING_S
+    for source in sources:
+        for place in range(min(len(source), _MOST_SAMPLES)):
+            sample = source[place]
+            if any(map(is_bad, tensors_in([sample]))) or time.process_time() > until:
+                return sample
+    return sample
+
+
+class _Search:
+    def __init__(self, again: Again, birth: Next) -> None:
+        self._again = again
+        self._birth = birth
+        self._functions = user_functions()
+        self._runs = 0
+        self._until = time.process_time() + _MOST_S
+
+    def cure(self, evidence: Evidence, sources: Sources, births: int = 1) -> Sources | None:
+        """Sources with which the step is finite."""
+        seen = _site(evidence)
+        for changed in islice(remedies(evidence, sources), _MOST_RUNS):
+            if self._runs >= _MOST_RUNS or time.process_time() > self._until:
+                return None
+            self._runs += 1
+            try:
+                with in_force(changed, self._functions):
+                    replayed = self._again()
+                    behind = self._birth(replayed) if replayed.finished else evidence
+            except (CannotReplay, SyntaxError, ValueError):
+                continue
+            if behind is None:
+                return changed
+            if _site(behind) != seen and births < _MOST_BIRTHS:
+                cured = self.cure(behind, changed, births + 1)
+                if cured is not None:
+                    return cured
+        return None
+
+
+def with_verified_fix(finding: NanFinding, evidence: Evidence, again: Again, birth: Next, what: str) -> NanFinding:
+    """The finding with code that was tried; as it was where none of what was tried ends it."""
+    if finding.diagnosis not in _CURABLE:
+        return finding
+    try:
+        cured = _Search(again, birth).cure(evidence, {})
+    except Exception:  # noqa: BLE001 - the finding stands without code for its fix
+        return finding
+    lines = [] if cured is None else changed_lines(cured)
+    if not lines or any(len(text) > _MOST_SHOWN * 2 for _, _, text in lines):
+        return finding
+    here = finding.location.line if finding.location is not None else 0
+    said = [f"`{text}`" + (f" in line {line}" if line != here or len(lines) > 1 else "") for _, line, text in lines]
+    sign = "; also check why it is negative" if finding.diagnosis.endswith("_negative") else ""
+    return replace(finding, fix=f"write {' and '.join(said)}: rerun with it, {what} is finite{sign}", fix_state="verified")
+
+
+def _site(evidence: Evidence) -> tuple[object, ...]:
+    op = evidence.forward or evidence.op
+    if op is None:
+        return ()
+    where = span(*op.place) if op.place is not None else None
+    return op.name, op.line, where and where[:2], op.call.path if op.call is not None else None

@@ -5,19 +5,15 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.report import LayerRow
 from torchdebug_magics.probing.hooks import Hook
+from torchdebug_magics.probing.modules import Call, ModuleCalls
 from torchdebug_magics.probing.tensors import dense, kind_of, sizes_of, tensors_in
-
-if TYPE_CHECKING:
-    from torchdebug_magics.probing.modules import Call, ModuleCalls
-
-__all__ = ["LayerWatch"]
 
 _FP16_MAX = 65504.0
 

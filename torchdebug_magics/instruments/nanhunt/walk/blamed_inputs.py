@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
-from torchdebug_magics.instruments.nanhunt.walk.op_rerun import run_again
-from torchdebug_magics.instruments.nanhunt.walk.reached_elements import healed, reached
-from torchdebug_magics.probing.ops import is_pointwise
-from torchdebug_magics.probing.tensors import bad_mask, is_bad
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
-    from torchdebug_magics.instruments.nanhunt.walk.bad_elements import Masks
-
-__all__ = ["healed", "negated", "overlap", "relevant", "still_bad", "tamed"]
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
+from torchdebug_magics.probing.ops import is_movement, is_pointwise, written_by
+from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense, is_bad
 
 _STAND_INS = (0.5, 1.5)
 """Finite values put in place of bad inputs; two, as one alone may lie at a pole of some op."""
+_HARMLESS = 0.5
+_CHOOSE = frozenset({"as_strided", "as_strided_copy", "constant_pad_nd"})
+"""Of as many elements as go in, as many may come out, and yet be others."""
+_MOST_QUESTIONS = 16
 
 
 def relevant(
@@ -92,3 +91,235 @@ def _offsets(tensor: torch.Tensor) -> torch.Tensor:
         shape[dim] = size
         offsets = offsets + (torch.arange(size, device=tensor.device) * stride).reshape(shape)
     return offsets.expand(tensor.shape)
+
+
+@dataclass(frozen=True)
+class Where:
+    """The elements of one kind in one tensor."""
+
+    mask: torch.Tensor | None
+    """None where the tensor's own indices are not those of its numbers (sparse, nested)."""
+    some: bool
+    everywhere: bool
+
+
+class Masks:
+    """A cache of `Where`s; it keeps the tensors it was asked about, so that no id is used twice."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[torch.Tensor, Where]] = {}
+        self._full: dict[int, torch.Tensor] = {}
+
+    def of(self, tensor: torch.Tensor, kind: int) -> Where:
+        """Where a tensor holds a value of one kind."""
+        key = id(tensor), kind
+        if key not in self._known:
+            self._known[key] = tensor, _where(tensor, kind)
+            where = self._known[key][1]
+            if where.mask is not None and where.everywhere:
+                self._full[id(where.mask)] = where.mask
+        return self._known[key][1]
+
+    def is_full(self, mask: torch.Tensor) -> bool:
+        """Whether every element is marked; known without looking where all of a tensor is bad, as most are after a birth."""
+        return id(mask) in self._full or bool(mask.all())
+
+    def choose(self, tensor: torch.Tensor, mask: torch.Tensor | None, kinds: int) -> tuple[int, torch.Tensor | None]:
+        """The kind to follow, NaN before infinity, and the elements of `mask` that are of it."""
+        for kind in (NAN, INF):
+            where = self.of(tensor, kind) if kinds & kind else None
+            if where is None or not where.some:
+                continue
+            if where.mask is None or mask is None or mask.shape != where.mask.shape:
+                return kind, where.mask
+            if where.everywhere:
+                return kind, mask
+            both = where.mask & mask
+            if bool(both.any()):
+                return kind, both
+        return 0, None
+
+
+def _where(tensor: torch.Tensor, kind: int) -> Where:
+    mask = bad_mask(tensor, kind)
+    if mask is None:
+        numbers = dense(tensor)
+        test = torch.isnan if kind == NAN else torch.isinf
+        return Where(None, some=numbers is not None and bool(test(numbers).any()), everywhere=False)
+    some = bool(mask.any())
+    return Where(mask, some=some, everywhere=some and bool(mask.all()))
+
+
+def healed(tensor: torch.Tensor, value: float = _HARMLESS) -> torch.Tensor:
+    """Every bad element replaced by a finite value."""
+    bad = bad_mask(tensor)
+    return tensor if bad is None else tensor.masked_fill(bad, value)
+
+
+def reached(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int | None, wanted: torch.Tensor) -> torch.Tensor:
+    """Those of the bad elements of an input that the wanted elements of the output at `place` depend on."""
+    if is_pointwise(op.func):
+        return bad & _shrink(wanted, tensor.shape)
+    if place is None:
+        return bad
+    if is_movement(op.func):
+        return bad if _moves_all(op, tensor, wanted) else bad & _moved(op, tensor, place, wanted)
+    bad = bad & _apart(op, tensor, bad, place, wanted)
+    return _enough(op, tensor, bad, place, wanted) if _may_leave_out(op) else bad
+
+
+def _may_leave_out(op: Op) -> bool:
+    """Whether what it uses of an input may depend on another one: on the labels of a loss, the places of a look-up, a mask."""
+    return "::" in op.name or any(one.dim() and not (one.is_floating_point() or one.is_complex()) for one in op.inputs())
+
+
+def _shrink(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The inverse of broadcasting: which elements of a smaller shape were spread over `mask`."""
+    while mask.dim() > len(shape):
+        mask = mask.any(0)
+    for dim, size in enumerate(shape):
+        if size == 1 and mask.shape[dim] != 1:
+            mask = mask.any(dim, keepdim=True)
+    return mask.expand(shape) if mask.shape != shape else mask
+
+
+def _everything(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.ones((), dtype=torch.bool, device=tensor.device).expand(tensor.shape)
+
+
+def _moves_all(op: Op, tensor: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether it only gives its one input another shape or order, and all of that is wanted: the usual case, and then nothing is asked."""
+    is_alone = all(one is tensor for one in op.inputs()) and op.name not in _CHOOSE
+    return is_alone and wanted.numel() == tensor.numel() and bool(wanted.all())
+
+
+def _moved(op: Op, tensor: torch.Tensor, place: int, wanted: torch.Tensor) -> torch.Tensor:
+    """Of an op that only moves numbers: number the elements, move the numbers, and read them where they are wanted."""
+    numbers = torch.arange(1, tensor.numel() + 1, dtype=torch.float64, device=tensor.device).reshape(tensor.shape)
+
+    def numbered(leaf: torch.Tensor) -> torch.Tensor:
+        if leaf is tensor:
+            return numbers
+        floats = leaf.is_floating_point() or leaf.is_complex()
+        return torch.zeros(leaf.shape, dtype=torch.float64, device=leaf.device) if floats else leaf
+
+    outputs = run_again(op, numbered, without=("dtype",))
+    moved = outputs[place] if outputs is not None and place < len(outputs) else None
+    if moved is None or moved.shape != wanted.shape or moved.dtype is not torch.float64:
+        return _everything(tensor)
+    found = torch.zeros(tensor.numel() + 1, dtype=torch.bool, device=tensor.device)
+    here = moved[wanted]
+    found[here[torch.isfinite(here)].long()] = True  # what is not finite was written down: padding
+    return found[1:].reshape(tensor.shape)
+
+
+def _apart(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int, wanted: torch.Tensor) -> torch.Tensor:
+    """Of an op that keeps the rows of a batch apart, in whichever dimension: the rows that are wanted."""
+    kept = _everything(tensor)
+    for dim, size in enumerate(tensor.shape):
+        rows = _along(bad, dim)
+        twins = {other: _along(wanted, other) for other, length in enumerate(wanted.shape) if length == size > 1}
+        if any(bool((rows & ~twin).any()) for twin in twins.values()):  # else it would change nothing
+            twin = _twin(op, tensor, dim, place, list(twins))
+            if twin is not None:
+                shape = [size if one == dim else 1 for one in range(tensor.dim())]
+                kept = kept & twins[twin].reshape(shape)
+    return kept
+
+
+def _twin(op: Op, tensor: torch.Tensor, dim: int, place: int, candidates: list[int]) -> int | None:
+    """The dimension of the output in which a NaN in one row of the input's dimension shows in that row alone; tried at both ends."""
+    for row in (0, tensor.shape[dim] - 1):
+        plain = healed(tensor).clone()
+        plain.select(dim, row).fill_(torch.nan)
+        shown = _shown(op, tensor, plain, place)
+        if shown is None:
+            return None
+        candidates = [one for one in candidates if one < shown.dim() and _along(shown, one).nonzero().flatten().tolist() == [row]]
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _along(mask: torch.Tensor, dim: int) -> torch.Tensor:
+    """Whether anything is marked at each index of one dimension."""
+    return mask.movedim(dim, 0).reshape(mask.shape[dim], -1).any(1)
+
+
+def _enough(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int, wanted: torch.Tensor) -> torch.Tensor:
+    """The bad rows of which each alone makes a wanted element bad: a loss leaves out rows that it is told to ignore."""
+    if not tensor.dim():
+        return bad
+    rows = _along(bad, 0).nonzero().flatten().tolist()
+    if len(rows) < 2:  # noqa: PLR2004 - one row needs no choice
+        return bad
+    left, found = [_MOST_QUESTIONS], list[int]()
+
+    def ask(some: list[int]) -> None:
+        left[0] -= 1
+        if left[0] >= 0 and not _is_bad_with(op, tensor, _only(bad, some), place, wanted):
+            return
+        if len(some) == 1 or left[0] < 0:
+            found.extend(some)
+            return
+        ask(some[: len(some) // 2])
+        ask(some[len(some) // 2 :])
+
+    ask(rows)
+    return _only(bad, found) if found else bad
+
+
+def _only(mask: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    kept = torch.zeros(mask.shape[0], dtype=torch.bool, device=mask.device)
+    kept[rows] = True
+    return mask & kept.reshape(-1, *[1] * (mask.dim() - 1))
+
+
+def _is_bad_with(op: Op, tensor: torch.Tensor, kept: torch.Tensor, place: int, wanted: torch.Tensor) -> bool:
+    """Whether a wanted element is bad when these elements are the only bad ones; also where the op cannot be asked."""
+    plain = torch.where(kept, tensor.detach(), healed(tensor.detach()))
+    shown = _shown(op, tensor, plain, place)
+    return shown is None or shown.shape != wanted.shape or bool((shown & wanted).any())
+
+
+def _shown(op: Op, tensor: torch.Tensor, instead: torch.Tensor, place: int) -> torch.Tensor | None:
+    """Where the output is bad with another tensor in an input's place and all other inputs healed."""
+    outputs = run_again(op, lambda leaf: instead if leaf is tensor else healed(leaf))
+    return bad_mask(outputs[place]) if outputs is not None and place < len(outputs) else None
+
+
+def run_again(op: Op, stand_in: Callable[[torch.Tensor], torch.Tensor], *, without: tuple[str, ...] = ()) -> list[torch.Tensor] | None:
+    """Its outputs in the order of ``op.outputs``; None where it cannot be asked. Stand-ins may be written, random numbers come back."""
+    known: dict[int, torch.Tensor] = {}
+
+    def replaced(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in known:
+            made = stand_in(leaf)
+            known[id(leaf)] = made.detach().clone() if made is leaf else made  # the op may write it
+        return known[id(leaf)]
+
+    draws = torch.Tag.nondeterministic_seeded in op.func.tags or "::" in op.name  # of another library's op nobody knows
+    state = RandomState.take() if draws else None
+    try:
+        args = tree_map(replaced, op.args)
+        kwargs = {name: tree_map(replaced, value) for name, value in op.kwargs.items() if name not in without}
+        outputs = [leaf for leaf in tree_leaves(op.func(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+        written = written_by(op.func, args, kwargs)
+    except Exception:  # noqa: BLE001 - an op that refuses its stand-ins cannot be asked
+        return None
+    finally:
+        if state is not None:
+            state.put_back()
+    return outputs + [tensor for tensor in written if not any(tensor is one for one in outputs)]
+
+
+def place_of(op: Op, output: torch.Tensor) -> int | None:
+    """Which of the op's outputs a tensor is; also the alias of one, that autograd made."""
+    same = [place for place, one in enumerate(op.outputs) if one is output]
+    return next(iter(same or [place for place, one in enumerate(op.outputs) if _is_alias(one, output)]), None)
+
+
+def _is_alias(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.layout is not torch.strided or other.layout is not torch.strided or one.is_nested or other.is_nested:
+        return False
+    return one.shape == other.shape and one.stride() == other.stride() and one.dtype is other.dtype and one.data_ptr() == other.data_ptr()

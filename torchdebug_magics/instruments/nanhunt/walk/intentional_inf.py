@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import torch
 
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of, shares_memory
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
 from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.tensors import INF, dense
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
-
-__all__ = ["is_bad_weight", "is_mask", "on_purpose"]
-
 
 _ON_PURPOSE = frozenset(
     [

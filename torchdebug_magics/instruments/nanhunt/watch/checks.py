@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import torch
 
@@ -14,31 +16,23 @@ from torchdebug_magics.instruments.nanhunt.causes.evidence import Context
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import name_nearby
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import Inquiry, Outcome
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import bare
+from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
 from torchdebug_magics.instruments.nanhunt.watch import update_checks as updates
 from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
-from torchdebug_magics.instruments.nanhunt.watch.model_outputs import ModelOutputs
+from torchdebug_magics.instruments.nanhunt.watch.findings_tally import Tally
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import Overflows, skips
-from torchdebug_magics.instruments.nanhunt.watch.sentinel import Leaves, site, survey
-from torchdebug_magics.instruments.nanhunt.watch.undone_updates import Undos
-from torchdebug_magics.instruments.nanhunt.watch.weights_before import Beginning
-from torchdebug_magics.probing.deferred_end import end_deferred
-from torchdebug_magics.probing.rerun.frame_positions import frame_chain
-from torchdebug_magics.probing.tensors import kind_of
-from torchdebug_magics.probing.transforms import base_of
+from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning, Leaves, site, survey
+from torchdebug_magics.instruments.nanhunt.watch.update_checks import Undos
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.rerun.attempt import frame_chain
+from torchdebug_magics.probing.rerun.buffers import base_of, end_deferred
+from torchdebug_magics.probing.rerun.step import Entry
+from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
+from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
 from torchdebug_magics.probing.where import user_frame
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
-    from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
-    from torchdebug_magics.instruments.nanhunt.watch.findings_tally import Tally
-    from torchdebug_magics.probing.guard import Guard
-    from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
-
-__all__ = ["Checks"]
-
 _CONTEXT_HISTORY = 100
+_HARMLESS_ENOUGH = 3
 
 
 class Checks:
@@ -267,3 +261,40 @@ class Checks:
     def _name(self, parameter: torch.Tensor) -> str:
         names = (name for root in self._recorder.roots() for name, one in root.named_parameters() if one is parameter)
         return next(names, None) or name_nearby(parameter, sys._getframe(1))
+
+
+class ModelOutputs:
+    """Looks at the output of each outermost module call, and learns which modules return infinities on purpose."""
+
+    def __init__(
+        self, tally: Tally, recorder: StepRecorder, investigator: Investigator, guard: Guard, context: Callable[[], Context]
+    ) -> None:
+        self._tally = tally
+        self._recorder = recorder
+        self._investigator = investigator
+        self._guard = guard
+        self._context = context
+        self._harmless: dict[int, int] = {}
+
+    def look(self, entry: Entry, output: Any, *, inside: bool) -> Outcome | None:
+        """The outcome, where it is new."""
+        step, tensors = self._recorder.step, list(tensors_in(output))
+        if inside or any(tensor.requires_grad for tensor in tensors):
+            step.grows_graph = True
+            return None
+        self._tally.forwards += 1
+        outcome = None
+        if not self._tally.is_full and not math.isfinite(largest(tensors)) and not self._is_harmless(entry):
+            outcome = self._tally.add(self._investigator.output(step, entry, tensors, self._context()))
+            self._tally.meant += outcome is None
+        if not step.grows_graph:
+            step.clear()
+        return outcome
+
+    def _is_harmless(self, entry: Entry) -> bool:
+        """Whether this module's bad outputs were looked into and found to be meant, three times over."""
+        count = self._harmless.get(id(entry.module), 0)
+        self._harmless[id(entry.module)] = count + 1
+        if count == _HARMLESS_ENOUGH:
+            self._guard.note("a model returns intentional infinities (such as a mask): its outputs are no longer checked")
+        return count >= _HARMLESS_ENOUGH

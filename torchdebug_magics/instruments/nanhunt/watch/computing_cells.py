@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import ast
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
-from torchdebug_magics.probing.rerun.runnable_code import runnable
-from torchdebug_magics.probing.rerun.stand_ins import Drawn
+from torchdebug_magics.probing.rerun.runnable_code import Drawn, runnable
 from torchdebug_magics.probing.rerun.step_slice import Slice
 from torchdebug_magics.probing.rerun.step_statements import draws, root, writes_into
+from torchdebug_magics.probing.source.code_owner import local_values
 from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, written
 from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in
-from torchdebug_magics.probing.where import local_values, span
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
-__all__ = ["Computed"]
+from torchdebug_magics.probing.where import span
 
 _MOST_S = 10.0
 """A cell that took longer is not run again."""
 _EXPECTING = frozenset({"isnan", "isfinite", "nan_to_num", "nan_to_num_", "nanmean", "nansum", "nanmedian", "nanquantile", "equal_nan"})
-
-
 _LOOKED_INTO = frozenset({torch.Tensor, tuple, list, dict})
 
 

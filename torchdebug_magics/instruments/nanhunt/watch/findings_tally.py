@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.nanhunt.report import Finding, LayerRow, LiveNan, NanReport
+from torchdebug_magics.instruments.nanhunt.report import LayerRow, LiveNan, NanFinding, NanReport
 from torchdebug_magics.instruments.nanhunt.verdict import headline, sentence
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
 
-__all__ = ["Tally"]
 
 _MOST_HISTORY = 10_000
 _LIVE_HISTORY = 60
@@ -33,7 +32,7 @@ class Tally:
         self.phase = "watching"
         self.raised = ""
         self._most = most_findings
-        self._findings: list[Finding] = []
+        self._findings: list[NanFinding] = []
         self._taken = 0
         """Findings with those that are the same as an earlier one: each of them costs a replay."""
         self._poisoned = False
@@ -87,7 +86,7 @@ class Tally:
         self._findings.append(finding)
         return outcome
 
-    def _as_left(self, finding: Finding) -> Finding:
+    def _as_left(self, finding: NanFinding) -> NanFinding:
         """A finding with the state of the weights at the end: where the cell went on, it may have updated them."""
         if finding.weights != "weights untouched" or self.steps <= finding.step:
             return finding
@@ -133,6 +132,6 @@ class Tally:
         )
 
 
-def _same(one: Finding, other: Finding) -> bool:
+def _same(one: NanFinding, other: NanFinding) -> bool:
     """Whether two findings of different steps differ in nothing that a user would change."""
     return all(getattr(one, name) == getattr(other, name) for name in ("phase", "kind", "op", "module", "location", "tensor", "diagnosis"))

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 
 from torchdebug_magics.format import plural
+from torchdebug_magics.instruments.nanhunt.causes.evidence import Context
 from torchdebug_magics.instruments.nanhunt.finding import here
-from torchdebug_magics.instruments.nanhunt.report import Finding
+from torchdebug_magics.instruments.nanhunt.report import NanFinding
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.tensors import NAN, kind_of, largest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from torchdebug_magics.instruments.nanhunt.causes.evidence import Context
-
-__all__ = ["Overflows", "at_scale_one", "live_scalers", "may_be_scaling", "skips"]
 
 _HEADROOM = 1e4
 _COLLAPSED_RUN = 20
@@ -50,7 +45,7 @@ class Overflows:
         self.total -= 1
         self.run = 0
 
-    def count(self, leaves: dict[int, torch.Tensor], scalers: Sequence[Any], context: Context) -> Finding | None:
+    def count(self, leaves: dict[int, torch.Tensor], scalers: Sequence[Any], context: Context) -> NanFinding | None:
         """One more overflow, at the scale of these; a finding when it has collapsed. A scaled loss out of range alone skips nothing."""
         if not any(leaf.grad is not None and kind_of(leaf.grad) for key, leaf in leaves.items() if key not in self._counted):
             return None
@@ -59,7 +54,7 @@ class Overflows:
         scale = min((scaler.get_scale() for scaler in scalers), default=math.inf)
         if scale >= 1.0 and self.run < _COLLAPSED_RUN:
             return None
-        return Finding(
+        return NanFinding(
             kind="inf",
             phase="backward",
             op=None,

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory
 from torchdebug_magics.probing.graphs import leaves_of
-from torchdebug_magics.probing.rerun.frame_positions import caller
-from torchdebug_magics.probing.tensors import are_ordinary, dense, extremes, largest, peak_of
-
-__all__ = ["Leaves", "site", "survey"]
+from torchdebug_magics.probing.rerun.attempt import caller
+from torchdebug_magics.probing.storages import bytes_of
+from torchdebug_magics.probing.tensors import are_ordinary, dense, extremes, kind_of, largest, peak_of
 
 _MOST_PLACES = 1000
+_MOST_BYTES = 4 << 30
+"""So much is read in about a second. Of a model that is larger nobody knows how it began."""
 
 
 def survey(loss: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor]) -> tuple[float, float]:
@@ -84,3 +88,31 @@ class Leaves:
         if leaves.keys() <= parameters.keys():
             self._only_parameters.add(place)
         return {**parameters, **leaves}
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Of all parameters and buffers that were alive."""
+
+    bad: tuple[weakref.ref[torch.Tensor], ...] = ()
+    is_known: bool = False
+
+    @classmethod
+    def take(cls, modules: Iterable[torch.nn.Module]) -> Beginning:
+        """As it is now; one reduction where all is finite."""
+        held = {
+            id(tensor): tensor
+            for module in modules
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+            if isinstance(tensor, torch.Tensor) and not torch.nn.parameter.is_lazy(tensor)
+        }
+        tensors = list(held.values())
+        if bytes_of(tensors) > _MOST_BYTES:
+            return cls()
+        bad = [] if math.isfinite(largest(tensors)) else [tensor for tensor in tensors if kind_of(tensor)]
+        return cls(tuple(map(weakref.ref, bad)), is_known=True)
+
+    def was_fine(self, tensor: torch.Tensor) -> bool:
+        """Whether what holds these numbers was finite, or was not there yet."""
+        alive = (reference() for reference in self.bad)
+        return self.is_known and not any(one is not None and shares_memory(one, tensor) for one in alive)

@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, MutableMapping, MutableSequence, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from torchdebug_magics.instruments.nanhunt.causes.diagnose import Diagnosis, diagnose
+from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
+from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
+from torchdebug_magics.instruments.nanhunt.causes.operand_causes import Diagnosis
 from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked
-from torchdebug_magics.instruments.nanhunt.replay.retaken_update import retaken
-from torchdebug_magics.instruments.nanhunt.report import Finding
+from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
+from torchdebug_magics.instruments.nanhunt.report import NanFinding
+from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
-from torchdebug_magics.probing.tensors import NAN, kind_of, largest
-from torchdebug_magics.probing.this_rank import world_size
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.interrupted import quiet
+from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.rerun.buffers import Buffers
+from torchdebug_magics.probing.rerun.replay_state import Writes
+from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.snapshot import Snapshot
+from torchdebug_magics.probing.source.code_owner import frames_above
+from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, largest
+from torchdebug_magics.probing.this_rank import rank, world_size
+from torchdebug_magics.probing.unsent_collectives import UnsentCollectives
 from torchdebug_magics.probing.where import excerpt, location
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
-    from torchdebug_magics.instruments.nanhunt.replay.retaken_update import Before
-    from torchdebug_magics.report import Location
+from torchdebug_magics.report import Location
 
 _LARGE, _HUGE = 1e4, 1e15
 """Of an update, and of a gradient whose square some optimizers keep."""
 _SMALLEST = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
 """What is no larger is 0 in that type."""
-
-__all__ = [
-    "averages_by_hand", "bad_gradient", "bad_parameter", "calls_again", "gradients_of", "hold_bad_gradients", "is_risky", "nothing_known",
-    "parameters_of",
-]  # fmt: skip
+Before: TypeAlias = "Callable[[Any], Any]"
+"""What a tensor, or a container of the optimizer's state, held before the update; None where no copy was made."""
+_MOST_BYTES = 1 << 28
+"""Of one copy: what holds more than that is not worth the danger of running out of memory."""
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -86,7 +97,7 @@ def _has_no_eps(group: dict[str, Any]) -> bool:
     return abs(eps) <= _SMALLEST.get(parameters[0].dtype, 0.0)
 
 
-def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflowed: bool, computed: bool) -> Finding:
+def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflowed: bool, computed: bool) -> NanFinding:
     """A gradient that is about to be applied; how it came about could not be run again."""
     if overflowed:
         explanation = "the gradients were non-finite after backward(), and this step applies them: no GradScaler skips it"
@@ -112,7 +123,7 @@ def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflo
     return marked(finding, gradient)
 
 
-def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, context: Context, before: Before) -> Finding:
+def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, context: Context, before: Before) -> NanFinding:
     """A parameter that an update has just made non-finite. `before`: what is known of it, and of the optimizer, before that."""
     evidence = retaken(optimizer, group_of(optimizer, parameter), parameter, context, before)
     op = None if evidence is None else evidence.op
@@ -131,10 +142,10 @@ def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, nam
     return marked(finding, parameter)
 
 
-def _at_update(value: torch.Tensor, name: str, place: Location | None, context: Context) -> Finding:
+def _at_update(value: torch.Tensor, name: str, place: Location | None, context: Context) -> NanFinding:
     """A bad parameter or gradient, met when an optimizer's step runs."""
     kind = kind_word(value)
-    return Finding(
+    return NanFinding(
         kind=kind,
         phase="optimizer",
         op=None,
@@ -184,3 +195,169 @@ def _cause(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str,
         f"the update of {name} by {kind} with lr={float(group.get('lr', 0.0)):g} overflows the range of its dtype",
         "lower the learning rate, warm it up, or clip the gradients",
     )
+
+
+def retaken(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any] | None, parameter: torch.Tensor, context: Context, before: Before
+) -> Evidence | None:
+    """The birth of the bad value in the update; None where the update cannot be run so."""
+    if group is None or parameter.grad is None:
+        return None
+    held = before(parameter)
+    twin = torch.nn.Parameter(_finite(parameter) if held is None else held.clone())
+    twin.grad = parameter.grad.detach().clone()
+    double = _twin_of(optimizer, {**group, "params": [twin], "foreach": False, "fused": False, "capturable": False})
+    state = optimizer.state.get(parameter, {})
+    known = before(state)
+    double.state[twin] = {name: _value(value, before) for name, value in (state if known is None else known).items()}
+    trace, writes, random, objects = Trace(ModuleCalls(())), Writes(), RandomState.take(), Snapshot([vars(optimizer)])
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(quiet())
+            stack.enter_context(writes.listener())
+            trace.attach(stack)
+            if rank() is not None:
+                stack.enter_context(UnsentCollectives().listener())
+            _without_hooks(type(optimizer).step)(double)
+        births: list[Birth] = [birth for birth in walk(trace, [twin.detach()]) if birth.op is not None]
+    except Exception:  # noqa: BLE001 - one that wants a closure, or keeps more than its state, cannot be run so: the op stays unknown
+        return None
+    finally:
+        writes.put_back()
+        objects.put_back(Guard())
+        random.put_back()
+    return Evidence(births[0], trace, context) if births else None
+
+
+def _without_hooks(step: Any) -> Any:
+    """Past the wrapper that calls the hooks of `step`, ours among them; the compiler may have put another around that."""
+    while getattr(step, "hooked", False):
+        step = step.__wrapped__
+    return step
+
+
+def _twin_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Any:
+    """Another optimizer with the same attributes. `copy.copy` would let it write defaults into the one that it is made of."""
+    double = object.__new__(type(optimizer))
+    double.__dict__.update(vars(optimizer), defaults=dict(optimizer.defaults), param_groups=[group], state=type(optimizer.state)(dict))
+    return double
+
+
+def _value(value: Any, before: Before) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return copy.copy(value)
+    held = before(value)
+    return _finite(value) if held is None else held.clone()
+
+
+def _finite(value: torch.Tensor) -> torch.Tensor:
+    return torch.nan_to_num(value.detach().clone(), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+class Undo:
+    """One update that is about to begin."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, copies: bool) -> None:
+        self.optimizer = optimizer
+        self._containers: list[tuple[Any, Any]] = []
+        tensors: dict[int, torch.Tensor] = {}
+        for root in (optimizer.state, *optimizer.param_groups):
+            self._collect(root, tensors)
+        self._versions = [(one, _version(one)) for one in tensors.values()]
+        self.has_copies = copies and sum(one.nbytes for one in tensors.values()) <= _MOST_BYTES
+        self._copies = [(one, one.detach().clone()) for one in tensors.values()] if self.has_copies else []
+
+        self.buffers: tuple[Buffers, ...] = ()
+        """Of the models, as they were before the step; where closures make the gradients, before the first of them."""
+
+    def _collect(self, value: Any, tensors: dict[int, torch.Tensor]) -> None:
+        if isinstance(value, torch.Tensor):
+            tensors[id(value)] = value
+        elif isinstance(value, (MutableMapping, MutableSequence)):
+            self._containers.append((value, copy.copy(value)))
+            for one in value.values() if isinstance(value, MutableMapping) else value:
+                self._collect(one, tensors)
+
+    def is_running(self) -> bool:
+        """Whether the call of `step` is not over: one that raised, or was interrupted, has no end that we hear of."""
+        return any(
+            frame.f_globals.get("__name__") == "torch.optim.optimizer" and frame.f_locals.get("self") is self.optimizer
+            for frame in frames_above(sys._getframe(1))
+        )
+
+    def is_written(self) -> bool:
+        """Whether anything was changed by now, such as by an update between two calls of a closure."""
+        return any(_version(one) != before for one, before in self._versions)
+
+    def before(self, value: Any) -> Any:
+        """What a tensor or a container held before the update; None where there is no copy of it."""
+        pairs = self._copies if isinstance(value, torch.Tensor) else self._containers if self.has_copies else ()
+        return next((held for one, held in pairs if one is value), None)
+
+    def _spoilt(self) -> torch.Tensor | None:
+        """The first parameter that is bad now, and was not."""
+        mine = {id(one) for group in self.optimizer.param_groups for one in group["params"]}
+        return next((one for one, before in self._copies if id(one) in mine and is_bad(one) and not is_bad(before)), None)
+
+    def told(self, outcome: Outcome, context: Context, name: Callable[[torch.Tensor], str]) -> Outcome:
+        """What was found in a closure that this update calls: with what is true of the weights, and of a parameter that it has spoilt."""
+        finding = outcome.finding
+        if finding is None or not self.is_written():
+            return outcome
+        parameter = self._spoilt() if finding.phase in {"parameter", "optimizer"} else None
+        if parameter is not None:
+            outcome = Outcome(
+                bad_parameter(self.optimizer, parameter, name(parameter), context, self.before), {"output": parameter.detach().clone()}
+            )
+        return self.weighed(outcome, "weights changed since the step began")
+
+    def weighed(self, outcome: Outcome, otherwise: str) -> Outcome:
+        """The outcome with what becomes of the weights: they are put back where there is a copy."""
+        finding = outcome.finding
+        if finding is None or finding.phase == "parameter":
+            return outcome
+        return replace(outcome, finding=replace(finding, weights="weights put back" if self.has_copies else otherwise))
+
+    def put_back(self) -> None:
+        """Everything as it was, in the tensors and containers that held it."""
+        if not self.has_copies:
+            return
+        for buffers in self.buffers:
+            buffers.put_back()
+        with torch.no_grad():
+            for tensor, before in self._copies:
+                tensor.copy_(before)
+        for container, before in self._containers:
+            container.clear()
+            container.update(before) if isinstance(container, MutableMapping) else container.extend(before)
+
+
+class Undos:
+    """The updates that are running now; one may call another."""
+
+    def __init__(self) -> None:
+        self._begun: list[Undo] = []
+
+    def begin(self, optimizer: torch.optim.Optimizer, buffers: Sequence[Buffers], *, copies: bool) -> None:
+        """An update of which a copy is worth while."""
+        self._begun = [*(one for one in self._begun if one.is_running()), Undo(optimizer, copies=copies)]
+        self.saw(buffers)
+
+    def saw(self, buffers: Sequence[Buffers]) -> None:
+        """The buffers at the start of the last step; those of the first one count, as each call of a closure is one."""
+        undo = self.outermost()
+        if undo is not None:
+            undo.buffers = undo.buffers or tuple(buffers)
+
+    def end(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is over: nothing of it is kept."""
+        place = next((place for place, one in enumerate(self._begun) if one.optimizer is optimizer), len(self._begun))
+        del self._begun[place:]
+
+    def outermost(self) -> Undo | None:
+        """The one that holds how everything was before the step."""
+        return next((one for one in self._begun if one.is_running()), None) if self._begun else None
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version

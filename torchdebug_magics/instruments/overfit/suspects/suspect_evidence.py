@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchdebug_magics.format import plural
-from torchdebug_magics.instruments.overfit.training.function_calls import called_name, line_of_step
-
-if TYPE_CHECKING:
-    import torch
-
-    from torchdebug_magics.instruments.overfit.training.observed_step import Activation
-    from torchdebug_magics.instruments.overfit.training.training import Training
-    from torchdebug_magics.report import Location
-
-__all__ = ["Evidence", "at_line"]
+from torchdebug_magics.instruments.overfit.training.observed_step import Activation, called_name, line_of_step
+from torchdebug_magics.instruments.overfit.training.training import Training
+from torchdebug_magics.report import Location
 
 
 @dataclass(eq=False)

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import math
+import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from torchdebug_magics.instruments.overfit.subject.batches import is_label
-from torchdebug_magics.instruments.overfit.subject.sharded import refuse_sharded
-from torchdebug_magics.instruments.overfit.training.function_calls import FunctionCalls
-from torchdebug_magics.instruments.overfit.training.goal import Goal
-from torchdebug_magics.instruments.overfit.training.held_still import other_numbers, without_dropout
-from torchdebug_magics.instruments.overfit.training.observed_step import ObservedStep
-from torchdebug_magics.probing.dry_runs.leaves import rebuilt
-from torchdebug_magics.probing.function_modes import take_off
+from torchdebug_magics.instruments.overfit.batches import is_label, refuse_sharded
+from torchdebug_magics.instruments.overfit.training.change import Change, Undo
+from torchdebug_magics.instruments.overfit.training.loss_calls import Goal
+from torchdebug_magics.instruments.overfit.training.observed_step import FunctionCalls, ObservedStep
+from torchdebug_magics.probing.dispatch import take_function_mode_off
+from torchdebug_magics.probing.dry_runs.inputs import rebuilt
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.interrupted import quiet
 from torchdebug_magics.probing.modules import unwrapped
-from torchdebug_magics.probing.quiet import quiet
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.tensors import tensors_in
 
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.overfit.training.change import Change, Undo
-    from torchdebug_magics.instruments.overfit.training.steps import Steps
-    from torchdebug_magics.probing.hooks import Hooks
-
-__all__ = ["Training"]
-
 _SURE = 2
 """So many steps one after the other have to be good."""
+
+
 _HALF, _NO_BETTER = 2, 0.8
 """A trial that is no better by then is given up."""
+
+
 _EVERY = 10
+
+
 _BY_HEART = 0.5
 """Of the loss by chance."""
 
@@ -133,7 +133,7 @@ class Training:
         seen = self._seen or self._parts
         if seen is not None or on_call is not None:
             mode = FunctionCalls(seen, on_call)
-            self._step_stack.callback(take_off, mode)
+            self._step_stack.callback(take_function_mode_off, mode)
             mode.__enter__()
 
     def end(self, loss: Any = None) -> bool:
@@ -330,3 +330,31 @@ def _joined(name: str, path: str, models: Mapping[str, Any]) -> str:
 
 def _norm(tensors: list[torch.Tensor]) -> float:
     return math.sqrt(sum(float(one.float().square().sum()) for one in tensors))
+
+
+def other_numbers() -> None:
+    """Let every generator go on from another place."""
+    torch.rand(1)
+    random.random()  # noqa: S311 - not for secrets
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.random()
+
+
+def without_dropout(model: torch.nn.Module) -> None:
+    """What is dropped at random tells equal samples apart; to be undone with the training."""
+    for part in model.modules():
+        if isinstance(part, torch.nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+        elif isinstance(part, (torch.nn.RNNBase, torch.nn.MultiheadAttention)):
+            part.dropout = 0.0
+
+
+class Steps(Protocol):
+    """How the steps of a training are made."""
+
+    models: Mapping[str, torch.nn.Module]
+    """Those that are known beforehand, by name."""
+
+    def run(self, training: Training) -> None:
+        """Call `training.begin`, make a step, and call `training.end` with its loss, until that says so."""

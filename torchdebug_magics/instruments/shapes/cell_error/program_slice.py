@@ -11,22 +11,18 @@ import copy
 import inspect
 import linecache
 import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import is_quiet, may_run
 from torchdebug_magics.instruments.shapes.repair.source import site_of, tree_of
-from torchdebug_magics.probing.dry_runs.leaves import named_tensors
-from torchdebug_magics.probing.where import is_user_code
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import CodeType, FrameType
-
-__all__ = ["Lines", "expression_of", "lines_to"]
+from torchdebug_magics.probing.dry_runs.inputs import named_tensors
+from torchdebug_magics.probing.source.code_owner import is_user_code
 
 _NAMES: WeakKeyDictionary[Lines, tuple[CodeType, dict[str, Any]]]
 

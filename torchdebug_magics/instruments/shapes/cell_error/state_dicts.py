@@ -7,7 +7,8 @@ import itertools
 import linecache
 import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import torch
 
@@ -16,12 +17,7 @@ from torchdebug_magics.instruments.shapes.explain import place, underlined
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.source import tree_of
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
-from torchdebug_magics.probing.where import is_user_code
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-__all__ = ["refused_checkpoint"]
+from torchdebug_magics.probing.source.code_owner import is_user_code
 
 _SHOWN = 2
 _MOST_CHANGED = 2

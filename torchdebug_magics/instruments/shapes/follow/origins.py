@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdebug_magics.instruments.shapes.asked.unchecked import is_unchecked
+from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
+from torchdebug_magics.instruments.shapes.follow.seen import Failed, Made
 from torchdebug_magics.instruments.shapes.follow.suspects import Suspects
-from torchdebug_magics.probing.dry_runs.leaves import named_tensors, sizes
+from torchdebug_magics.probing.dry_runs.faking import Fakes
+from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.where import user_frame
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
-    from torchdebug_magics.probing.dry_runs.faking import Fakes
-
-__all__ = ["Failed", "Instead", "Made", "Origins", "function_name"]
 
 _QUESTIONS = frozenset(
     [
@@ -35,47 +30,32 @@ _MOST_OUTSIDE = 1000
 """Functions that are followed outside every module: a cell may go on for long without a backward pass."""
 
 
+_BY_VALUE = frozenset(
+    [
+        *("one_hot", "multi_margin_loss", "multilabel_margin_loss", "binary_cross_entropy", "ctc_loss", "multinomial", "bernoulli"),
+        *("cholesky", "linalg_cholesky", "linalg_inv", "inverse", "linalg_solve"),
+    ]
+)
+"""Refuse values of any dtype, or look at them in ways that are not followed beside the fakes."""
+
+
+_BY_INDEX = frozenset(
+    [
+        *("embedding", "embedding_bag", "gather", "take", "take_along_dim", "index_select", "__getitem__", "__setitem__", "select"),
+        *("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_add", "index_add_", "index_copy", "index_copy_"),
+        *("cross_entropy", "nll_loss", "nll_loss_nd"),
+    ]
+)
+
+
+_INDICES = frozenset([torch.int64, torch.int32])
+
+
 class Instead(Protocol):
     """Which function runs as the op of a number: another one, or `func` itself. A dict by number is one."""
 
     def get(self, number: int, func: Any, /) -> Any:
         """What is called."""
-
-
-@dataclass(frozen=True, eq=False)
-class Made:
-    """How a tensor came about: a link of the chain back to the inputs."""
-
-    op: str
-    module: str
-    number: int
-    """Of the op in this run, by which it can be found again in another run."""
-    inputs: tuple[tuple[tuple[int, ...], Made | None], ...] = field(repr=False)
-    shape: tuple[int, ...]
-    args: tuple[Any, ...] = field(default=(), repr=False)
-    """Its arguments that are no tensors."""
-    line: tuple[CodeType, int, int] | None = field(default=None, repr=False)
-    """The user's own, innermost: its code, its number, and the instruction that ran."""
-    of_model: bool = False
-    """Whether it was made in a module, or of what was."""
-
-
-@dataclass(frozen=True, eq=False)
-class Failed:
-    """The op that raised, with what it was given."""
-
-    func: Any
-    op: str
-    module: str | None
-    number: int
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    operands: tuple[tuple[str, torch.Tensor], ...]
-    made: tuple[Made | None, ...]
-    """How each operand came about."""
-    error: BaseException
-    owned: frozenset[int] = frozenset()
-    """Which operands are parameters or buffers."""
 
 
 class Origins(TorchFunctionMode):
@@ -211,3 +191,12 @@ def _line(below: CodeType | None) -> tuple[CodeType, int, int] | None:
 
 def _holds_tensor(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and any(isinstance(one, torch.Tensor) for one in value)
+
+
+def is_unchecked(name: str, values: Any, fakes: Fakes) -> bool:
+    """Whether a real op of this name might refuse what the fake one took."""
+    if name in _BY_VALUE:
+        return True
+    if name not in _BY_INDEX:
+        return False
+    return any(tensor.dtype in _INDICES and tensor.numel() and fakes.value(tensor) is None for _, tensor in named_tensors(values))

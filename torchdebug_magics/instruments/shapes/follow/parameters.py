@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.dry_runs.leaves import is_lazy
+from torchdebug_magics.probing.dry_runs.inputs import is_lazy
 from torchdebug_magics.probing.modules import followed
-from torchdebug_magics.probing.shards import local_of, ranks_of, sharding_of
-
-if TYPE_CHECKING:
-    from torchdebug_magics.report import Sharding
-
-__all__ = ["NOTHING", "Owned", "Parameters", "own_parameters", "packed_weights"]
+from torchdebug_magics.probing.storages import local_of, ranks_of, sharding_of
+from torchdebug_magics.report import Sharding
 
 
 @dataclass(frozen=True)

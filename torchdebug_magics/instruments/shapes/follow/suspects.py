@@ -8,33 +8,58 @@ view read other numbers into it: a permute was meant.
 
 from __future__ import annotations
 
+import ast
+import itertools
 import linecache
+import math
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from torchdebug_magics.instruments.shapes.follow.broadcasts import DIFFERENCES, PAIRED_LOSSES, REDUCES, Side, averaged, broadcast
-from torchdebug_magics.instruments.shapes.follow.misread_views import misread
-from torchdebug_magics.instruments.shapes.repair.source import site_in
-from torchdebug_magics.probing.dry_runs.leaves import sizes
-from torchdebug_magics.probing.where import locate, owner, part_of_line, span
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.edit import method
+from torchdebug_magics.instruments.shapes.repair.size_history import steps
+from torchdebug_magics.instruments.shapes.repair.source import Site, site_at, site_in
+from torchdebug_magics.instruments.shapes.report import Failure, Fix
+from torchdebug_magics.probing.dry_runs.inputs import sizes
+from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.where import locate, location, part_of_line, span
+from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from types import FrameType
-
-    from torchdebug_magics.instruments.shapes.follow.origins import Made
-    from torchdebug_magics.instruments.shapes.report import Failure
+    from torchdebug_magics.instruments.shapes.follow.seen import Made
 
     History: TypeAlias = Callable[[torch.Tensor], Made | None]
 
-__all__ = ["Suspects"]
 
 _VIEWS = frozenset(["view", "reshape"])
 _HANDS_ON = ("nn/functional.py", "torch/overrides.py", "nn/modules/loss.py", "nn/modules/module.py")
 """Torch's own code between the user's line and a loss."""
+PAIRED_LOSSES = frozenset(
+    [
+        *("binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
+        *("soft_margin_loss", "poisson_nll_loss"),
+    ]
+)
+"""Losses of each number of the input with the same one of the target."""
+DIFFERENCES = frozenset(["sub", "__sub__", "__rsub__", "rsub", "eq", "__eq__", "ne", "__ne__", "dist", "isclose", "allclose"])
+REDUCES = frozenset(["mean", "sum", "nanmean", "nansum"])
+"""To one number: of each with each, that is the product of two such numbers, or their sum, and nobody writes it so."""
+_SIGNS: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
+_MEANT = frozenset(
+    [
+        *("unsqueeze", "view", "reshape", "view_as", "reshape_as", "unflatten", "expand", "expand_as", "repeat", "transpose", "t"),
+        *("permute", "T", "mT", "swapaxes", "swapdims", "movedim", "broadcast_to"),
+    ]
+)
+"""Whoever gave a tensor its dimensions by one of these had them in mind."""
+_GONE: Any = object()
+_Atom = tuple[int, int, int]
+"""(place of the dimension before, of the part of it, size) of what a view makes its dimensions of, in the order of the result."""
 
 
 class Suspects:
@@ -80,3 +105,269 @@ def _asking(frame: FrameType, *, through_loss: bool) -> FrameType | None:
             return None
         outer = outer.f_back
     return outer if through_loss else None
+
+
+# Whoever wants that writes the dimension there, and is left alone.
+class Side(NamedTuple):
+    """One of two operands."""
+
+    sizes: tuple[int, ...]
+    made: Made | None
+    tensor: Any = None
+    """None where it is not alive any more."""
+
+
+def averaged(made: Made | None) -> Failure | None:
+    """An op of the user's own line whose result, of each with each, went into one number.
+
+    Where such a result met another tensor of all pairs, as the products do in squared distances, it was meant.
+    """
+    first: Failure | None = None
+    todo, seen = [made], set()
+    while todo:
+        step = todo.pop()
+        if step is None or id(step) in seen or made is None or step.shape != made.shape:
+            continue
+        seen.add(id(step))
+        inner = [one for sizes, one in step.inputs if sizes == made.shape]
+        if inner and all(one is not None for one in inner):
+            todo += inner
+            continue
+        found = _crossed(step)
+        if found is None:
+            return None
+        first = first or found
+    return first
+
+
+def _crossed(step: Made) -> Failure | None:
+    if len(step.inputs) != 2 or step.line is None:  # noqa: PLR2004 - a pair
+        return None
+    site = site_at(*step.line)
+    where = location(step.line[0].co_filename, step.line[1], step.line[0].co_name)
+    return broadcast(step.op, [Side(*one) for one in step.inputs], site, step.module or None, where) if _calls(site, step.op) else None
+
+
+def _calls(site: Site, op: str) -> bool:
+    """Whether the expression is the op itself, and not a call of what has it inside."""
+    node = site.expression
+    if isinstance(node, ast.BinOp):
+        return _SIGNS.get(type(node.op)) in {op.strip("_"), op.strip("_").removeprefix("r").removeprefix("true")}
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == op
+
+
+def broadcast(name: str, pair: list[Side], site: Site, module: str | None, where: Location) -> Failure | None:
+    """What is wrong with an op of two operands, in words and with what to write; None where they are meant as they are."""
+    small, large = sorted(pair, key=lambda one: len(one.sizes))
+    few, many = small.sizes, large.sizes
+    if len(few) == len(many) or math.prod(few) < 2 or _plain(few) != _plain(many):  # noqa: PLR2004 - more than one number
+        return None
+    whole = tuple(torch.broadcast_shapes(few, many))
+    if math.prod(whole) == math.prod(few) or not (name in PAIRED_LOSSES or _is_accident(small.made, large.made)):
+        return None
+    texts = [site.operand_text(at, one.tensor if one.tensor is not None else _GONE, direct=True) for at, one in enumerate(pair)]
+    told = [f"{f'`{text}` of ' if text else ''}{shape(one.sizes)}" for text, one in zip(texts, pair, strict=True)]
+    each = f"each of {few[0]} samples with all {few[0]}" if few[0] == whole[0] else f"{math.prod(whole):,} values from {math.prod(few):,}"
+    sentence = f"`{name.strip('_')}` broadcasts {told[0]} with {told[1]} to {shape(whole)}: {each}"
+    return suspected(sentence, name, module, where, [one.sizes for one in pair], texts, _squeezes(site, pair, few, many))
+
+
+def _is_accident(small: Made | None, large: Made | None) -> bool:
+    """Whether a model had a part in it, and nobody gave the larger one its dimension on purpose."""
+    if not any(one is not None and one.of_model for one in (large, small)):
+        return False
+    if any(one is not None and one.number and not one.inputs for one in (large, small)):  # made of nothing, as by `arange`
+        return False
+    for step in steps(large):
+        if step.op in _MEANT or (step.op == "__getitem__" and _asks_for_one(step.args)):
+            return False
+        if not step.inputs or step.inputs[0][0] != step.shape:
+            break
+    return True
+
+
+def _plain(dims: Sequence[int]) -> list[int]:
+    return [size for size in dims if size != 1]
+
+
+def _asks_for_one(args: Sequence[Any]) -> bool:
+    """``x[:, None]``."""
+    return any(one is None or (isinstance(one, tuple) and any(part is None for part in one)) for one in args)
+
+
+def _squeezes(site: Site, pair: list[Side], few: tuple[int, ...], many: tuple[int, ...]) -> list[Fix]:
+    """The larger one without its dimension of one, or the other one with it."""
+    dim = next((dim for dim in reversed(range(len(many))) if many[dim] == 1 and (*many[:dim], *many[dim + 1 :]) == few), None)
+    if dim is None:
+        return []
+    shown = -1 if dim == len(many) - 1 else dim
+    fixes = []
+    for dims, change, gives in ((many, method("squeeze", shown), few), (few, method("unsqueeze", shown), many)):
+        at = next(at for at, one in enumerate(pair) if one.sizes == dims)
+        node = site.operand_node(at, pair[at].tensor if pair[at].tensor is not None else _GONE, direct=True)
+        if node is not None:
+            fixes.append(Fix(code=site.changed(node, change.text), verified=True, why=f"{shape(gives)} on both sides"))
+    return fixes
+
+
+def suspected(
+    sentence: str,
+    name: str,
+    module: str | None,
+    where: Location,
+    operands: Sequence[tuple[int, ...]],
+    texts: Sequence[str],
+    fixes: list[Fix],
+) -> Failure:
+    """Describes as a failure what ran without an error."""
+    return Failure(
+        module=module,
+        op=name.strip("_"),
+        location=where,
+        operand_shapes=tuple(operands),
+        operand_names=tuple(texts),
+        explanation=sentence,
+        fixes=tuple(fixes),
+        error="",
+    )
+
+
+def misread(name: str, x: torch.Tensor, out: Any, frame: FrameType, module: str | None) -> Failure | None:
+    """What is wrong with a view, in words and with the permutation that was meant; None where it moves no dimension."""
+    before = [(dim, size) for dim, size in enumerate(x.shape) if size != 1]
+    after = [(dim, size) for dim, size in enumerate(out.shape) if size != 1] if isinstance(out, torch.Tensor) else []
+    if len(before) < 3 or not after or any(type(size) is not int for _, size in (*before, *after)) or not x.numel():  # noqa: PLR2004
+        return None
+    order = _order([size for _, size in before], [size for _, size in after])
+    if order is None:
+        return None
+    atoms, moved = order
+    (place, size), site = moved, site_in(frame)
+    text = site.operand_text(0, x, direct=True)
+    of = f"`{text}` of {shape(sizes(x))}" if text else shape(sizes(x))
+    mixed = f"dimension {before[place][0]} of size {size} is mixed with others"
+    sentence = f"`{name}` reads {of} as {shape(sizes(out))} in memory order: {mixed}"
+    return suspected(sentence, name, module, locate(frame), [sizes(x)], [text], _permuted(site, x, [dim for dim, _ in before], atoms))
+
+
+def _order(before: list[int], after: list[int]) -> tuple[list[_Atom], tuple[int, int]] | None:
+    """The parts of the dimensions in the order in which the view's sizes want them, and a dimension that moves; None where none does.
+
+    A view that splits and merges neighbours moves none. One that moves a dimension is told of only where whole sizes explain it.
+    """
+    atoms: list[_Atom] = []
+    moved: tuple[int, int] | None = None
+    first = at = 0
+    while first < len(before) and at < len(after):
+        last, to = first + 1, at + 1
+        while (left := math.prod(before[first:last])) != (right := math.prod(after[at:to])):
+            last, to = (last + 1, to) if left < right else (last, to + 1)
+        found = _block(before[first:last], after[at:to])
+        if found is None:
+            return None
+        parts, place = found
+        atoms += [(first + one, part, size) for one, part, size in parts]
+        if place is not None and moved is None:
+            moved = first + place, before[first + place]
+        first, at = last, to
+    return None if moved is None else (atoms, moved)
+
+
+def _block(before: list[int], after: list[int]) -> tuple[list[_Atom], int | None] | None:
+    """The same of the fewest neighbours that hold as many numbers on both sides; None where it is unknown."""
+    kept = {(size, math.prod(after[at + 1 :])) for at, size in enumerate(after)}
+    lost = [at for at, size in enumerate(before) if (size, math.prod(before[at + 1 :])) not in kept and size in after]
+    split = _split(list(enumerate(before)), after) if not lost or len(before) == 1 or len(after) == 1 else None
+    if split is not None:
+        return [atom for part in split for atom in part], None
+    if not lost:
+        others = _gathered(list(enumerate(before)), after)
+        return None if not others else ([(place, 0, before[place]) for part in others for place in part], others[0][0])
+    if len(before) == len(after) == 2 and not (max(before) % min(before) and sorted(before) == sorted(after)):  # noqa: PLR2004
+        return [], None
+    for place in lost:
+        to = after.index(before[place])
+        rest = _split([(at, size) for at, size in enumerate(before) if at != place], [size for at, size in enumerate(after) if at != to])
+        if rest is not None:
+            rest.insert(to, [(place, 0, before[place])])
+            return [atom for part in rest for atom in part], place
+    return [], None
+
+
+def _gathered(before: list[tuple[int, int]], after: list[int]) -> list[list[int]]:
+    """Which whole dimensions, in their order but not as neighbours, make each new one; empty where none do."""
+    if not after:
+        return [] if before else [[]]
+    for many in range(1, len(before) - len(after) + 2):
+        for chosen in itertools.combinations(before, many):
+            if math.prod(size for _, size in chosen) == after[0]:
+                rest = [one for one in before if one not in chosen]
+                if len(after) == 1:
+                    return [] if rest else [[place for place, _ in chosen]]
+                if further := _gathered(rest, after[1:]):
+                    return [[place for place, _ in chosen], *further]
+    return []
+
+
+def _split(before: list[tuple[int, int]], after: list[int]) -> list[list[_Atom]] | None:
+    """Of which parts of the dimensions each new one is made, where that is by splitting and merging neighbours alone."""
+    todo = [(place, 0, size) for place, size in before]
+    found: list[list[_Atom]] = []
+    for size in after:
+        parts: list[_Atom] = []
+        left = size
+        while left > 1:
+            if not todo:
+                return None
+            place, part, whole = todo.pop(0)
+            if left % whole == 0:
+                parts.append((place, part, whole))
+                left //= whole
+            elif whole % left == 0:
+                parts.append((place, part, left))
+                todo.insert(0, (place, part + 1, whole // left))
+                left = 1
+            else:
+                return None
+        found.append(parts)
+    return found if not todo else None
+
+
+def _permuted(site: Site, x: torch.Tensor, dims: list[int], atoms: list[_Atom]) -> list[Fix]:
+    """The view of the tensor with its dimensions, or parts of them, in the order that was meant."""
+    call = site.expression
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or not atoms:
+        return []
+    of_torch = isinstance(call.func.value, ast.Name) and call.func.value.id == "torch"
+    node = site.operand_node(0, x, direct=True)
+    if node is None or (node is not call.func.value and not of_torch):
+        return []
+    ordered = sorted(atoms)
+    ones = [dim for dim in range(x.dim()) if dim not in dims]
+    if ones and len(ordered) > len(dims):
+        return []
+    turn = [ordered.index(atom) for atom in atoms]
+    parts = ""
+    if len(ordered) > len(dims):
+        whole = {place for place, _, size in ordered if size == x.shape[dims[place]]}
+        name = ast.unparse(node)
+        parts = f".view({', '.join(f'{name}.size({dims[place]})' if place in whole else str(size) for place, _, size in ordered)})"
+    elif ones:
+        turn = [*ones, *(dims[place] for place, _, _ in atoms)]
+    change = f"{parts}{_turn(turn)}"
+    code = site.changed(node, lambda text: f"{text}{change}")
+    if not of_torch and call.func.attr == "view":
+        code = _as_reshape(code)
+    return [Fix(code=code, verified=True, why="the dimensions in the order that the sizes name")]
+
+
+def _turn(order: list[int]) -> str:
+    moved = [dim for dim, old in enumerate(order) if dim != old]
+    return f".transpose({moved[0]}, {moved[1]})" if len(moved) == 2 else f".permute({', '.join(map(str, order))})"  # noqa: PLR2004
+
+
+def _as_reshape(code: str) -> str:
+    tree = ast.parse(code, mode="eval")
+    if isinstance(tree.body, ast.Call) and isinstance(tree.body.func, ast.Attribute):
+        tree.body.func.attr = "reshape"
+    return ast.unparse(tree)

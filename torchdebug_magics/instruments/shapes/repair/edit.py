@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.repair.failure_facts import is_loss
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes, is_loss
 from torchdebug_magics.instruments.shapes.repair.size_history import same_input
-from torchdebug_magics.probing.dry_runs.leaves import rebuilt
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes
-    from torchdebug_magics.instruments.shapes.repair.source import Site
-
-__all__ = [
-    "CallEdit", "Change", "Edit", "OpEdit", "as_typed", "at_tensor", "method", "on_operand", "parameter_edit", "then", "together",
-]  # fmt: skip
+from torchdebug_magics.instruments.shapes.repair.source import Site
+from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 
 
 @dataclass(frozen=True)

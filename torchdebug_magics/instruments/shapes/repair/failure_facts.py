@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import ast
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.cell_error.judges import COMPARES, is_judge
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import Lines
+from torchdebug_magics.instruments.shapes.cell_error.side_effects import COMPARES, is_judge
 from torchdebug_magics.instruments.shapes.repair.source import Caller, Site, site_of
-from torchdebug_magics.probing.dry_runs.leaves import named_tensors, sizes
+from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
 from torchdebug_magics.probing.guard import Guard
-from torchdebug_magics.probing.where import owner
+from torchdebug_magics.probing.source.code_owner import owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import FrameType
+    from torchdebug_magics.instruments.shapes.follow.seen import Failed, Forward, Made
 
-    from torchdebug_magics.instruments.shapes.follow.origins import Failed, Made
-    from torchdebug_magics.instruments.shapes.run.forward import Forward
-
-__all__ = ["Call", "Facts", "Operand", "Sizes", "facts_of", "first_line", "is_loss", "module_calls"]
 
 Sizes = tuple[int, ...]
 

@@ -6,21 +6,17 @@ import functools
 import inspect
 import itertools
 import warnings
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, as_typed
 from torchdebug_magics.probing.rng import RandomState
-from torchdebug_magics.probing.where import is_user_code
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-__all__ = ["arguments", "made_on_meta", "quietly", "rebuilt_module"]
+from torchdebug_magics.probing.source.code_owner import is_user_code
 
 _CONV = (("in_channels", "out_channels", "kernel_size"), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True})
 _TRANSPOSED = (("in_channels", "out_channels", "kernel_size"), {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "bias": True})

@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from torchdebug_magics.instruments.shapes.follow.seen import Made
 
-    from torchdebug_magics.instruments.shapes.follow.origins import Made
-
-__all__ = [
-    "JOINS",
-    "RESHAPES",
-    "TURNS",
-    "before",
-    "came_from",
-    "channels_first",
-    "comes_from",
-    "features_last",
-    "is_flattened",
-    "joined_along",
-    "maker",
-    "makers",
-    "of_inputs",
-    "product",
-    "same_input",
-    "steps",
-    "through",
-]
 
 _MAKERS = frozenset(
     [

@@ -6,19 +6,15 @@ import ast
 import copy
 import functools
 import linecache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType, MappingProxyType
+from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.where import local_values, owner, span
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import CodeType, FrameType
-
-__all__ = ["Caller", "Site", "assignments", "caller_of", "site_at", "site_in", "site_of", "tree_of"]
+from torchdebug_magics.probing.source.code_owner import local_values, owner
+from torchdebug_magics.probing.where import span
 
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 _LONGEST = 60

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
 
-from torchdebug_magics.instruments.shapes.asked.confirm import is_limit_of_fakes, real_error
-from torchdebug_magics.instruments.shapes.repair.changed import ChangedInputs, ChangedOps, with_edits
-from torchdebug_magics.instruments.shapes.run.forward import Forward, forward
+import torch
+
+from torchdebug_magics.instruments.shapes.follow.confirm import is_limit_of_fakes, real_error
+from torchdebug_magics.instruments.shapes.follow.forward import forward
+from torchdebug_magics.instruments.shapes.follow.origins import function_name
+from torchdebug_magics.instruments.shapes.follow.seen import Forward
+from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, facts_of
+from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
+from torchdebug_magics.instruments.shapes.repair.source import Site
+from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.faking import Fakes
+from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, rebuilt, zeros
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.rng import RandomState
-from torchdebug_magics.probing.shards import ranks_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from torchdebug_magics.instruments.shapes.repair.edit import Edit
-    from torchdebug_magics.probing.dry_runs.inputs import Inputs
-
-__all__ = ["Trials"]
+from torchdebug_magics.probing.storages import ranks_of
+from torchdebug_magics.probing.where import span, user_frame
 
 _QUICK_FLOPS = 2e9
 """Up to here a trial that needs data is run on real tensors."""
 _WAITING = 3
 """How many times longer than it computes all trials together may take."""
+SMALL = 1 << 20
+"""Elements up to which an input is changed on real tensors, so that its numbers are known."""
+_LARGEST = 2048
+_ALONG: dict[int, tuple[type[torch.nn.Module], ...]] = {
+    1: (torch.nn.Conv1d, torch.nn.ConvTranspose1d, torch.nn.MaxPool1d, torch.nn.AvgPool1d),
+    2: (torch.nn.Conv2d, torch.nn.ConvTranspose2d, torch.nn.MaxPool2d, torch.nn.AvgPool2d),
+    3: (torch.nn.Conv3d, torch.nn.ConvTranspose3d, torch.nn.MaxPool3d, torch.nn.AvgPool3d),
+}
+"""What makes the last dimensions of an input its height and width."""
+_MOST = 14
+"""How many sizes are tried."""
 
 
 class Trials:
@@ -96,3 +111,248 @@ class Trials:
                 return forward(model, inputs, fakes, instead=ChangedOps([one for edit in edits for one in edit.ops]), trial=True)
         except Exception:  # noqa: BLE001 - an edit that cannot even be made, such as a permutation of too few dimensions
             return None
+
+
+@contextmanager
+def with_edits(model: torch.nn.Module, edits: Sequence[Edit], fakes: Fakes | None) -> Iterator[torch.nn.Module]:
+    """The model with other modules, parameters and calls, put back at the end."""
+    with ExitStack() as stack:
+        for edit in edits:
+            for path, make in edit.modules.items():
+                old = model.get_submodule(path)
+                new = _filled(make(old), old, fakes)
+                if not path:
+                    model = new
+                    continue
+                for table, name in _places(model, old):
+                    stack.callback(table.__setitem__, name, old)
+                    table[name] = new
+            for path, numbers in edit.attributes.items():
+                own = model.get_submodule(path).__dict__
+                stack.callback(own.update, {name: own[name] for name in numbers})
+                own.update(numbers)
+            for path, sizes in edit.parameters.items():
+                _put_parameter(model, path, sizes, fakes, stack)
+            for path, make_buffer in edit.buffers.items():
+                owner, _, name = path.rpartition(".")
+                table = model.get_submodule(owner)._buffers
+                held = table[name]
+                assert held is not None
+                stack.callback(table.__setitem__, name, held)
+                table[name] = make_buffer(held)
+            for call in edit.calls:
+                _put_call(model, call, stack)
+        yield model
+
+
+def _places(model: torch.nn.Module, part: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
+    return [(module._modules, name) for module in model.modules() for name, child in module._modules.items() if child is part]
+
+
+def _filled(new: torch.nn.Module, old: torch.nn.Module, fakes: Fakes | None) -> torch.nn.Module:
+    """Made without memory so far: with parameters where those of the old one are."""
+    like = next(old.parameters(), None)
+    for module in new.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and tensor.device.type == "meta":
+                    table[name] = _like(tensor, like, fakes)
+    return new
+
+
+def _like(tensor: torch.Tensor, like: torch.Tensor | None, fakes: Fakes | None) -> Any:
+    device = torch.device("cpu") if like is None or like.device.type == "meta" else like.device
+    with torch.no_grad():
+        made = zeros(tuple(tensor.shape), tensor.dtype, device) if fakes is None else fakes.zeros(tuple(tensor.shape), tensor.dtype, device)
+    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+
+
+def _put_parameter(model: torch.nn.Module, path: str, sizes: tuple[int, ...], fakes: Fakes | None, stack: ExitStack) -> None:
+    owner, _, name = path.rpartition(".")
+    table = model.get_submodule(owner)._parameters
+    old = table[name]
+    stack.callback(table.__setitem__, name, old)
+    assert old is not None
+    table[name] = _like(torch.nn.Parameter(torch.empty(sizes, dtype=old.dtype, device="meta"), old.requires_grad), old, fakes)
+
+
+def _put_call(model: torch.nn.Module, call: CallEdit, stack: ExitStack) -> None:
+    module = model.get_submodule(call.path)
+    inner = module.forward
+    own = module.__dict__
+    had = own.get("forward")
+
+    def forward_changed(*args: Any, **kwargs: Any) -> Any:
+        if call.site is None or _stands_at(call.site):
+            args, kwargs = call.arguments(args, kwargs)
+            return call.result(inner(*args, **kwargs)) if call.result is not None else inner(*args, **kwargs)
+        return inner(*args, **kwargs)
+
+    stack.callback(own.pop, "forward", None) if had is None else stack.callback(own.__setitem__, "forward", had)
+    own["forward"] = forward_changed
+
+
+class ChangedInputs:
+    """Inputs of which some tensors are changed before the forward begins."""
+
+    def __init__(self, inputs: Inputs, changes: Sequence[tuple[str, Change]]) -> None:
+        self._inputs = inputs
+        self._changes = changes
+        self.args, self.kwargs = inputs.args, inputs.kwargs
+
+    def made(self, model: torch.nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor], zeros: Callable[..., torch.Tensor]) -> Inputs:
+        """As `Inputs.made`."""
+        inputs = self._inputs
+        for name, change in self._changes:
+            inputs = _with_change(inputs.made(model, lambda tensor: tensor, zeros), name, change, stand_in)
+        return inputs.made(model, stand_in, zeros)
+
+
+def _with_change(inputs: Inputs, name: str, change: Change, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+    target = dict(named_tensors(inputs.named_values())).get(name)
+
+    def one(tensor: torch.Tensor) -> Any:
+        if tensor is not target:
+            return tensor
+        with torch.no_grad():
+            # A small one for real, so that its numbers stay known.
+            return change.apply(tensor if tensor.numel() <= SMALL else stand_in(tensor))
+
+    return replace(inputs, args=rebuilt(inputs.args, one), kwargs=rebuilt(dict(inputs.kwargs), one))
+
+
+class ChangedOps:
+    """Other functions at certain places of the user's code."""
+
+    def __init__(self, edits: Sequence[OpEdit]) -> None:
+        self._edits = edits
+
+    def get(self, _number: int, func: Any, /) -> Any:
+        """By where the user's code stands now."""
+        name = function_name(func)
+        for edit in self._edits:
+            if edit.op == name and _stands_at(edit.site):
+                run = edit.run
+                return lambda *args, **kwargs: run(func, args, kwargs)
+        return func
+
+
+def _stands_at(site: Site) -> bool:
+    frame = user_frame(sys._getframe(1))
+    if frame is None or frame.f_code is not site.code:
+        return False
+    return frame.f_lasti == site.instruction or span(frame.f_code, frame.f_lasti) == span(site.code, site.instruction)
+
+
+def fitting_sizes(facts: Facts, found: Diagnosis, trials: Trials) -> tuple[Fix, ...]:
+    """One, where the mismatching size grows with the input's height and width (or length), and some size lets the forward through."""
+    named = next(((name, tensor) for name, tensor in facts.inputs if tensor.dim() in {3, 4, 5} and tensor.is_floating_point()), None)
+    if (found.fit is None and not found.rounded) or named is None:
+        return ()
+    name, tensor = named
+    spatial = tensor.dim() - 2
+    if not found.rounded and not any(isinstance(one, _ALONG[spatial]) for one in facts.modules.values()):
+        return ()
+    now = tensor.shape[-1]
+    if len(set(tensor.shape[2:])) != 1 or now < 2:
+        return ()
+    trials.allow(2 * _MOST)
+    search = _Search(facts, name, tensor, spatial, trials)
+    if found.fit is None:
+        return search.multiple(now)
+    first = search.smallest(now, found.fit)
+    if first is None or first < _largest_kernel(facts, spatial):  # a kernel would see but the padding
+        return ()
+    if now < first and all(search.outcome(size) == 0 for size in (first + 1, 4 * first)):
+        return (_fix(name, f"{_shown(first, spatial)} or more"),)
+    last = search.largest(first)
+    if last is None:  # a range is stated where it ends where it is said to
+        return (_fix(name, f"{_shown(first, spatial)}, for example"),)
+    shown = _shown(first, spatial) if first == last else f"{_shown(first, spatial)} to {_shown(last, spatial)}"
+    return (_fix(name, shown),)
+
+
+def _fix(name: str, shown: str) -> Fix:
+    return Fix(code=f"input of {shown}", verified=True, why=f"`{name}` of a size that fits the model as it is")
+
+
+def _largest_kernel(facts: Facts, spatial: int) -> int:
+    kernels = [getattr(one, "kernel_size", 1) for one in facts.modules.values() if isinstance(one, _ALONG[spatial])]
+    return max((max(one) if isinstance(one, tuple) else int(one) for one in kernels), default=1)
+
+
+class _Search:
+    """How the failing size compares with the wanted one, by the size of the input."""
+
+    def __init__(self, facts: Facts, name: str, tensor: torch.Tensor, spatial: int, trials: Trials) -> None:
+        self._facts = facts
+        self._name = name
+        self._tensor = tensor
+        self._spatial = spatial
+        self._trials = trials
+        self._known: dict[int, int | None] = {}
+
+    def outcome(self, size: int) -> int | None:
+        """0 where the forward succeeds, -1 where the input is too small, 1 where too large; None where it is unknown."""
+        if size not in self._known:
+            self._known[size] = self._tried(size) if size >= 1 and len(self._known) < _MOST * 2 and self._trials.left else None
+        return self._known[size]
+
+    def _tried(self, size: int) -> int | None:
+        sizes = (*self._tensor.shape[:2], *([size] * self._spatial))
+        change = Change(str, lambda one: one.new_zeros(sizes))
+        run = self._trials.run([Edit("", inputs={self._name: change})])
+        if run is None:
+            return None
+        if run.error is None:
+            return 0
+        facts = facts_of(run, guard=self._trials.guard)
+        fit = diagnosis(facts).fit
+        if fit is None:  # it may have broken before it came there: too small for a kernel or a pool
+            return -1 if "small" in facts.text or "greater than" in facts.text else None
+        return -1 if fit[0] < fit[1] else 1
+
+    def largest(self, first: int) -> int | None:
+        """The largest size up to which all fit, from one that does; None where it was not found in so many trials."""
+        last, gap = first, 1
+        while (outcome := self.outcome(last + gap)) == 0:
+            last, gap = last + gap, 2 * gap
+        while gap > 1 and outcome is not None:
+            gap //= 2
+            outcome = self.outcome(last + gap)
+            last += gap if outcome == 0 else 0
+        return None if outcome is None else last
+
+    def multiple(self, now: int) -> tuple[Fix, ...]:
+        """The next multiple of 2, 4, 8, 16 or 32 that fits, where the next one after it fits, too."""
+        for step in (2, 4, 8, 16, 32):
+            first = -(-now // step) * step
+            if now % step and self.outcome(first) == 0 and self.outcome(first + step) == 0:
+                found = _fix(self._name, _shown(first, self._spatial))
+                return (replace(found, why=f"{found.why}: a multiple of {step}"),)
+        return ()
+
+    def smallest(self, now: int, fit: tuple[int, int]) -> int | None:
+        """The smallest size that is not too small, if it fits."""
+        low, high = (now, None) if fit[0] < fit[1] else (0, now)
+        size = now
+        while high is None:
+            size *= 2
+            outcome: Any = self.outcome(size)
+            if size > _LARGEST or outcome is None:
+                return None
+            if outcome >= 0:
+                high = size
+            else:
+                low = size
+        while high - low > 1:
+            middle = (low + high) // 2
+            outcome = self.outcome(middle)
+            if outcome is None:
+                return None
+            low, high = (middle, high) if outcome < 0 else (low, middle)
+        return high if self.outcome(high) == 0 else None
+
+
+def _shown(size: int, spatial: int) -> str:
+    return f"length {size}" if spatial == 1 else " x ".join([str(size)] * spatial)

@@ -16,8 +16,7 @@ import torch
 import torchdebug_magics
 from tests.unit.instruments.deterministic.planted import IMPORTS
 from torchdebug_magics.instruments.deterministic.counterfactual import dependences, effect
-from torchdebug_magics.instruments.deterministic.twice import runs
-from torchdebug_magics.instruments.deterministic.twice.cause import culprit
+from torchdebug_magics.instruments.deterministic.twice import culprit, runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

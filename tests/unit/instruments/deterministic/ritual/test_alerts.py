@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchdebug_magics
-from torchdebug_magics.instruments.deterministic.knowledge import repair
+from torchdebug_magics.instruments.deterministic.ops.op_recording import repair
 
 if TYPE_CHECKING:
     from tests.doors import Observe

@@ -10,14 +10,14 @@ from torch.utils.data import DataLoader
 
 import torchdebug_magics
 from tests import children
-from torchdebug_magics.instruments.deterministic.ritual.late import began_with, too_late
+from torchdebug_magics.instruments.deterministic.ritual.status import began_with, too_late
 from torchdebug_magics.probing.names import Named
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ASK = """
-from torchdebug_magics.instruments.deterministic.ritual.late import too_late
+from torchdebug_magics.instruments.deterministic.ritual.status import too_late
 import os
 os.environ['PYTHONHASHSEED'] = '5'
 print(*too_late([]))
@@ -29,7 +29,7 @@ def test_the_hash_seed_is_the_one_that_the_interpreter_began_with(
     began: bytes, said: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     (tmp_path / "environ").write_bytes(began)
-    monkeypatch.setattr("torchdebug_magics.instruments.deterministic.ritual.late._ENVIRONMENT", tmp_path / "environ")
+    monkeypatch.setattr("torchdebug_magics.instruments.deterministic.ritual.status._ENVIRONMENT", tmp_path / "environ")
     monkeypatch.setenv("PYTHONHASHSEED", "5")  # set later, which the interpreter does not read
     assert ("start the kernel with PYTHONHASHSEED=0" in " ".join(too_late([]))) == said
 
@@ -45,7 +45,7 @@ def test_child_processes_get_the_seed():
 
 
 def test_where_the_system_does_not_tell_the_environment_of_the_start_it_is_that_of_now(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("torchdebug_magics.instruments.deterministic.ritual.late._ENVIRONMENT", tmp_path / "none")
+    monkeypatch.setattr("torchdebug_magics.instruments.deterministic.ritual.status._ENVIRONMENT", tmp_path / "none")
     monkeypatch.setenv("PYTHONHASHSEED", "9")
     assert began_with("PYTHONHASHSEED") == "9"
 

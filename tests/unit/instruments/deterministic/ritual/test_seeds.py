@@ -12,9 +12,9 @@ import torch
 import torchdebug_magics
 from tests import doors
 from tests.unit.instruments.deterministic.everything import random_states
-from torchdebug_magics.instruments.deterministic.ritual import queued
-from torchdebug_magics.instruments.deterministic.ritual.generators import derived_seed
-from torchdebug_magics.instruments.deterministic.ritual.queued import QueuedSeeds
+from torchdebug_magics.instruments.deterministic.ritual import ritual
+from torchdebug_magics.instruments.deterministic.ritual.ritual import QueuedSeeds
+from torchdebug_magics.instruments.deterministic.ritual.status import derived_seed
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -143,18 +143,18 @@ class Device:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     fake = Device()
-    monkeypatch.setattr(queued.torch, "cuda", fake)
+    monkeypatch.setattr(ritual.torch, "cuda", fake)
     return fake
 
 
 def test_seeds_that_wait_for_a_gpu_wait_on(device: Device):
     device.manual_seed_all(5)
-    seeds = QueuedSeeds()
-    seeds.take()
+    ritual = QueuedSeeds()
+    ritual.take()
     device.manual_seed_all(42)
-    assert not seeds.are_back()
-    seeds.put_back()
-    assert seeds.are_back()
+    assert not ritual.are_back()
+    ritual.put_back()
+    assert ritual.are_back()
     for call in device._lazy_seed_tracker.get_calls():
         _ = call and call[0]()
     assert device.seeds == [5]
@@ -164,13 +164,13 @@ def test_seeds_that_wait_for_a_gpu_wait_on(device: Device):
 def test_a_gpu_that_starts_in_the_cell_goes_on_as_if_it_had_started_after_it(device: Device, waiting: int | None):
     if waiting is not None:
         device.manual_seed_all(waiting)
-    seeds = QueuedSeeds()
-    seeds.take()
+    ritual = QueuedSeeds()
+    ritual.take()
     device.manual_seed_all(42)
     device.started = True
-    seeds.put_back()
+    ritual.put_back()
     assert device.seeds[-1] == (67280421310721 if waiting is None else 5)
-    assert seeds.are_back()
+    assert ritual.are_back()
 
 
 def _seeded(seed: int) -> torch.Generator:

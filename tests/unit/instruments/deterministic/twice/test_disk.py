@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.instruments.deterministic.planted import IMPORTS
 from tests.unit.instruments.deterministic.planted_disk import CELLS
-from torchdebug_magics.instruments.deterministic.twice.outside_world import REPEATS
+from torchdebug_magics.instruments.deterministic.twice.runs import REPEATS
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

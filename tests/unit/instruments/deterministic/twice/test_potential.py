@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.twice.cause import repeated_ops as potential
-from torchdebug_magics.instruments.deterministic.twice.cause.repeated_ops import Repetitions
+from torchdebug_magics.instruments.deterministic.twice import verify as potential
+from torchdebug_magics.instruments.deterministic.twice.verify import Repetitions
 
 if TYPE_CHECKING:
     import pytest

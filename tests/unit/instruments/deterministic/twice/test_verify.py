@@ -9,7 +9,7 @@ import torch
 
 from tests.unit.instruments.deterministic.planted import HEALTHY, IMPORTS, PLANTED, Planted
 from tests.unit.instruments.deterministic.planted_lines import PLANTED as LINES
-from torchdebug_magics.instruments.deterministic.twice.cause import op_reruns
+from torchdebug_magics.instruments.deterministic.twice import culprit
 from torchdebug_magics.instruments.deterministic.verdict import lines_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_the_line_of_the_op_and_the_one_to_change_are_named(shell: InteractiveSh
 
 
 def test_further_runs_that_agree_by_chance_make_no_op_the_cause(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_reruns.OpReruns, "inputs_agree", lambda *_: True)
+    monkeypatch.setattr(culprit.OpReruns, "inputs_agree", lambda *_: True)
     body = "total = torch.zeros(())\nfor one in {torch.full((2,), float(i)) for i in range(60)}:\n    total = total + one.sum()"
     assert verified(shell, "", body).divergence.cause == "hash_order"
 

@@ -5,35 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchdebug_magics.instruments.shapes.cell_error.judges import is_judge
-from torchdebug_magics.instruments.shapes.repair.rules import library_checks, python, tuple_results
-from torchdebug_magics.instruments.shapes.repair.rules.layers import (
+from torchdebug_magics.instruments.shapes.cell_error.side_effects import is_judge
+from torchdebug_magics.instruments.shapes.repair.rules import (
     attention,
+    broadcasting,
     convolution,
-    embeddings,
+    dtypes_and_devices,
     features,
-    geometry,
+    joins,
     losses,
     norms,
-    recurrent,
-    scaled_attention,
-    sound,
-)
-from torchdebug_magics.instruments.shapes.repair.rules.ops import (
-    added,
-    broadcasting,
-    dimensions,
-    dtypes_and_devices,
-    einsums,
-    in_place,
-    indexing,
-    joins,
     products,
+    python,
+    recurrent,
     subscripts,
     views,
 )
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beside
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, shown
-from torchdebug_magics.instruments.shapes.repair.rules.steps.long_inputs import beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,40 +34,40 @@ __all__ = ["Diagnosis", "diagnosis"]
 _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     python.scripted,
     dtypes_and_devices.device,
-    embeddings.embedding,
+    features.embedding,
     losses.loss,
-    tuple_results.tuples,
-    tuple_results.unpacked,
+    python.tuples,
+    python.unpacked,
     recurrent.recurrent,
     attention.attention,
-    scaled_attention.scaled,
+    attention.scaled,
     features.bilinear,
     features.distances,
-    sound.spectrum,
-    sound.ctc,
+    convolution.spectrum,
+    convolution.ctc,
     features.linear,
     convolution.convolution,
     convolution.pooling,
-    geometry.negative,
-    geometry.shuffle,
-    geometry.grid,
+    convolution.negative,
+    convolution.shuffle,
+    convolution.grid,
     norms.norm,
     dtypes_and_devices.dtype,
-    in_place.written,
-    added.added,
-    einsums.einsum,
+    dtypes_and_devices.written,
+    products.added,
+    products.einsum,
     products.matmul,
     joins.join,
     views.view,
-    dimensions.expand,
+    views.expand,
     subscripts.subscript,
-    indexing.index,
-    dimensions.dimension,
+    subscripts.index,
+    views.dimension,
     broadcasting.broadcast,
     python.unpacking,
     python.arguments,
-    library_checks.picture,
-    library_checks.absent,
+    python.picture,
+    python.absent,
 )
 
 

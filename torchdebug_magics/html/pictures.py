@@ -1,0 +1,276 @@
+"""A chart: the line is a transparent PNG in colours that show on any background, its words are HTML in the theme's own colour."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torchdebug_magics.format import cell, number, plural, sparkline
+from torchdebug_magics.html import style
+from torchdebug_magics.html.style import Markup, el, prose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from matplotlib.axes import Axes
+
+    from torchdebug_magics.html.page import Areas, Chart
+
+
+_HEIGHT = 1.6
+_MANY = 180
+"""Values from which their dots would touch."""
+_MARGIN = 0.08
+"""Above the largest and below the smallest value, as a share of the height between them."""
+_LOST = 0.9
+"""How high the mark of a non-finite value stands, as a share of the height."""
+_WIDTH, _DPI = 7.2, 160
+_CSS_WIDTH = 720
+_COLOURS = 32
+"""In the palette of the image, which is then four times smaller."""
+_AREAS_HEIGHT = 2.4
+_STRIP = 0.06
+"""How high the strip is that says what went on, as a share of the height."""
+
+
+def chart(block: Chart) -> Markup:
+    """An image between its words; where it cannot be drawn, bars of text."""
+    alt = describe(block)
+    otherwise = f"{block.title}: {sparkline(block.values, span=block.span)} {alt}"
+    return picture(lambda axes: _draw(axes, block), _words(block), alt=alt, height=_HEIGHT, otherwise=otherwise)
+
+
+def describe(block: Chart) -> str:
+    """What the chart shows, in words."""
+    finite = [value for value in block.values if math.isfinite(value)]
+    lost = len(block.values) - len(finite)
+    parts = [f"{block.title}: {plural(len(block.values), 'value')}"]
+    if finite:
+        parts.append(f"from {number(float(finite[0]))} to {number(float(finite[-1]))}, largest {number(float(max(finite)))}")
+    if lost:
+        parts.append(f"{lost:,} not finite")
+    return "; ".join(parts)
+
+
+def _words(block: Chart) -> Words:
+    """The ends of both axes are named: the largest and the smallest value, the first and the last step."""
+    shown = [value for value in _drawn(block) if not math.isnan(value)]
+    ends = block.span or ((min(shown), max(shown)) if shown else None)
+    low, high = ("", "") if ends is None else (number(float(ends[0])), number(float(ends[1])))
+    first, last = block.ends or (f"{block.first_x:,}", f"{block.first_x + len(block.values) - 1:,}")
+    lost = next((step for step, value in enumerate(block.values, block.first_x) if not math.isfinite(value)), None)
+    said = "" if lost is None else f" (red cross: not finite, first at {lost:,})"
+    return Words(f"{block.title}{said}", top=high, bottom=low if low != high else "", below=(first, block.x_label, last))
+
+
+def _drawn(block: Chart) -> list[float]:
+    """The values that have a place on the scale, NaN for the others."""
+    return [float(value) if math.isfinite(value) and (value > 0 or not block.log) else math.nan for value in block.values]
+
+
+def _draw(axes: Axes, block: Chart) -> None:
+    steps = range(block.first_x, block.first_x + len(block.values))
+    drawn = _drawn(block)
+    axes.plot(steps, drawn, color=style.CHART_LINE, linewidth=1.6, marker="o", markersize=2.5 if len(drawn) <= _MANY else 0)
+    lost = [step for step, value in zip(steps, block.values, strict=True) if not math.isfinite(value)]
+    across = axes.get_xaxis_transform()
+    axes.vlines(lost, 0, 1, color=style.CHART_BAD, linewidth=1.0, linestyle="--", transform=across)
+    axes.plot(lost, [_LOST] * len(lost), "x", color=style.CHART_BAD, markersize=7, markeredgewidth=2, transform=across)
+    _dress(axes, block, [value for value in drawn if not math.isnan(value)])
+
+
+def _with_margin(span: tuple[float, float], *, log: bool) -> tuple[float, float]:
+    """A little more at both ends, so that a line along one of them is seen whole."""
+    low, high = span
+    if log and low > 0:
+        factor = (high / low) ** _MARGIN if high > low else 1 + _MARGIN
+        return low / factor, high * factor
+    more = _MARGIN * ((high - low) or 1.0)
+    return low - more, high + more
+
+
+def _dress(axes: Axes, block: Chart, shown: list[float]) -> None:
+    """No words here: a frame, and a line at each end of the scale, whose values stand beside the image."""
+    axes.set_xmargin(0.02)
+    axes.set_ymargin(_MARGIN)
+    if block.log and shown:
+        axes.set_yscale("log")
+    if block.span is not None:
+        axes.set_ylim(*_with_margin(block.span, log=block.log))
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_yticks([], minor=True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(style.CHART_FRAME)
+    if shown:
+        axes.hlines(
+            (min(shown), max(shown)), 0, 1, color=style.CHART_FRAME, linewidth=0.5, linestyle=":", transform=axes.get_yaxis_transform()
+        )
+
+
+@dataclass(frozen=True)
+class Words:
+    """What stands around an image."""
+
+    caption: str
+    top: str
+    """At the upper end of the scale, on the left."""
+    bottom: str
+    below: str | tuple[str, str, str]
+    """In the middle; or at the left, in the middle and at the right."""
+    key: tuple[Markup, ...] = ()
+
+
+def picture(draw: Callable[[Axes], None], words: Words, *, alt: str, height: float, otherwise: str) -> Markup:
+    """What `draw` puts on axes, `height` inches high; the sentence `otherwise` where it cannot be drawn."""
+    try:
+        drawn = image(draw, alt, height=height)
+    except Exception:  # noqa: BLE001 - a picture that fails never costs the reader the verdict
+        return el("p", otherwise, style=style.BLOCK)
+    below = (
+        [_word(words.below, "center", "top")]
+        if isinstance(words.below, str)
+        else [_word(text, side, "top") for text, side in zip(words.below, ("left", "center", "right"), strict=True)]
+    )
+    corner = _word("", "left", "top")
+    rows = [
+        [_word(words.top, "right", "top"), _image_cell(drawn, len(below))],
+        [_word(words.bottom, "right", "bottom")],
+        [corner, *below],
+    ]
+    whole = el(
+        "table",
+        el("caption", prose(words.caption, code_style=style.INLINE_CODE), style=style.CAPTION),
+        el("tbody", *(el("tr", *cells, style=style.CHART_ROW) for cells in rows)),
+        style=style.FACTS,
+    )
+    # Below the table: within it, a long key would widen the column of the image, and part the image from its scale.
+    key = el("div", *words.key, style=style.KEY) if words.key else ""
+    return el("div", whole, key, style=style.BLOCK)
+
+
+def _word(text: str, side: str, edge: str) -> Markup:
+    return el("td", text, style=style.CHART_WORD.format(side=side, edge=edge))
+
+
+def _image_cell(drawn: Markup, wide: int) -> Markup:
+    """As high as both ends of the scale, and as wide as all that stands below it."""
+    return el("td", drawn, rowspan=2, colspan=wide if wide > 1 else "", style=style.CHART_IMAGE)
+
+
+def image(draw: Callable[[Axes], None], alt: str, *, height: float, css_height: int | None = None) -> Markup:
+    """What `draw` puts on axes that fill the picture, `height` inches of 7.2 high; shown so many pixels high, or in proportion."""
+    data = base64.b64encode(_png(draw, height)).decode("ascii")
+    return el(
+        "img",
+        src=f"data:image/png;base64,{data}",
+        alt=alt,
+        width=_CSS_WIDTH,
+        style=style.IMAGE if css_height is None else style.IMAGE_OF_ROWS.format(height=css_height),
+    )
+
+
+def _png(draw: Callable[[Axes], None], height: float) -> bytes:
+    import matplotlib.style  # noqa: PLC0415 - half a second, and only where there is something to draw
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - as above
+    from matplotlib.figure import Figure  # noqa: PLC0415 - as above
+    from PIL import Image  # noqa: PLC0415 - matplotlib's own way to write a PNG
+
+    with warnings.catch_warnings(), matplotlib.style.context("default"):  # what the user has set does not show here, and is put back
+        warnings.simplefilter("ignore")
+        figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, facecolor="none")
+        canvas = FigureCanvasAgg(figure)
+        draw(figure.add_axes((0.0, 0.0, 1.0, 1.0), facecolor="none"))
+        canvas.draw()
+    target = io.BytesIO()
+    picture = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba()), "raw", "RGBA", 0, 1)
+    picture.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE).save(target, format="png", optimize=True)
+    return target.getvalue()
+
+
+def areas(block: Areas) -> Markup:
+    """The image between its words; where it cannot be drawn, the words."""
+    alt = describe_areas(block)
+    bottom = cell(block.bottom, block.format) if block.bottom else "0"
+    words = Words(block.title, top=cell(_top(block), block.format), bottom=bottom, below=block.x_label, key=tuple(_key(block)))
+    return picture(lambda axes: _draw_areas(axes, block), words, alt=alt, height=_AREAS_HEIGHT, otherwise=f"{block.title}: {alt}")
+
+
+def describe_areas(block: Areas) -> str:
+    """What the picture shows, in words."""
+    at = ", ".join(f"{name} {cell(values[block.marked], block.format)}" for name, values in block.series if values[block.marked])
+    most = f"at most {cell(max(totals(block), default=0.0), block.format)}: {at}"
+    heights = totals(block)
+    marks = ", ".join(f"{number} {name} {cell(heights[point], block.format)}" for number, (name, point) in enumerate(block.marks, 1))
+    return f"{most}; at the marks: {marks}" if marks else most
+
+
+def totals(block: Areas) -> list[float]:
+    """The upper edge."""
+    return [sum(values) for values in zip(*(values for _, values in block.series), strict=True)]
+
+
+def _top(block: Areas) -> float:
+    return max(totals(block), default=0.0) if block.top is None else block.top
+
+
+def _key(block: Areas) -> list[Markup]:
+    """A coloured square and a name each; the strip's colours after them."""
+    said = [
+        el("span", el("span", "■ ", style=f"color:{colour}"), name, style=style.KEY_ENTRY)
+        for (name, _), colour in zip(block.series, _area_colours(block), strict=True)
+    ]
+    if strip := _strip_colours(block):
+        said += [el("span", "strip below:", style=style.KEY_ENTRY)]
+        said += [el("span", el("span", "▬ ", style=f"color:{colour}"), name, style=style.KEY_ENTRY) for name, colour in strip.items()]
+    if block.marks:
+        said += [el("span", "marks:", style=style.KEY_ENTRY)]
+        said += [el("span", f"┆ {number} {name}", style=style.KEY_ENTRY) for number, (name, _) in enumerate(block.marks, 1)]
+    return said
+
+
+def _area_colours(block: Areas) -> list[str]:
+    return style.colours([name for name, _ in block.series], style.KINDS, style.AREAS)
+
+
+def _cumulated(block: Areas) -> Iterator[list[float]]:
+    """The upper edge of each quantity on top of those before it."""
+    upper = [0.0] * len(block.series[0][1])
+    for _, values in block.series:
+        upper = [below + value for below, value in zip(upper, values, strict=True)]
+        yield upper
+
+
+def _strip_colours(block: Areas) -> dict[str, str]:
+    named = list(dict.fromkeys(name for name, _ in block.stretches))
+    return dict(zip(named, style.colours(named, style.PHASES, style.STRIPES), strict=True))
+
+
+def _draw_areas(axes: Axes, block: Areas) -> None:
+    count = len(block.series[0][1])
+    edges = range(count)
+    most, low = _top(block) or 1.0, block.bottom
+    high = (most - low) or 1.0
+    axes.set_xlim(0, max(1, count - 1))
+    axes.set_ylim(low - _STRIP * 1.5 * high, low + high * 1.04)
+    lower = [low] * count
+    for colour, total in zip(_area_colours(block), _cumulated(block), strict=True):
+        upper = [max(low, value) for value in total]
+        axes.fill_between(edges, lower, upper, color=colour, step="post", linewidth=0)
+        lower = upper
+    strip = _strip_colours(block)
+    for (name, first), (_, end) in zip(block.stretches, [*block.stretches[1:], ("", count)], strict=False):
+        axes.barh(low - _STRIP * high, max(end - first, 1), left=first, height=_STRIP * high, color=strip[name], linewidth=0)
+    for mark, (_, point) in enumerate(block.marks, 1):
+        axes.axvline(point, color=style.CHART_FRAME, linewidth=1.0, linestyle=":")
+        axes.text(point, most, f" {mark}", color=style.CHART_FRAME, fontsize=8, va="top")
+    axes.axvline(block.marked, color=style.CHART_BAD, linewidth=1.2, linestyle="--")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(style.CHART_FRAME)

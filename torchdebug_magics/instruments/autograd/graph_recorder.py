@@ -1,0 +1,369 @@
+"""Listens to every op of the steps that are recorded, and writes the tape."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import time
+import weakref
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchdebug_magics.instruments.autograd.sample_twins import Begun, SampleTwins
+from torchdebug_magics.instruments.autograd.source_readings import simple_statements
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of
+from torchdebug_magics.probing.dispatch import ResultListener, modes, put_unnoticed
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.lines import Line, Lines
+from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.names import variable_of
+from torchdebug_magics.probing.ops import op_name, written_by
+from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.tensors import tensors_in
+
+_MOST_NODES_AN_OP = 8
+_MOST_CALLS = 12
+_DISPATCH_S = 15e-6
+"""What PyTorch takes to call a mode in Python for one op."""
+_MOST_BYTES = 1 << 28
+"""Of all copies of what was overwritten unseen."""
+_MOST_OPS = 100_000
+"""On the tape, of a cell without steps."""
+_WITH_MODES = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.dropout._DropoutNd)
+_MOST_TENSORS = 16
+_MOST_SHARED_BYTES = 1 << 20
+_AT_EACH_OP_BYTES = 1 << 16
+
+
+class Overwritten(NamedTuple):
+    """What a part of a storage held before a write."""
+
+    layout: tuple[int, tuple[int, ...], tuple[int, ...]]
+    """Offset, shape and strides."""
+    before: torch.Tensor
+
+
+class Recorder:
+    """Records while it is on. Keeps no tensor alive, save copies of what was overwritten unseen."""
+
+    def __init__(self, hooks: Hooks, guard: Guard) -> None:
+        self.tape = Tape()
+        self.is_on = False
+        self.in_optimizer = False
+        self.spent_s = 0.0
+        """What recording, and judging what was recorded, has cost so far."""
+        self._hooks = hooks
+        self._guard = guard
+        self._lines = Lines(Line)
+        self._calls: ModuleCalls | None = None
+        self._below = len(modes())
+        self._stack = ExitStack()
+        self.root_calls: dict[tuple[int, bool, bool], RootCall] = {}
+        """The first op of each model, by (id of the model, gradients on, training mode)."""
+        self.overwritten: dict[int, Overwritten] = {}
+        """By storage, the first of the writes that PyTorch's version check cannot see."""
+        self.twins: SampleTwins | None = SampleTwins()
+        self._shared = SharedMemory()
+        self._began: list[tuple[RecordedOp, list[weakref.ref[torch.Tensor]], Begun | None]] = []
+        self._written: tuple[RecordedOp, list[weakref.ref[torch.Tensor]]] | None = None
+        """The last op that wrote in place: PyTorch moves the versions when we have returned."""
+        self._first_node = self._latest_node = 0
+
+    def on(self, roots: list[torch.nn.Module]) -> None:
+        """Record from here."""
+        if self.is_on:
+            return
+        self.is_on = True
+        self._calls = ModuleCalls(roots, self._hooks)
+        self._calls.attach(self._stack)
+        self._first_node = self._latest_node = _get_sequence_nr()
+        listener = ResultListener(self._ended, self._failed, self._hooks, before=self._begins)
+        put_unnoticed(self._stack, listener, self._below)
+
+    def off(self) -> None:
+        """Record no more; the tape stays."""
+        if self.is_on:
+            self.is_on = False
+            self._settle()
+            self._stack.close()
+            self._began.clear()
+            self.twins = None
+            self.overwritten.clear()
+
+    def forget(self) -> None:
+        """Drop the tape, and all numbers of storages."""
+        self.tape = Tape()
+        self.root_calls.clear()
+        self.overwritten.clear()
+
+    def settle(self) -> Tape:
+        """The tape, whole up to here."""
+        self._settle()
+        return self.tape
+
+    def look_at_shared_memory(self) -> None:
+        """Put on the tape what another library has written since the last op."""
+        self._book_unseen_write(self._calls_around(self._lines.user_frame(sys._getframe(1))), is_last=True)
+
+    def _book_unseen_write(self, calls: tuple[Line, ...], *, is_last: bool) -> None:
+        found = self._shared.changed(self.tape, calls, is_last=is_last)
+        if found is not None:
+            write, kept = found
+            self.tape.add(write)
+            self.overwritten.setdefault(kept.use.memory, Overwritten(kept.layout, kept.values))
+
+    def line_here(self) -> Line | None:
+        """The innermost line of the user's code."""
+        return self._lines.here(sys._getframe(1))
+
+    def use(self, tensor: torch.Tensor) -> Use:
+        """How a tensor is now."""
+        memory = self.tape.numbers.of(tensor)
+        return Use(
+            memory,
+            id(tensor),
+            -1 if tensor.is_inference() else tensor._version,
+            _span(tensor) if memory else (0, 0),
+            tensor.requires_grad,
+            tensor.is_leaf,
+            tensor.is_floating_point() or tensor.is_complex(),
+            tuple(tensor.shape) if tensor.layout is torch.strided and not tensor.is_nested else (),
+        )
+
+    def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        began_s = time.thread_time()
+        try:
+            self._settle()
+            op, written = self._recorded(func, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
+            self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
+            return
+        finally:
+            self.spent_s += time.thread_time() - began_s + _DISPATCH_S
+        begun = None
+        if self.twins is not None:
+            root = call.root if self._calls is not None and (call := self._calls.current) is not None else None
+            begun = self.twins.before(self.tape, op, root, func, (args, kwargs))
+        self._began.append((op, written, begun))
+
+    def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
+        frame, call = self._lines.user_frame(sys._getframe(2)), self._calls.current if self._calls is not None else None
+        written, name = written_by(func, args, kwargs), op_name(func)
+        self._keep_silently_written(func, written)
+        op = RecordedOp(
+            index=self.tape.count,
+            name=name,
+            line=self._lines.here(frame),
+            module=None if call is None else call.path,
+            module_type="" if call is None else call.type,
+            grad_enabled=torch.is_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            in_backward=torch._C._current_graph_task_id() != -1,
+            in_optimizer=self.in_optimizer,
+            reads=tuple(self.use(one) for one in tensors_in((args, kwargs))),
+            writes=tuple(self.use(one) for one in written),
+            calls=self._calls_around(frame),
+            root=0 if call is None else id(call.root),
+            training=call is None or call.root.training,
+            note=note_of(name, args, frame),
+        )
+        self._book_nodes(op)
+        if not op.in_backward and not op.in_optimizer:
+            self._book_unseen_write(op.calls, is_last=False)
+            op.index = self.tape.count
+            self._shared.meet(self.tape, op, (args, kwargs))
+        if call is not None and not op.in_backward:
+            key = (id(call.root), op.grad_enabled, call.root.training)
+            if key not in self.root_calls:
+                self.root_calls[key] = RootCall.of(call.root, op)
+        return op, [weakref.ref(one) for one in written]
+
+    def _keep_silently_written(self, func: Any, written: list[torch.Tensor]) -> None:
+        """A copy of what a graph may have saved, before a write that does not move its version."""
+        if not written or torch._C._current_graph_task_id() != -1:
+            return
+        is_fused = op_name(func).startswith("_fused_")
+        for tensor in written:
+            memory = self.tape.numbers.of(tensor)
+            is_unseen = (is_fused or not tensor.requires_grad) and memory in self.tape.graph_memory
+            held = sum(one.before.nbytes for one in self.overwritten.values()) if is_unseen else 0
+            if is_unseen and memory not in self.overwritten and held + tensor.nbytes < _MOST_BYTES:
+                with _disable_current_modes(), torch.no_grad():
+                    layout = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
+                    self.overwritten[memory] = Overwritten(layout, tensor.detach().clone())
+
+    def _settle(self) -> None:
+        """The versions that the last write in place has left."""
+        if self._written is not None:
+            op, tensors = self._written
+            self._written = None
+            now = [(use, ref()) for use, ref in zip(op.writes, tensors, strict=True)]
+            op.moved = tuple(use.version + 1 if one is None or one.is_inference() else one._version for use, one in now)
+
+    def _calls_around(self, frame: FrameType | None) -> tuple[Line, ...]:
+        found: list[Line] = []
+        while frame is not None and len(found) < _MOST_CALLS and (line := self._lines.here(frame)) is not None:
+            found.append(line)
+            frame = self._lines.user_frame(frame)
+            frame = self._lines.user_frame(frame.f_back) if frame is not None else None
+        return tuple(found)
+
+    def _book_nodes(self, op: RecordedOp) -> None:
+        """The newest graph node is this op's. Nodes before it, for which no op ran, belong to the write in place before, or to this op."""
+        number = _get_sequence_nr()
+        by_node, before = self.tape.by_node, self.tape.ops[-1] if self.tape.ops else None
+        for one in range(max(self._latest_node, number - _MOST_NODES_AN_OP), number):
+            is_rebased = one < number - 1 and op.grad_enabled and before is not None and bool(before.writes)
+            by_node.setdefault(one, before if is_rebased and before is not None else op)
+        self._latest_node = number
+
+    def _ended(self, _func: Any, args: tuple[Any, ...], result: Any) -> None:
+        if not self._began:
+            return
+        op, written, begun = self._began.pop()
+        began_s = time.thread_time()
+        try:
+            tensors = [result] if isinstance(result, torch.Tensor) else list(tensors_in(result))
+            op.makes = tuple(self.use(one) for one in tensors)
+            self._written = (op, written) if written else None
+            self.tape.add(op)
+            if len(self.tape.ops) > _MOST_OPS:
+                self.tape.clear()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
+        self.spent_s += time.thread_time() - began_s
+        if begun is not None and self.twins is not None:
+            self.twins.after(op, begun, args, result)
+
+    def _failed(self, _func: Any, _error: BaseException) -> None:
+        if self._began:
+            self._began.pop()
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    size = tensor.element_size()
+    first = int(tensor.storage_offset()) * size
+    if not tensor.numel() or tensor.is_contiguous():
+        return first, first + tensor.numel() * size
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (last + 1) * size
+
+
+class RootCall(NamedTuple):
+    """A model as it was called."""
+
+    root: weakref.ref[torch.nn.Module]
+    op: RecordedOp
+    modes: tuple[str, ...]
+    """Its BatchNorm and Dropout modules."""
+    name: str
+    parameters: frozenset[int]
+    """The ids of those that require a gradient."""
+
+    @classmethod
+    def of(cls, root: torch.nn.Module, op: RecordedOp) -> RootCall:
+        """As it is now."""
+        trainable = frozenset(id(one) for one in root.parameters() if one.requires_grad)
+        return cls(weakref.ref(root), op, modal_parts(root), variable_of(root) or type(root).__name__, trainable)
+
+
+def modal_parts(root: torch.nn.Module) -> tuple[str, ...]:
+    """The modules that compute something else in training mode than in evaluation mode: ``"drop (Dropout)"``."""
+    kinds = ((path, one) for path, one in root.named_modules() if isinstance(one, _WITH_MODES) and getattr(one, "p", 1) > 0)
+    return tuple(f"{path} ({type(one).__name__})" for path, one in kinds if getattr(one, "track_running_stats", True))
+
+
+@dataclass
+class Kept:
+    """What a tensor held when it was last looked at."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    use: Use
+    layout: tuple[int, tuple[int, ...], tuple[int, ...]]
+    values: torch.Tensor
+    since: int
+    """The index of the first op after the look."""
+
+
+@dataclass
+class SharedMemory:
+    """Copies of small tensors that others can write: those that NumPy shares, and what is detached from a graph."""
+
+    _kept: dict[int, Kept] = field(default_factory=dict)
+    """By the number of the storage."""
+
+    def meet(self, tape: Tape, op: RecordedOp, given: Any) -> None:
+        """An op of a graph is about to read its arguments."""
+        if not op.in_backward and not op.in_optimizer and op.grad_enabled and any(one.requires_grad for one in op.reads):
+            for tensor, use in zip(tensors_in(given), op.reads, strict=False):
+                if not use.memory or tensor.device.type != "cpu":
+                    continue  # nobody else writes there
+                if op.name == "detach" or not (use.requires_grad or tensor.untyped_storage().resizable()):
+                    self._keep(tape, tensor, use)
+
+    def _keep(self, tape: Tape, tensor: torch.Tensor, use: Use) -> None:
+        if use.memory in self._kept or len(self._kept) >= _MOST_TENSORS or not use.memory or tensor.nbytes > _MOST_SHARED_BYTES:
+            return
+        with _disable_current_modes(), torch.no_grad():
+            values = tensor.detach().clone()
+        layout = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
+        self._kept[use.memory] = Kept(weakref.ref(tensor.untyped_storage()), use, layout, values, tape.count)
+
+    def changed(self, tape: Tape, calls: tuple[Line, ...], *, is_last: bool) -> tuple[RecordedOp, Kept] | None:
+        """The write that no op has made, as one between the last op and the calls that run now; None where there is none."""
+        for number, kept in list(self._kept.items()):
+            storage = kept.storage()
+            if storage is None:
+                del self._kept[number]
+                continue
+            if not is_last and kept.values.nbytes > _AT_EACH_OP_BYTES:
+                continue
+            with _disable_current_modes(), torch.no_grad():
+                now = torch.empty(0, dtype=kept.values.dtype).set_(storage, *kept.layout)
+                if torch.equal(now, kept.values) or bool(kept.values.isnan().any()):
+                    continue
+                if any(one.memory == number for op in tape.since(kept.since) for one in op.writes):
+                    kept.values, kept.since = now.clone(), tape.count
+                    continue
+            del self._kept[number]
+            return _write(tape, kept.use, _line_between(tape.ops[-1].calls if tape.ops else (), calls)), kept
+        return None
+
+
+def _write(tape: Tape, use: Use, line: Line | None) -> RecordedOp:
+    return RecordedOp(
+        index=tape.count, name="numpy", line=line, module=None, module_type="", grad_enabled=True, inference=False, in_backward=False,
+        in_optimizer=False, reads=(), writes=(use,), moved=(use.version,),
+    )  # fmt: skip
+
+
+def _line_between(before: tuple[Line, ...], after: tuple[Line, ...]) -> Line | None:
+    """The statement between two lines of the innermost function that both stand in: one that assigns to a part of something, or calls."""
+    for line in after:
+        last = next((one for one in before if (one.file, one.function) == (line.file, line.function)), None)
+        tree = tree_of(line.file)
+        if last is None or tree is None:
+            continue
+        functions = [tree, *(node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))]
+        statements = [one.statement for function in functions for one in simple_statements(function)]
+        within = [one for one in statements if last.line < one.lineno < line.line]
+        within.sort(key=lambda one: not _writes_part(one))
+        found = next((one for one in within if _writes_part(one) or _is_call(one)), None)
+        return line if found is None else Line(line.file, found.lineno, line.function)
+    return after[0] if after else None
+
+
+def _writes_part(statement: ast.stmt) -> bool:
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target] if isinstance(statement, ast.AugAssign) else []
+    return any(isinstance(one, ast.Subscript) for one in targets) or (isinstance(statement, ast.AugAssign) and bool(targets))
+
+
+def _is_call(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and "zero_grad" not in ast.unparse(statement.value)

@@ -1,0 +1,207 @@
+"""Which samples of a batch each recorded op depends on: the op runs again on copies in which one sample is exchanged for another."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
+from torchdebug_magics.probing.ops import argument_of, written_by
+from torchdebug_magics.probing.tensors import tensors_in
+
+_SECONDS = 0.5
+_MOST_BYTES = 1 << 27
+_TABLE = 2
+_VALUELESS = ("empty", "zeros", "ones", "full", "rand", "new_")
+_RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_copy"})
+
+
+class Begun(NamedTuple):
+    """An op that is about to run, with the arguments of both twins."""
+
+    func: Any
+    first: tuple[Any, Any]
+    second: tuple[Any, Any]
+
+
+class SampleTwins:
+    """Runs beside the user's ops, on memory of its own: in the first twin sample 0 of the batch is sample 1, in the second the reverse.
+
+    An element that differs from the user's in both twins depends on both samples. Nothing of the user's is written, no random number is
+    drawn. Gives up, without an answer, where that would take more than 0.5 s or 128 MiB, or where an op cannot be run like that.
+    """
+
+    def __init__(self, dimension: int = 0) -> None:
+        self.dimension = dimension
+        self.samples_count = 0
+        self.input_shape: tuple[int, ...] = ()
+        """Of the first input of a model that holds the batch."""
+        self.has_steps = False
+        """Whether that input may have time steps beside samples: a row of tokens, or of vectors."""
+        self.scrambles: set[int] = set()
+        """The indices of the ops that reshape a tensor so that the samples are no longer apart along one dimension."""
+        self._is_over = False
+        self._twins: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._members: dict[int, frozenset[int]] = {}
+        self._mixed: list[tuple[RecordedOp, torch.Tensor]] = []
+        self._spent_s, self._made_bytes = 0.0, 0
+
+    def give_up(self) -> None:
+        """Look at no further op; what is known is dropped."""
+        self._is_over = True
+        self._twins = WeakTensorKeyDictionary()
+        self._mixed, self.scrambles = [], set()
+
+    def mixing(self) -> list[RecordedOp]:
+        """The ops with an output element that depends on both samples, in order."""
+        with _disable_current_modes():
+            return [op for op, is_mixed in self._mixed if bool(is_mixed)]
+
+    def before(self, tape: Tape, op: RecordedOp, root: torch.nn.Module | None, func: Any, given: tuple[Any, Any]) -> Begun | None:
+        """The twins' arguments; None for an op that no sample reaches."""
+        if self._is_over or op.in_backward or op.in_optimizer or op.initializes or not (op.grad_enabled or self.samples_count):
+            return None
+        began_s = time.thread_time()
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                if root is not None:
+                    self._meet_inputs(tape, op, root, given)
+                tensors = list(tensors_in(given))
+                if not any(one in self._twins for one in tensors):
+                    return None
+                unknown = [one for one in written_by(func, *given) if one not in self._twins]
+                if self._is_affordable(unknown):
+                    for one in unknown:
+                        self._twins[one] = one.detach().clone(), one.detach().clone()
+                return None if self._is_over else Begun(func, self._of_twin(given, 0), self._of_twin(given, 1))
+        except Exception:  # noqa: BLE001 - then there is no answer
+            self.give_up()
+            return None
+        finally:
+            self._spent_s += time.thread_time() - began_s
+
+    def after(self, op: RecordedOp, begun: Begun, given: tuple[Any, ...], result: Any) -> None:
+        """Run the op for both twins."""
+        made = tree_leaves(result)
+        if self._is_over or not any(isinstance(one, torch.Tensor) for one in made) or op.name.startswith(_VALUELESS):
+            return
+        if not self._is_affordable(one for one in made if isinstance(one, torch.Tensor)):
+            return
+        began_s = time.thread_time()
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                for one, first, second in zip(made, *self._run(op, begun, given, made), strict=True):
+                    if isinstance(one, torch.Tensor) and first is not None and second is not None:  # of some outputs there is none
+                        self._twins[one] = first, second
+                        self._compare(op, one, first, second, given)
+        except Exception:  # noqa: BLE001 - as above
+            self.give_up()
+        self._spent_s += time.thread_time() - began_s
+
+    def _is_affordable(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether twins of these may be made; else it gives up."""
+        self._made_bytes += 2 * sum(one.nbytes for one in tensors)
+        if self._spent_s > _SECONDS or self._made_bytes > _MOST_BYTES:
+            self.give_up()
+        return not self._is_over
+
+    def _meet_inputs(self, tape: Tape, op: RecordedOp, root: torch.nn.Module, given: tuple[Any, Any]) -> None:
+        """Inputs of a model with as many samples as the first one."""
+        for tensor, use in zip(tensors_in(given), op.reads, strict=False):
+            maker = tape.maker(use)
+            if tensor in self._twins or type(tensor) is not torch.Tensor or (maker is not None and maker.root == op.root):
+                continue
+            if id(root) not in self._members:
+                self._members[id(root)] = frozenset(id(one) for one in (*root.parameters(), *root.buffers()))
+            if id(tensor) in self._members[id(root)] or tensor.ndim <= self.dimension:
+                continue
+            count, is_first = tensor.shape[self.dimension], not self.samples_count
+            if count < 2 or not (tensor.ndim > 1 if is_first else count == self.samples_count):  # noqa: PLR2004 - one sample meets no other
+                continue
+            if list(tensor.shape).count(count) > 1:
+                self.give_up()  # which of its dimensions holds the samples cannot be told
+                return
+            if not self._is_affordable([tensor]):
+                return
+            if is_first:
+                self.samples_count, self.input_shape = count, tuple(tensor.shape)
+                self.has_steps = tensor.ndim > _TABLE or not tensor.is_floating_point()
+            first, second = tensor.detach().clone(), tensor.detach().clone()
+            first.select(self.dimension, 0).copy_(tensor.select(self.dimension, 1))
+            second.select(self.dimension, 1).copy_(tensor.select(self.dimension, 0))
+            self._twins[tensor] = first, second
+
+    def _of_twin(self, given: tuple[Any, Any], which: int) -> tuple[Any, Any]:
+        def of_twin(leaf: Any) -> Any:
+            return self._twins[leaf][which] if isinstance(leaf, torch.Tensor) and leaf in self._twins else leaf
+
+        args, kwargs = tree_map(of_twin, given)
+        return args, kwargs
+
+    def _run(self, op: RecordedOp, begun: Begun, given: tuple[Any, ...], made: list[Any]) -> list[list[Any]]:
+        twins = (begun.first, begun.second)
+        if "batch_norm" in op.name or op.name == "native_dropout":  # each element by itself: what a batch has in common is meant
+            actual = given[0]
+            return [[made[0] + (args[0] - actual).to(made[0].dtype), *made[1:]] for args, _ in twins]
+        if begun.func.namespace != "aten" or _draws(begun.func, *begun.first):
+            message = f"{op.name} cannot be run twice"
+            raise NotImplementedError(message)
+        return [tree_leaves(begun.func(*args, **kwargs)) for args, kwargs in twins]
+
+    def _compare(self, op: RecordedOp, made: torch.Tensor, first: torch.Tensor, second: torch.Tensor, given: tuple[Any, ...]) -> None:
+        in_first, in_second = _differs(first, made), _differs(second, made)
+        is_mixed = (in_first & in_second).any()
+        self._mixed.append((op, is_mixed))
+        if op.name in _RESHAPES and not bool(is_mixed) and _scrambles(in_first, tuple(given[0].shape), self.samples_count):
+            self.scrambles.add(op.index)
+
+
+def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the op draws random numbers in this call."""
+    return torch.Tag.nondeterministic_seeded in func.tags and argument_of(func, args, kwargs, "dropout_p") != 0
+
+
+def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if one.is_floating_point() or one.is_complex():
+        return ~torch.isclose(one, other, rtol=1e-4, atol=1e-7, equal_nan=True)
+    return one != other
+
+
+def _scrambles(is_of_sample: torch.Tensor, before: tuple[int, ...], samples_count: int) -> bool:
+    """Whether a reshape from `before` tears the sample apart, or stands where a transpose was meant.
+
+    That is where the sample is alone along no dimension, where a dimension as long as the batch comes before the one along which the
+    sample is alone, and where two sizes are only exchanged.
+    """
+    after = tuple(is_of_sample.shape)
+    common = sorted(set(_strides(before)) & set(_strides(after)))
+    for start, end in itertools.pairwise(common):
+        old, new = (_between(shape, start, end) for shape in (before, after))
+        part = is_of_sample.reshape(start, end // start, -1).any(2).any(0).reshape(new)
+        if old == new or bool(part.all()) or not bool(part.any()):
+            continue  # the samples stand elsewhere
+        places = [int(part.movedim(place, 0).reshape(size, -1).any(1).sum()) for place, size in enumerate(new)]
+        alone = [place for place, size in enumerate(new) if places[place] * samples_count <= size]
+        in_front = new.count(samples_count) == 1 and new.index(samples_count) < min(alone, default=0)
+        if not alone or in_front or (samples_count in new and sorted(new) == sorted(old)):
+            return True
+    return False
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    """The products of the first sizes, from 1 on."""
+    return list(itertools.accumulate(shape, operator.mul, initial=1))
+
+
+def _between(shape: tuple[int, ...], start: int, end: int) -> tuple[int, ...]:
+    """The dimensions, but those of size 1, whose products go from one to the other."""
+    products = _strides(shape)
+    return tuple(size for place, size in enumerate(shape) if size > 1 and start <= products[place] and products[place + 1] <= end)

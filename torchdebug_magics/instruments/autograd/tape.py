@@ -1,0 +1,235 @@
+"""What was recorded of the ops: plain data that keeps no tensor alive."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchdebug_magics.probing.contents import memory_of
+from torchdebug_magics.probing.lines import Line
+from torchdebug_magics.probing.source.call_sites import node_at, value_of
+from torchdebug_magics.probing.source.code_owner import local_values
+from torchdebug_magics.probing.tensors import tensors_in
+
+Note: TypeAlias = Literal["", "wraps a graph", "takes probabilities"]
+_ROUNDING = 16
+
+
+class StorageNumbers:
+    """Keeps no storage alive."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count(1)
+        self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        """By address."""
+
+    def of(self, tensor: torch.Tensor) -> int:
+        """0 for a tensor without a storage of its own."""
+        if not (place := memory_of(tensor)):
+            return 0
+        storage = tensor.untyped_storage()
+        address = _address(tensor) or place
+        known = self._known.get(address)
+        if known is None or known[0]() is None:  # two that are alive at one address are one memory, as with `torch.from_dlpack`
+            known = self._known[address] = weakref.ref(storage), next(self._next)
+        return known[1]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where its storage begins, without making a memory its own that it shares until somebody writes."""
+    return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
+
+
+class Use(NamedTuple):
+    """A tensor as one op was given it, or returned it."""
+
+    memory: int
+    """A number for its storage, never used again for another one; 0 where it has none of its own."""
+    tensor: int
+    """The id of the tensor object, which may be another's later."""
+    version: int
+    span: tuple[int, int]
+    """The bytes of its storage from its first to behind its last element."""
+    requires_grad: bool
+    is_leaf: bool
+    can_have_grad: bool
+    """Whether its dtype is floating or complex."""
+    shape: tuple[int, ...]
+
+    def overlaps(self, other: Use) -> bool:
+        """Whether both may hold the same element."""
+        return self.memory == other.memory != 0 and self.span[0] < other.span[1] and other.span[0] < self.span[1]
+
+
+@dataclass(slots=True)
+class RecordedOp:
+    """One op as it ran."""
+
+    index: int
+    name: str
+    line: Line | None
+    """The innermost line of the user's code."""
+    module: str | None
+    """Module path; None outside every module."""
+    module_type: str
+    grad_enabled: bool
+    inference: bool
+    in_backward: bool
+    in_optimizer: bool
+    reads: tuple[Use, ...]
+    writes: tuple[Use, ...]
+    """As they were before the op."""
+    calls: tuple[Line, ...] = ()
+    """The user's own calls in which it ran, the innermost first."""
+    makes: tuple[Use, ...] = ()
+    moved: tuple[int, ...] = ()
+    """The version of each of `writes` after the op."""
+    sources: tuple[tuple[Use, RecordedOp], ...] = field(default=(), repr=False)
+    """What it reads, with the op that made it; what was there before is not among them."""
+    root: int = 0
+    """The id of the model in which it ran."""
+    training: bool = True
+    """Whether that was in training mode."""
+    note: Note = ""
+    unknown: bool = False
+    """Whether no op made one of the tensors that it reads, and that could have a gradient."""
+
+    @property
+    def parents(self) -> tuple[RecordedOp, ...]:
+        """The ops that made what it reads."""
+        return tuple(maker for _, maker in self.sources)
+
+    @property
+    def initializes(self) -> bool:
+        """Whether it gives a leaf its values."""
+        return any(one.is_leaf for one in self.writes)
+
+
+@dataclass
+class Tape:
+    """The ops in the order in which they ran."""
+
+    ops: list[RecordedOp] = field(default_factory=list)
+    by_node: dict[int, RecordedOp] = field(default_factory=dict)
+    """By the sequence number of the graph node that an op has made."""
+    numbers: StorageNumbers = field(default_factory=StorageNumbers)
+    count: int = 0
+    """Of all ops, also of those that were dropped."""
+    graph_memory: set[int] = field(default_factory=set)
+    """Storages of tensors that belong to a graph, or that one was computed from."""
+    _writers: dict[int, list[RecordedOp]] = field(default_factory=dict)
+    _made: dict[int, RecordedOp] = field(default_factory=dict)
+    """The latest op that returned a tensor, by the id of the tensor."""
+    _filled: dict[int, RecordedOp] = field(default_factory=dict)
+    """The same by its storage."""
+
+    def add(self, op: RecordedOp) -> None:
+        """An op that has ended."""
+        op.index = self.count
+        self.count += 1
+        self.ops.append(op)
+        made_by = [(use, self.maker(use)) for use in op.reads]
+        op.sources = tuple((use, maker) for use, maker in made_by if maker is not None)
+        op.unknown = any(maker is None and use.can_have_grad and not (use.is_leaf and use.requires_grad) for use, maker in made_by)
+        if op.grad_enabled and any(one.requires_grad for one in op.reads):
+            self.graph_memory.update(one.memory for one in (*op.reads, *op.makes))
+        for one in op.writes:
+            self._writers.setdefault(one.memory, []).append(op)
+        for one in op.makes:
+            self._made[one.tensor] = self._filled[one.memory] = op
+
+    def drop_before(self, index: int) -> None:
+        """Forget the ops before that one."""
+        kept = [op for op in self.ops if op.index >= index]
+        nodes = {number: op for number, op in self.by_node.items() if op.index >= index}
+        self.ops, self.by_node = [], nodes
+        self._writers, self._made, self._filled, self.graph_memory = {}, {}, {}, set()
+        for op in kept:
+            number = op.index
+            self.add(op)
+            op.index, self.count = number, self.count - 1
+
+    def since(self, index: int) -> list[RecordedOp]:
+        """The ops from that one on."""
+        return [op for op in self.ops if op.index >= index]
+
+    def writers(self, use: Use, after: RecordedOp) -> Iterator[tuple[RecordedOp, Use, int]]:
+        """(op, what it wrote, version afterwards) of each later write to the same elements, or to another view of them."""
+        for op in self._writers.get(use.memory, ()):
+            if op.index > after.index:
+                for written, version in zip(op.writes, op.moved, strict=False):
+                    if written.memory == use.memory:
+                        yield op, written, version
+
+    def maker(self, use: Use) -> RecordedOp | None:
+        """The latest op that made this tensor; of one that no op was seen to make, the latest that wrote its memory."""
+        made = self._made.get(use.tensor)
+        if made is not None and any(one.tensor == use.tensor and one.memory == use.memory for one in made.makes):
+            return made
+        return self._filled.get(use.memory) if use.memory else None
+
+    def graph_of(self, root: int) -> list[RecordedOp]:
+        """The ops that the graph of the tensor with that id is made of: those through which its gradient flows."""
+        todo, found = [op for op in self.ops if any(one.tensor == root for one in op.makes)][-1:], dict[int, RecordedOp]()
+        while todo:
+            op = todo.pop()
+            if op.index not in found:
+                found[op.index] = op
+                # Inside a function whose backward the user has written, gradients are off.
+                inputs = [maker for use, maker in op.sources if use.requires_grad or not op.grad_enabled]
+                todo += [maker for maker in inputs if not maker.in_optimizer and not maker.initializes]
+        return list(found.values())
+
+    def clear(self) -> None:
+        """Forget all ops; their numbers go on."""
+        self.drop_before(self.count)
+
+    def consumers(self) -> dict[int, list[RecordedOp]]:
+        """The ops that read what an op made, by the index of that op."""
+        found: dict[int, list[RecordedOp]] = {}
+        for op in self.ops:
+            for parent in op.parents:
+                found.setdefault(parent.index, []).append(op)
+        return found
+
+
+def note_of(name: str, args: tuple[Any, ...], frame: FrameType | None) -> Note:
+    """Of an op that is about to run in the line at which a frame stands."""
+    if name == "lift_fresh" and frame is not None and _wraps_graph(frame):
+        return "wraps a graph"
+    return "takes probabilities" if name == "_log_softmax" and _sums_to_one(args[0], args[1]) else ""
+
+
+def _wraps_graph(frame: FrameType) -> bool:
+    """Whether ``torch.tensor(losses)`` is called with tensors that require a gradient: their numbers are read without an op."""
+    call = node_at(frame)
+    if not isinstance(call, ast.Call) or not call.args:
+        return False
+    return any(tensor.requires_grad for tensor in tensors_in(_held(call.args[0], frame)))
+
+
+def _held(node: ast.expr, frame: FrameType) -> list[Any]:
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [part for one in node.elts for part in _held(one, frame)]
+    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and ast.unparse(node.elt) == ast.unparse(node.generators[0].target):
+        return _held(node.generators[0].iter, frame)
+    value = value_of(node, frame, local_values(frame))
+    return list(value) if type(value) in {list, tuple} else [value]
+
+
+def _sums_to_one(logits: torch.Tensor, dim: int) -> bool:
+    """Whether what is to become a distribution by a softmax is one already."""
+    if not logits.requires_grad or logits.layout is not torch.strided or logits.is_meta or not logits.numel() or logits.size(dim) == 1:
+        return False
+    with _disable_current_modes(), torch.no_grad():
+        values = logits.detach()
+        off = (values.sum(dim) - 1).abs().max()
+        return bool(values.min() >= 0) and bool(off <= _ROUNDING * torch.finfo(values.dtype).eps)

@@ -1,1 +1,0 @@
-"""Why two runs from the same start differ: the op by itself, or the line of Python on the way to it."""

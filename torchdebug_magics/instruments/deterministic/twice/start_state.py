@@ -1,0 +1,315 @@
+"""What a run begins with, and another one must find again: objects, gradients, generators, names, the environment and the process."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from queue import Queue
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from torchdebug_magics.instruments.deterministic.twice.body import Body
+from torchdebug_magics.probing.attributes import Names, attributes_of
+from torchdebug_magics.probing.contents import Contents
+from torchdebug_magics.probing.graphs import is_graph_leaf
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.kinds import hashes_by_itself
+from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.snapshot import Bound, Snapshot
+from torchdebug_magics.probing.where import runs_alone
+
+_OF_COMPILERS = "__"
+"""How the names begin that a compiler puts beside the user's: what it has compiled stays, and looks for them."""
+_ALL = Bound(objects=2_000_000, bytes=4 << 30)
+_Make: TypeAlias = Callable[["dict[int, Any]"], Any]
+"""Makes one anew; those that were made already, by the number of what they stand for."""
+_GONE_THROUGH: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "\xe9", b"", bytearray(), {}, {}.values(), {}.items(), set())
+_GONE_BACK: tuple[Any, ...] = ([], {}, {}.values(), {}.items())
+
+
+class State:
+    """Of everything that a body can reach, at one moment. What tensors hold is not in it: see `Contents`."""
+
+    def __init__(self, body: Body, guard: Guard, also: Iterable[str] = ()) -> None:
+        self._body = body
+        self._guard = guard
+        self.names = frozenset(body.namespace.keys() - body.hidden)
+        self._has_figures = bool(figures())
+        self._snapshot = Snapshot([Names(body.namespace, self.names | frozenset(also)), *body.roots, figures()], _ALL)
+        self._gradients = [
+            (one, None if is_lazy(one) else one.grad, one.requires_grad) for one in self._snapshot.of_kind(torch.Tensor) if _is_leaf(one)
+        ]
+        self._stand_ins = StandIns(self._snapshot.objects())
+        self._queues = [(one, one.unfinished_tasks, list(one.queue)) for one in self._snapshot.of_kind(Queue)]
+        self._random = RandomState.take()
+        self._process = Process(guard)
+        self._environment = dict(os.environ)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a run that begins here can be undone: what is added to a sparse gradient is seen by nobody."""
+        return all(gradient is None or gradient.layout is torch.strided for _, gradient, _ in self._gradients)
+
+    def contents(self) -> Contents:
+        """What all tensors hold now."""
+        contents = Contents()
+        for tensor in self._snapshot.of_kind(torch.Tensor):
+            if not is_lazy(tensor):
+                contents.keep(tensor)
+        return contents
+
+    def is_found_again(self, value: object) -> bool:
+        """Whether something stands in for it in a later run."""
+        return value in self._stand_ins
+
+    def stand_in(self) -> None:
+        """Let new objects stand where those are that cannot be put back in place; to be followed by `put_back`."""
+        self._snapshot.put_in_place(self._stand_ins.made(), self._guard)
+
+    def put_back(self) -> None:
+        """Make all of it as it was; names that are new are gone."""
+        for name in self._body.namespace.keys() - self._body.hidden - self.names:
+            if not name.startswith(_OF_COMPILERS):
+                del self._body.namespace[name]
+        self._snapshot.put_back(self._guard)
+        if runs_alone():  # else what a thread has put there meanwhile stays
+            for queue, unfinished, items in self._queues:
+                _fill(queue, unfinished, items)
+        if not self._has_figures:  # pyplot itself may be new
+            figures().clear()
+        for tensor, gradient, requires_grad in self._gradients:
+            self._guard.run("putting back a gradient", _put_gradient, tensor, gradient, requires_grad)
+        self._random.put_back()
+        self._process.put_back()
+        for name in os.environ.keys() - self._environment:
+            del os.environ[name]
+        os.environ |= {name: value for name, value in self._environment.items() if os.environ.get(name) != value}
+
+
+def _is_leaf(tensor: Any) -> bool:
+    return is_lazy(tensor) or (is_graph_leaf(tensor) and not tensor.is_inference())
+
+
+def _fill(queue: Queue[Any], unfinished: int, items: list[Any]) -> None:
+    with queue.mutex:
+        queue.unfinished_tasks = unfinished
+        queue.queue.clear()
+        queue.queue.extend(items)
+
+
+def _put_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None, requires_grad: bool) -> None:
+    with torch._C.DisableTorchFunctionSubclass():  # a lazy one would refuse
+        if tensor.grad is not gradient:
+            tensor.grad = gradient
+        if tensor.requires_grad != requires_grad:
+            tensor.requires_grad_(requires_grad)
+
+
+_ITERATORS = frozenset(
+    {enumerate, zip, map, filter, reversed, type(iter(int, 1)), type(itertools.tee(())[0])}
+    | {one for one in vars(itertools).values() if isinstance(one, type)}
+    | {type(iter(one)) for one in _GONE_THROUGH}
+    | {type(reversed(one)) for one in _GONE_BACK}
+)
+
+
+class StandIns:
+    """For some objects at one moment; the objects themselves stay as they are."""
+
+    def __init__(self, objects: Iterable[object]) -> None:
+        self._found: dict[int, tuple[Any, _Make]] = {}  # also keeps the objects alive, so that no id is given away
+        for one in objects:
+            self._take(one)
+
+    def __contains__(self, value: object) -> bool:
+        return id(value) in self._found
+
+    def made(self) -> dict[int, Any]:
+        """New ones, by the `id` of what they stand for."""
+        made: dict[int, Any] = {}
+        for _, make in self._found.values():
+            make(made)
+        return made
+
+    def _take(self, value: Any) -> bool:
+        """Whether it can be made anew."""
+        if id(value) in self._found:
+            return True
+        make = self._of_cache(value) if isinstance(value, functools._lru_cache_wrapper) else self._of_iterator(value)
+        if make is not None:
+            self._found[id(value)] = value, make
+        return make is not None
+
+    def _of_iterator(self, value: Any) -> _Make | None:
+        kind = type(value)
+        if kind not in _ITERATORS:
+            return None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # some Pythons warn that this will go
+                function, given, *state = value.__reduce__()
+        except (TypeError, AttributeError, ValueError):
+            return None
+        state = [_copied(one) for one in state]
+        if not all(map(self._is_steady, (*given, *_inside(state)))):
+            return None
+
+        def make(made: dict[int, Any]) -> Any:
+            if id(value) not in made:
+                iterator = function(*(self._anew(one, made) for one in given))
+                for one in state:
+                    iterator.__setstate__(self._anew(_copied(one), made))
+                made[id(value)] = iterator
+            return made[id(value)]
+
+        return make
+
+    def _is_steady(self, part: Any) -> bool:
+        """Whether it is, or can be made, as it was: no generator can, nor what is only known to give one thing after the other."""
+        is_iterator = hasattr(type(part), "__next__") and attributes_of(part) is None
+        return not is_iterator or self._take(part)
+
+    def _anew(self, part: Any, made: dict[int, Any]) -> Any:
+        if isinstance(part, tuple):
+            return tuple(self._anew(one, made) for one in part)
+        known = self._found.get(id(part))
+        return part if known is None else known[1](made)
+
+    def _of_cache(self, function: Any) -> _Make | None:
+        entries = _entries(function)
+        if entries is None:
+            return None
+
+        def make(made: dict[int, Any]) -> Any:
+            if id(function) not in made:
+                made[id(function)] = _cache(function, entries)
+            return made[id(function)]
+
+        return make
+
+
+def _copied(state: Any) -> Any:
+    return [*state] if type(state) is list else tuple(map(_copied, state)) if type(state) is tuple else state
+
+
+def _inside(state: Any) -> Iterator[Any]:
+    for one in state:
+        if type(one) is tuple:
+            yield from _inside(one)
+        else:
+            yield one
+
+
+# --- `functools.lru_cache`: only calls put something in, so a new one is called with what was kept -----------------------------
+class _Entry(NamedTuple):
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+
+def _entries(function: Any) -> list[_Entry] | None:
+    """What it keeps, the oldest first; None where it keeps without a limit, or where that cannot be told."""
+    parameters = function.cache_parameters()
+    if parameters["maxsize"] is None:
+        return None
+    held = [one for one in gc.get_referents(function) if getattr(one, "__name__", "") not in {"_lru_list_elem", "_lru_cache_wrapper"}]
+    table = next((place for place, one in enumerate(held) if type(one) is dict and one is not vars(function)), None)
+    if table is None or table != 2 * len(held[table]):
+        return None
+    keys = {id(key) for key in held[table]}
+    marks = {id(one) for one in held[table:] if type(one) is object}
+    pairs = list(zip(held[:table:2], held[1:table:2], strict=True))
+    if any(id(key) not in keys or not hashes_by_itself(key) for key, _ in pairs):
+        return None
+    return [_Entry(*_arguments(key, marks, is_typed=parameters["typed"]), result) for key, result in pairs]
+
+
+def _arguments(key: Any, marks: set[int], *, is_typed: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Of the call that was kept under a key, as Python makes it: the arguments, a mark, names with values, and the types of all."""
+    if type(key) is not tuple:
+        return (key,), {}
+    mark = next((place for place, one in enumerate(key) if id(one) in marks), None)
+    if mark is None:
+        return (key[: len(key) // 2] if is_typed else key), {}
+    rest = len(key) - mark - 1
+    pairs = (rest - mark) // 3 if is_typed else rest // 2
+    named = key[mark + 1 : mark + 1 + 2 * pairs]
+    return key[:mark], dict(zip(named[::2], named[1::2], strict=True))
+
+
+def _cache(function: Any, entries: list[_Entry]) -> Any:
+    kept = (one.result for one in entries)
+    is_filled = False
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function.__wrapped__(*args, **kwargs) if is_filled else next(kept)
+
+    cache: Any = functools.lru_cache(**function.cache_parameters())(called)
+    for one in entries:
+        cache(*one.args, **one.kwargs)
+    is_filled = True
+    vars(cache).update(vars(function))
+    return cache
+
+
+def figures() -> dict[Any, Any]:
+    """By number, the very dict; one of nobody's where pyplot was not imported."""
+    helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
+    return {} if helpers is None else helpers.Gcf.figs
+
+
+def _device() -> Any:
+    """None where nobody has set it: to set it, even to the same one, puts a mode under all that follows."""
+    context: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
+    held = getattr(context, "device_context", None)
+    return None if held is None else held.device
+
+
+class Setting(NamedTuple):
+    """One of them."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    line: str = ""
+    """What the user writes to set it, with `{!r}` for the value; empty where no number depends on it."""
+
+
+def _items(held: list[Any]) -> Setting:
+    return Setting(lambda: list(held), lambda items: held.__setitem__(slice(None), items))
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "the working folder": Setting(os.getcwd, os.chdir, "os.chdir({!r})"),
+    "the default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype, "torch.set_default_dtype({!r})"),
+    "the default device": Setting(_device, torch.set_default_device, "torch.set_default_device({!r})"),
+    "the grad mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled, "torch.set_grad_enabled({!r})"),
+    "anomaly detection": Setting(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "the number of threads": Setting(torch.get_num_threads, torch.set_num_threads, "torch.set_num_threads({!r})"),
+    "the recursion limit": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
+}
+
+
+class Process:
+    """As it is at one moment."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        lists: dict[str, list[Any]] = {"the path of imports": sys.path, "the arguments": sys.argv, "the callbacks of gc": gc.callbacks}
+        self._settings = {**SETTINGS, **{name: _items(held) for name, held in lists.items()}}
+        self._values = {name: guard.run(f"reading {name}", read) for name, (read, *_) in self._settings.items()}
+
+    def put_back(self) -> None:
+        """What has changed, and no more."""
+        for name, (read, write, _) in self._settings.items():
+            self._guard.run(f"putting back {name}", self._write, name, read, write)
+
+    def _write(self, name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
+        if read() != self._values[name]:
+            write(self._values[name])

@@ -1,0 +1,404 @@
+"""What a call that has no frame of its own, as it is written in C, waits for: told by the object that is called."""
+
+from __future__ import annotations
+
+import _thread
+import ast
+import dis
+import functools
+import io
+import os
+import select
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, Literal, TypeAlias
+from weakref import ref
+
+from torchdebug_magics.probing.referents import referents
+from torchdebug_magics.probing.source.call_sites import MISSING, calls_on_line, names_of, node_at, value_of
+from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code, owner
+
+LOCKS: tuple[type, ...] = (_thread.LockType, type(_thread.RLock()))
+_WAITS_FOR_CHILD = frozenset({"waitpid", "waitid", "wait", "wait3", "wait4"})
+_SELECTS = frozenset({"select", "poll"})
+_SOCKET = frozenset({"recv", "recv_into", "recvfrom", "accept", "connect", "sendall", "send"})
+_FILE = frozenset({"read", "readline", "readlines", "readinto", "read1", "write", "flush", "open"})
+_MOST_OBJECTS, _MOST_VISITS = 20_000, 100_000
+_MOST_DEEP = 3
+_MOST_ITEMS = 1_000
+"""Of a container; one with more holds data."""
+_PLAIN: tuple[type, ...] = (int, float, complex, str, bytes, bytearray, bool, type(None), range, CodeType, FrameType, ModuleType, ref)
+_CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
+_DATA = frozenset({"torch", "torch._C", "torch.nn.parameter", "numpy", "pandas.core.frame", "pandas.core.series", "PIL.Image"})
+_SHARED = ("multiprocessing.queues", "multiprocessing.connection", "multiprocessing.synchronize", "multiprocessing.managers")
+_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+_KERNELS = ("IPython", "ipykernel", "jupyter", "tornado", "zmq", "traitlets", "debugpy", "pydevd", "_pydev")
+"""They hold all of the user's names, which they do not use."""
+Kind: TypeAlias = Literal[
+    "lock", "queue", "event", "join", "batch", "collective", "input", "sleep", "io", "native", "gil", "python", "dead"
+]  # fmt: skip
+Target: TypeAlias = tuple[Literal["thread", "process", "task"], int]
+"""A thread of the same process by its ident, a process by its number, an asyncio task by its id."""
+_RUNNERS = frozenset({"run_code", "run_cell_async", "run_ast_nodes"})
+"""IPython's coroutines, inside which the cell runs."""
+_STEPS = ("_asyncio", "asyncio.futures", "asyncio.tasks")
+"""Callbacks by which a task goes on."""
+_MOST_AWAITED = 100
+
+
+def builtin_wait(frame: FrameType) -> Waiting | None:
+    """Of the innermost frame of a thread; None where it runs, or where what it calls cannot be told."""
+    names = names_of(frame)
+    node = node_at(frame)
+    for candidate in [node] if node is not None else calls_on_line(frame):
+        waiting = _of_call(candidate, frame, names) if isinstance(candidate, ast.Call) else _of_with(candidate, frame, names)
+        if waiting is not None:
+            return waiting
+    return None
+
+
+def called_name(frame: FrameType) -> str:
+    """What the frame calls, as it is written: ``"torch.mm"``; empty where that is not known."""
+    node = node_at(frame)
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def _of_with(node: ast.expr, frame: FrameType, names: dict[str, Any]) -> Waiting | None:
+    """``with lock:``, whose entering has no call in the source."""
+    return _named_lock(_lock(value_of(node, frame, names), None), node)
+
+
+def _of_call(node: ast.Call, frame: FrameType, names: dict[str, Any]) -> Waiting | None:  # noqa: PLR0911 - a table by function
+    if isinstance(node.func, ast.Attribute):
+        held = value_of(node.func.value, frame, names)
+        if held is not MISSING and (waiting := _method(held, node.func.attr, node, frame, names)) is not None:
+            return waiting
+    function = value_of(node.func, frame, names)
+    holder = getattr(function, "__self__", None)
+    name = getattr(function, "__name__", "")
+    if function is time.sleep:
+        seconds = _argument(node, 0, "secs", frame, names)
+        return Waiting("sleep", f"time.sleep({seconds:g})" if isinstance(seconds, (int, float)) else "time.sleep()")
+    if function is input:
+        return Waiting("input", "your input")
+    if holder is os or getattr(function, "__module__", "") == "posix":
+        if name in _WAITS_FOR_CHILD:
+            pid = _argument(node, 0, "pid", frame, names)
+            return Waiting("join", "the end of a process", targets=[("process", pid)] if isinstance(pid, int) and pid > 0 else [])
+        return Waiting("io", f"os.{name}()") if name in {"read", "write", "open"} else None
+    if function is select.select or (holder is not None and name in _SELECTS and type(holder).__module__ == "select"):
+        value = _argument(node, 3 if function is select.select else 0, "timeout", frame, names)
+        return Waiting("io", "a file or socket", timeout_s=float(value) if type(value) in {int, float} and value >= 0 else None)
+    return _method(holder, name, node, frame, names) if isinstance(holder, LOCKS) else None
+
+
+def _method(held: Any, name: str, node: ast.Call, frame: FrameType, names: dict[str, Any]) -> Waiting | None:  # noqa: PLR0911 - as above
+    kind: Any = type(held)
+    if name in {"acquire", "__enter__"} and (isinstance(held, LOCKS) or kind.__module__ in {"threading", "multiprocessing.synchronize"}):
+        if _argument(node, 0, "blocking", frame, names) is False or _argument(node, 0, "block", frame, names) is False:
+            return None
+        return _named_lock(_lock(held, _timeout(node, frame, names)), node.func)
+    if isinstance(held, SimpleQueue) and name == "get":
+        return Waiting("queue", "queue.get()", on=held, timeout_s=_timeout(node, frame, names), facts={"get": True})
+    if isinstance(held, socket.socket) and name in _SOCKET:
+        return Waiting("io", "a socket", timeout_s=held.gettimeout(), facts={"network": held.family != socket.AF_UNIX})
+    if isinstance(held, io.IOBase) and name in _FILE:
+        return Waiting("io", _file_of(held), facts=_pipe_of(held))
+    if kind.__module__ == "torch._C._distributed_c10d":
+        return Waiting("collective", "a collective's wait()" if "Work" in kind.__name__ else f"the store's {name}()", facts={"op": name})
+    if kind.__module__ in {"select", "selectors"}:
+        return Waiting("io", "a file or socket", timeout_s=_timeout(node, frame, names))
+    return None
+
+
+def _file_of(file: Any) -> str:
+    name = getattr(file, "name", "")
+    return f"the file {name}" if isinstance(name, str) and name else "a pipe or file"
+
+
+def _pipe_of(file: Any) -> dict[str, str]:
+    try:
+        target = os.readlink(f"/proc/self/fd/{file.fileno()}")  # noqa: PTH115 - such as "pipe:[123]"
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return {"pipe": target} if target.startswith("pipe:") else {}
+
+
+def _named_lock(waiting: Waiting | None, node: ast.expr) -> Waiting | None:
+    """With the name by which the user's code calls the lock."""
+    held = node.value if isinstance(node, ast.Attribute) and node.attr in {"acquire", "__enter__"} else node
+    if waiting is not None:
+        waiting.facts["name"] = getattr(held, "attr", getattr(held, "id", ""))
+    return waiting
+
+
+def _lock(held: Any, timeout_s: float | None) -> Waiting | None:
+    if isinstance(held, LOCKS):
+        return Waiting("lock", "lock", on=held, timeout_s=timeout_s)
+    module, name = type(held).__module__, type(held).__name__
+    if module == "threading" and name in {"Condition", "Semaphore", "BoundedSemaphore"}:
+        inner = getattr(held, "_lock", held) if name == "Condition" else held
+        return Waiting("lock", "lock" if name == "Condition" else "semaphore", on=inner, timeout_s=timeout_s)
+    semaphore = getattr(held, "_semlock", None)
+    if module == "multiprocessing.synchronize" and semaphore is not None:
+        return Waiting("lock", f"multiprocessing {name}", on=held, timeout_s=timeout_s, facts={"semaphore": getattr(semaphore, "name", "")})
+    return None
+
+
+def _timeout(node: ast.Call, frame: FrameType, names: dict[str, Any]) -> float | None:
+    value = _argument(node, 1, "timeout", frame, names)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _argument(node: ast.Call, place: int, name: str, frame: FrameType, names: dict[str, Any]) -> Any:
+    for keyword in node.keywords:
+        if keyword.arg == name:
+            return value_of(keyword.value, frame, names)
+    return value_of(node.args[place], frame, names) if len(node.args) > place else MISSING
+
+
+class Reach:
+    """All that the frames of one thread lead to: by local names, by global names that the user's functions use, and by what those hold."""
+
+    def __init__(self, frames: Sequence[FrameType], others: Iterable[object] = ()) -> None:
+        self._met: set[int] = set()
+        self.shares = False
+        """Whether a queue, a pipe or a lock between processes is met."""
+        self._is_cut = False
+        """Whether there was more than we looked at, so that nothing can be said."""
+        self._runs_users = any(is_user_code(frame.f_code) for frame in frames)
+        waiting: deque[Any] = deque(others)
+        for frame in _without_kernel(frames):
+            names = names_of(frame)
+            self._is_cut |= not names and bool(frame.f_code.co_nlocals)
+            if is_module_code(frame.f_code):
+                waiting.extend(names[name] for name in _names_in(frame.f_code)[0] if name in names)
+            else:
+                waiting.extend(names.values())
+                waiting.extend(_globals_of(frame.f_code, frame.f_globals))
+        many = 0
+        while waiting and not self._is_cut:
+            self._go_on(waiting.popleft(), waiting)
+            many += 1
+            self._is_cut |= many > _MOST_VISITS or len(self._met) > _MOST_OBJECTS
+
+    def can_get(self, wanted: object) -> bool:
+        """Whether it could, as far as can be told; of a library's thread that leads to very much, only what was met counts."""
+        return id(wanted) in self._met or (self._is_cut and self._runs_users)
+
+    def _go_on(self, value: Any, waiting: deque[Any]) -> None:
+        kind: Any = type(value)  # `isinstance` would ask the object, which may be the user's
+        if issubclass(kind, _PLAIN) or id(value) in self._met:
+            return
+        self._met.add(id(value))
+        self.shares |= str(kind.__module__).startswith(_SHARED)
+        if issubclass(kind, FunctionType):
+            waiting.extend(value.__closure__ or ())
+            waiting.extend(value.__defaults__ or ())
+            waiting.extend((value.__kwdefaults__ or {}).values())
+            waiting.extend(_globals_of(value.__code__, value.__globals__))
+        elif issubclass(kind, BuiltinFunctionType):
+            waiting.append(value.__self__)  # of a bound method; of a plain function, its module
+        elif issubclass(kind, type):
+            bases = type.__dict__["__mro__"].__get__(value)
+            waiting.extend(held for base in bases if _is_users(base) for held in tuple(vars(base).values()))
+        elif issubclass(kind, (staticmethod, classmethod)):
+            waiting.append(value.__func__)
+        elif issubclass(kind, property):
+            waiting.extend((value.fget, value.fset))
+        elif issubclass(kind, _CONTAINERS) and (many := _length_of(kind, value)) > _MOST_ITEMS:
+            first = referents(value)[:1] if many < _MOST_VISITS else []
+            self._is_cut |= not all(issubclass(type(one), (*_PLAIN, *_CONTAINERS)) or _is_data(one) for one in first)
+        elif not _is_data(value):
+            waiting.extend(referents(value))
+
+
+def is_kernels(module: str) -> bool:
+    """Whether it is code by which the kernel runs cells and talks to the front end."""
+    return module.startswith(_KERNELS)
+
+
+def _without_kernel(frames: Sequence[FrameType]) -> Sequence[FrameType]:
+    """The frames of a cell, without those that run it; none of a thread of the kernel's own."""
+    end = next((at for at, frame in enumerate(frames) if is_kernels(str(frame.f_globals.get("__name__")))), len(frames))
+    return frames[:end] if end == len(frames) or any(is_user_code(frame.f_code) for frame in frames[:end]) else ()
+
+
+def _globals_of(code: CodeType, space: dict[str, Any]) -> Iterator[Any]:
+    """What the global names of a function of the user's stand for; a library's own functions are trusted to use what they are given."""
+    used, attributes = _names_in(code) if is_user_code(code) else (frozenset[str](), frozenset[str]())
+    for name in used:
+        value = space.get(name)
+        yield value
+        if type(value) is ModuleType:
+            yield from _of_module(value, attributes)
+
+
+def _of_module(module: ModuleType, attributes: frozenset[str], depth: int = 0) -> Iterator[Any]:
+    """``module.name``, and ``module.inner.name``."""
+    file = vars(module).get("__file__")
+    if file and owner(file) == "user":
+        for value in (vars(module).get(attribute) for attribute in attributes):
+            yield value
+            if type(value) is ModuleType and depth < _MOST_DEEP:
+                yield from _of_module(value, attributes, depth + 1)
+
+
+def _is_users(kind: type) -> bool:
+    module = str(kind.__module__)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module == "__main__" or module not in sys.modules or (file is not None and owner(file) == "user")
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """(global names, attributes) that it uses, and the functions inside it."""
+    found = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _LOADS}
+    attributes = set(code.co_names) - found
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            names, more = _names_in(inner)
+            found |= names
+            attributes |= more
+    return frozenset(found), frozenset(attributes)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value leads to no lock or queue: data, or the names of a whole module."""
+    kind: Any = type(value)
+    if kind is dict and "__builtins__" in value and "__name__" in value:
+        return True
+    return str(kind.__module__) in _DATA
+
+
+def _length_of(kind: type, value: Any) -> int:
+    """Of the container itself, whatever a subclass of the user's says."""
+    base = next(one for one in _CONTAINERS if issubclass(kind, one))
+    return int(base.__len__(value))
+
+
+@dataclass
+class Waiting:
+    """One wait."""
+
+    kind: Kind
+    what: str
+    """A phrase: ``"batch 2"``, ``"lock"``."""
+    on: Any = None
+    """The object, such as a lock: compared by identity in its own process."""
+    targets: list[Target] = field(default_factory=list)
+    """Who would end the wait, where that is known."""
+    able: list[Target] = field(default_factory=list)
+    """Who else could end it: code that can get at what is waited for."""
+    timeout_s: float | None = None
+    """After which the wait gives up, counted from its beginning; None for one without a timeout."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What a cause is told by: ``debugger``, ``network``, ``idle``, ``acquired`` (file, line, function), ``semaphore`` (a name), ..."""
+
+
+def loop_tasks(frames: Sequence[FrameType]) -> list[Any]:
+    """The tasks of the event loop that a thread runs, which waits for one of them; none where it runs no loop, or a task."""
+    for frame in frames:
+        if owner(frame.f_code.co_filename) == "user":
+            break
+        if _runs_loop(frame):
+            asyncio: Any = sys.modules["asyncio"]
+            try:
+                return [task for task in asyncio.all_tasks(names_of(frame).get("self")) if not task.done()]
+            except RuntimeError:  # the set has changed meanwhile
+                return []
+    return []
+
+
+def scheduled_callbacks(frames: Sequence[FrameType]) -> list[Any]:
+    """What the event loop that a thread runs will call, with its arguments: what the user's code has asked it for."""
+    loops = [names_of(frame).get("self") for frame in frames if _runs_loop(frame)]
+    handles = [handle for loop in loops for name in ("_ready", "_scheduled") for handle in tuple(getattr(loop, name, ()))]
+    keys = [key for loop in loops for key in tuple(getattr(getattr(loop, "_selector", None), "_fd_to_key", {}).values())]
+    ready = [handle for key in keys if isinstance(key.data, tuple) for handle in key.data if handle is not None]
+    handles += [handle for handle in ready if not any(getattr(handle._callback, "__self__", None) is loop for loop in loops)]
+    modules = [str(getattr(handle._callback, "__module__", "_asyncio")) for handle in handles]
+    wanted = [one for one, module in zip(handles, modules, strict=True) if not is_kernels(module) and not module.startswith(_STEPS)]
+    return [part for one in wanted for part in (one._callback, *(one._args or ()))]
+
+
+def root_task(frames: Sequence[FrameType], tasks: Sequence[Any]) -> Any | None:
+    """The task for which the thread's own code waits: that of ``asyncio.run``, or the one that runs the cell."""
+    for frame in frames:
+        if frame.f_code.co_name == "run_until_complete":
+            future = names_of(frame).get("future")
+            return next((task for task in tasks if task is future), None)
+    return next((task for task in tasks if _runs_cell(task_frames(task))), None)
+
+
+def cell_frames(frame: FrameType | None) -> list[FrameType]:
+    """The frames of the cell that awaits, innermost first, where a thread is in the event loop; else none."""
+    frames = list(frames_above(frame))
+    tasks = loop_tasks(frames)
+    task = root_task(frames, tasks) if tasks else None
+    return task_frames(task) if task is not None else []
+
+
+def task_frames(task: Any) -> list[FrameType]:
+    """The frames of a task, innermost first."""
+    found: list[FrameType] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None and len(found) < _MOST_AWAITED:
+        frame = next((getattr(awaited, name, None) for name in ("cr_frame", "gi_frame", "ag_frame") if hasattr(awaited, name)), None)
+        if frame is None:
+            break
+        found.append(frame)
+        awaited = next((getattr(awaited, name, None) for name in ("cr_await", "gi_yieldfrom", "ag_await") if hasattr(awaited, name)), None)
+    return found[::-1]
+
+
+def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:  # noqa: PLR0911 - a table by module
+    """What a task awaits."""
+    waited = getattr(task, "_fut_waiter", None)
+    for frame in reversed(task_frames(task)):
+        module, name = str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
+        held = names_of(frame)
+        what = type(held.get("self")).__name__.lower()
+        if module == "asyncio.locks" and name in {"wait", "acquire", "wait_for"}:
+            kind = "lock" if name == "acquire" else "event"
+            return Waiting(kind, f"asyncio {what}", on=held.get("self"))  # type: ignore[arg-type]
+        if module == "asyncio.queues" and name in {"get", "put", "join"}:
+            return Waiting("queue", f"asyncio queue.{name}()", on=held.get("self"), facts={name: True})
+        if module == "asyncio.tasks" and name == "sleep":
+            return Waiting("sleep", f"asyncio.sleep({held.get('delay', 0)})")
+        pid = getattr(held.get("self"), "pid", None) if module == "asyncio.subprocess" else None
+        if isinstance(pid, int):
+            return Waiting("join", f"the end of process {pid}", targets=[("process", pid)])
+        if module.startswith(("asyncio.streams", "asyncio.subprocess", "aiohttp", "httpx", "httpcore")):
+            return Waiting("io", "the network", facts={"network": True})
+    waits_for = [waited, *(getattr(waited, "_children", None) or ())]
+    targets = [("thread", id(one)) for one in waits_for if one in tasks]
+    if targets:
+        return Waiting("join", "a task", targets=targets)  # type: ignore[arg-type]
+    return Waiting("event", "a future", on=waited, facts={"of_loop": True})
+
+
+def awaited_tasks(task: Any, tasks: Sequence[Any]) -> list[Any]:
+    """The tasks that a task waits for, and those that they wait for."""
+    found: list[Any] = []
+    waiting = [task]
+    while waiting:
+        waited = getattr(waiting.pop(), "_fut_waiter", None)
+        more = [one for one in (waited, *(getattr(waited, "_children", None) or ())) if one in tasks and one not in found]
+        found += more
+        waiting += more
+    return found
+
+
+def _runs_loop(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "_run_once" and frame.f_globals.get("__name__") == "asyncio.base_events"
+
+
+def _runs_cell(frames: Sequence[FrameType]) -> bool:
+    return any(frame.f_code.co_name in _RUNNERS for frame in frames) and any(owner(frame.f_code.co_filename) == "user" for frame in frames)

@@ -1,0 +1,206 @@
+"""Who holds what a thread waits for: asked of the object where it knows, else read from the lines that each thread has come through."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import LOCKS, Reach, Target, Waiting
+from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, line_of, names_of, value_of
+from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_code, owner
+
+Stacks = Mapping[int, Sequence[FrameType]]
+"""The frames of each thread, by its ident, innermost first."""
+_OWNER = re.compile(r"owner=(\d+)")
+_MOST_FUNCTIONS = 2000
+_WRITTEN_IN_PYTHON = 1 << 9
+"""Of a type's flags: it was made by a class statement."""
+
+
+def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[int, Waiting | None], reach: Callable[[int], Reach]) -> None:
+    """Fill in `targets` and `able`, and in `facts` where a lock was acquired; `reach` is asked for that of a thread, by its ident."""
+    if waiting.on is None or waiting.targets:
+        return
+    if waiting.facts.get("of_loop"):
+        waiting.targets = _busy_in_pools(stacks)
+        waiting.facts["may_end"] = True  # a socket, a process or a callback may resolve it
+        return
+    if waiting.kind == "lock":
+        _lock_holder(ident, waiting, stacks)
+    elif waiting.facts.get("future"):
+        waiting.targets = _runners(waiting.on, stacks)
+        if not waiting.targets and any(_is_to_run(waiting.on, frame) for frame in stacks[ident]):
+            waiting.targets = [("thread", ident)]
+            waiting.facts["own_loop"] = True
+        waiting.kind = "join" if waiting.targets else "event"
+    others = [other for other in stacks if other != ident and not _is_alike(waits.get(other), waiting)]
+    if waiting.kind in {"queue", "event"} and not waiting.targets:
+        waiting.targets = [("thread", other) for other in others if _refers(stacks[other], waiting.on)]
+    if waiting.kind in {"queue", "event"} or (waiting.kind == "lock" and waiting.targets in ([], [("thread", ident)])):
+        waiting.able = [("thread", other) for other in others if reach(other).can_get(waiting.on)]
+
+
+def _is_alike(other: Waiting | None, waiting: Waiting) -> bool:
+    """Whether another thread waits for the very same, or has nothing to do."""
+    return other is not None and (other.on is waiting.on or bool(other.facts.get("idle")))
+
+
+def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks) -> None:
+    lock = waiting.on
+    told = _OWNER.search(repr(lock)) if isinstance(lock, LOCKS) else None
+    if told is not None and int(told[1]):
+        waiting.targets = [("thread", int(told[1]))]
+    for other, frames in sorted(stacks.items(), key=lambda item: item[0] != ident):
+        for frame in (one for one in frames if owner(one.f_code.co_filename) in {"user", "library"}):
+            line, by_with = _acquired_at(frame, lock)
+            shared = getattr(lock, "_semlock", None)
+            is_free = other == ident and shared is not None and not shared._count()  # this process does not hold it
+            if line is None or is_free or (waiting.targets and waiting.targets != [("thread", other)]):
+                continue
+            others = (
+                [one for one, theirs in stacks.items() if one != ident and _refers(theirs, lock)] if other == ident and not by_with else []
+            )
+            waiting.targets = [("thread", one) for one in others or [other]]  # a lock may be a signal, that another thread gives
+            waiting.facts["acquired"] = (frame.f_code.co_filename, line, frame.f_code.co_name)
+            return
+    if not waiting.targets:
+        waiting.facts["acquired"], waiting.facts["acquired_by_with"] = _acquired_somewhere(str(waiting.facts.get("name", "")))
+
+
+def _acquired_at(frame: FrameType, lock: Any) -> tuple[int | None, bool]:
+    """The line of a frame's function at which it took the lock that it still holds, and whether by a `with`."""
+    function = function_node(frame.f_code) if not frame.f_code.co_filename.startswith("<frozen") else None
+    if function is None:
+        return None, False
+    line, names = line_of(frame), names_of(frame)
+    for statement in enclosing(function, line):
+        if isinstance(statement, (ast.With, ast.AsyncWith)) and line > statement.lineno:
+            for item in statement.items:
+                if _same(value_of(item.context_expr, frame, names), lock):
+                    return item.context_expr.lineno, True
+    taken: int | None = None
+    for node in _own_calls(function):
+        if isinstance(node.func, ast.Attribute) and _same(value_of(node.func.value, frame, names), lock) and node.lineno < line:
+            taken = node.lineno if node.func.attr == "acquire" else None if node.func.attr == "release" else taken
+    return taken if taken is not None else _taken_by_last_round(function, frame, lock, names), False
+
+
+def _taken_by_last_round(function: ast.AST, frame: FrameType, lock: Any, names: dict[str, Any]) -> int | None:
+    """In a loop whose body takes the lock, at the line where it waits now, and never gives it back."""
+    line = line_of(frame)
+    loops = [one for one in enclosing(function, line) if isinstance(one, (ast.For, ast.While))]
+    if not loops:
+        return None
+    words = [
+        node.func.attr
+        for node in _own_calls(loops[-1])
+        if isinstance(node.func, ast.Attribute) and _same(value_of(node.func.value, frame, names), lock)
+    ]
+    return line if words and "release" not in words else None
+
+
+def _own_calls(function: ast.AST) -> list[ast.Call]:
+    """The calls in the order of their lines, without those of functions inside."""
+    found: list[ast.Call] = []
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            found += [child] if isinstance(child, ast.Call) else []
+            found += _own_calls(child)
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def _same(value: Any, lock: Any) -> bool:
+    return value is not MISSING and (value is lock or (type(value).__module__ == "threading" and getattr(value, "_lock", None) is lock))
+
+
+def _acquired_somewhere(name: str) -> tuple[tuple[str, int, str] | None, bool]:
+    """Where a function of the user's that has ended took a lock of this name, if only one does, and whether in a `with`."""
+    found = []
+    for code in _user_functions() if name else ():
+        function = function_node(code)
+        for node in [] if function is None else ast.walk(function):
+            taken: ast.expr | None = None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "acquire":
+                taken = node.func.value
+            elif isinstance(node, ast.withitem):
+                taken = node.context_expr
+            if taken is not None and name in {getattr(taken, "id", None), getattr(taken, "attr", None)}:
+                found.append(((code.co_filename, taken.lineno, code.co_name), isinstance(node, ast.withitem)))
+    return found[0] if len(found) == 1 else (None, bool(found) and all(by_with for _, by_with in found))
+
+
+def _user_functions() -> Iterator[CodeType]:
+    space = vars(sys.modules["__main__"])
+    for value in list(space.values())[:_MOST_FUNCTIONS]:
+        for function in (value, *(vars(value).values() if issubclass(type(value), type) else ())):
+            if isinstance(function, FunctionType) and is_user_code(function.__code__):
+                yield function.__code__
+
+
+def _runners(future: Any, stacks: Stacks) -> list[Target]:
+    """The thread that runs a future's work; of one that waits for its turn, the threads of its pool that are busy."""
+    busy: list[tuple[int, Any, Any]] = []
+    for ident, frames in stacks.items():
+        for frame in frames:
+            if frame.f_globals.get("__name__") == "concurrent.futures.thread" and frame.f_code.co_name in {"run", "_worker"}:
+                held = names_of(frame)
+                if getattr(held.get("self"), "future", None) is future:
+                    return [("thread", ident)]
+                if frame.f_code.co_name == "_worker" and held.get("work_item") is not None:
+                    busy.append((ident, held.get("work_queue"), future))
+    return [("thread", ident) for ident, queue, _ in busy if any(getattr(item, "future", None) is future for item in _queued(queue))]
+
+
+def _is_to_run(future: Any, frame: FrameType) -> bool:
+    """Whether it stands for a coroutine that an event loop, run by this frame, has been asked for and cannot begin."""
+    if frame.f_code.co_name != "_run_once" or frame.f_globals.get("__name__") != "asyncio.base_events":
+        return False
+    ready = getattr(names_of(frame).get("self"), "_ready", ())
+    closures = (getattr(getattr(handle, "_callback", None), "__closure__", None) or () for handle in tuple(ready))
+    return any(cell.cell_contents is future for closure in closures for cell in closure)
+
+
+def _busy_in_pools(stacks: Stacks) -> list[Target]:
+    """The threads of pools that run the user's code: one of them may compute what a coroutine awaits."""
+    return [
+        ("thread", ident)
+        for ident, frames in stacks.items()
+        if any(frame.f_globals.get("__name__") == "concurrent.futures.thread" for frame in frames)
+        and any(is_user_code(frame.f_code) for frame in frames)
+    ]
+
+
+def _queued(queue: Any) -> list[Any]:
+    """The work that waits in a pool's queue: held by its `SimpleQueue`, which tells the collector what it refers to."""
+    items: list[Any] = []
+    for one in gc.get_referents(queue) if queue is not None else ():
+        items += list(one) if isinstance(one, list) else [one]
+    return items
+
+
+def _refers(frames: Sequence[FrameType], wanted: Any) -> bool:
+    """Whether the user's code in a thread can reach an object: by a local or global name, or an attribute of one."""
+    for frame in frames:
+        if is_user_code(frame.f_code):
+            names = names_of(frame)
+            used = frame.f_code.co_names if is_module_code(frame.f_code) else (*frame.f_code.co_names, *names)
+            for name in used:
+                value = names.get(name, frame.f_globals.get(name, MISSING))
+                if value is wanted or _holds(value, wanted):
+                    return True
+    return False
+
+
+def _holds(value: Any, wanted: Any) -> bool:
+    """Whether it is an attribute of an object; nothing of the user's is called, as `getattr` and `isinstance` could."""
+    kind: Any = type(value)
+    if issubclass(kind, (type, FunctionType, ModuleType)) or not (kind.__flags__ & _WRITTEN_IN_PYTHON or kind.__dictoffset__):
+        return False
+    held = gc.get_referents(value)
+    named = [one for space in held if type(space) is dict for one in tuple(space.values())]
+    return any(one is wanted for one in (*held, *named))

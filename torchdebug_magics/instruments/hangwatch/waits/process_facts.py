@@ -1,0 +1,232 @@
+"""One look at the process in which it is asked: its threads, what each waits for, and the collectives that it has issued."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import (
+    Reach,
+    Waiting,
+    awaited_tasks,
+    called_name,
+    loop_tasks,
+    root_task,
+    scheduled_callbacks,
+    task_frames,
+    task_wait,
+)
+from torchdebug_magics.instruments.hangwatch.waits.collectives import collectives, error_record, loaded, rank_of_process
+from torchdebug_magics.instruments.hangwatch.waits.lock_holders import find_holders
+from torchdebug_magics.instruments.hangwatch.waits.thread_waits import own_frames, wait_of
+from torchdebug_magics.probing.source.call_sites import line_of, names_of
+from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_code, owner
+
+CALL = f"{__name__}:facts_of_this_process"
+"""How an agent is asked for it."""
+_OURS = "torchdebug-"
+_TASK = "task "
+_MOST_FRAMES = 80
+_WATCHED_TYPES = (bool, int, float, str, type(None))
+_MOST_TEXT = 40
+_MOST_NODES = 2_000
+"""Many handles of Python's on a graph end in a crash when it is freed."""
+
+
+def facts_of_this_process() -> dict[str, Any]:
+    """Plain data, as it is sent to the process that asks."""
+    current = sys._current_frames()
+    stacks: dict[int, list[FrameType]] = {}
+    waits: dict[int, Waiting | None] = {}
+    try:
+        return _facts(current, stacks, waits)
+    finally:  # they hold the frame that looks, which holds them
+        for held in (current, stacks, waits):
+            held.clear()
+
+
+def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]], waits: dict[int, Waiting | None]) -> dict[str, Any]:
+    threads = [thread for thread in threading.enumerate() if thread.ident is not None and not thread.name.startswith(_OURS)]
+    known = {thread.ident for thread in threading.enumerate()}
+    unnamed = [_Task(ident, str(ident), None) for ident in current if ident not in known]  # started by `_thread`, or by native code
+    idents = [thread.ident or 0 for thread in threads] + [thread.ident for thread in unnamed]
+    stacks.update({ident: own_frames(current.get(ident)) for ident in idents})
+    waits.update({ident: wait_of(frames) for ident, frames in stacks.items()})
+    callbacks = [one for frames in stacks.values() for one in scheduled_callbacks(frames)]
+    tasks = _add_tasks(stacks, waits)
+    everybody: list[threading.Thread | _Task] = [*threads, *unnamed, *tasks]
+    reach = functools.cache(lambda ident: Reach(stacks[ident], [task.task for task in tasks if task.ident == ident]))
+    _find_enders(reach, callbacks, stacks, waits)
+    rank, world_size = rank_of_process()
+    joining = next((one.facts for one in waits.values() if one is not None and one.facts.get("op") == "init_process_group"), {})
+    rank = joining.get("rank") if rank is None else rank
+    world_size = joining.get("world_size") if world_size is None else world_size
+    torch = loaded("torch")
+    return {
+        "pid": os.getpid(),
+        "name": multiprocessing.current_process().name,
+        "is_child": multiprocessing.parent_process() is not None,
+        "rank": rank,
+        "world_size": world_size,
+        "worker": _worker_number(),
+        "torch_threads": torch.get_num_threads() if torch is not None and hasattr(torch, "get_num_threads") else None,
+        "threads": [_thread(one, stacks[one.ident or 0], waits[one.ident or 0], reach) for one in everybody],
+        "collectives": collectives(),
+        "unused_parameters": _unused_parameters(stacks.values()) if rank is not None else [],
+    }
+
+
+def _find_enders(
+    reach: Callable[[int], Reach], callbacks: Sequence[Any], stacks: Mapping[int, list[FrameType]], waits: Mapping[int, Waiting | None]
+) -> None:  # fmt: skip
+    """Complete each wait with those who could end it: threads, tasks, and what a loop or an alarm will call."""
+    planned = functools.cache(lambda: Reach([], callbacks))
+    main = threading.main_thread().ident
+    for ident, waiting in waits.items():
+        if waiting is not None:
+            find_holders(ident, waiting, stacks, waits, reach)
+            will_be_called = waiting.on is not None and bool(callbacks) and planned().can_get(waiting.on)
+            waiting.facts["may_end"] = waiting.facts.get("may_end") or will_be_called or (ident == main and _alarm_is_set())
+
+
+def _alarm_is_set() -> bool:
+    """Whether a handler of the user's will run in the main thread after some time, and can raise there."""
+    if not hasattr(signal, "getitimer"):
+        return False
+    alarms = ((signal.ITIMER_REAL, signal.SIGALRM), (signal.ITIMER_VIRTUAL, signal.SIGVTALRM))
+    return any(signal.getitimer(which)[0] and callable(signal.getsignal(number)) for which, number in alarms)
+
+
+@dataclass
+class _Task:
+    """A task of asyncio's, or a thread that `threading` does not know, in the form of a thread."""
+
+    ident: int
+    name: str
+    task: Any
+    native_id: int | None = None
+
+
+def _add_tasks(stacks: dict[int, list[FrameType]], waits: dict[int, Waiting | None]) -> list[_Task]:
+    """Let a thread that runs an event loop stand where its own task does, and every other task of the user's beside the threads."""
+    found = []
+    for ident, frames in [*stacks.items()]:
+        tasks = loop_tasks(frames)
+        root = root_task(frames, tasks) if tasks else None
+        awaited = {id(one) for task in tasks if task is root or _is_users(task) for one in awaited_tasks(task, tasks)}
+        for task in tasks:
+            if task is root:
+                stacks[ident] = [*task_frames(task), *frames]
+                waits[ident] = task_wait(task, tasks)
+            elif id(task) in awaited or _is_users(task):
+                stacks[id(task)], waits[id(task)] = task_frames(task), task_wait(task, tasks)
+                found.append(_Task(id(task), f"{_TASK}{task.get_name()}", task))
+        for waiting in (waits[key] for key in (ident, *(id(task) for task in tasks)) if key in waits):
+            if waiting is not None and root is not None:  # whoever waits for the loop's own task waits for the thread
+                waiting.targets = [("thread", ident) if target == ("thread", id(root)) else target for target in waiting.targets]
+    return found
+
+
+def _is_users(task: Any) -> bool:
+    return any(owner(frame.f_code.co_filename) == "user" for frame in task_frames(task))
+
+
+def _thread(
+    thread: threading.Thread | _Task, frames: Sequence[FrameType], waiting: Waiting | None, reach: Callable[[int], Reach]
+) -> dict[str, Any]:  # fmt: skip
+    shown = frames[:_MOST_FRAMES]
+    is_main = thread is threading.main_thread()
+    return {
+        "ident": thread.ident,
+        "name": thread.name,
+        "number": thread.native_id,
+        "is_main": is_main,
+        "shares": not is_main and _has_relatives() and _runs_users(frames) and reach(thread.ident or 0).shares,
+        "frames": [(frame.f_code.co_filename, line_of(frame), frame.f_code.co_name) for frame in shown],
+        "at": [frame.f_lasti for frame in shown],
+        "values": _values(frames),
+        "calls": called_name(frames[0]) if frames else "",
+        "handling": _handled(thread.ident) if is_main else None,
+        "waiting": None if waiting is None else _plain(waiting),
+    }
+
+
+def _runs_users(frames: Sequence[FrameType]) -> bool:
+    return any(is_user_code(frame.f_code) for frame in frames)
+
+
+def _has_relatives() -> bool:
+    """Whether another process could share a queue or a lock with this one."""
+    return multiprocessing.parent_process() is not None or bool(vars(multiprocessing.process)["_children"])
+
+
+def _plain(waiting: Waiting) -> dict[str, Any]:
+    names = ("kind", "what", "targets", "able", "timeout_s")
+    return {**{name: getattr(waiting, name) for name in names}, **waiting.facts}
+
+
+def _handled(ident: int | None) -> dict[str, Any] | None:
+    """The exception that a thread is handling, as a process that ends records it; a rank may wait in its ``finally:``."""
+    current: Any = getattr(sys, "_current_exceptions", dict)()
+    error = current.get(ident)
+    error = error[1] if isinstance(error, tuple) else error
+    return error_record(error) if isinstance(error, Exception) else None
+
+
+def _values(frames: Sequence[FrameType]) -> dict[str, Any]:
+    """Small local values of the innermost frame of the user's: what moves while a loop makes progress."""
+    for frame in frames:
+        if owner(frame.f_code.co_filename) == "user":
+            held = names_of(frame)
+            names = frame.f_code.co_names if is_module_code(frame.f_code) else tuple(held)
+            return {name: held[name] for name in names if name in held and _is_small(held[name])}
+    return {}
+
+
+def _is_small(value: object) -> bool:
+    return type(value) in _WATCHED_TYPES and (not isinstance(value, str) or len(value) <= _MOST_TEXT) and value == value  # noqa: PLR0124 - a NaN has no JSON
+
+
+def _unused_parameters(stacks: Iterable[Sequence[FrameType]]) -> list[str]:
+    """Of the models under DistributedDataParallel that the user's code holds: parameters without a gradient, where others have one."""
+    found: list[str] = []
+    for frame in (frame for frames in stacks for frame in frames if owner(frame.f_code.co_filename) == "user"):
+        for model in names_of(frame).values() if not is_module_code(frame.f_code) else ():
+            if type(model).__module__ == "torch.nn.parallel.distributed" and hasattr(model, "module"):
+                trained = {name: value.grad is not None for name, value in model.module.named_parameters() if value.requires_grad}
+                found += [name for name, has_gradient in trained.items() if not has_gradient] if any(trained.values()) else []
+                found += _not_reached(model, names_of(frame).values())
+    return list(dict.fromkeys(found))
+
+
+def _not_reached(model: Any, values: Iterable[Any]) -> list[str]:
+    """Parameters that the graph of a scalar, the loss, does not lead to; none where the user's code holds no such scalar."""
+    for value in values:
+        root = getattr(value, "grad_fn", None) if type(value).__module__ == "torch" and value.dim() == 0 else None
+        if root is not None:
+            seen, waiting, reached = {root}, [root], set()
+            while waiting and len(seen) < _MOST_NODES:
+                node = waiting.pop()
+                reached.add(id(getattr(node, "variable", None)))
+                for parent, _ in node.next_functions:
+                    if parent is not None and parent not in seen:
+                        seen.add(parent)
+                        waiting.append(parent)
+            absent = [name for name, weight in model.module.named_parameters() if weight.requires_grad and id(weight) not in reached]
+            return absent if len(absent) < len(list(model.module.parameters())) else []
+    return []
+
+
+def _worker_number() -> int | None:
+    """Of a DataLoader's worker."""
+    worker = loaded("torch.utils.data._utils.worker")
+    info = getattr(worker, "_worker_info", None)
+    return None if info is None else int(info.id)

@@ -1,0 +1,147 @@
+"""``del model`` that frees nothing: what else holds what that name stood for."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import traceback
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import closing
+from types import FrameType
+from typing import Any
+
+import torch
+
+from torchdebug_magics.instruments.memtrace.findings import Undeleted
+from torchdebug_magics.instruments.memtrace.held.fixes import Cause, as_code, fix, root
+from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
+from torchdebug_magics.instruments.memtrace.ledger.phases import PARAMETER
+from torchdebug_magics.probing.holders import find_holders
+from torchdebug_magics.probing.holders.outside import is_a
+from torchdebug_magics.probing.holders.roots import roots
+from torchdebug_magics.probing.holders.walk import Walk, undisturbed
+from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
+from torchdebug_magics.probing.storages import storages
+from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.probing.where import locate, location
+
+_HIDDEN = (".<cache>", "_hooks", "Out[", "sys.last", "InteractiveTB", "last_execution_result", "finalize")
+"""In the path of a holder that one does not see among the variables."""
+_LEAST_BYTES = 64 << 10
+_LARGE_PART = 0.25
+_MOST_LOOKS = 3
+_MOST_VISITS = 300_000
+_FIX = (
+    "retry after the `except` block, not in it: set a flag there, `failed = True`, and write `if failed:` after it. "
+    "Until the block ends, the error's traceback keeps the variables of the failed call"
+)
+
+
+class Deletions:
+    """The names that the running cell deletes, and what those stand for that are there before it."""
+
+    def __init__(self, frame: FrameType | None) -> None:
+        names = [] if frame is None else list(_deleted(frame.f_code.co_filename))
+        self._lines = dict(names)
+        self._file = "" if frame is None else frame.f_code.co_filename
+        space: dict[str, Any] = {} if frame is None else frame.f_globals
+        self._names = space if self._lines else {}
+        self._before = {name: [weakref.ref(one) for one in _storages_of(space[name])] for name in self._lines if name in space}
+
+    def found(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> Undeleted | None:
+        """What is still there of one of them; of those that came and went in the cell, a model's that only something unseen holds."""
+        gone = {name: line for name, line in self._lines.items() if name not in self._names}
+        self._names = {}
+        for name in gone.keys() & self._before.keys():
+            alive = {one._cdata: one.nbytes() for ref in self._before[name] if (one := ref()) is not None}
+            held = find_holders(alive)
+            path = next((held.paths[key] for key in sorted(alive, key=lambda key: -alive[key]) if key in held.paths), "")
+            if sum(alive.values()) >= _LEAST_BYTES and path:
+                return self._of(name, gone[name], sum(alive.values()), path)
+        hidden = [block for block in made if block.role == PARAMETER and any(word in keepers.of(block) for word in _HIDDEN)]
+        size_bytes = sum(block.bytes for block in hidden)
+        made_here = [name for name in gone if name not in self._before]
+        if not made_here or size_bytes < max(_LEAST_BYTES, _LARGE_PART * peak_bytes):
+            return None
+        path = keepers.of(max(hidden, key=lambda block: block.bytes))
+        return self._of(made_here[0], gone[made_here[0]], size_bytes, path)
+
+    def _of(self, name: str, line: int, size_bytes: int, path: str) -> Undeleted:
+        known = fix(path, Cause(keeps_graph=False, trains=False)) if any(word in path for word in _HIDDEN) else ""
+        if ".<cache>" in path:
+            known = (
+                "give each object its own cache, or clear it before the `del` with `cache_clear()`: "
+                "a cache on a method keeps `self` in its keys"
+            )
+        return Undeleted(
+            name=name,
+            location=location(self._file, line, ""),
+            live_bytes=size_bytes,
+            holder=path,
+            fix=known or f"also delete what holds it: `del {as_code(root(path))}`",
+        )
+
+
+def _deleted(file: str) -> Iterator[tuple[str, int]]:
+    """(name, line) of each variable that the cell deletes."""
+    todo: list[ast.AST] = [tree_of(file) or ast.Module(body=[], type_ignores=[])]
+    for node in todo:
+        if isinstance(node, ast.Delete):
+            yield from ((one.id, node.lineno) for target in node.targets for one in _targets(target) if isinstance(one, ast.Name))
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):  # those delete names of their own
+            todo += ast.iter_child_nodes(node)
+
+
+def _targets(target: ast.expr) -> Iterable[ast.expr]:
+    return target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+
+
+def _storages_of(value: object) -> list[torch.UntypedStorage]:
+    is_module = is_a(type(value), torch.nn.Module)
+    held = [*value.parameters(), *value.buffers()] if is_module and isinstance(value, torch.nn.Module) else list(tensors_in(value))
+    return [storage for tensor in held for storage in storages(tensor)]
+
+
+class HandledErrors:
+    """Looks, where a model is called while an error is handled, at what nothing but that error holds."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._looks = 0
+        self._latest = 0
+        """The id of the error that was looked at."""
+        self._most: Undeleted | None = None
+
+    def look(self) -> None:
+        """A model is called."""
+        error = sys.exc_info()[1]
+        if error is None or id(error) == self._latest or self._looks == _MOST_LOOKS:
+            return
+        self._latest, self._looks = id(error), self._looks + 1
+        frame = _handling(error)
+        self._ledger.settle()
+        sizes = {block.ref.key: block.bytes for block in self._ledger.live.values() if block.ref is not None}
+        held = {} if frame is None else find_holders(_only_by(error, sizes)).paths
+        size_bytes = sum(sizes[key] for key in held)
+        if frame is not None and size_bytes >= max(_LEAST_BYTES, 0 if self._most is None else self._most.live_bytes + 1):
+            path = held[max(held, key=lambda key: sizes[key])]
+            self._most = Undeleted(name="", location=locate(frame), live_bytes=size_bytes, holder=path, fix=_FIX)
+
+    def found(self, peak_bytes: int) -> Undeleted | None:
+        """What a retry found held, where it is much of what there was."""
+        return self._most if self._most is not None and self._most.live_bytes >= _LARGE_PART * peak_bytes else None
+
+
+def _handling(error: BaseException) -> FrameType | None:
+    """The call of the user's that handles it: the innermost that runs and that it came by."""
+    raised = {id(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
+    return next((frame for frame in frames_above(sys._getframe()) if id(frame) in raised and is_user_code(frame.f_code)), None)
+
+
+def _only_by(error: BaseException, wanted: Collection[int]) -> set[int]:
+    """Of these storages those to which no name leads but by way of the error."""
+    with undisturbed(), closing(Walk([root for root in roots() if root.value is not error], wanted, _MOST_VISITS)) as walk:
+        return set(wanted) - set(walk.holders) if walk.is_whole else set()

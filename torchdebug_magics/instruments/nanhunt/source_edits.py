@@ -1,0 +1,158 @@
+"""The user's source with an expression changed, in force while a step is run again: what a report advises is what was run."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import linecache
+import tokenize
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import TypeAlias
+
+from torchdebug_magics.probing.modules import live
+from torchdebug_magics.probing.rerun.attempt import Place
+from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.source.statement_lists import EDITED, Edited
+from torchdebug_magics.probing.where import span
+
+Sources: TypeAlias = Mapping[str, str]
+"""The whole text of each file or cell that was changed, by name."""
+
+_Span: TypeAlias = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An expression of the user's, with the text that it stands in."""
+
+    file: str
+    text: str
+    node: ast.expr | ast.AugAssign
+
+    def code(self, node: ast.AST) -> str:
+        """The source of a node inside it."""
+        start, end = self._range(node)
+        return self._bytes[start:end].decode()
+
+    def with_node(self, node: ast.AST, new: str, *, bracketed: bool = False) -> str:
+        """The whole text with a node written anew; `bracketed`: with the brackets around it, which are no call's."""
+        start, end = self._range(node)
+        raw = self._bytes
+        if bracketed:
+            before, after = raw[:start].rstrip(), raw[end:]
+            if before.endswith(b"(") and after.lstrip().startswith(b")"):
+                start, end = len(before) - 1, end + len(after) - len(after.lstrip()) + 1
+        return (raw[:start] + new.encode() + raw[end:]).decode()
+
+    def is_bracketed(self, node: ast.AST) -> bool:
+        """Whether brackets stand around it, its own or those of a call."""
+        start, end = self._range(node)
+        return self._bytes[:start].rstrip().endswith(b"(") and self._bytes[end:].lstrip().startswith(b")")
+
+    @property
+    def _bytes(self) -> bytes:
+        return self.text.encode()
+
+    def _range(self, node: ast.AST) -> tuple[int, int]:
+        starts = [0]
+        for raw in self._bytes.splitlines(keepends=True):
+            starts.append(starts[-1] + len(raw))
+        line, column, end_line, end_column = _span_of(node)
+        return starts[line - 1] + column, starts[end_line - 1] + end_column
+
+
+def expression_at(place: Place | None, sources: Sources) -> Expression | None:
+    """The expression that ran at an instruction of the user's; None where its text is not at hand or it could be one of several."""
+    if place is None or owner(place[0].co_filename) != "user":
+        return None
+    file = place[0].co_filename
+    text = sources.get(file) or "".join(linecache.getlines(file))
+    where = span(*place)
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return None
+    if where is None:
+        return None
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.expr, ast.AugAssign)) and _span_of(node)[2:] == where[2:]]
+    exact = [node for node in nodes if _span_of(node) == where]
+    # A method that is called on a line of its own begins, for Python, at its name.
+    calls = sorted((node for node in nodes if isinstance(node, ast.Call) and _span_of(node)[:2] <= where[:2]), key=_span_of)
+    node = next(iter(exact or calls[-1:]), None)
+    return Expression(file, text, node) if node is not None else None
+
+
+def called(node: ast.AST) -> str:
+    """``log`` of ``torch.log(x)`` and of ``x.log()``; nothing for what is no call."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def is_named(function: str, op: str) -> bool:
+    """Whether a function of torch's is that op: ``arcsin`` is ``asin``, and ``log_`` writes in place."""
+    return function.removesuffix("_").replace("arc", "a") == op.removeprefix("special_").strip("_")
+
+
+def changed_lines(sources: Sources) -> list[tuple[str, int, str]]:
+    """(file, line, new text without its comment) of each line that differs from what the user wrote."""
+    changed = []
+    for file, text in sources.items():
+        pairs = zip(linecache.getlines(file), text.splitlines(keepends=True), strict=False)
+        changed += [(file, number, _bare(new)) for number, (old, new) in enumerate(pairs, 1) if old.rstrip() != new.rstrip()]
+    return changed
+
+
+def user_functions() -> list[FunctionType]:
+    """Every function of the user's that is alive."""
+    return [one for one in live(FunctionType) if owner(one.__code__.co_filename) == "user"]
+
+
+@contextlib.contextmanager
+def in_force(sources: Sources, functions: list[FunctionType]) -> Iterator[None]:
+    """While open, the changed ones of these functions run as changed, and the statements of a step are those of the changed text."""
+    trees = {file: ast.parse(text) for file, text in sources.items()}
+    codes: dict[tuple[str, str, int], CodeType | None] = {}
+    for file, tree in trees.items():
+        for code in _inner(compile(tree, file, "exec", dont_inherit=True)):
+            key = (file, code.co_name, code.co_firstlineno)
+            codes[key] = None if key in codes else code  # of two on one line nobody knows which
+    before: list[tuple[FunctionType, CodeType]] = []
+    EDITED.update(
+        {file: Edited(tree, frozenset(line for _, line, _ in changed_lines({file: sources[file]}))) for file, tree in trees.items()}
+    )
+    try:
+        for function in functions:
+            old = function.__code__
+            new = codes.get((old.co_filename, old.co_name, old.co_firstlineno))
+            if new is not None and new.co_freevars == old.co_freevars:
+                before.append((function, old))
+                function.__code__ = new
+        yield
+    finally:
+        for file in trees:
+            EDITED.pop(file, None)
+        for function, old in before:
+            function.__code__ = old
+
+
+def _inner(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _inner(constant)
+
+
+def _span_of(node: ast.AST) -> _Span:
+    return (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+
+
+def _bare(line: str) -> str:
+    with contextlib.suppress(tokenize.TokenError, IndentationError):  # one line of several
+        for token in tokenize.generate_tokens(io.StringIO(line.strip()).readline):
+            if token.type == tokenize.COMMENT:
+                return line.strip()[: token.start[1]].strip()
+    return line.strip()

@@ -1,0 +1,390 @@
+"""What is trained, from the values on the magic's line: a model with a batch, a function that makes a step, or a trainer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instruments.overfit.batches import Reading, cut, loss_of, readings, samples_in
+from torchdebug_magics.instruments.overfit.training.training import Training
+from torchdebug_magics.probing.modules import unwrapped
+from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.source.statement_lists import called_from, writes_of
+
+_RATE = 1e-3
+_MOST_READ = 10_000
+"""Samples that are looked at for their labels."""
+
+
+@dataclass(eq=False)
+class ModelSteps:
+    """Steps of one model on one batch."""
+
+    model: nn.Module
+    reading: Reading
+    loss_function: Any
+    optimizer: torch.optim.Optimizer
+    call: Any = None
+    """What is called in place of the model, such as a compiled one."""
+    others: tuple[Reading, ...] = ()
+    """Further batches; a step is then an epoch."""
+    models: dict[str, nn.Module] = field(default_factory=dict)
+
+    def run(self, training: Training) -> None:
+        """Until the training says so."""
+        if not self.model.training:
+            self.model.train()
+        takes_closure = _needs_closure(self.optimizer)
+        while True:
+            training.begin()
+            losses = [self._update(reading, takes_closure=takes_closure) for reading in (self.reading, *self.others)]
+            if training.end(losses):
+                return
+
+    def _update(self, reading: Reading, *, takes_closure: bool) -> Any:
+        def closure() -> Any:
+            self.optimizer.zero_grad()
+            loss = self.loss(reading)
+            loss.backward()
+            return loss
+
+        if takes_closure:
+            return self.optimizer.step(closure)
+        loss = closure()
+        self.optimizer.step()
+        return loss
+
+    def loss(self, reading: Reading) -> torch.Tensor:
+        """One forward pass."""
+        with torch.enable_grad():
+            return loss_of(self.call(*reading.args, **reading.kwargs), reading.targets, self.loss_function)
+
+
+@dataclass(eq=False)
+class OwnSteps:
+    """Steps that the user's own function makes."""
+
+    step: Callable[[], Any]
+    models: dict[str, nn.Module] = field(default_factory=dict)
+
+    def run(self, training: Training) -> None:
+        """Until the training says so."""
+        while True:
+            training.begin()
+            if training.end(self.step()):
+                return
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is trained."""
+
+    steps: Any
+    roots: tuple[object, ...]
+    """What a step can reach."""
+    samples: int | None
+    names: Mapping[str, str]
+    """How the user writes ``model``, ``optimizer`` and the others."""
+    notes: tuple[str, ...] = ()
+    model: ModelSteps | None = None
+
+
+def subject_of(values: Sequence[Any], names: Sequence[str], keywords: Mapping[str, Any], samples: int) -> Subject:
+    """From the values on the line. Raises `TorchDebugError` where they cannot be trained."""
+    if not values:
+        msg = "name what to train: `%overfit model batch loss_function optimizer`, or `%overfit step`"
+        raise TorchDebugError(msg)
+    first, first_name = values[0], (names[0] if names else "model")
+    trainer = parts_of_trainer(first, values[1:])
+    if trainer is not None:
+        model, batch, loss_function, optimizer = trainer
+        own = {"model": f"{first_name}.model", "optimizer": f"{first_name}.optimizer"}
+        return _of_model(model, batch, loss_function, optimizer, samples, own, first)
+    if isinstance(first, nn.Module):
+        return _named(values, names, keywords, samples)
+    if callable(first):
+        found = _models_of(first)
+        return Subject(OwnSteps(first, found), (first,), None, {"step": first_name})
+    msg = f"the first value must be a model, a function that makes one step, or a trainer, not {type(first).__name__}"
+    raise TorchDebugError(msg)
+
+
+def _named(values: Sequence[Any], names: Sequence[str], keywords: Mapping[str, Any], samples: int) -> Subject:
+    model, rest = values[0], list(zip(values[1:], [*names[1:], *([""] * len(values))], strict=False))
+    known = {"batch", "loss_function", "optimizer"}
+    for name in keywords:
+        if name not in known:
+            msg = f"%overfit takes no value named {name}: it takes `batch`, `loss_function` and `optimizer`"
+            raise TorchDebugError(msg)
+    written = {"model": names[0] if names else "model"}
+    optimizer = keywords.get("optimizer")
+    for value, name in list(rest):
+        if isinstance(value, torch.optim.Optimizer) and optimizer is None:
+            optimizer, written["optimizer"] = value, name or "optimizer"
+            rest.remove((value, name))
+    batch = keywords.get("batch")
+    if batch is None and rest:
+        batch, written["batch"] = rest[0][0], rest.pop(0)[1] or "batch"
+    loss_function = keywords.get("loss_function")
+    if loss_function is None and rest:
+        loss_function, written["loss_function"] = rest[0][0], rest.pop(0)[1] or "loss_function"
+    if batch is None or rest:
+        msg = "write `%overfit model batch loss_function optimizer`; the last two may be left out"
+        raise TorchDebugError(msg)
+    if loss_function is not None and not callable(loss_function):
+        msg = f"the loss function must be callable, not {type(loss_function).__name__}: put inputs and targets into one tuple, the batch"
+        raise TorchDebugError(msg)
+    return _of_model(model, batch, loss_function, optimizer, samples, written, *values)
+
+
+def _of_model(
+    model: nn.Module,
+    batch: Any,
+    loss_function: Any,
+    optimizer: Any,
+    samples: int,
+    names: Mapping[str, str],
+    *roots: object,
+) -> Subject:
+    batches = _batches(batch, samples)
+    batch = batches[0] if batches else batch
+    size = samples_in(batch)
+    if size == 0:
+        msg = "the batch is empty: it has no samples"
+        raise TorchDebugError(msg)
+    notes = []
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    if not list(model.parameters()):
+        msg = "the model has no parameters: there is nothing to train"
+        raise TorchDebugError(msg)
+    if optimizer is None:
+        held = parameters or list(model.parameters())
+        optimizer = torch.optim.Adam(held, lr=_RATE)
+        notes.append(f"no optimizer was named: trained with Adam(lr={_RATE:g})")
+    steps, used = _runnable(model, batch, loss_function, optimizer, samples)
+    if len(batches) > 1:
+        steps.others = tuple(next(readings(model, one, loss_function)) for one in batches[1:])
+        used = sum(samples_in(one) or 0 for one in batches)
+    elif size is not None and used != min(size, samples):
+        notes.append("the model does not take a part of this batch: all of it was used")
+    return Subject(steps, (model, loss_function, optimizer, batch, *roots), used, names, tuple(notes), steps)
+
+
+def _batches(data: Any, samples: int) -> list[Any]:
+    """Of a loader, its first batch, or all that it takes for so many samples; none of anything else."""
+    if not isinstance(data, DataLoader):
+        return []
+    is_enough = data.batch_size is None or data.batch_size >= samples
+    found = [next(iter(data))] if is_enough else list(subset(data, samples))
+    if not found:
+        msg = "the loader gives no batch: its data set is empty"
+        raise TorchDebugError(msg)
+    return found
+
+
+def _runnable(model: nn.Module, batch: Any, loss_function: Any, optimizer: Any, samples: int) -> tuple[ModelSteps, int | None]:
+    """The first way to use the batch with which a forward pass does not raise; else the likeliest one. To be undone by the caller."""
+    tried: list[tuple[ModelSteps, int | None]] = []
+    for part in (cut(batch, samples), cut(batch, 1 << 60)):
+        for reading in readings(model, part, loss_function):
+            steps = ModelSteps(unwrapped(model), reading, loss_function, optimizer, model, models={"model": model})
+            tried.append((steps, samples_in(part)))
+            try:
+                if not model.training:
+                    model.train()
+                steps.loss(reading)
+            except TorchDebugError:
+                raise
+            except Exception:  # noqa: BLE001, S112 - the next way is tried; if none works, the training raises it
+                continue
+            return tried[-1]
+    return tried[0]
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    try:
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    except (TypeError, ValueError):
+        return False
+    return closure is not None and closure.default is closure.empty
+
+
+def _models_of(step: object) -> dict[str, nn.Module]:
+    """Models that a function names."""
+    found: dict[str, nn.Module] = {}
+    owner = getattr(step, "__self__", None)
+    if isinstance(owner, nn.Module):
+        found["self"] = owner
+    elif owner is not None:
+        found |= {name: one for name, one in vars(owner).items() if isinstance(one, nn.Module)} if hasattr(owner, "__dict__") else {}
+    for function in called_from(getattr(step, "__func__", step)):
+        cells = {
+            name: cell.cell_contents
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+            if _is_bound(cell)
+        }
+        loaded = {name: function.__globals__[name] for name in writes_of(function.__code__).loaded if name in function.__globals__}
+        found |= {name: one for name, one in {**loaded, **cells}.items() if isinstance(one, nn.Module)}
+    whole = {name: one for name, one in found.items() if any(True for _ in one.parameters())}
+    inside = {id(part) for one in whole.values() for part in one.modules() if part is not one}
+    return {name: one for name, one in dict.fromkeys(whole.items()) if id(one) not in inside}
+
+
+def _is_bound(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - asked for the error
+    except ValueError:
+        return False
+    return True
+
+
+def subset(loader: DataLoader[Any], samples: int = 100) -> DataLoader[Any]:
+    """A loader of `samples` samples of the same data set, spread evenly over the classes where samples have labels.
+
+    Batch size, collation, transforms and shuffling are those of `loader`. Raises `TorchDebugError` where the data set has no length.
+    """
+    data: Any = loader.dataset
+    if not isinstance(data, Sized) or not isinstance(data, Dataset):
+        msg = "the data set has no length: a subset needs one whose samples are numbered"
+        raise TorchDebugError(msg)
+    chosen = _balanced(data, min(samples, len(data)))
+    shuffles = isinstance(loader.sampler, torch.utils.data.RandomSampler)
+    return DataLoader(
+        Subset(data, chosen),
+        batch_size=loader.batch_size or 1,
+        shuffle=shuffles,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=False,
+        generator=loader.generator,
+    )
+
+
+def _balanced(data: Any, many: int) -> list[int]:
+    """Sample numbers, one of each class in turns; the first ones where there are no labels."""
+    labels = _labels(data)
+    if labels is None:
+        return list(range(many))
+    by_label: dict[Any, list[int]] = {}
+    for place, label in enumerate(labels):
+        by_label.setdefault(label, []).append(place)
+    chosen: list[int] = []
+    for turn in range(max(map(len, by_label.values()))):
+        chosen += [places[turn] for places in by_label.values() if turn < len(places)]
+        if len(chosen) >= many:
+            break
+    return sorted(chosen[:many])
+
+
+def _labels(data: Any) -> list[Any] | None:
+    """Of a data set that keeps them, or of its first samples."""
+    kept = getattr(data, "targets", None)
+    if kept is None and isinstance(tensors := getattr(data, "tensors", None), tuple) and len(tensors) > 1:
+        kept = tensors[-1]
+    if kept is not None and len(kept) == len(data):
+        found = kept.tolist() if hasattr(kept, "tolist") else list(kept)
+    elif len(data) <= _MOST_READ:
+        with RandomState.kept():
+            found = [_label(data[place]) for place in range(len(data))]
+    else:
+        return None
+    return found if all(isinstance(one, (int, str)) for one in found) else None
+
+
+def _label(sample: Any) -> Any:
+    if isinstance(sample, dict):
+        label = next((sample[name] for name in ("label", "labels", "target") if name in sample), None)
+    else:
+        label = sample[-1] if isinstance(sample, (tuple, list)) and len(sample) > 1 else None
+    if isinstance(label, torch.Tensor) and label.numel() == 1 and not label.is_floating_point():
+        return int(label)
+    return label
+
+
+def parts_of_trainer(trainer: Any, others: Sequence[Any]) -> tuple[nn.Module, Any, Callable[..., Any] | None, Any] | None:
+    """(model, batch, loss function, optimizer) of a trainer or a LightningModule; None for anything else."""
+    kinds = {one.__name__ for one in type(trainer).__mro__}
+    library = str(type(trainer).__module__).partition(".")[0]
+    if "LightningModule" in kinds:
+        return _of_lightning(trainer, next((one for one in others if not isinstance(one, torch.optim.Optimizer)), None), others)
+    if "Trainer" in kinds and hasattr(trainer, "fit") and (library in {"lightning", "pytorch_lightning"} or hasattr(trainer, "fit_loop")):
+        given = next((one for one in others if isinstance(one, nn.Module)), None)
+        model = given if given is not None else getattr(trainer, "lightning_module", None)
+        if model is None:
+            msg = "the trainer has no model before `fit`: write `%overfit trainer model loader`"
+            raise TorchDebugError(msg)
+        data = next((one for one in others if one is not model), None)
+        return _of_lightning(model, _loader_of(trainer) if data is None else data, others)
+    if "Trainer" in kinds and hasattr(trainer, "compute_loss") and hasattr(trainer, "get_train_dataloader"):
+        batch = trainer._prepare_inputs(_first(trainer.get_train_dataloader()))
+        optimizer = trainer.optimizer or _optimizer_of(trainer)
+        return trainer.model, batch, None, optimizer
+    return None
+
+
+def _optimizer_of(trainer: Any) -> Any:
+    """As the trainer would make it; the trainer keeps none."""
+    made = trainer.create_optimizer()
+    trainer.optimizer = None
+    return made
+
+
+def _loader_of(trainer: Any) -> Any:
+    loader = getattr(trainer, "train_dataloader", None)
+    if loader is None:
+        msg = "the trainer has no data before `fit`: write `%overfit trainer model loader`"
+        raise TorchDebugError(msg)
+    return loader
+
+
+class _TrainingStep(nn.Module):
+    """A LightningModule whose call is its training step."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: Any) -> Any:
+        """The loss of a batch."""
+        return self.module.training_step(batch, 0)
+
+
+def _of_lightning(module: Any, data: Any, others: Sequence[Any]) -> tuple[nn.Module, Any, Callable[..., Any] | None, Any]:
+    if data is None:
+        msg = "name the data, too: `%overfit module loader`"
+        raise TorchDebugError(msg)
+    batch = _first(data)
+    own = next((one for one in others if isinstance(one, torch.optim.Optimizer)), None)
+    return _TrainingStep(module), batch, None, own if own is not None else _first_optimizer(module.configure_optimizers())
+
+
+def _first(data: Any) -> Any:
+    """The first batch of a loader or a data module; a batch is one already."""
+    if hasattr(data, "train_dataloader") and not isinstance(data, nn.Module):
+        data = data.train_dataloader()
+    is_batch = isinstance(data, (torch.Tensor, tuple, list, dict)) or not isinstance(data, Iterable)
+    return data if is_batch else next(iter(data))
+
+
+def _first_optimizer(made: Any) -> Any:
+    if isinstance(made, torch.optim.Optimizer):
+        return made
+    if isinstance(made, dict):
+        return made["optimizer"]
+    found = made[0] if isinstance(made, (tuple, list)) and made else None
+    if isinstance(found, (list, tuple)):
+        found = found[0] if found else None
+    if isinstance(found, dict):
+        found = found["optimizer"]
+    if isinstance(made, (tuple, list)) and len(made) > 1 and isinstance(made[1], torch.optim.Optimizer):
+        msg = "the module has several optimizers, so there is no single loss to overfit: use `%overfit step`"
+        raise TorchDebugError(msg)
+    return found

@@ -1,0 +1,210 @@
+"""The rows of a report as a tree by module path, in which blocks that repeat are folded into one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from torchdebug_magics.instruments.shapes.report import Row, ShapesReport
+
+NEVER_CALLED = "never called"
+_LONGEST_PERIOD = 8
+"""Of siblings that repeat together, such as a convolution and its norm, kept in two lists and called in turn."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One module call, or several alike that stand as one."""
+
+    rows: tuple[Row, ...]
+    names: tuple[str, ...]
+    """The names of its path; where several are folded, one reads ``"0 … 5"``."""
+    inside: tuple[Node, ...]
+    kind: int
+    """Equal for nodes that do the same with parameters of the same size."""
+    work: int
+    """Equal for nodes that do the same, whatever was counted before."""
+    params: int
+    trainable: int
+    """The sum over all rows, submodules included."""
+
+    @property
+    def first(self) -> Row:
+        """The row that speaks for all."""
+        return self.rows[0]
+
+    @property
+    def calls(self) -> int | str:
+        """The number of its call, or of the calls that are folded."""
+        first, last = self.rows[0].call, self.rows[-1].call
+        return first if first == last else f"{first} … {last}"
+
+    @property
+    def modules(self) -> int:
+        """The number of different modules that are folded; fewer than rows where one was called several times."""
+        return len({row.path for row in self.rows})
+
+    @property
+    def flops(self) -> int:
+        """The sum over all rows, submodules included."""
+        return sum(row.flops for row in self.rows)
+
+    @property
+    def activation_bytes(self) -> int:
+        """The sum over all rows, submodules included."""
+        return sum(row.activation_bytes for row in self.rows)
+
+    @property
+    def own_params(self) -> int:
+        """The sum over all rows, without submodules."""
+        return sum(row.own_params for row in self.rows)
+
+    def per_module(self, total: int) -> int:
+        """The part of a total of parameters that one of the folded modules has."""
+        return total // self.modules
+
+    def per_call(self, total: int) -> int:
+        """The part of a total of FLOPs or bytes that one of the folded calls has, on average."""
+        return round(total / len(self.rows))
+
+
+@dataclass(eq=False)
+class _Draft:
+    row: Row
+    inside: list[_Draft]
+
+
+def outline(report: ShapesReport, *, folded: bool = True) -> tuple[Node, ...]:
+    """The roots; a module that was never called stands as the last of those around it."""
+    kinds: dict[Hashable, int] = {}
+    broken = failing(report)
+    grown = tuple(_grown(draft, broken, kinds, folded) for draft in _drafts(report))
+    return _fold(grown) if folded else grown
+
+
+def walk(nodes: Sequence[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple[Node, tuple[Node, ...]]]:
+    """Every node with those it stands in, in order."""
+    for node in nodes:
+        yield node, above
+        yield from walk(node.inside, (*above, node))
+
+
+def failing(report: ShapesReport) -> Row | None:
+    """The call in which the forward failed."""
+    if report.failure is None:
+        return None
+    return next((row for row in reversed(report.rows) if not row.output_shapes and row.path == report.failure.module), None)
+
+
+def _drafts(report: ShapesReport) -> list[_Draft]:
+    """Each row goes into the latest one whose path begins its own."""
+    roots: list[_Draft] = []
+    latest: dict[str, _Draft] = {}
+    open_: list[_Draft] = []
+    for row in report.rows:
+        while open_ and not _is_inside(row.path, open_[-1].row.path):
+            open_.pop()
+        draft = latest[row.path] = _Draft(row, [])
+        (open_[-1].inside if open_ else roots).append(draft)
+        open_.append(draft)
+    for path in report.unused:
+        missing = _Draft(Row(path=path, type="", call=0, depth=path.count(".") + 1, note=NEVER_CALLED), [])
+        around = next((latest[outer] for outer in _outer(path) if outer in latest), None)
+        (around.inside if around is not None else roots).append(missing)
+    return roots
+
+
+def _outer(path: str) -> Iterator[str]:
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _is_inside(path: str, outer: str) -> bool:
+    return path.startswith(f"{outer}.") if outer else bool(path)
+
+
+def _grown(draft: _Draft, broken: Row | None, kinds: dict[Hashable, int], folded: bool) -> Node:
+    row = draft.row
+    names = tuple(row.path.split(".")) if row.path else ()
+    inside = tuple(_grown(one, broken, kinds, folded) for one in draft.inside)
+    inside = _fold(inside) if folded else inside
+    relative = [one.names[len(names) :] for one in inside]
+    does = (row.type, row.input_shapes, row.output_shapes, row.output_names, row.dtype, row.device, row.formula, row is broken)
+    works = tuple((name, one.work, len(one.rows)) for name, one in zip(relative, inside, strict=True))
+    work = kinds.setdefault(("work", does, works), len(kinds))
+    holds = (row.own_params, row.trainable_params, row.note, tuple(one.kind for one in inside))
+    kind = kinds.setdefault(("kind", work, holds), len(kinds))
+    params = row.own_params + sum(one.params for one in inside)
+    trainable = row.trainable_params + sum(one.trainable for one in inside)
+    return Node((row,), names, inside, kind, work, params, trainable)
+
+
+def _fold(siblings: Sequence[Node]) -> tuple[Node, ...]:
+    """Those that repeat one after the other, alone or some in turn, become one."""
+    found: list[Node] = []
+    at = 0
+    while at < len(siblings):
+        most = max(range(1, _LONGEST_PERIOD + 1), key=lambda period: _covered(siblings, at, period))
+        covered = _covered(siblings, at, most)
+        period, times = (most, covered // most) if covered else (1, 1)
+        found += [_merged([siblings[at + turn * period + part] for turn in range(times)]) for part in range(period)]
+        at += period * times
+    return tuple(found)
+
+
+def _covered(siblings: Sequence[Node], at: int, period: int) -> int:
+    """How many nodes would become `period` nodes."""
+    times = _repeats(siblings, at, period)
+    return times * period if times > 1 else 0
+
+
+def _repeats(siblings: Sequence[Node], at: int, period: int) -> int:
+    """How often the `period` nodes from `at` on stand there, each time one number on."""
+    for times in count(1):
+        start = at + times * period
+        group = siblings[start : start + period]
+        if len(group) < period or not all(map(_follows, siblings[start - period : start], group)):
+            return times
+    return 1
+
+
+def _follows(one: Node, other: Node) -> bool:
+    if one.names == other.names:  # the same module, called again
+        return one.work == other.work and other.first.call == one.rows[-1].call + 1
+    return one.kind == other.kind and one.first.call == other.first.call and _numbered(one, other) is not None
+
+
+def _numbered(one: Node, other: Node) -> int | None:
+    """Where the paths differ, if they do in one number that goes up by one."""
+    if len(one.names) != len(other.names):
+        return None
+    differs = [at for at, (a, b) in enumerate(zip(one.names, other.names, strict=True)) if a != b]
+    if len(differs) != 1:
+        return None
+    a, b = one.names[differs[0]], other.names[differs[0]]
+    return differs[0] if a.isdigit() and b.isdigit() and int(b) == int(a) + 1 else None
+
+
+def _merged(nodes: Sequence[Node]) -> Node:
+    if len(nodes) == 1:
+        return nodes[0]
+    at = _numbered(nodes[0], nodes[1])
+    joined = _zipped(nodes)
+    return joined if at is None else _renamed(joined, at, f"{nodes[0].names[at]} … {nodes[-1].names[at]}")
+
+
+def _zipped(nodes: Sequence[Node]) -> Node:
+    return replace(
+        nodes[0],
+        rows=tuple(row for node in nodes for row in node.rows),
+        inside=tuple(_zipped(parts) for parts in zip(*(node.inside for node in nodes), strict=True)),
+        params=sum(node.params for node in nodes),
+        trainable=sum(node.trainable for node in nodes),
+    )
+
+
+def _renamed(node: Node, at: int, name: str) -> Node:
+    names = (*node.names[:at], name, *node.names[at + 1 :])
+    return replace(node, names=names, inside=tuple(_renamed(one, at, name) for one in node.inside))

@@ -1,0 +1,191 @@
+"""Dtypes and devices that do not go together."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+
+import torch
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, anywhere, named, short_dtype, told
+from torchdebug_magics.instruments.shapes.repair.size_history import steps
+
+_CASTS = {
+    torch.float32: "float",
+    torch.float16: "half",
+    torch.float64: "double",
+    torch.bfloat16: "bfloat16",
+    torch.int64: "long",
+    torch.bool: "bool",
+    torch.int32: "int",
+}
+_MINUS = frozenset(["sub", "__sub__", "rsub", "__rsub__", "subtract"])
+_WORDS = re.compile(
+    r"dtype|scalar type|data type|Input type|same type|Expected .*Tensor|should be the same|not implemented for|Half|BFloat16|"
+    r"must be .*(Long|Int|Bool|Float)|bool"
+)
+
+
+def dtype(facts: Facts) -> Diagnosis | None:
+    """The op says that a dtype is wrong."""
+    if facts.op is None or not facts.operands or not _WORDS.search(facts.text):
+        return None
+    if facts.op in {"masked_fill", "masked_fill_", "masked_select", "where"}:
+        return _mask(facts)
+    if "attention" in facts.op and any(_is_whole(one.tensor) for one in facts.operands):
+        return _mask(facts)  # as numbers it would be added to the scores, and mask nothing
+    if facts.op in _MINUS and "bool" in facts.text:
+        return _inverted(facts)
+    kinds = {one.tensor.dtype for one in facts.operands}
+    if len(kinds) < 2:
+        return _alone(facts)
+    owned = next((one for one in facts.operands if one.owned), None)
+    odd = [
+        (at, one) for at, one in enumerate(facts.operands) if not one.owned and (owned is None or one.tensor.dtype != owned.tensor.dtype)
+    ]
+    if owned is not None and odd:
+        at, one = odd[0]
+        sentence = f"{facts.who} has {short_dtype(owned)} weights, gets {named(one, 'an input')} in {short_dtype(one)}"
+        edits = [edit for at, _ in odd[:1] for edit in _cast(facts, at, owned.tensor.dtype, rank=2)]
+        if one.tensor.is_complex() and owned.tensor.is_floating_point() and any(step.op == "stft" for step in steps(one.made)):
+            edits += anywhere(facts, at, method("abs"), rank=4, why="the magnitude, without the phase")
+        return Diagnosis(sentence, (*edits, *_model_cast(facts, one)), one)
+    floats = [one for one in facts.operands if one.tensor.is_floating_point()]
+    meant = floats if len({one.tensor.dtype for one in floats}) > 1 else facts.operands  # the others are indices
+    kinds = {one.tensor.dtype for one in meant}
+    told = ", ".join(f"{named(one, 'an operand')} in {short_dtype(one)}" for one in meant)
+    edits = []
+    for at, one in enumerate(facts.operands):
+        for kind in sorted(kinds - {one.tensor.dtype} if one in meant else (), key=lambda kind: -kind.itemsize):
+            edits += _cast(facts, at, kind, rank=4 if kind.is_floating_point else 9)
+    return Diagnosis(f"`{facts.op.strip('_')}` expects one dtype, gets {told}", tuple(edits), facts.operands[0])
+
+
+def _inverted(facts: Facts) -> Diagnosis | None:
+    """``1 - mask`` of a mask of bool."""
+    site = facts.site
+    written = site.expression if site is not None and facts.direct else None
+    one = facts.operands[0]
+    if site is None or not isinstance(written, ast.BinOp) or one.tensor.dtype is not torch.bool or facts.op is None:
+        return None
+    text = f"`{site.text}` subtracts from a mask of bool"
+    if len(facts.operands) > 1 or ast.unparse(written.left) not in {"1", "1.0", "True"}:
+        return Diagnosis(text, tuple(_cast(facts, 0, torch.float32, rank=5)), one)
+    inner = ast.unparse(ast.UnaryOp(ast.Invert(), written.right))
+    run = OpEdit(site, facts.op, lambda _, args, __: ~next(one for one in args if isinstance(one, torch.Tensor)))
+    edits = [Edit(inner, "the inverse of the mask", 2, ops=(run,)), *_cast(facts, 0, torch.float32, rank=8)]
+    return Diagnosis(f"{text}: `~` inverts it", tuple(edits), one)
+
+
+def _mask(facts: Facts) -> Diagnosis | None:
+    if "attention" in (facts.op or ""):
+        at = next((at for at, one in enumerate(facts.operands) if _is_whole(one.tensor)), len(facts.operands))
+    else:
+        at = 0 if facts.op == "where" else 1
+    if at >= len(facts.operands) or facts.operands[at].tensor.dtype is torch.bool:
+        return None
+    one = facts.operands[at]
+    return Diagnosis(
+        f"`{facts.op}` expects a mask of bool, gets {named(one, 'one')} in {short_dtype(one)}",
+        tuple(_cast(facts, at, torch.bool, rank=2)),
+        one,
+    )
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+
+
+def _alone(facts: Facts) -> Diagnosis | None:
+    one = facts.operands[0]
+    if one.tensor.is_floating_point() or not ("not implemented" in facts.text or "loating point" in facts.text or "Long" in facts.text):
+        return None
+    sentence = f"`{(facts.op or '').strip('_')}` expects floating point, gets {named(one, 'its input')} in {short_dtype(one)}"
+    return Diagnosis(sentence, tuple(_cast(facts, 0, torch.float32, rank=2)), one)
+
+
+def _cast(facts: Facts, at: int, to: torch.dtype, *, rank: int) -> list[Edit]:
+    if to not in _CASTS or facts.operands[at].tensor.is_complex():  # it would throw the imaginary part away
+        return []
+    return anywhere(facts, at, method(_CASTS[to]), rank=rank)
+
+
+def _model_cast(facts: Facts, one: Operand) -> list[Edit]:
+    """The whole model in the input's floating dtype."""
+    kind = one.tensor.dtype
+    if not kind.is_floating_point or kind not in _CASTS or not one.is_input or kind is torch.float64:
+        return []
+    weights = {path: part for path, part in facts.modules.items() if next(part.parameters(recurse=False), None) is not None}
+    if "" in weights:
+        return []
+    modules = {path: (lambda old: _in_dtype(old, kind)) for path in weights}
+    return [Edit(f"model.{_CASTS[kind]}()", "the weights in the input's dtype", 15, modules=modules)]
+
+
+def _in_dtype(old: torch.nn.Module, kind: torch.dtype) -> torch.nn.Module:
+    """One like it, on fakes of that dtype: nothing is copied."""
+    new = copy.copy(old)
+    new.__dict__ = {**old.__dict__, "_parameters": {}, "_buffers": dict(old._buffers)}
+    for name, tensor in old._parameters.items():
+        if tensor is not None:
+            cast = kind if tensor.is_floating_point() else tensor.dtype
+            fake = torch.empty(tensor.shape, dtype=cast, device="meta")
+            new._parameters[name] = torch.nn.Parameter(fake, tensor.requires_grad)
+        else:
+            new._parameters[name] = None
+    return new
+
+
+def device(facts: Facts) -> Diagnosis | None:
+    """Operands on several devices."""
+    if facts.op is None or not _speaks_of_devices(facts.text):
+        return None
+    places = {one.tensor.device for one in facts.operands if one.sizes}
+    if len(places) < 2:
+        return None
+    owned = next((one for one in facts.operands if one.owned), None)
+    if (nowhere := next((one for one in facts.operands if one.tensor.device.type == "meta"), None)) is not None:
+        others = " and ".join(sorted(str(one) for one in places if one.type != "meta"))
+        room = f"; `to_empty(device={others!r})` allocates them" if nowhere.owned else ""
+        op = facts.op.strip("_")
+        sentence = f"`{op}` gets {named(nowhere, 'a tensor')} on meta, without data, and others on {others}{room}"
+        return Diagnosis(sentence, (), nowhere)
+    home = owned.tensor.device if owned is not None else next((one for one in sorted(places, key=str) if one.type != "cpu"), None)
+    at, odd = next((at, one) for at, one in enumerate(facts.operands) if one.tensor.device != home and one.sizes)
+    told = f"its weights on {home}" if owned is not None else f"a tensor on {home}"
+    sentence = f"{facts.who} has {told}, and {named(odd, 'its input')} is on {odd.tensor.device}"
+    change = Change(lambda x: f"{x}.to({str(home)!r})", lambda one: one.to(home))
+    return Diagnosis(sentence, tuple(on_operand(facts, at, change, rank=2)), odd)
+
+
+def _speaks_of_devices(text: str) -> bool:
+    return "device" in text
+
+
+def written(facts: Facts) -> Diagnosis | None:
+    """What is written to, and why that cannot be."""
+    if facts.op is None or not facts.operands:
+        return None
+    x = facts.operands[0]
+    text = facts.written
+    if "leaf Variable" in facts.text:
+        where = f"the parameter {named(x, 'of the model')}" if x.owned else named(x, "a tensor")
+        rest = "run it under `with torch.no_grad():`, or compute a new tensor"
+        return Diagnosis(f"{text} writes in place into {where}, which requires a gradient: {rest}", (), x)
+    if "single memory location" in facts.text:
+        sentence = f"{text} writes into {told(x)}, an expanded tensor whose rows share memory: call `.clone()` first"
+        return Diagnosis(sentence, tuple(_cloned(facts)), x)
+    if "doesn't match the broadcast shape" in facts.text and len(facts.operands) > 1:
+        return Diagnosis(f"{text} cannot broadcast {told(x)} to {shape(facts.operands[1].sizes)} in place", (), x)
+    return None
+
+
+def _cloned(facts: Facts) -> list[Edit]:
+    """In ``m += x`` the name then stands for the copy."""
+    if facts.site is None or not isinstance(facts.site.expression, ast.AugAssign):
+        return []
+    return on_operand(facts, 0, Change("{}.clone()".format, lambda one: one.clone()), rank=2, why="separate rows")

@@ -1,0 +1,278 @@
+"""Earlier steps at fault: a batch dimension that was lost or missing, and tensors joined along another dimension."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.follow.seen import Made
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, together
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.size_history import (
+    JOINS,
+    RESHAPES,
+    came_from,
+    channels_first,
+    joined_along,
+    of_inputs,
+    steps,
+)
+from torchdebug_magics.instruments.shapes.repair.source import site_at
+
+_REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "logsumexp"])
+_IMAGES = 4
+_LAST = (0, 2, 3, 1)
+"""The order that puts the channels last."""
+
+
+@dataclass(frozen=True, eq=False)
+class Earlier:
+    """What was done before, in words to put behind the sentence, how to do it instead, and the size that comes then."""
+
+    words: str
+    edits: tuple[Edit, ...]
+    size: int
+
+
+def earlier(facts: Facts, x: Operand, wanted: int, dim: int = -1) -> Earlier | None:
+    """Why another size than the wanted one came, where the last op is not to blame."""
+    if (
+        len(x.sizes) <= 2
+        and dim == -1
+        and (found := _unbatched(x) or _flattened(facts, x, wanted) or _rebatched(facts, x, wanted) or _stacked(facts, x))
+    ):
+        return found
+    if dim == -1 and (crossed := _crossed(facts, x)):
+        return crossed
+    if dim == -1 and (apart := taken_apart(x, wanted)):
+        return Earlier(*apart, wanted)
+    return _joined(x, wanted, dim) or (_reduced(x, wanted) if dim == -1 else None)
+
+
+def with_size(facts: Facts, found: Earlier, wanted: int, name: str) -> tuple[Edit, ...]:
+    """Its edits; with the failing module made for what comes then, where that is still another size."""
+    if found.size == wanted:
+        return found.edits
+    if not found.edits:
+        return ()
+    remade = rebuilt_module(facts.module, facts.path, **dict[str, Any]({name: found.size}))
+    return tuple(together(edit, one) for edit in found.edits for one in remade)
+
+
+def _unbatched(x: Operand) -> Earlier | None:
+    """A picture without a batch: a convolution takes it as one, and what flattens it then takes its channels for the batch."""
+    line = list(steps(x.made))
+    if len(x.sizes) != 2 or not line or line[-1].number:
+        return None
+    step = next((one for one in line if _is_unbatched(one) and one.shape[0] == x.sizes[0]), None)
+    given = line[-1]
+    if step is None or len(given.shape) != len(step.shape) or not given.op.isidentifier():
+        return None
+    words = f": `{step.module or step.op}` read {shape(step.inputs[0][0])} as one image without a batch"
+    edit = Edit(f"{given.op} = {given.op}.unsqueeze(0)", "a batch of 1", 1, inputs={given.op: method("unsqueeze", 0)})
+    return Earlier(words, (edit,), math.prod(x.sizes))
+
+
+def _is_of_pictures(step: Made) -> bool:
+    return ("conv" in step.op or "pool" in step.op) and bool(step.inputs)
+
+
+def _is_unbatched(step: Made) -> bool:
+    spatial = next((int(sign) for sign in step.op if sign.isdigit()), 0)
+    return _is_of_pictures(step) and len(step.inputs[0][0]) == spatial + 1
+
+
+def _flattened(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
+    """``x.flatten()`` or ``x.view(-1)``: all of the batch in one row.
+
+    That the first dimension was a batch is sure where its rows have the wanted size, or a convolution took it for one.
+    """
+    for step in _rows(x.made):
+        before: Sizes = step.inputs[0][0] if step.inputs else ()
+        sure = math.prod(before[1:]) == wanted or any(_is_of_pictures(one) and not _is_unbatched(one) for one in steps(x.made))
+        if step.op in RESHAPES and len(before) > 1 and before[0] in _batches(facts) and sure:
+            edits = _of_module(facts, step) or at_step(step, _flat_rows, lambda _, args, __: args[0].flatten(1))
+            return Earlier(f": `{step.op}` merged the batch of {before[0]} into the features", edits, math.prod(before[1:]))
+    return None
+
+
+def _crossed(facts: Facts, x: Operand) -> Earlier | None:
+    """``5`` with ``5 x 1``: each sample with each, which runs without an error and is probably unintended."""
+    for step in steps(x.made):
+        if step.shape != x.sizes:
+            return None
+        met = [sizes for sizes, made in step.inputs if of_inputs(made)]
+        many = step.shape[0] if step.shape else 0
+        if many > 1 and many in _batches(facts) and sorted(met) == [(many,), (many, 1)] and step.shape == (many, many):
+            words = f": `{step.op.strip('_')}` of {shape(met[0])} and {shape(met[1])} paired every sample with every other"
+            return Earlier(words, (), 0)
+    return None
+
+
+def _rebatched(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
+    """``x.view(64, -1)`` of a batch of 32: rows of another length than those of the samples, which have the wanted one."""
+    for step in steps(x.made):
+        if len(step.shape) != len(x.sizes):
+            return None
+        before: Sizes = step.inputs[0][0] if step.inputs else ()
+        if step.op in RESHAPES and len(before) > len(step.shape) and before[0] != step.shape[0]:
+            if before[0] not in _batches(facts) or math.prod(before[1:]) != wanted:
+                return None
+            words = f": `{step.op}` made {step.shape[0]} rows of a batch of {before[0]}"
+            return Earlier(words, at_step(step, _flat_rows, lambda _, args, __: args[0].flatten(1)), wanted)
+    return None
+
+
+def squeezed(facts: Facts, x: Operand) -> Earlier | None:
+    """``x.squeeze()`` that took the batch of one away, too."""
+    for step in steps(x.made):
+        before: Sizes = step.inputs[0][0] if step.inputs else ()
+        if len(step.shape) != len(x.sizes):
+            return None
+        if step.op == "squeeze" and not step.args and before[:1] == (1,) and 1 in _batches(facts):
+            kept = tuple(dim for dim, size in enumerate(before) if dim and size == 1)
+            kept = (-1,) if kept == (len(before) - 1,) else kept
+            return Earlier(": `squeeze` removed the batch dimension", _squeezed(step, kept), math.prod(before[1:]))
+    return None
+
+
+def _squeezed(step: Made, dims: Sizes) -> tuple[Edit, ...]:
+    told = dims[0] if len(dims) == 1 else dims
+    return at_step(step, lambda _, x: f"{x}.squeeze({told})", lambda _, args, __: args[0].squeeze(dims))
+
+
+def _rows(made: Made | None) -> Iterator[Made]:
+    """The steps since there is one dimension alone."""
+    for step in steps(made):
+        if len(step.shape) != 1:
+            return
+        yield step
+
+
+def _batches(facts: Facts) -> set[int]:
+    return {one.shape[0] for _, one in facts.inputs if one.dim() > 1}
+
+
+def _stacked(facts: Facts, x: Operand) -> Earlier | None:
+    """``torch.stack`` that put its parts before the batch."""
+    step = next((one for one in steps(x.made) if one.op == "stack"), None)
+    parts = [] if step is None else [sizes for sizes, _ in step.inputs]
+    if step is None or not parts or step.shape != (len(parts), *parts[0]) or x.sizes[0] != len(parts):
+        return None
+    batch = parts[0][:1]
+    if not batch or batch[0] not in _batches(facts) or batch[0] == len(parts):
+        return None
+    words = f": `stack` put its {len(parts)} tensors in front of the batch of {batch[0]}"
+    edits = at_step(step, lambda call, _: _along(call, 1), lambda func, args, _: func(args[0], dim=1))
+    return Earlier(words, edits, math.prod(parts[0][1:]) * len(parts))
+
+
+def _joined(x: Operand, wanted: int, dim: int) -> Earlier | None:
+    """``torch.cat`` along the batch or the steps, where it was to be along the features."""
+    step = next((one for one in steps(x.made) if one.shape != x.sizes or one.op in JOINS), None)
+    if step is None or step.op not in JOINS or step.shape != x.sizes:
+        return None
+    parts = [sizes for sizes, _ in step.inputs]
+    now, then = joined_along(step), dim % len(x.sizes)
+    if now is None or now == then or len(set(parts)) > 1 or sum(one[then] for one in parts) != wanted:
+        return None
+    words = f": `{step.op}` joined {' and '.join(map(shape, parts[:3]))} along dimension {now}"
+    edits = at_step(step, lambda call, _: _along(call, dim), lambda _, args, __: torch.cat(args[0], dim=dim))
+    return Earlier(words, edits, wanted)
+
+
+def _reduced(x: Operand, wanted: int) -> Earlier | None:
+    """A mean over the features of each step, where it was to be one over the steps."""
+    step = next((one for one in steps(x.made) if one.shape != x.sizes or one.op in _REDUCTIONS), None)
+    if step is None or step.op not in _REDUCTIONS or step.shape != x.sizes or len(x.sizes) != 2:
+        return None
+    before = step.inputs[0][0]
+    if before[:-1] != step.shape or before[-1] != wanted:
+        return None
+    words = f": `{step.op}` reduced the last dimension of {shape(before)}"
+    return Earlier(words, at_step(step, _over_steps, lambda func, args, _: func(args[0], 1)), wanted)
+
+
+def _over_steps(call: ast.Call, _: str) -> str:
+    """The call with dimension 1 instead, where it names a single one."""
+    of_torch = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "torch"
+    places = call.args[1:] if of_torch else call.args
+    named = [one.value for one in call.keywords if one.arg in {"dim", "axis"}]
+    if len(places) + len(call.keywords) != 1 or not isinstance([*places, *named][0], (ast.Constant, ast.UnaryOp)):
+        return ""
+    kept = call.args[:1] if of_torch else []
+    return ast.unparse(ast.Call(call.func, [*kept, ast.Constant(1)], []))
+
+
+def _of_module(facts: Facts, step: Made) -> tuple[Edit, ...]:
+    module = facts.modules.get(step.module)
+    return tuple(rebuilt_module(module, step.module, start_dim=1, rank=1)) if isinstance(module, nn.Flatten) else ()
+
+
+def at_step(step: Made, text: Callable[[ast.Call, str], str], run: Callable[[Any, Any, Any], Any]) -> tuple[Edit, ...]:
+    """The call that made this step, done otherwise, where it stands in the user's code."""
+    if step.line is None:
+        return ()
+    site = site_at(*step.line)
+    call = site.expression
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != step.op:
+        return ()
+    of_torch = isinstance(call.func.value, ast.Name) and call.func.value.id == "torch"
+    receiver = call.args[0] if of_torch and call.args else call.func.value
+    shown = ast.unparse(receiver)
+    code = text(call, shown if isinstance(receiver, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({shown})")
+    return (Edit(code, rank=1, ops=(OpEdit(site, step.op, run),)),) if code else ()
+
+
+def _flat_rows(_: ast.Call, x: str) -> str:
+    return f"{x}.flatten(1)"
+
+
+def _along(call: ast.Call, dim: int) -> str:
+    rest = [ast.keyword(one.arg, one.value) for one in call.keywords if one.arg not in {"dim", "axis"}]
+    number = ast.parse(str(dim), mode="eval").body
+    return ast.unparse(ast.Call(call.func, call.args[:1], [*rest, ast.keyword("dim", number)])) if call.args else ""
+
+
+def taken_apart(x: Operand, wanted: int) -> tuple[str, tuple[Edit, ...]] | None:
+    """Where the width of a picture became the features, and its channels are as many as were wanted: in words, and turned in time."""
+    for step in steps(x.made):
+        sizes, before = step.inputs[0] if step.inputs else ((), None)
+        if step.op not in RESHAPES or len(sizes) != _IMAGES or before is None:
+            continue
+        if sizes[1] != wanted or sizes[-1] == wanted or step.shape[-1] != sizes[-1] or step.shape[:-1] == sizes[:-1]:
+            return None
+        if before.number and not channels_first(before):
+            return None
+        source = came_from(before)
+        words = f": `{step.op}` split {shape(sizes)}{f' {source}' if source else ''} as if it were channels-last"
+        return words, channels_last(before)
+    return None
+
+
+def channels_last(made: Made | None) -> tuple[Edit, ...]:
+    """A picture with its channels last, from where it was made."""
+    if made is None or len(made.shape) != _IMAGES:
+        return ()
+    turn = method("permute", *_LAST)
+    why = "the channels last"
+    if made.number == 0:
+        return (Edit(f"{made.op} = {turn.text(made.op)}", why, 1, inputs={made.op: turn}),) if made.op.isidentifier() else ()
+    if made.line is None:
+        return ()
+    site = site_at(*made.line)
+    if not isinstance(site.expression, ast.Call):
+        return ()
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        return turn.apply(func(*args, **kwargs))
+
+    return (Edit(turn.text(site.text), why, 1, ops=(OpEdit(site, made.op, run),)),)

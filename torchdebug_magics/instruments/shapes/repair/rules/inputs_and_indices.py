@@ -1,0 +1,167 @@
+"""Tensors that the user's own code makes of given sizes, such as a first hidden state, made with other sizes."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.follow.seen import Made
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
+from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, TURNS, came_from, steps
+from torchdebug_magics.instruments.shapes.repair.source import site_at
+
+FACTORIES = frozenset(["zeros", "ones", "empty", "rand", "randn", "new_zeros", "new_ones", "new_empty"])
+_FINDS = frozenset(["argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial"])
+_LAYS_OUT = RESHAPES | TURNS | {"__getitem__", "unsqueeze", "squeeze", "expand", "clone", "contiguous", "to", "long", "detach"}
+_ROUNDS = frozenset(["floor", "round", "ceil", "trunc", "long", "int", "to"])
+_IDS = (torch.int64, torch.int32)
+
+
+def created(facts: Facts, operand: Operand, wanted: Sizes, *, rank: int) -> list[Edit]:
+    """The call that made it, with the sizes in which it differs from the wanted ones changed."""
+    step = next((one for one in steps(operand.made) if one.op in FACTORIES), None)
+    if step is None or step.line is None or step.shape != operand.sizes or len(wanted) != len(step.shape):
+        return []
+    site = site_at(*step.line)
+    call = site.expression
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != step.op:
+        return []
+    if len(_elements(call)) != len(wanted):
+        return []
+    new = copy.deepcopy(call)
+    parts = _elements(new)
+    for at, (now, then) in enumerate(zip(step.shape, wanted, strict=True)):
+        if now != then:
+            names = site.code.co_varnames[: site.code.co_argcount]
+            parts[at] = ast.parse(_told(facts, parts[at], now, then, names), mode="eval").body
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        given = {name: value for name, value in kwargs.items() if name != "size"}
+        return func(*(one for one in args if isinstance(one, torch.Tensor)), wanted, **given)
+
+    named = site.statement if isinstance(site.statement, ast.Assign) and site.statement.value is call else None
+    targets = "".join(f"{ast.unparse(one)} = " for one in named.targets) if named is not None else ""
+    return [Edit(f"{targets}{ast.unparse(new)}", "", rank, ops=(OpEdit(site, step.op, run),))]
+
+
+def _elements(call: ast.Call) -> list[ast.expr]:
+    """The parts of the call that are its sizes."""
+    first = call.args[0] if len(call.args) == 1 else None
+    parts = first.elts if isinstance(first, (ast.Tuple, ast.List)) else call.args
+    return [] if any(isinstance(one, ast.Starred) for one in parts) else parts
+
+
+def _told(facts: Facts, node: ast.expr, now: int, then: int, names: Sequence[str]) -> str:
+    """Another dimension of the same input, where that has the wanted size, or the batch of one of these names; the number otherwise."""
+    text = ast.unparse(node)
+    for name, tensor in facts.inputs:
+        for here in (dim for dim, size in enumerate(tensor.shape) if size == now):
+            for there in (dim for dim, size in enumerate(tensor.shape) if size == then):
+                for form in (f"{name}.size({{}})", f"{name}.shape[{{}}]"):
+                    if text == form.format(here):
+                        return form.format(there)
+    batches = [(name, tensor.shape[0]) for name, tensor in facts.inputs if name in names and tensor.dim() > 1]
+    return next((f"{name}.size(0)" for name, size in batches if size == then > 1 and isinstance(node, ast.Constant)), str(then))
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """An op that tells a position among so many."""
+
+    op: str
+    many: int
+    source: str
+    """Where those came from, in words."""
+    before: Made | None
+    """What it looked through, where that was its last dimension."""
+
+
+def counted(made: Made | None) -> Counted | None:
+    """Where the indices are positions that an op found in another tensor, and were only laid out otherwise since then."""
+    for step in steps(made):
+        if step.op in _FINDS and step.inputs and step.inputs[0][0]:
+            sizes, before = step.inputs[0]
+            dim = _looked_along(sizes, step.shape)
+            many = math.prod(sizes) if dim is None else sizes[dim]
+            return Counted(step.op, many, came_from(before), before if dim == len(sizes) - 1 else None)
+        if step.op not in _LAYS_OUT:
+            return None
+    return None
+
+
+def _looked_along(sizes: Sizes, found: Sizes) -> int | None:
+    """The dimension that is not the same in what was found, the last one where it is unknown; None where all are gone."""
+    if not found and len(sizes) > 1:
+        return None
+    for dim in range(len(sizes) - 1, -1, -1):
+        before, behind = sizes[:dim], sizes[dim + 1 :]
+        if found == before + behind or (len(found) == len(sizes) and (found[:dim], found[dim + 1 :]) == (before, behind)):
+            return dim
+    return len(sizes) - 1
+
+
+def is_rounded(made: Made | None) -> bool:
+    """Whether the indices were made from floating-point numbers."""
+    return any(step.op in _ROUNDS for step in steps(made))
+
+
+def shortened(facts: Facts, size: int, to: int, *, rank: int = 25) -> list[Edit]:
+    """All sequences among the inputs that are `size` long, cut to the length that the model takes."""
+    long = [name for name, one in facts.inputs if one.dim() >= 2 and one.shape[1] == size and not one.is_floating_point()]
+    if not too_long(facts, size, to) or not 0 < to < size:
+        return []
+    cut = Change(lambda x: f"{x}[:, :{to}]", lambda one: one[:, :to])
+    code = "\n".join(f"{name} = {cut.text(name)}" for name in long)
+    return [Edit(code, f"as long as the model takes: {to}", rank, inputs=dict.fromkeys(long, cut), many=len(long))]
+
+
+def too_long(facts: Facts, size: int, to: int) -> str:
+    """In words, where an input is a sequence of `size` and the model has `to` positions; empty where none is."""
+    ids = [(name, one) for name, one in facts.inputs if one.dim() > 1 and one.dtype in _IDS]
+    long = next((f"`{name}` is {shape(tuple(one.shape))}" for name, one in ids if one.shape[1] == size), "")
+    if not long or not 0 < to < size:
+        return ""
+    settings = vars(getattr(facts.modules.get(""), "config", None) or object) if "" in facts.modules else {}
+    named = next((name for name, value in settings.items() if value == to and ("position" in name or "ctx" in name)), "")
+    return f"{long}, and the model has {to} positions{f' ({named})' if named else ''}"
+
+
+def beside(facts: Facts, found: Diagnosis) -> Diagnosis:
+    """Where a library's code failed: an input whose length is not that of the first, named and repaired."""
+    if facts.op is None or len(facts.inputs) < 2 or (facts.site is not None and len(facts.operands) < 2):
+        return found
+    name, first = facts.inputs[0]
+    odd = [(other, one) for other, one in facts.inputs[1:] if one.dim() == first.dim() == 2 and one.shape != first.shape]
+    if not odd or first.is_floating_point():
+        return found
+    other, one = odd[0]
+    met = [sizes for operand in facts.operands for sizes in (operand.sizes[:2], operand.sizes[-2:])]
+    if facts.site is not None and not {tuple(first.shape), tuple(one.shape)} <= set(met):
+        return found  # the user's own code may want them so
+    sentence = f"{found.sentence}; `{other}` is {shape(tuple(one.shape))} beside `{name}` of {shape(tuple(first.shape))}"
+    return replace(found, sentence=sentence, edits=(*_alike(name, first, other, one), *found.edits))
+
+
+def _alike(name: str, first: torch.Tensor, other: str, one: torch.Tensor) -> list[Edit]:
+    rows, length = first.shape
+    if one.shape[0] == rows and one.shape[1] > length:
+        cut = Change(lambda x: f"{x}[:, :{length}]", lambda tensor: tensor[:, :length])
+        return [Edit(f"{other} = {cut.text(other)}", f"as long as `{name}`", 5, inputs={other: cut})]
+    fill = "ones" if "mask" in other else "zeros" if "type" in other else ""
+    if not fill:
+        return []
+    return [Edit(f"{other} = torch.{fill}_like({name})", f"as large as `{name}`", 6, inputs={other: Change(str, _filled(fill, first))})]
+
+
+def _filled(fill: str, first: torch.Tensor) -> Any:
+    sizes = tuple(first.shape)
+    return lambda one: one.new_ones(sizes) if fill == "ones" else one.new_zeros(sizes)

@@ -1,1 +1,0 @@
-"""Rules for layers of torch's and the functions behind them: facts -> sentence and edits."""

@@ -1,0 +1,275 @@
+"""Losses: targets of the wrong shape, dtype or class."""
+
+from __future__ import annotations
+
+import ast
+import math
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.follow.suspects import PAIRED_LOSSES
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, as_typed, method, on_operand, then
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, is_loss
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import at_step, squeezed
+from torchdebug_magics.instruments.shapes.repair.rules.residual import padded, stretched
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
+    Diagnosis,
+    named,
+    orders,
+    producer_edits,
+    rewritten,
+    short_dtype,
+    told,
+    turned,
+)
+from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, maker, makers, steps
+
+_CLASSES = frozenset({"cross_entropy", "nll_loss", "nll_loss_nd"})
+_RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu"])
+
+
+def loss(facts: Facts) -> Diagnosis | None:
+    """Diagnose losses: of classes, and of values that are compared elementwise."""
+    if facts.op not in _CLASSES | PAIRED_LOSSES or len(facts.operands) < 2:
+        return None
+    scores, target = facts.operands[0], facts.operands[1]
+    if scores.tensor.device != target.tensor.device:
+        return None
+    return classes_and_scores(facts, scores, target) if facts.op in _CLASSES else _pairs(facts, scores, target)
+
+
+def _cast_too(facts: Facts, at: int, change: Change, *, rank: int) -> list[Edit]:
+    """The target in floating point, too, where it is not; a change of the scores alone would not do then."""
+    if facts.operands[1].tensor.is_floating_point():
+        return on_operand(facts, at, change, rank=rank)
+    return on_operand(facts, 1, then(change, method("float")), rank=rank) if at else []
+
+
+def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+    if scores.sizes == target.sizes:
+        if scores.tensor.dtype == target.tensor.dtype:
+            return None
+        casts = on_operand(facts, 1, method("float"), rank=2) if scores.tensor.dtype is torch.float32 else []
+        return Diagnosis(f"`{facts.op}` expects a target of {short_dtype(scores)}, gets {short_dtype(target)}", tuple(casts), target)
+    step = maker(scores.made)
+    made = step is not None and step.module in facts.modules
+    who = facts.who if facts.is_compared else f"`{facts.op}`"
+    sentence = f"{who} expects a target of {shape(scores.sizes)}, as its input, gets {shape(target.sizes)}"
+    if made:  # the target is data: what came to another size is the output
+        sentence = f"{who} compares {told(scores)} with {told(target)}"
+    if classes := _classes_meant(facts, scores, target):
+        return Diagnosis(f"{sentence}: these are classes, for `cross_entropy`", tuple(classes), scores)
+    if larger := _one_each(facts, scores, target):
+        return replace(larger, sentence=f"{sentence}{larger.sentence}")
+    if lost := squeezed(facts, scores):
+        return Diagnosis(f"{sentence}{lost.words}", lost.edits, scores)
+    edits = [*last_step(facts, scores, target.sizes), *_same_numbers(facts, scores, target), *_same_rank(facts, scores, target)]
+    return Diagnosis(sentence, tuple(edits), scores if made else target)
+
+
+def _same_numbers(facts: Facts, scores: Operand, target: Operand) -> list[Edit]:
+    """As many numbers on both sides, but for the dimensions in which they stand."""
+    edits: list[Edit] = []
+    for at, (one, other) in enumerate(((scores, target), (target, scores))):
+        for dim in reversed(range(len(one.sizes))):
+            if one.sizes[dim] == 1 and (*one.sizes[:dim], *one.sizes[dim + 1 :]) == other.sizes:
+                shown = -1 if dim == len(one.sizes) - 1 else dim
+                edits += _cast_too(facts, at, method("squeeze", shown), rank=3)
+                edits += _cast_too(facts, 1 - at, method("unsqueeze", shown), rank=4)
+    if math.prod(scores.sizes[1:]) == math.prod(target.sizes[1:]) and scores.sizes[:1] == target.sizes[:1]:
+        edits += _cast_too(facts, 1, method("flatten", 1), rank=3) if len(scores.sizes) == 2 < len(target.sizes) else []
+        edits += on_operand(facts, 0, method("flatten", 1), rank=4) if len(target.sizes) == 2 < len(scores.sizes) else []
+    return edits
+
+
+def _same_rank(facts: Facts, scores: Operand, target: Operand) -> list[Edit]:
+    """As many dimensions on both sides, of other sizes or in another order."""
+    edits: list[Edit] = []
+    if len(scores.sizes) == len(target.sizes):
+        differ = [dim for dim, pair in enumerate(zip(scores.sizes, target.sizes, strict=True)) if pair[0] != pair[1]]
+        edits += resized_output(facts, scores, target, f"{target.name}.shape[2:]" if target.name else str(target.sizes[2:]))
+        if differ == [len(scores.sizes) - 1] or len(differ) == 1:
+            edits += producer_edits(facts, scores, scores.sizes[differ[0]], target.sizes[differ[0]], rank=15)
+        if sorted(scores.sizes) == sorted(target.sizes):
+            order = next((one for one in orders(len(target.sizes)) if tuple(target.sizes[dim] for dim in one) == scores.sizes), None)
+            edits += turned(facts, 1, order, rank=6) if order is not None else []
+    return edits
+
+
+def _classes_meant(facts: Facts, scores: Operand, target: Operand) -> list[Edit]:
+    """Scores of several classes against the numbers of classes: the loss was meant to be another one."""
+    values = facts.values(target.tensor) if not target.tensor.is_floating_point() else None
+    if len(scores.sizes) != 2 or target.sizes != scores.sizes[:1] or scores.sizes[1] < 2 or values is None or not values.numel():
+        return []
+    if int(values.min()) < 0 or int(values.max()) >= scores.sizes[1]:
+        return []
+    why = "scores of several classes against class numbers"
+    if facts.path and is_loss(facts.module):
+        code = f"{as_typed(facts.path)} = nn.CrossEntropyLoss()"
+        return [Edit(code, why, 2, modules={facts.path: lambda _: nn.CrossEntropyLoss()})]
+    return rewritten(
+        facts,
+        lambda call: f"F.cross_entropy({', '.join(map(ast.unparse, call.args[:2]))})",
+        lambda _, args, __: nn.functional.cross_entropy(*args[:2]),
+        rank=2,
+        why=why,
+    )
+
+
+def _one_each(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+    """A convolution that was to leave one number of each picture, and leaves several as the pictures are larger than it was made for."""
+    many, rest = divmod(math.prod(scores.sizes), math.prod(target.sizes) or 1)
+    for step in makers(scores.made) if not rest and many > 1 else ():
+        module = facts.modules.get(step.module)
+        if not isinstance(module, nn.modules.conv._ConvNd) or module.transposed or math.prod(step.shape[2:]) != many:
+            continue
+        if math.prod(step.shape[:2]) != math.prod(target.sizes) or {*module.dilation} != {1} or len({*step.inputs[0][0][2:]}) != 1:
+            return None
+        whole = step.inputs[0][0][-1]
+        why = f"all {shape((whole,) * len(step.shape[2:]))} in one value"
+        is_last = {*module.stride} == {1} and not any(module.padding if isinstance(module.padding, tuple) else (1,))
+        edits = rebuilt_module(module, step.module, kernel_size=whole, rank=10, why=why) if is_last else []
+        words = f": `{step.module}` leaves {shape(step.shape[2:])} values per image, not one"
+        return Diagnosis(words, tuple(edits), scores, fit=(many, 1))
+    return None
+
+
+def classes_and_scores(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+    """Cross entropy and its like: the classes stand in dimension 1, and the target has one number for each."""
+    op = f"`{facts.op}`"
+    many = len(scores.sizes)
+    if many == 2 and len(target.sizes) == 1 and scores.sizes[0] != target.sizes[0] and (found := _one_hot(facts, scores, target)):
+        return found
+    if target.sizes and target.sizes[0] != scores.sizes[0] and (found := _other_rows(facts, scores, target)):
+        return found
+    classes = scores.sizes[1] if many > 1 else scores.sizes[0] if many else 0
+    wanted = (*scores.sizes[:1], *scores.sizes[2:]) if many > 1 else ()
+    if target.sizes == scores.sizes and not target.tensor.is_floating_point():
+        edits = on_operand(facts, 1, method("float"), rank=8, why="probabilities of the classes")
+        return Diagnosis(
+            f"{op} reads {named(target)} of {shape(target.sizes)} as probabilities, and it is {short_dtype(target)}", tuple(edits), target
+        )
+    if target.sizes == wanted and target.tensor.dtype is not torch.int64 and target.tensor.dtype is not torch.uint8:
+        edits = on_operand(facts, 1, method("long"), rank=2, why="classes are int64")
+        return Diagnosis(f"{op} expects int64 classes, and {named(target, 'the target')} is {short_dtype(target)}", tuple(edits), target)
+    if target.sizes == wanted:
+        return _out_of_range(facts, scores, target, classes)
+    if target.tensor.is_floating_point() and many == len(target.sizes) == 2 and target.sizes[0] == scores.sizes[0] and target.sizes[1] > 1:
+        sentence = f"{op} of scores {shape(scores.sizes)} expects as many columns in a target of probabilities, gets {shape(target.sizes)}"
+        return Diagnosis(sentence, tuple(producer_edits(facts, scores, classes, target.sizes[1], rank=10)), target)
+    if many == 1:
+        sentence = f"{op} reads scores of {classes} as one sample, and its target has {shape(target.sizes) or 'one'} classes"
+        return Diagnosis(sentence, (), scores)
+    sentence = (
+        f"{op} of scores {shape(scores.sizes)} expects a target of {shape(wanted)} (classes are dimension 1), gets {shape(target.sizes)}"
+    )
+    is_output = len(wanted) == len(target.sizes) > 1 and wanted[0] == target.sizes[0]  # as high and wide as the data is what it is to be
+    return Diagnosis(sentence, tuple(_class_edits(facts, scores, target, wanted)), scores if is_output else target)
+
+
+def resized_output(facts: Facts, scores: Operand, like: Operand, size: str) -> list[Edit]:
+    """The output as high and wide as the target: by what made it, or else by interpolation."""
+    edits = [*stretched(facts, scores, like), *padded(facts, scores, like)]
+    step = maker(scores.made)
+    is_output = step is not None and step.module in facts.modules and not (like.made is not None and like.made.of_model)
+    if edits or not is_output or len(scores.sizes) != 4 or scores.sizes[:2] != like.sizes[:2] or scores.sizes == like.sizes:
+        return edits
+    whole = like.sizes[2:]
+    change = Change(
+        lambda x: f"F.interpolate({x}, size={size}, mode='bilinear')",
+        lambda one: nn.functional.interpolate(one, size=whole, mode="bilinear"),
+    )
+    return on_operand(facts, 0, change, rank=20, why=f"{shape(scores.sizes[2:])} becomes {shape(whole)}")
+
+
+def last_step(facts: Facts, scores: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+    """The last step of what a recurrent module gave for all of them."""
+    module = next((facts.modules.get(step.module) for step in makers(scores.made) if step.op in _RECURRENT), None)
+    first = 1 if getattr(module, "batch_first", False) else 0
+    if module is None or (*scores.sizes[:first], *scores.sizes[first + 1 :]) != wanted:
+        return []
+    change = Change(lambda x: f"{x}[:, -1]" if first else f"{x}[-1]", lambda one: one.select(first, -1))
+    return on_operand(facts, 0, change, rank=2, why="the last step alone")
+
+
+def _next_words(scores: Operand, target: Operand) -> list[Edit]:
+    """Targets of all words, for scores of all but the last: each is to be the next one."""
+    step = target.made
+    before = step.inputs[0][0] if step is not None and step.inputs else ()
+    if step is None or step.op not in RESHAPES or len(before) != 2 or scores.sizes[0] != before[0] * (before[1] - 1):
+        return []
+    return [
+        replace(edit, why="the next word for each")
+        for edit in at_step(step, lambda _, x: f"{x}[:, 1:].reshape(-1)", lambda _, args, __: args[0][:, 1:].reshape(-1))
+    ]
+
+
+def _one_hot(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+    """One-hot rows of which a reshape made one row."""
+    step = target.made
+    values = facts.values(target.tensor)
+    if step is None or step.op not in RESHAPES or not step.inputs or step.inputs[0][0] != scores.sizes or values is None:
+        return None
+    rows = values.reshape(scores.sizes)
+    if not bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all()):
+        return None
+    edits = at_step(step, lambda _, x: f"{x}.argmax(1)", lambda _, args, __: args[0].argmax(1))
+    sentence = f"`{facts.op}` of scores {shape(scores.sizes)} expects class indices, and the target is one-hot, {shape(scores.sizes)}"
+    return Diagnosis(f"{sentence}: `{step.op}` made {target.sizes[0]} of it", edits, target)
+
+
+def _other_rows(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+    """A reshape on the way to the scores, in which features went into the batch."""
+    many = target.sizes[0]
+    for step in steps(scores.made):
+        before = step.inputs[0][0] if step.inputs else ()
+        if step.op in RESHAPES and before[:1] == (many,) and step.shape[:1] == scores.sizes[:1] and len(before) > 2:
+            edits = at_step(step, lambda _, x: f"{x}.flatten(1)", lambda _, args, __: args[0].flatten(1))
+            went = f"`{step.op}`{f' in `{step.module}`' if step.module else ''} made {shape(step.shape)} of {shape(before)}"
+            return Diagnosis(f"`{facts.op}` gets {scores.sizes[0]} rows of scores for {many} targets: {went}", edits, scores)
+    return None
+
+
+def _class_edits(facts: Facts, scores: Operand, target: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+    edits: list[Edit] = [*last_step(facts, scores, (*target.sizes, scores.sizes[-1])), *_next_words(scores, target)]
+    for dim, size in enumerate(target.sizes):
+        if size == 1 and (*target.sizes[:dim], *target.sizes[dim + 1 :]) == wanted:
+            edits += on_operand(facts, 1, method("squeeze", dim), rank=1)
+    many = len(scores.sizes)
+    if many > 2 and target.sizes == scores.sizes[:-1]:
+        order = (0, many - 1, *range(1, many - 1))
+        edits += turned(facts, 0, order, rank=2, why="the classes in dimension 1")
+    if many > 3 and len(target.sizes) == many - 1 and target.sizes[0] == scores.sizes[0]:
+        like = replace(target, tensor=torch.empty(*scores.sizes[:2], *target.sizes[1:], device="meta"))
+        edits += resized_output(facts, scores, like, f"{target.name}.shape[1:]" if target.name else str(target.sizes[1:]))
+    if many == 2 and len(target.sizes) == 2 and target.sizes[0] * target.sizes[1] == scores.sizes[0]:
+        edits += on_operand(facts, 1, method("flatten"), rank=2, why="a class a row")
+    if many == 2 and len(target.sizes) == 2 and target.sizes[0] == scores.sizes[0]:
+        edits += (
+            on_operand(facts, 1, method("argmax", 1), rank=12, why="the class of a one-hot row")
+            if target.sizes[1] == scores.sizes[1]
+            else []
+        )
+    if target.tensor.is_floating_point():
+        edits += on_operand(facts, 1, method("long"), rank=20, why="classes are int64")
+    return edits
+
+
+def _out_of_range(facts: Facts, scores: Operand, target: Operand, classes: int) -> Diagnosis | None:
+    values = facts.values(target.tensor)
+    if values is None or not values.numel():
+        return None
+    ignored = facts.kwargs.get("ignore_index", getattr(facts.module, "ignore_index", -100))
+    kept = values[values != ignored]
+    if not kept.numel() or (int(kept.min()) >= 0 and int(kept.max()) < classes):
+        return None
+    wrong = int(kept.max()) if int(kept.max()) >= classes else int(kept.min())
+    sentence = f"`{facts.op}` has scores of {classes} classes (0 to {classes - 1}), and {named(target, 'the target')} holds class {wrong}"
+    edits = producer_edits(facts, scores, classes, wrong + 1, rank=10) if wrong >= classes else []
+    if wrong == classes and int(kept.min()) >= 1:
+        edits += on_operand(facts, 1, Change(lambda x: f"{x} - 1", lambda one: one - 1), rank=12, why="classes starting at 0")
+    return Diagnosis(sentence, tuple(edits), scores)

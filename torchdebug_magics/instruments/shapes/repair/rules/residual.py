@@ -1,0 +1,210 @@
+"""Two ways through a network that meet again: residual blocks, and skip connections between pictures of several sizes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.follow.seen import Made
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, as_typed, on_operand, together
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.size_history import (
+    channels_first,
+    comes_from,
+    features_last,
+    maker,
+    makers,
+    of_inputs,
+    steps,
+)
+
+_IMAGES = 4
+"""Dimensions."""
+_CONVOLUTIONS: dict[int, Any] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
+"""By the dimensions of what they take."""
+_DEEP = 2
+"""Layers of a long way that make a short one worth a layer of its own; a single one would be made to fit."""
+_NEXT_LEVEL = 1.5
+"""How many times larger a picture of another level is, at least."""
+
+
+def strided(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
+    """A convolution beside another one that strides, as on the short way of a residual block."""
+    step = maker(one.made)
+    module = facts.modules.get(step.module) if step is not None else None
+    if step is None or not isinstance(module, nn.modules.conv._ConvNd) or module.transposed or len(one.sizes) != len(other.sizes):
+        return []
+    ratios = {here / there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True) if there}
+    ratio = round(ratios.pop()) if len(ratios) == 1 else 0
+    if ratio < 2 or len(set(module.stride)) != 1:
+        return []
+    return rebuilt_module(module, step.module, stride=module.stride[0] * ratio, rank=5, why="the stride of the other path")
+
+
+def from_another_level(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
+    """The one other picture among the user's variables that has the wanted shape: a skip connection from the wrong level."""
+    one, site = facts.operands[at], facts.site
+    if (
+        len(one.sizes) != _IMAGES
+        or len(other.sizes) != _IMAGES
+        or site is None
+        or facts.op is None
+        or not facts.direct
+        or not of_inputs(one.made)
+    ):
+        return []
+    if one.sizes[1] == other.sizes[1] and is_rounded(one, other):
+        return []
+    found = {
+        name: value
+        for name, value in site.names.items()
+        if isinstance(value, torch.Tensor) and tuple(value.shape) == other.sizes and value is not other.tensor and name.isidentifier()
+    }
+    if len(found) != 1 or one.name not in site.names:
+        return []
+    name, value = found.popitem()
+    change = Change(lambda _: name, lambda tensor: tensor.new_zeros(value.shape))
+    return on_operand(facts, at, change, rank=rank, why=f"`{name}` is {shape(other.sizes)}")
+
+
+def is_rounded(one: Operand, other: Operand) -> bool:
+    """Whether they are as wide as each other but for the rounding of an odd size."""
+    pairs = zip(one.sizes[2:], other.sizes[2:], strict=True)
+    return all(max(pair) < _NEXT_LEVEL * min(pair) for pair in pairs)
+
+
+def projected(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
+    """The short way of a residual block, through a convolution of one pixel that changes channels and size.
+
+    An `nn.Identity`, or an empty `nn.Sequential`, that the block keeps for this way becomes that convolution.
+    """
+    one = facts.operands[at]
+    if one.made is None or len(one.sizes) != len(other.sizes) or not comes_from(other.made, one.made):
+        return []
+    convolution = _CONVOLUTIONS.get(len(one.sizes)) if channels_first(other.made) else None
+    if convolution is None and len(one.sizes) in {2, 3} and one.sizes[:-1] == other.sizes[:-1] and one.sizes[-1] != 1:
+        if not features_last(other.made) or len(list(itertools.takewhile(lambda step: step is not one.made, makers(other.made)))) < _DEEP:
+            return []
+        return _through(facts, at, nn.Linear(one.sizes[-1], other.sizes[-1], device="meta"), other, rank)
+    if convolution is None or one.sizes[0] != other.sizes[0] or one.sizes[1] == other.sizes[1]:
+        return []
+    strides = {-(-here // there) for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True) if there}
+    stride = strides.pop() if len(strides) == 1 else 0
+    if not stride or any(-(-here // stride) != there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)):
+        return []
+    return _through(facts, at, convolution(one.sizes[1], other.sizes[1], 1, stride=stride, device="meta"), other, rank)
+
+
+def _through(facts: Facts, at: int, module: nn.Module, other: Operand, rank: int) -> list[Edit]:
+    """The short way through this module: in the place of one that does nothing, or as a new one."""
+    why = "the skip connection with the shape of the main path"
+    kept = [path for path, part in facts.modules.items() if path.rpartition(".")[0] == facts.path and path and _is_idle(part)]
+    if len(kept) == 1:
+        return rebuilt_module(module, kept[0], rank=rank, why=why)
+    place = f"{facts.path}.shortcut" if facts.path else "shortcut"
+    like = [as_typed(path) for path, part in facts.modules.items() if type(part) is type(facts.module) and part is not facts.module]
+    others = "".join(f"{path}.shortcut = nn.Identity()\n" for path in like)
+    change = Change(lambda x: f"self.shortcut({x})", lambda one: one.new_zeros(other.sizes))
+    return [
+        replace(edit, code=f"{others}{made.code}\n{edit.code}", many=2, ops=tuple(map(_where_it_differs, edit.ops)))
+        for edit in on_operand(facts, at, change, rank=rank, why=why)
+        for made in rebuilt_module(module, place)
+        if edit.ops
+    ]
+
+
+def _where_it_differs(edit: OpEdit) -> OpEdit:
+    """The line may stand in several blocks: where the two ways fit, the short one goes through nothing."""
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        fits = len({tuple(one.shape) for one in args if isinstance(one, torch.Tensor)}) == 1
+        return func(*args, **kwargs) if fits else edit.run(func, args, kwargs)
+
+    return replace(edit, run=run)
+
+
+def _is_idle(module: nn.Module) -> bool:
+    return isinstance(module, nn.Identity) or (type(module) is nn.Sequential and not len(module))
+
+
+def resized(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
+    """A picture, interpolated to the size of the other."""
+    one = facts.operands[at]
+    if len(one.sizes) != _IMAGES or len(other.sizes) != _IMAGES or one.sizes[:2] != other.sizes[:2] or not one.tensor.is_floating_point():
+        return []
+    return on_operand(
+        facts, at, interpolated(other.name, other.sizes), rank=rank, why=f"{shape(one.sizes[2:])} becomes {shape(other.sizes[2:])}"
+    )
+
+
+def padded(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
+    """The one convolution, since the other was as large, that does not leave its picture as large as it was, padded so that it does."""
+    spatial = one.sizes[2:]
+    lacking = {there - here for here, there in zip(spatial, other.sizes[2:], strict=False)}
+    short = lacking.pop() if len(lacking) == 1 else 0
+    if not spatial or not short or short % 2:
+        return []
+    found: dict[str, list[Edit]] = {}
+    for step in _smaller(one.made, len(one.sizes), spatial):
+        module = facts.modules.get(step.module)
+        if not isinstance(module, nn.modules.conv._ConvNd) or module.transposed or set(module.stride) != {1}:
+            return []
+        if isinstance(module.padding, str) or len(set(module.padding)) > 1:
+            return []
+        padding = int(module.padding[0]) + short // 2
+        if {2 * padding} != {gap * (size - 1) for gap, size in zip(module.dilation, module.kernel_size, strict=True)}:
+            return []
+        found[step.module] = rebuilt_module(module, step.module, padding=padding, rank=3, why=f"leaves {shape(other.sizes[2:])}")
+    return [functools.reduce(together, edits)] if (edits := [edit for each in found.values() for edit in each]) else []
+
+
+def _smaller(made: Made | None, many: int, spatial: tuple[int, ...]) -> Iterator[Made]:
+    """The convolutions on all ways to a picture, such as to a product of two, that made it as small as it is."""
+    todo, seen = [made], set()
+    while todo:
+        step = todo.pop()
+        if step is None or id(step) in seen or len(step.shape) != many or step.shape[2:] != spatial:
+            continue
+        seen.add(id(step))
+        if step.op.startswith("conv") and step.inputs[0][0][2:] != spatial:
+            yield step
+        else:
+            todo += [inner for _, inner in step.inputs]
+
+
+def stretched(facts: Facts, one: Operand, other: Operand, *, rank: int = 4) -> list[Edit]:
+    """The transposed convolutions on the way, whose strides leave several sizes to choose from, rebuilt to return the expected size."""
+    if not one.sizes[2:] or len(one.sizes) != len(other.sizes):
+        return []
+    lacking = {there - here for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)}
+    short = lacking.pop() if len(lacking) == 1 else 0
+    edits: list[Edit] = []
+    for step in steps(one.made):
+        module = facts.modules.get(step.module)
+        if short <= 0 or not isinstance(module, nn.modules.conv._ConvTransposeNd) or not step.op.startswith("conv_transpose"):
+            continue
+        stride, padding = module.stride[0], module.output_padding[0]
+        if {*module.stride, *module.dilation} - {stride, 1} or {*module.output_padding} != {padding}:
+            return []
+        more = short % stride
+        short //= stride  # what is lacking behind it, and not made by it, lacked before it
+        why = f"leaves {shape(other.sizes[2:])}"
+        edits += rebuilt_module(module, step.module, output_padding=int(padding) + more, rank=rank, why=why) if more else []
+    return [functools.reduce(together, edits)] if edits and not short else []
+
+
+def interpolated(other: str, sizes: tuple[int, ...]) -> Change:
+    """As high and wide as another tensor, whose name is `other`."""
+    return Change(
+        lambda x: f"F.interpolate({x}, size={f'{other}.shape[2:]' if other else sizes[2:]})",
+        lambda tensor: functional.interpolate(tensor, size=sizes[2:]),
+    )

@@ -1,0 +1,282 @@
+"""``x[i]`` and ``x[i] = y``: positions that are not there, and places of another shape than what is put there."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import counted, created, shortened
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
+from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
+from torchdebug_magics.instruments.shapes.repair.size_history import maker, of_inputs
+
+_OPS = frozenset(
+    [
+        *("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_select"),
+        *("index_add", "index_add_", "take_along_dim", "index_copy", "index_copy_", "index_fill", "select", "narrow", "index_put"),
+        *("index_put_", "take"),
+    ]
+)
+
+
+def subscript(facts: Facts) -> Diagnosis | None:
+    """Read, or given a value."""
+    if facts.op not in {"__getitem__", "__setitem__", "getitem", "setitem"}:
+        return None
+    x = facts.operands[0]
+    text = f"`{facts.site.text}`" if facts.site is not None and facts.direct and facts.site.text else "the subscript"
+    if len(facts.args) > 2 and (found := _assigned(facts, text, x)):
+        return found
+    floats = [at for at, one in enumerate(facts.operands) if at and one.tensor.is_floating_point()]
+    if floats and "indices" in facts.text:
+        one = facts.operands[floats[0]]
+        edits = on_operand(facts, floats[0], method("long"), rank=2, why="indices are int64")
+        return Diagnosis(
+            f"{text} indexes with {named(one, 'a tensor')}, which is {short_dtype(one)}: indices must be integers", tuple(edits), one
+        )
+    if "too many indices" in facts.text:
+        given = facts.args[1] if len(facts.args) > 1 else ()
+        many = sum(one is not None and one is not Ellipsis for one in given) if isinstance(given, tuple) else 1
+        edits = (
+            on_operand(facts, 0, method("unsqueeze", 0), rank=15, why="a batch of 1", first=True)
+            if many == len(x.sizes) + 1 and x.is_input
+            else []
+        )
+        lost = squeezed(facts, x)
+        words, before = (lost.words, lost.edits) if lost is not None else ("", ())
+        return Diagnosis(f"{text} indexes {many} dimensions, and {told(x)} has {len(x.sizes)}{words}", (*before, *edits), x)
+    if "out of bounds" in facts.text or "out of range" in facts.text:
+        return _bounds(facts, text, x)
+    if "The shape of the mask" in facts.text or ("mask" in facts.text and len(facts.operands) > 1):
+        mask = facts.operands[1]
+        return Diagnosis(f"{text}: the mask of {shape(mask.sizes)} does not fit {told(x)}", (), mask)
+    return None
+
+
+def _assigned(facts: Facts, text: str, x: Operand) -> Diagnosis | None:
+    """``x[i] = y``: what is given has to fit the place."""
+    place = _place(x, facts.args[1])
+    given = next((one for one in facts.operands[1:] if one.tensor is facts.args[2]), None)
+    wrong = clashes(place, given.sizes) if place is not None and given is not None else []
+    if place is None or given is None or not wrong:
+        return None
+    at = wrong[0]
+    sizes = f"{place[at]} and {given.sizes[at]} in {'the last dimension' if at == -1 else f'dimension {at + len(place)}'}"
+    sentence = f"{text} selects {shape(place)} of {told(x)}, is assigned {told(given)}: {sizes}"
+    edits = producer_edits(facts, given, given.sizes[-1], place[-1]) if wrong == [-1] else []
+    if len(place) == len(x.sizes) and wrong == [-1] and place[-1] == x.sizes[-1]:
+        edits += created(facts, x, (*x.sizes[:-1], given.sizes[-1]), rank=18)
+    return Diagnosis(sentence, tuple(edits), given)
+
+
+def _place(x: Operand, index: Any) -> tuple[int, ...] | None:
+    """The shape of what a subscript names; None where that depends on values."""
+    given = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(one, torch.Tensor) and one.dtype in {torch.bool, torch.uint8} for one in given):
+        return None
+    stands = tuple(torch.empty(one.shape, dtype=one.dtype, device="meta") if isinstance(one, torch.Tensor) else one for one in given)
+    try:
+        return tuple(torch.empty(x.sizes, device="meta")[stands].shape)
+    except (IndexError, TypeError, RuntimeError):
+        return None
+
+
+def _bounds(facts: Facts, text: str, x: Operand) -> Diagnosis:
+    given = facts.args[1] if len(facts.args) > 1 else ()
+    found = _beyond(given if isinstance(given, tuple) else (given,), x.sizes)
+    if found is not None:
+        dim, position = found
+        size = x.sizes[dim]
+        sentence = f"{text} selects position {position} of dimension {dim}, which has {size} (0 to {size - 1}): {told(x)}"
+        return Diagnosis(sentence, (*_directions(facts, x, dim, position), *_last(facts, position, size)), x)
+    if beyond := _beyond_rows(facts, text, x):
+        return beyond
+    values = _values(facts, facts.operands[1]) if len(facts.operands) > 1 else ""
+    return Diagnosis(f"{text} selects a position that {told(x)} does not have{values}", (), x)
+
+
+def _beyond_rows(facts: Facts, text: str, x: Operand) -> Diagnosis | None:
+    """Where the first thing in the brackets is a tensor of positions."""
+    given = facts.args[1]
+    first = given[0] if isinstance(given, tuple) and given else given
+    index = facts.operand(first)
+    values = facts.values(index.tensor) if index is not None and index.tensor.dtype in {torch.int64, torch.int32} else None
+    if index is None or values is None or not values.numel() or not x.sizes:
+        return None
+    low, high, size = int(values.min()), int(values.max()), x.sizes[0]
+    if -size <= low and high < size:
+        return None
+    wrong = high if high >= size else low
+    sentence = f"{text} selects position {wrong} of dimension 0, which has {size} (0 to {size - 1}): {told(x)}"
+    found = counted(index.made)
+    if found is not None and found.many > size:
+        sentence += f"; `{found.op}` returns one of {found.many}{f' {found.source}' if found.source else ''}"
+    many = max(high + 1, found.many if found is not None else 0)
+    edits = [*fitted(facts, x, size, many, rank=6), *parameter_edit(x, (many, *x.sizes[1:]), rank=12)] if low >= 0 else []
+    return Diagnosis(sentence, (*edits, *(shortened(facts, many, size) if not of_inputs(x.made) else ())), index)
+
+
+def _directions(facts: Facts, x: Operand, dim: int, position: int) -> list[Edit]:
+    """The state of a recurrent layer that goes one way, and both are asked for."""
+    step = maker(x.made)
+    module = facts.modules.get(step.module) if step is not None and step.shape == x.sizes else None
+    if dim or not isinstance(module, nn.RNNBase) or module.bidirectional or step is None or (position > 1 and module.num_layers > 1):
+        return []
+    if not -2 * x.sizes[0] <= position < 2 * x.sizes[0] or len(x.sizes) < 2:
+        return []
+    return rebuilt_module(module, step.module, bidirectional=True, rank=6, why="a state for each direction")
+
+
+def _last(facts: Facts, position: int, size: int) -> list[Edit]:
+    """The last position, where the one behind it was asked for."""
+    site, given = facts.site, facts.args[1] if len(facts.args) > 1 else None
+    node = site.expression if site is not None and facts.direct else None
+    if site is None or not isinstance(node, ast.Subscript) or not size or position != size:
+        return []
+    new = copy.deepcopy(node)
+    parts = new.slice.elts if isinstance(new.slice, ast.Tuple) else [new.slice]
+    places = list(given) if isinstance(given, tuple) else [given]
+    at = [index for index, one in enumerate(places) if type(one) is int and one == position]
+    if len(at) != 1 or len(parts) != len(places):
+        return []
+    computed = not isinstance(parts[at[0]], ast.Constant)
+    parts[at[0]] = ast.BinOp(parts[at[0]], ast.Sub(), ast.Constant(1)) if computed else ast.UnaryOp(ast.USub(), ast.Constant(1))
+    if not isinstance(new.slice, ast.Tuple):
+        new.slice = parts[0]
+    index = tuple(-1 if place == at[0] else one for place, one in enumerate(given)) if isinstance(given, tuple) else -1
+    run = OpEdit(site, "__getitem__", lambda func, args, _: func(args[0], index))
+    return [Edit(ast.unparse(new), f"the last one: positions start at 0, and the last of {size} is {size - 1}", 8, ops=(run,))]
+
+
+def _beyond(given: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[int, int] | None:
+    named_dims = sum(one is not None and one is not Ellipsis for one in given)
+    dim = 0
+    for one in given:
+        if one is Ellipsis:
+            dim += len(sizes) - named_dims
+        elif one is not None:
+            if type(one) is int and dim < len(sizes) and not -sizes[dim] <= one < sizes[dim]:
+                return dim, one
+            dim += 1
+    return None
+
+
+def _values(facts: Facts, one: Operand) -> str:
+    values = facts.values(one.tensor)
+    if values is None or not values.numel() or values.is_floating_point():
+        return ""
+    return f": {named(one, 'the index')} holds {int(values.min())} to {int(values.max())}"
+
+
+def index(facts: Facts) -> Diagnosis | None:
+    """``x.gather(1, picked)`` and its like."""
+    if facts.op in {"masked_scatter", "masked_scatter_"} and len(facts.operands) == 3:
+        return _by_mask(facts)
+    return _op(facts) if facts.op in _OPS and facts.operands else None
+
+
+def _added(facts: Facts, x: Operand, dim: Any) -> Diagnosis | None:
+    """What is added has to be as wide as what it is added to."""
+    source = facts.operands[-1]
+    if not isinstance(dim, int) or len(source.sizes) != len(x.sizes) or not x.sizes:
+        return None
+    wrong = [at for at, pair in enumerate(zip(x.sizes, source.sizes, strict=True)) if at != dim % len(x.sizes) and pair[0] != pair[1]]
+    if not wrong:
+        return None
+    at = wrong[0]
+    sizes = f"{source.sizes[at]} and {x.sizes[at]} in dimension {at}"
+    sentence = f"`{facts.op}` along dimension {dim} adds {told(source)} to {told(x)}: {sizes}"
+    return Diagnosis(sentence, tuple(producer_edits(facts, source, source.sizes[at], x.sizes[at])), source)
+
+
+def _spread(facts: Facts, at: int, dim: int) -> list[Edit]:
+    """An index of too few dimensions, the same in those that it lacks, and with one place in the one along which it is looked up."""
+    x, one = facts.operands[0], facts.operands[at]
+    source = facts.operands[-1] if (facts.op or "").startswith("scatter") and len(facts.operands) > at + 1 else None
+    wanted = source.sizes if source is not None else x.sizes
+    many, dim = len(wanted), dim % max(len(x.sizes), 1)
+    fits = [*wanted[:dim], *([wanted[dim]] if source is not None else [1]), *wanted[dim + 1 :]] if many else []
+    if many != len(x.sizes) or len(one.sizes) >= many:
+        return []
+    edits: list[Edit] = []
+    for kept in itertools.combinations(range(many), len(one.sizes)):
+        placed = dict(zip(kept, one.sizes, strict=True))
+        free = source is None and dim in kept  # as many places are looked up as it has
+        if any(size != fits[place] and not (free and place == dim) for place, size in placed.items()):
+            continue
+        index = tuple(slice(None) if place in kept else None for place in range(many))
+        sizes = [fits[place] if place not in kept and fits[place] != 1 else -1 for place in range(many)]
+        edits += on_operand(facts, at, _spread_change(index, sizes, source), rank=4 + (0 not in kept))
+        if 0 in kept:  # a place for each row: it is not to be taken for one for all of them
+            return edits[:1]
+    return edits[:2]
+
+
+def _spread_change(index: tuple[slice | None, ...], sizes: list[int], source: Operand | None) -> Change:
+    lacking = [place for place, part in enumerate(index) if part is None]
+    shown = ", ".join(":" if part is not None else "None" for part in index)
+    lift = f"[{shown}]" if len(lacking) > 1 else f".unsqueeze({-1 if lacking[0] == len(index) - 1 else lacking[0]})"
+    grow = "" if set(sizes) == {-1} else f".expand({', '.join(map(str, sizes))})"
+    if grow and source is not None and source.name.isidentifier():
+        grow = f".expand_as({source.name})"
+    return Change(lambda x: f"{x}{lift}{grow}", lambda one: one[index].expand(sizes))
+
+
+def _by_mask(facts: Facts) -> Diagnosis | None:
+    """Each place that the mask names wants a value."""
+    x, mask, source = facts.operands
+    values = facts.values(mask.tensor)
+    if values is None or clashes(x.sizes, mask.sizes):
+        return None
+    many, has = int(values.broadcast_to(x.sizes).sum()), math.prod(source.sizes)
+    if many <= has:
+        return None
+    width = x.sizes[-1]
+    rows = f" ({many // width} rows of {width})" if len(x.sizes) > 1 and not many % width else ""
+    sentence = f"`{facts.op}` fills {many} elements{rows} of {told(x)}, and {told(source)} has {has}"
+    return Diagnosis(sentence, tuple(producer_edits(facts, source, source.sizes[-1], width)) if source.sizes else (), source)
+
+
+def _op(facts: Facts) -> Diagnosis | None:
+    x = facts.operands[0]
+    at = next((at for at, one in enumerate(facts.operands) if at and one.tensor.dtype in {torch.int64, torch.int32}), None)
+    if at is None:
+        at = next((at for at in range(1, len(facts.operands))), None)
+        if at is None or ("int64" not in facts.text and "Long" not in facts.text and "index" not in facts.text):
+            return None
+        one = facts.operands[at]
+        casts = on_operand(facts, at, method("long"), rank=2, why="indices are int64")
+        return Diagnosis(f"`{facts.op}` expects an integer index, and {named(one, 'it')} is {short_dtype(one)}", tuple(casts), one)
+    one = facts.operands[at]
+    dim = facts.argument(1, "dim", 0)
+    if isinstance(dim, int) and x.sizes and not -len(x.sizes) <= dim < len(x.sizes):
+        lacks = f"`{facts.op}` uses dimension {dim}, which does not exist: {told(x)} has dimensions {-len(x.sizes)} to {len(x.sizes) - 1}"
+        lost = squeezed(facts, x)
+        return Diagnosis(f"{lacks}{lost.words}" if lost else lacks, lost.edits if lost else (), x)
+    if facts.op in {"index_add", "index_add_"} and (found := _added(facts, x, dim)):
+        return found
+    size = x.sizes[dim] if isinstance(dim, int) and -len(x.sizes) <= dim < len(x.sizes) else 0
+    values = facts.values(one.tensor)
+    if values is not None and values.numel() and (int(values.max()) >= size or int(values.min()) < 0):
+        wrong = int(values.max()) if int(values.max()) >= size else int(values.min())
+        place = f"{named(one, 'the index')} of {shape(one.sizes)} into {told(x)}"
+        sentence = f"`{facts.op}` along dimension {dim}, which has {size} (0 to {size - 1}), gets index {wrong}: {place}"
+        return Diagnosis(sentence, (), one)
+    edits: list[Edit] = _spread(facts, at, dim if isinstance(dim, int) else 0)
+    if len(one.sizes) == len(x.sizes) + 1 and 1 in one.sizes:
+        edits += on_operand(facts, at, method("squeeze", one.sizes.index(1)), rank=4)
+    if facts.op in {"index_select", "index_add", "index_add_"} and len(one.sizes) > 1:
+        edits += on_operand(facts, at, method("flatten"), rank=4)
+    name = f"the index{f' `{one.name}`' if one.name else ''} of {shape(one.sizes)}"
+    return Diagnosis(f"`{facts.op}` cannot use {name} along dimension {dim} of {told(x)}", tuple(edits), one)

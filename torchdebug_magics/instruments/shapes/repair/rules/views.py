@@ -1,0 +1,362 @@
+"""view, reshape and their like: as many elements as before."""
+
+from __future__ import annotations
+
+import ast
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.cell_error.side_effects import number_named
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, as_typed, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import channels_last, squeezed
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
+from torchdebug_magics.instruments.shapes.repair.rules.residual import padded
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, producer_edits, rewritten, told
+from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted, rotary
+from torchdebug_magics.instruments.shapes.repair.size_history import channels_first, of_inputs, steps
+
+_RGB = 3
+_COMPUTED = 10
+"""How much less likely a size is the wrong one, where it is computed."""
+_VIEWS = frozenset({"view", "reshape", "view_as", "reshape_as", "unflatten"})
+# fmt: off
+_BY_DIMENSION = frozenset((
+    "transpose", "permute", "swapaxes", "swapdims", "movedim", "unsqueeze", "squeeze", "flatten", "softmax",
+    "log_softmax", "sum", "mean", "max", "min", "argmax", "argmin", "std", "var", "cumsum", "chunk", "split",
+    "unbind", "select", "narrow", "size", "norm", "topk", "glu", "sort", "flip", "roll", "cat", "stack", "amax",
+    "amin", "prod", "all", "any", "logsumexp", "mT", "t",
+))
+
+
+def view(facts: Facts) -> Diagnosis | None:
+    """``x.view(-1, 400)`` of a tensor that has not so many elements."""
+    if facts.op not in _VIEWS or not facts.operands:
+        return None
+    x = facts.operands[0]
+    text = facts.written
+    many = math.prod(x.sizes)
+    if "stride" in facts.text or "contiguous" in facts.text:
+        sentence = f"{text} of {told(x)} is not a view: `{_turner(x)}` made it non-contiguous; use `.reshape()`"
+        return Diagnosis(sentence, tuple(_reshaped(facts)), x)
+    wanted = _wanted(facts)
+    if wanted is None:
+        return None
+    if facts.op == "unflatten":
+        dim = facts.argument(1, "dim", 0)
+        size = x.sizes[dim] if isinstance(dim, int) and -len(x.sizes) <= dim < len(x.sizes) else many
+        return Diagnosis(f"{text} splits a dimension of {size} into {shape(wanted)} = {math.prod(wanted):,}", (), x)
+    known = math.prod(one for one in wanted if one != -1)
+    whole = f"{told(x)} has {many:,} elements"
+    if -1 in wanted:
+        others = [one for one in wanted if one != -1]
+        factors = f"{shape(others)} = {known:,}" if len(others) > 1 else f"{known:,}"
+        sentence = f"{text} cannot reshape {shape(x.sizes)}: {whole}, not divisible by {factors}"
+    else:
+        sentence = f"{text} cannot reshape {shape(x.sizes)}: {whole}, not {known:,}"
+    if left := leaves_rest(facts):
+        return Diagnosis(
+            f"{text} cannot split {shape(x.sizes)}: {left}", channels_last(x.made) if _is_channels_first(x) else (), x, rounded=x.is_input
+        )
+    if split := _split(x, wanted):
+        size, into = split
+        sentence = f"{text} cannot split {size} into {shape(into)} = {math.prod(into)}: {told(x)}"
+        edits = [*other_heads(facts, size, into), *_sizes(facts, x, wanted), *producer_edits(facts, x, size, math.prod(into), rank=12)]
+        return Diagnosis(sentence, tuple(edits), x)
+    if not of_inputs(x.made) and -1 not in wanted and x.sizes[-1] != wanted[-1]:  # a table
+        edits = [*fitted(facts, x, x.sizes[-1], wanted[-1], rank=6), *_sizes(facts, x, wanted)]
+        return Diagnosis(sentence + rotary(x, x.sizes[-1], wanted[-1]), tuple(edits), x)
+    edits = _padded_to(facts, x, wanted) or _sizes(facts, x, wanted)
+    return Diagnosis(sentence, tuple(edits), x, (math.prod(x.sizes[1:]), _per_row(wanted)))
+
+
+def _padded_to(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+    """A picture that is to be as high and wide as it was before a convolution."""
+    spatial = len(x.sizes) - 2
+    if spatial not in {2, 3} or len(wanted) < len(x.sizes) or any(one < 1 for one in wanted[-spatial:]):
+        return []
+    return padded(facts, x, replace(x, tensor=torch.empty((*x.sizes[:2], *wanted[-spatial:]), device="meta")))
+
+
+def _is_channels_first(x: Operand) -> bool:
+    """Whether it is a picture as a convolution returns it, or an input that looks like one."""
+    return channels_first(x.made) or (x.is_input and x.sizes[1:2] in {(1,), (_RGB,)} and len(set(x.sizes[2:])) == 1)
+
+
+def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
+    """The one dimension that is split, and into what, where all before and behind it stay."""
+    before = next((at for at, (one, other) in enumerate(zip(x.sizes, wanted, strict=False)) if one != other), 0)
+    behind = next((at for at, (one, other) in enumerate(zip(x.sizes[::-1], wanted[::-1], strict=False)) if one != other), 0)
+    into = wanted[before : len(wanted) - behind]
+    if not before or -1 in into or len(into) < 2 or before + behind != len(x.sizes) - 1:
+        return None
+    return x.sizes[before], into
+
+
+def _per_row(wanted: tuple[int, ...]) -> int:
+    return math.prod(one for one in wanted[1:] if one != -1)
+
+
+def _turner(x: Operand) -> str:
+
+    turns = ("transpose", "permute", "t", "mT", "T", "__getitem__", "expand", "swapaxes", "movedim", "flip")
+    return next((step.op.strip("_") for step in steps(x.made) if step.op in turns), "an op before")
+
+
+def _wanted(facts: Facts) -> tuple[int, ...] | None:
+    given: Any = facts.args[1:] if facts.op != "unflatten" else facts.args[2:]
+    given = given or tuple(facts.kwargs.get(name) for name in ("shape", "size", "sizes") if name in facts.kwargs)
+    if facts.op in {"view_as", "reshape_as"} and len(facts.operands) > 1:
+        return facts.operands[1].sizes
+    if len(given) == 1 and isinstance(given[0], (tuple, list)):
+        given = tuple(given[0])
+    return tuple(int(one) for one in given) if given and all(isinstance(one, int) for one in given) else None
+
+
+def _reshaped(facts: Facts) -> list[Edit]:
+    name = "reshape" if facts.op == "view" else "reshape_as"
+
+    def write(call: ast.Call) -> ast.expr | str:
+        return ast.Call(ast.Attribute(call.func.value, name), call.args, call.keywords) if isinstance(call.func, ast.Attribute) else ""
+
+    def run(_: Any, args: Any, kwargs: Any) -> Any:
+        return getattr(args[0], name)(*args[1:], **kwargs)
+
+    return rewritten(facts, write, run, rank=2, why="copies where a view is not possible")
+
+
+def _sizes(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+    """One of the sizes as it comes out; a batch that was written as a number, first of all."""
+    many = math.prod(x.sizes)
+    edits: list[Edit] = []
+    if len(wanted) == 2 and x.sizes and len(x.sizes) > 2:
+        edits += _with_sizes(
+            facts,
+            (x.sizes[0], -1),
+            rank=3,
+            text=f"{_receiver(facts)}.flatten(1)" if _receiver(facts) else "",
+            why="each row in one dimension",
+        )
+    edits += _made_to_fit(facts, x, wanted)
+    free = wanted.index(-1) if -1 in wanted else None
+    for at in range(len(wanted)):
+        if at == free or (at and wanted[at] == 1):  # a dimension of one is there to be grown
+            continue
+        rest = math.prod(one for place, one in enumerate(wanted) if place not in {at, free})
+        rows = x.sizes[0] if free == 0 and x.sizes else 1
+        if rest and many % (rest * rows) == 0 and (free is None or (free == 0 and at != 0)):
+            size = many // (rest * rows)
+            new = tuple(size if place == at else one for place, one in enumerate(wanted))
+            if free is None:
+                edits += _with_sizes(
+                    facts,
+                    tuple(-1 if place == at else one for place, one in enumerate(wanted)),
+                    rank=_place_rank(at, x.sizes, wanted) + _COMPUTED * _is_computed(facts, at),
+                )
+            else:
+                edits += _with_sizes(facts, new, rank=10)
+    return edits
+
+
+def _made_to_fit(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+    """Rows that are laid out as pictures: of another height and width, or made as long as it takes."""
+    if len(x.sizes) != 2 or wanted[0] not in {-1, x.sizes[0]} or -1 in wanted[1:]:
+        return []
+    edits = producer_edits(facts, x, x.sizes[1], math.prod(wanted[1:]), rank=15)
+    if len(wanted) == 4 and wanted[2] == wanted[3] and x.sizes[1] % wanted[1] == 0:
+        side = math.isqrt(x.sizes[1] // wanted[1])
+        if side**2 * wanted[1] == x.sizes[1]:
+            edits += _with_sizes(facts, (*wanted[:2], side, side), rank=8)
+    return edits
+
+
+def _is_computed(facts: Facts, at: int) -> bool:
+    """Whether the size is an expression, such as ``5 + self.classes``: what the model is to have, and no slip of a number."""
+    call = facts.site.expression if facts.site is not None else None
+    nodes = call.args if isinstance(call, ast.Call) else []
+    nodes = nodes[0].elts if len(nodes) == 1 and isinstance(nodes[0], (ast.Tuple, ast.List)) else nodes
+    return at < len(nodes) and isinstance(nodes[at], ast.BinOp)
+
+
+def _place_rank(at: int, sizes: tuple[int, ...], wanted: tuple[int, ...]) -> int:
+    """A batch that was written as a number, first of all."""
+    if at == 0:
+        return 2 if math.prod(sizes[1:]) == math.prod(wanted[1:]) else 6
+    return 8 + len(wanted) - at
+
+
+def _receiver(facts: Facts) -> str:
+    call = facts.written_call
+    if call is not None and isinstance(call.func, ast.Attribute) and facts.op == call.func.attr:
+        return ast.unparse(call.func.value) if not isinstance(call.func.value, ast.BinOp) else f"({ast.unparse(call.func.value)})"
+    return ""
+
+
+def _with_sizes(facts: Facts, sizes: tuple[int, ...], *, rank: int, text: str = "", why: str = "") -> list[Edit]:
+    return rewritten(facts, lambda call: text or _call_with(call, sizes), lambda _, args, __: args[0].reshape(sizes), rank=rank, why=why)
+
+
+def _call_with(call: ast.Call, sizes: tuple[int, ...]) -> str:
+    """The same call with other sizes; those that stay are written as they were."""
+    new = [ast.parse(str(size), mode="eval").body for size in sizes]
+    old: list[ast.expr] = list(call.args)
+    if len(old) == 1 and isinstance(old[0], (ast.Tuple, ast.List)):
+        inner = [was if _same(was, size) else one for was, one, size in zip(old[0].elts, new, sizes, strict=False)]
+        return ast.unparse(ast.Call(call.func, [ast.Tuple(inner, ast.Load())], [])) if len(inner) == len(sizes) else ""
+    if len(old) != len(sizes):
+        return ""
+    return ast.unparse(ast.Call(call.func, [was if _same(was, size) else one for was, one, size in zip(old, new, sizes, strict=True)], []))
+
+
+def _same(node: ast.expr, size: int) -> bool:
+    """A name or a call, such as ``x.size(0)``, is kept where the new size is not -1."""
+    return not isinstance(node, (ast.Constant, ast.UnaryOp)) and size != -1
+
+
+def other_heads(facts: Facts, size: int, into: tuple[int, ...]) -> list[Edit]:
+    """Both numbers belong to a module of the user's: so many heads that they divide the size, the nearest first."""
+    call = facts.written_call
+    if facts.site is None or call is None:
+        return []
+    path = next((path for path, one in facts.modules.items() if one is facts.site.names.get("self")), "")
+    own: dict[str, Any] = vars(facts.modules[path]) if path in facts.modules else {}
+    nodes = [node for one in call.args for node in (one.elts if isinstance(one, (ast.Tuple, ast.List)) else [one])]
+    named = [node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in own]
+    numbers = [own[name] for name in named]
+    if len(set(named)) != 2 or len(named) != 2 or not all(type(one) is int and one in into for one in numbers):
+        return []
+    heads, others = numbers[0], math.prod(into) // math.prod(numbers)  # such as the three of query, key and value
+    if size % others:
+        return []
+    size //= others
+    fits = sorted((many for many in range(2, size) if not size % many), key=lambda many: (abs(many - heads), -many))
+    edits = []
+    for rank, many in enumerate(fits[:2]):
+        new = dict(zip(named, (many, size // many), strict=True))
+        code = "\n".join(f"{as_typed(path)}.{name} = {number}" for name, number in new.items())
+        edits.append(Edit(code, f"{many} divides {size}, and {heads} does not", 10 + rank, attributes={path: new}))
+    return edits
+
+
+def leaves_rest(facts: Facts) -> str:
+    """``c // self.heads`` among the sizes, which leaves a rest."""
+    call = facts.written_call
+    if facts.site is None or call is None:
+        return ""
+    for part in (part for one in call.args for part in ast.walk(one)):
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.FloorDiv):
+            size, by = (number_named(one, facts.site.names) for one in (part.left, part.right))
+            if size is not None and by and size < by:
+                return f"`{ast.unparse(part)}` is {size} // {by}, which is 0"
+            if size is not None and by and size % by:
+                fits = [max(one for one in range(1, by) if not size % one), min(one for one in range(by, size + 1) if not size % one)]
+                return f"`{ast.unparse(part)}` is {size} // {by}, with a remainder of {size % by}; {fits[0]} and {fits[1]} divide {size}"
+    return ""
+
+
+# fmt: on
+def expand(facts: Facts) -> Diagnosis | None:
+    """Only a dimension of one grows."""
+    if facts.op not in {"expand", "expand_as", "broadcast_to", "repeat"} or not facts.operands:
+        return None
+    x = facts.operands[0]
+    given: Any = (
+        facts.operands[1].sizes if facts.op == "expand_as" and len(facts.operands) > 1 else facts.args[1:] or tuple(facts.kwargs.values())
+    )
+    wanted = tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else tuple(given)
+    if not all(isinstance(one, int) for one in wanted):
+        return None
+    if facts.op == "repeat":
+        return _repeated(facts, x, len(wanted)) if len(wanted) < len(x.sizes) else None
+    if len(wanted) < len(x.sizes):
+        return Diagnosis(f"`{facts.op}` to {shape(wanted)}: {told(x)} has {len(x.sizes)} dimensions already", (), x)
+    text = facts.written
+    pairs = [
+        (here, there) for here, there in zip(reversed(x.sizes), reversed(wanted), strict=False) if there not in {-1, here} and here != 1
+    ]
+    if not pairs:
+        return None
+    sentence = f"{text} expands only dimensions of size 1, and {told(x)} has {pairs[0][0]} where {pairs[0][1]} is requested"
+    edits = [
+        edit
+        for dim in range(len(x.sizes) + 1)
+        if len(wanted) > len(x.sizes) and dim and _grows((*x.sizes[:dim], 1, *x.sizes[dim:]), wanted)
+        for edit in on_operand(facts, 0, method("unsqueeze", -1 if dim == len(x.sizes) else dim), rank=5)
+    ]
+    cut = shortened(facts, pairs[0][1], pairs[0][0])
+    long = too_long(facts, pairs[0][1], pairs[0][0]) if cut and facts.site is None else ""
+    return Diagnosis(long or sentence, (*edits, *cut), x)
+
+
+def _repeated(facts: Facts, x: Operand, many: int) -> Diagnosis:
+    text = facts.written
+    return Diagnosis(f"{text} repeats {many} dimensions, and {told(x)} has {len(x.sizes)}", (), x)
+
+
+def _grows(sizes: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return all(there in {-1, here} or here == 1 for here, there in zip(reversed(sizes), reversed(wanted), strict=False))
+
+
+def dimension(facts: Facts) -> Diagnosis | None:
+    """A dimension that the tensor does not have, or too many, or too few of them named."""
+    if facts.op is None or not facts.operands:
+        return None
+    x = facts.operands[0]
+    text = facts.written
+    if facts.op == "permute":
+        given = facts.args[1:]
+        order = tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+        if len(order) != len(x.sizes):
+            edits = _as_many(facts, len(order))
+            return Diagnosis(f"{text} lists {len(order)} dimensions, and {told(x)} has {len(x.sizes)}", tuple(edits), x)
+    if facts.op in _BY_DIMENSION and (parts := _parts(facts, text)) is not None:
+        return parts
+    if "Dimension out of range" in facts.text or ("no dimensions" in facts.text and facts.op in _BY_DIMENSION):
+        last = len(x.sizes) - 1
+        found = squeezed(facts, x)
+        words, before = (found.words, found.edits) if found is not None else ("", ())
+        return Diagnosis(
+            f"{text} uses a dimension that {told(x)} does not have: dimensions are {-last - 1} to {last}{words}",
+            (*before, *_as_many(facts, len(x.sizes) + 1)),
+            x,
+        )
+    return None
+
+
+def _parts(facts: Facts, text: str) -> Diagnosis | None:
+    """More than a dimension has: parts to split it into, or its largest ones."""
+    x = facts.operands[0]
+    if facts.op == "glu":
+        return _halved(facts, x)
+    asked = facts.argument(1, "k" if facts.op == "topk" else "split_size")
+    dim = facts.argument(2, "dim", -1 if facts.op == "topk" else 0)
+    if not isinstance(dim, int) or not -len(x.sizes) <= dim < len(x.sizes):
+        return None
+    size, place = x.sizes[dim], dim % len(x.sizes)
+    if facts.op == "topk" and isinstance(asked, int) and asked > size:
+        sentence = f"{text} selects {asked} of dimension {place}, and {told(x)} has {size}"
+        return Diagnosis(sentence, tuple(producer_edits(facts, x, size, asked)) if place == len(x.sizes) - 1 else (), x)
+    if facts.op == "split" and isinstance(asked, (list, tuple)) and (whole := sum(asked)) != size:
+        sentence = f"{text} takes {' + '.join(map(str, asked))} = {whole} of dimension {place}, and {told(x)} has {size}"
+        return Diagnosis(sentence, tuple(producer_edits(facts, x, size, whole)) if place else (), x)
+    return None
+
+
+def _halved(facts: Facts, x: Operand) -> Diagnosis | None:
+    dim = facts.argument(1, "dim", -1)
+    if not isinstance(dim, int) or not -len(x.sizes) <= dim < len(x.sizes) or not x.sizes[dim] % 2:
+        return None
+    size, place = x.sizes[dim], dim % len(x.sizes)
+    sentence = f"`glu` halves dimension {place}, and {told(x)} has {size}"
+    return Diagnosis(sentence, tuple(producer_edits(facts, x, size, size + 1, rank=15)) if place else (), x)
+
+
+def _as_many(facts: Facts, many: int) -> list[Edit]:
+    """The input with the batch dimension that was forgotten."""
+    x = facts.operands[0]
+    lacks_batch = x.is_input and len(x.sizes) == many - 1
+    return on_operand(facts, 0, method("unsqueeze", 0), rank=10, why="a batch of 1", first=True) if lacks_batch else []

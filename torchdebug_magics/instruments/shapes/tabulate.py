@@ -1,0 +1,233 @@
+"""From a run to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdebug_magics.instruments.shapes.explain import explained
+from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
+from torchdebug_magics.instruments.shapes.follow.parameters import NOTHING, Owned, Parameters
+from torchdebug_magics.instruments.shapes.follow.seen import Forward
+from torchdebug_magics.instruments.shapes.report import Failure, Layout, Need, Row, ShapesReport
+from torchdebug_magics.machine.gpus import Gpus
+from torchdebug_magics.machine.limits import smallest_limit
+from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
+from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, sizes
+from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.modules import named_followed
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.shapes.follow.seen import Seen
+
+
+# Tensors of a parameter's size that an optimizer keeps beside it.
+_STATE = {"SGD": 0, "SGD with momentum": 1, "Adam": 2}
+_BY_HAND = "used, but not called as a module"
+_UNUSED = "unused"
+
+
+def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
+    """Everything that was seen, frozen."""
+    run = seen.run
+    failure = None if seen.error is None else explained(seen)  # first, as it may add to the problems
+    further, unused = uncalled(seen.model, run) if run.error is None else ((), ())
+    return ShapesReport(
+        problems=(*seen.problems, *run.problems),
+        notes=(*seen.notes, *run.notes),
+        model=type(seen.model).__name__,
+        inputs=str(seen.run.given),
+        rows=run.calls.rows() + further,
+        total_params=run.parameters.total,
+        trainable_params=run.parameters.trainable,
+        buffer_count=run.parameters.buffers,
+        total_flops=run.flops,
+        uncounted_ops=run.formulas.names(),
+        unchecked_ops=run.unchecked if seen.error is None else (),
+        checked_ops=run.checked,
+        **_sharding(run.parameters, run.has_shared_flops),
+        buffer_bytes=run.parameters.buffer_bytes,
+        activation_bytes=run.saved_bytes,
+        unused=unused,
+        mode=seen.mode,
+        failure=failure,
+        suspect=run.suspect if failure is None else None,
+        needs=needs(seen.model, run.parameters, run.saved_bytes, run.given) if seen.error is None else (),
+        layout=layout,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """What was seen of the modules that a cell called."""
+
+    calls: Calls
+    parameters: Parameters
+    formulas: FlopFormulas
+    flops: int
+    has_shared_flops: bool
+    saved_bytes: int
+    counts: Mapping[torch.nn.Module, int]
+    """How often each model was called in all."""
+
+
+def of_cell(watched: Watched, layout: Layout, failure: Failure | None, guard: Guard) -> ShapesReport:
+    """What the modules of a cell did, and why it failed."""
+    names = [type(model).__name__ for model in watched.counts]
+    often = [(type(model).__name__, many) for model, many in watched.counts.items() if many > 1]
+    notes = [f"{name} was called {many:,} times; the first call of each input shape is shown" for name, many in often]
+    return ShapesReport(
+        problems=tuple(guard.problems),
+        notes=(*guard.notes, *notes),
+        model=", ".join(names),
+        rows=watched.calls.rows(),
+        total_params=watched.parameters.total,
+        trainable_params=watched.parameters.trainable,
+        buffer_count=watched.parameters.buffers,
+        total_flops=watched.flops,
+        uncounted_ops=watched.formulas.names(),
+        **_sharding(watched.parameters, watched.has_shared_flops),
+        buffer_bytes=watched.parameters.buffer_bytes,
+        activation_bytes=watched.saved_bytes,
+        mode="real",
+        failure=failure,
+        layout=layout,
+    )
+
+
+def _sharding(parameters: Parameters, has_shared_flops: bool = False) -> dict[str, Any]:
+    ranks = parameters.sharded_over
+    sizes = {"param_bytes": parameters.bytes, "sharded_over": ranks}
+    return sizes if ranks == 1 else {**sizes, "local_param_bytes": parameters.local_bytes, "has_shared_flops": has_shared_flops}
+
+
+def params_only(model: torch.nn.Module, layout: Layout) -> ShapesReport:
+    """The modules as they are nested, with what they hold."""
+    parameters = Parameters(model)
+    rows = [row_of(path, module, parameters.take(path, module)) for path, module in named_followed(model)]
+    return ShapesReport(
+        model=type(model).__name__,
+        rows=tuple(rows),
+        total_params=parameters.total,
+        trainable_params=parameters.trainable,
+        buffer_count=parameters.buffers,
+        total_flops=0,
+        **_sharding(parameters),
+        buffer_bytes=parameters.buffer_bytes,
+        activation_bytes=0,
+        mode="params",
+        layout=layout,
+    )
+
+
+@dataclass(frozen=True)
+class _Limit:
+    size_bytes: int | None
+    name: str
+
+
+def needs(model: torch.nn.Module, parameters: Parameters, activation_bytes: int, inputs: Inputs) -> tuple[Need, ...]:
+    """An estimate for each of the common optimizers; nothing where there is nothing to train."""
+    if not parameters.trainable:
+        return ()
+    batch = _batch(inputs)
+    limit = _limit(model)
+    return tuple(_need(name, tensors, parameters, activation_bytes, batch, limit) for name, tensors in _STATE.items())
+
+
+def _need(name: str, tensors: int, parameters: Parameters, activation_bytes: int, batch: int | None, limit: _Limit) -> Need:
+    held_bytes = parameters.local_bytes + parameters.buffer_bytes
+    state_bytes = tensors * parameters.trainable_bytes
+    fixed_bytes = held_bytes + parameters.trainable_bytes + state_bytes
+    return Need(
+        optimizer=name,
+        parameters_bytes=held_bytes,
+        gradients_bytes=parameters.trainable_bytes,
+        optimizer_bytes=state_bytes,
+        activations_bytes=activation_bytes,
+        limit_bytes=limit.size_bytes,
+        limit=limit.name,
+        batch=batch,
+        largest_batch=_largest(fixed_bytes, activation_bytes, batch, limit.size_bytes),
+    )
+
+
+def _largest(fixed_bytes: int, activation_bytes: int, batch: int | None, limit_bytes: int | None) -> int | None:
+    """Activations grow with the batch, the rest does not."""
+    if not batch or limit_bytes is None or not activation_bytes:
+        return None
+    return max(0, (limit_bytes - fixed_bytes) * batch // activation_bytes)
+
+
+def _batch(inputs: Inputs) -> int | None:
+    """The first size of the first tensor that has any."""
+    return next((shape[0] for _, tensor in named_tensors(inputs.named_values()) if (shape := sizes(tensor))), None)
+
+
+def _limit(model: torch.nn.Module) -> _Limit:
+    """Of the device that the model is on; for one that is not on a GPU yet, of the first GPU there is, or of this machine."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        properties = torch.cuda.get_device_properties(device)
+        return _Limit(int(properties.total_memory), str(properties.name))
+    with Gpus() as gpus:
+        gpu = next(iter(gpus.read()), None)
+    if gpu is not None:
+        return _Limit(gpu.total_bytes, gpu.name)
+    found = smallest_limit()
+    return _Limit(None, "") if found is None else _Limit(found.limit_bytes, found.whose)
+
+
+def uncalled(model: torch.nn.Module, run: Forward) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """A row for each that holds parameters itself, so that the rows add up; and the unused ones, the outermost path of each branch."""
+    called = {id(one.module) for one in run.calls.made}
+    rows: list[Row] = []
+    holding: set[str] = set()
+    alive: set[str] = set()
+    for path, module in named_followed(model):
+        if id(module) in called:
+            alive.add(path)
+        elif run.parameters.held_by(module):
+            holding.add(path)
+            owned = run.parameters.take(path, module)
+            is_used = any(id(one) in run.used and run.parameters.counted_at(one) == path for _, one in run.parameters.held_by(module))
+            if is_used:
+                alive.add(path)
+            rows.append(row_of(path, module, owned, _note(module, is_used=is_used)))
+    return tuple(rows), _outermost(holding, alive)
+
+
+def _note(module: torch.nn.Module, *, is_used: bool) -> str:
+    if not is_used:
+        return _UNUSED
+    return "" if isinstance(module, (torch.nn.ParameterList, torch.nn.ParameterDict)) else _BY_HAND  # nobody would call those
+
+
+def _outermost(holding: set[str], alive: set[str]) -> tuple[str, ...]:
+    """Of the paths in `holding`, and what is above them, those below which nothing is alive."""
+    for path in list(alive):
+        alive.update(_above(path))
+    dead = {one for path in holding for one in (path, *_above(path)) if one not in alive}
+    return tuple(sorted(path for path in dead if path and (not path.count(".") or path.rpartition(".")[0] not in dead)))
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts))]
+
+
+def row_of(path: str, module: torch.nn.Module, owned: Owned = NOTHING, note: str = "") -> Row:
+    """The row of a module without a call."""
+    return Row(
+        path=path,
+        type=type(module).__name__,
+        call=0,
+        depth=path.count(".") + 1 if path else 0,
+        own_params=owned.params,
+        trainable_params=owned.trainable,
+        shards=owned.shards,
+        note=", ".join(filter(None, (note, owned.note))),
+    )

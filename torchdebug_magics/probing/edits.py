@@ -1,0 +1,460 @@
+"""A fix as edits of the user's code: report -> its findings -> the code in each fix, set against the statements around its line -> `Edit`.
+
+A fix in words says what to write and where: in place of the statement at its line, or of an expression in it; before or after a statement.
+Which of these it is, the user's own syntax tree decides: code that has the shape of a statement replaces that statement, an expression that
+stands there is the one to be replaced. Where two statements would do, or the edited file does not parse, there are no edits.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import linecache
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from torchdebug_magics.fixes import applied, dedented
+from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.where import location
+from torchdebug_magics.report import Edit, Finding, Location, Report
+
+ReportT = TypeVar("ReportT", bound=Report)
+
+_CODE = re.compile(r"`([^`\n]+)`")
+_IN_PLACE = re.compile(r"\s*,?\s*(?:in place of|instead of|rather than|for)\s*$")
+_BECOMES = re.compile(r"\s*(?:by|with|becomes|->)\s*$")
+_BEFORE = re.compile(r"\b(?:before|above|ahead of|in front of)\b[^`]{0,20}$")
+_AFTER = re.compile(r"\b(?:after|below|behind)\b[^`]{0,20}$")
+_OPTION = re.compile(r"\w+=[^=\s]")
+_EFFECT = re.compile(r"\b(?:call|run|calls)\s*$")  # before a call that is made for what it does: it stands for no value
+_MOVE = re.compile(r"\bmove\s*$")
+_UNDER = re.compile(r"\b(?:under|in|inside|within)\s*$")
+_IN_LINE = re.compile(r"\s+in line (\d+)")
+_BESIDE_LINE = re.compile(r"\b(before|after|above|below) (?:that|this|the) line\b[^`]*$")
+_SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return, ast.Delete, ast.Raise, ast.Assert)
+_HEADS = (ast.For, ast.While, ast.With, ast.If)
+
+
+def with_edits(report: ReportT) -> ReportT:
+    """The report, with edits for each fix that the source tells how to apply. Never raises; reads no more than source."""
+    try:
+        changed = {id(finding): edits for finding in _findings(report) if (edits := _edits_of(finding))}
+        return _with(report, changed, {}) if changed else report
+    except Exception:  # noqa: BLE001 - edits that cannot be made must leave the user's cell its report
+        return report
+
+
+def _findings(value: object) -> Iterator[Finding]:
+    """All findings in a report that have a fix at a line and no edits yet."""
+    if isinstance(value, Finding) and value.fix and not value.edits and value.location is not None:
+        yield value
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _findings(getattr(value, field.name))
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _findings(part)
+
+
+def _with(value: Any, changed: Mapping[int, tuple[Edit, ...]], done: dict[int, Any]) -> Any:
+    """The same data with the edits; what is not changed stays the same object, and what is held twice stays one."""
+    if id(value) in done:
+        return done[id(value)]
+    new: Any = value
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+        parts = [_with(part, changed, done) for part in value]
+        new = type(value)(parts) if any(part is not old for part, old in zip(parts, value, strict=True)) else value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        others = {name: _with(part, changed, done) for name, part in fields.items()}
+        if isinstance(value, Finding) and id(value) in changed:
+            others |= {"edits": changed[id(value)], "fix_state": "verified" if value.fix_state == "verified" else "compiles"}
+        if any(others[name] is not fields[name] for name in fields):
+            new = dataclasses.replace(value, **others)
+    done[id(value)] = new
+    return new
+
+
+def _edits_of(finding: Finding) -> tuple[Edit, ...]:
+    where = finding.location
+    tree = None if where is None else tree_of(where.file)
+    if where is None or tree is None:
+        return ()
+    source = _Source(where, tree)
+    for way in (_blocks, _moves, _expressions, _insertions, _statements):
+        edits = tuple(way(finding.fix, source))
+        if edits and all(_parses_with([edit for edit in edits if edit.file == file]) for file in {edit.file for edit in edits}):
+            return edits
+    return ()
+
+
+def _parses_with(edits: Sequence[Edit]) -> bool:
+    """Whether the file of the edits is a program with them, and another one."""
+    tree = tree_of(edits[0].file)
+    where = Location(cell=edits[0].cell, file=edits[0].file, line=edits[0].line, function="", source="")
+    return tree is not None and _Source(where, tree).parses_with(edits)
+
+
+class _Source:
+    """The file or cell in which a finding lies."""
+
+    def __init__(self, where: Location, tree: ast.Module) -> None:
+        self.where = where
+        self.tree = tree
+        self.lines = [line.rstrip("\r\n") for line in linecache.getlines(where.file)]
+        self.offset = _line_in_file(where, self.lines) - where.line
+        """A cell's file may begin with lines that the user does not see."""
+        self.line = where.line + self.offset
+        statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+        self.near = sorted(statements, key=lambda node: abs(node.lineno - self.line))
+        self.statement = self.at(where.line)
+
+    def at(self, line: int) -> ast.stmt | None:
+        """The innermost statement at a line, as the user numbers lines."""
+        here = [node for node in self.near if node.lineno <= line + self.offset <= _end(node)]
+        return max(here, key=lambda node: (node.lineno, -_end(node)), default=None)
+
+    def earlier_cells(self) -> Iterator[_Source]:
+        """The other cells of the notebook, the latest first, as looked at from their ends."""
+        for file in reversed(list(linecache.cache)):
+            here = location(file, len(linecache.getlines(file)) + 1, "")
+            tree = tree_of(file) if here.cell is not None and file != self.where.file else None
+            if tree is not None:
+                yield _Source(here, tree)
+
+    def loop(self) -> ast.stmt | None:
+        """The outermost loop around the line."""
+        around = [node for node in self.near if isinstance(node, (ast.For, ast.While)) and node.lineno <= self.line <= _end(node)]
+        return min(around, key=lambda node: node.lineno, default=None)
+
+    def text(self, node: ast.stmt | ast.expr, *, whole: bool = False) -> str:
+        """As the user wrote it; a statement dedented to its first line, a compound one without its body unless `whole`."""
+        body = getattr(node, "body", None)
+        is_head = isinstance(node, _HEADS) and isinstance(body, list) and not whole
+        end = (body[0].lineno - 1, None) if is_head and body else (node.end_lineno, node.end_col_offset)
+        lines = [line.encode() for line in self.lines[node.lineno - 1 : end[0]]]
+        if end[1] is not None:
+            lines[-1] = lines[-1][: end[1]]
+        lines[0] = lines[0][node.col_offset :]
+        first, *rest = [line.decode() for line in lines]
+        columns = node.col_offset if isinstance(node, ast.stmt) else 0
+        return "\n".join([first, *(dedented(line, columns) for line in rest)])
+
+    def replacing(self, node: ast.stmt, new: str, old: str = "") -> Edit:
+        return Edit(cell=self.where.cell, file=self.where.file, line=node.lineno - self.offset, old=old or self.text(node), new=new)
+
+    def before(self, node: ast.stmt, new: str) -> Edit:
+        first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
+        return Edit(cell=self.where.cell, file=self.where.file, line=first - self.offset, old="", new=new)
+
+    def after(self, node: ast.stmt, new: str) -> Edit:
+        """As a replacement of a simple statement; of a compound one, before the line that follows it, in the same column."""
+        if isinstance(node, _SIMPLE):
+            return self.replacing(node, f"{self.text(node)}\n{new}")
+        return Edit(cell=self.where.cell, file=self.where.file, line=_end(node) + 1 - self.offset, old="", new=new)
+
+    def parses_with(self, edits: Sequence[Edit]) -> bool:
+        """Whether the file with the edits is a program, and another one."""
+        text = "\n".join(self.lines)
+        moved = [dataclasses.replace(edit, line=edit.line + self.offset) for edit in edits]
+        try:
+            new = ast.parse(applied(text, moved))
+        except (SyntaxError, ValueError):
+            return False
+        return not _same(new, self.tree)
+
+
+def _line_in_file(where: Location, lines: list[str]) -> int:
+    """Where the line of a location stands in its file: magics above a cell are in its source, too, so that it mostly is the same."""
+    if where.line <= len(lines) and lines[where.line - 1].strip() == where.source:
+        return where.line
+    same = [number for number, line in enumerate(lines, 1) if where.source and line.strip() == where.source]
+    return min(same, key=lambda number: abs(number - where.line), default=where.line)
+
+
+def _end(node: ast.stmt) -> int:
+    return node.end_lineno or node.lineno
+
+
+def _codes(fix: str) -> list[tuple[str, str, str]]:
+    """(code, the words before it, the words after it) of each piece of code in a fix."""
+    parts = _CODE.split(fix)
+    return [(parts[at], parts[at - 1], parts[at + 1]) for at in range(1, len(parts), 2)]
+
+
+def _parsed(code: str) -> ast.stmt | None:
+    """One statement; of a head such as ``with torch.no_grad():``, the statement with an empty body. An option, ``lr=0.1``, is none."""
+    if _OPTION.match(code):
+        return None
+    for form in ("{}", "{} pass"):
+        try:
+            body = ast.parse(form.format(code)).body
+        except (SyntaxError, ValueError):
+            continue
+        return body[0] if len(body) == 1 else None
+    return None
+
+
+def _same(one: ast.AST, other: ast.AST) -> bool:
+    return ast.dump(one) == ast.dump(other)
+
+
+def _blocks(fix: str, source: _Source) -> Iterator[Edit]:
+    """A block around the loop, or around the statement at the line: ``with torch.no_grad():``."""
+    for code, before, _ in _codes(fix):
+        head = _parsed(code) if code.endswith(":") else None
+        inside = source.loop() if re.search(r"\bloop\b", before) else source.statement
+        if isinstance(head, ast.With) and inside is not None and _UNDER.search(before):
+            text = source.text(inside, whole=True)
+            yield source.replacing(inside, "\n".join([code, *(f"    {line}" if line else line for line in text.split("\n"))]), old=text)
+            return
+
+
+def _moves(fix: str, source: _Source) -> Iterator[Edit]:
+    """The statement at the line goes before or after another."""
+    codes = _codes(fix)
+    for (first, before, between), (second, _, _) in pairwise(codes):
+        moved, anchor = _parsed(first), _anchor(second, "", source)
+        place = _BEFORE.search(between) or _AFTER.search(between)
+        here = next((node for node in source.near if moved is not None and _same(node, moved)), None)
+        if _MOVE.search(before) and place is not None and here is not None and anchor is not None and anchor is not here:
+            text = source.text(here)
+            yield source.replacing(here, "")
+            yield source.before(anchor, text) if _BEFORE.search(between) else source.after(anchor, text)
+            return
+
+
+def _expressions(fix: str, source: _Source) -> Iterator[Edit]:
+    """Edits of an expression: `new` in place of `old`, where `old` stands in the statement at the line, or in one near it."""
+    codes = _codes(fix)
+    for (first, _, between), (second, _, _) in pairwise(codes):
+        if _IN_PLACE.match(between):
+            new, old = first, second
+        elif _BECOMES.match(between):
+            old, new = first, second
+        else:
+            continue
+        for statement in filter(None, (source.statement, *source.near[:12])):
+            if (changed := _replaced(statement, old, new, source)) is not None:
+                yield source.replacing(statement, changed)
+                return
+
+
+def _replaced(statement: ast.stmt, old: str, new: str, source: _Source) -> str | None:
+    """The statement with an expression of it exchanged wherever it stands; None where it does not stand there."""
+    was = _parsed(old)
+    if was is None or not isinstance(statement, (*_SIMPLE, *_HEADS)):
+        return None
+    if _same(statement, was):
+        return new
+    if not isinstance(was, ast.Expr):
+        return None
+    text = source.text(statement)
+    body = [node for child in getattr(statement, "body", ()) for node in ast.walk(child)]
+    spots = [node for node in ast.walk(statement) if isinstance(node, ast.expr) and node not in body and _same(node, was.value)]
+    if not spots or not all(node.lineno == node.end_lineno == statement.lineno for node in spots):
+        return None
+    line, *rest = text.split("\n")
+    raw = line.encode()
+    for node in sorted(spots, key=lambda node: -node.col_offset):
+        start, end = node.col_offset - statement.col_offset, (node.end_col_offset or 0) - statement.col_offset
+        raw = raw[:start] + new.encode() + raw[end:]
+    return "\n".join([raw.decode(), *rest])
+
+
+def _statements(fix: str, source: _Source) -> Iterator[Edit]:
+    """Edits of whole statements: code of the same shape as a statement at the line, or as the only one of that shape in the file."""
+    taken: set[int] = set()
+    for code, before, after in _codes(fix):
+        new = _parsed(code)
+        at = source.at(int(line[1])) if (line := _IN_LINE.match(after)) else source.statement
+        if new is None or at is None or isinstance(new, (ast.With, ast.If)):
+            continue
+        if "..." in code:
+            yield from _with_options(new, source)
+            continue
+        far = source.near if isinstance(new, ast.Assign) else []
+        alike = [at] if _alike(at, new) else [node for node in far if _alike(node, new)]
+        if len(alike) == 1 and id(alike[0]) not in taken:
+            taken.add(id(alike[0]))
+            if _goes_on(alike[0], new):
+                yield source.after(alike[0], code)
+            else:
+                yield source.replacing(alike[0], _as_written(alike[0], new, code, source))
+        elif (
+            isinstance(new, ast.Expr)
+            and id(at) not in taken
+            and not _EFFECT.search(before)
+            and (changed := _with_part(at, new.value, code, source))
+        ):
+            taken.add(id(at))
+            yield source.replacing(at, changed)
+        elif isinstance(new, ast.Assign) and not alike and (edit := _after_making(new.targets[0], code, source)) is not None:
+            yield edit
+
+
+def _goes_on(old: ast.stmt, new: ast.stmt) -> bool:
+    """Whether `new` makes its value from that of `old`, as ``x = x.detach()`` does after ``x = f()``: it replaces nothing."""
+    if not (isinstance(old, ast.Assign) and isinstance(new, ast.Assign) and isinstance(new.targets[0], ast.Name)):
+        return False
+    name = new.targets[0].id
+    return _reads(new.value, name) and not _reads(old.value, name)
+
+
+def _reads(node: ast.expr, name: str) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
+
+
+def _with_options(new: ast.stmt, source: _Source) -> Iterator[Edit]:
+    """The user's own call with further options: ``DataLoader(..., generator=g)``."""
+    call = _call_of(new)
+    if call is None or not call.keywords or not any(isinstance(arg, ast.Constant) and arg.value is ... for arg in call.args):
+        return
+    options = ", ".join(ast.unparse(keyword) for keyword in call.keywords)
+    for statements in ([source.statement], source.near):
+        calls = [
+            (node, part)
+            for node in statements
+            if isinstance(node, _SIMPLE)
+            for part in ast.walk(node)
+            if isinstance(part, ast.Call) and _same(part.func, call.func)
+        ]
+        if len(calls) == 1:
+            node, part = calls[0]
+            if {keyword.arg for keyword in part.keywords} & {keyword.arg for keyword in call.keywords}:
+                return
+            old = ast.unparse(part)
+            changed = _replaced(node, old, f"{source.text(part)[:-1]}{', ' if part.args or part.keywords else ''}{options})", source)
+            if changed is not None:
+                yield source.replacing(node, changed)
+            return
+
+
+def _after_making(target: ast.expr, code: str, source: _Source) -> Edit | None:
+    """Sets a part of an object after the statement that made it: the last above the line, or in an earlier cell."""
+    root = target
+    while isinstance(root, (ast.Attribute, ast.Subscript)):
+        root = root.value
+    if root is target or not isinstance(root, ast.Name):
+        return None
+    name = ast.Name(root.id, ast.Store())
+    for place in (source, *source.earlier_cells()):
+        made = [node for node in place.near if isinstance(node, ast.Assign) and node.lineno < place.line and _same(node.targets[0], name)]
+        if made:
+            return place.after(max(made, key=lambda node: node.lineno), code)
+    return None
+
+
+def _with_part(statement: ast.stmt, new: ast.expr, code: str, source: _Source) -> str | None:
+    """The statement with `new` in place of the largest expression of it that `new` is a change of; None where two would do."""
+    if not isinstance(statement, (*_SIMPLE, *_HEADS)) or any(_same(node, new) for node in ast.walk(statement)):
+        return None
+    call = _call_of(statement)  # made for its effect: what it is called on stays
+    kept = (*getattr(statement, "body", ()), *getattr(statement, "targets", ()), *([] if call is None else [call.func]))
+    inside = {id(node) for child in kept for node in ast.walk(child)}
+    parts = [
+        node
+        for node in ast.walk(statement)
+        if isinstance(node, ast.expr) and id(node) not in inside and node is not call and _is_changed(node, new)
+    ]
+    sizes = [len(ast.dump(node)) for node in parts]
+    largest = [node for node, size in zip(parts, sizes, strict=True) if size == max(sizes)]
+    return _replaced(statement, ast.unparse(largest[0]), code, source) if len(largest) == 1 else None
+
+
+def _is_changed(old: ast.expr, new: ast.expr) -> bool:
+    """Whether `new` is the same call with other arguments, the same operation with another operand, or a method of `old`."""
+    if _same(old, new):
+        return False
+    match old, new:
+        case (ast.Call(), ast.Call()) if ast.unparse(old.func).split(".")[-1] == ast.unparse(new.func).split(".")[-1]:
+            return _same(old.func, new.func) or list(map(ast.dump, old.args)) == list(map(ast.dump, new.args))
+        case (ast.BinOp(), ast.BinOp()) if type(old.op) is type(new.op):
+            return _same(old.left, new.left) or _same(old.right, new.right)
+    if isinstance(new, ast.Call) and len(new.args) == 1 and _same(old, new.args[0]):
+        return True
+    inner = new
+    while isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute):
+        inner = inner.func.value
+        if _same(old, inner):
+            return True
+    return False
+
+
+def _as_written(old: ast.stmt, new: ast.stmt, code: str, source: _Source) -> str:
+    """The code with the targets of the user's statement: ``self.fc1`` where it only says ``fc1``."""
+    if isinstance(old, ast.Assign) and isinstance(new, ast.Assign) and not all(map(_same, old.targets, new.targets)):
+        targets = "".join(f"{source.text(target)} = " for target in old.targets)
+        return targets + (ast.get_source_segment(code, new.value) or "")
+    return code
+
+
+def _call_of(statement: ast.stmt) -> ast.Call | None:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return value if isinstance(value, ast.Call) else None
+
+
+def _alike(one: ast.stmt, new: ast.stmt) -> bool:  # noqa: PLR0911 - one for each kind of statement
+    """Whether `new` is the same statement with another value: same targets, same function, same head."""
+    match one, new:
+        case (ast.Assign(), ast.Assign()):
+            return len(one.targets) == len(new.targets) and all(map(_same_place, one.targets, new.targets))
+        case (ast.AugAssign(), ast.Assign()):
+            return (
+                len(new.targets) == 1 and _same_place(one.target, new.targets[0]) and any(_same(one.value, part) for part in ast.walk(new))
+            )
+        case (ast.AugAssign(), ast.AugAssign()):
+            return _same_place(one.target, new.target) and not _same(one, new)
+        case (ast.Return(), ast.Return()):
+            return True
+        case (ast.Expr(value=ast.Call() as old), ast.Expr(value=ast.Call() as call)):
+            return _same(old.func, call.func) and not _same(old, call)
+        case (ast.For(), ast.For()):
+            return _same(one.target, new.target) and not _same(one.iter, new.iter)
+    return False
+
+
+def _same_place(one: ast.expr, new: ast.expr) -> bool:
+    """The same target; a fix names an attribute of a module without the module: ``fc1`` for ``self.fc1``."""
+    return _same(one, new) or (isinstance(one, ast.Attribute) and isinstance(new, ast.Name) and one.attr == new.id)
+
+
+def _insertions(fix: str, source: _Source) -> Iterator[Edit]:
+    """New statements before or after one that the fix names, or before or after the statement at the line."""
+    codes = _codes(fix)
+    for at, (code, before, after) in enumerate(codes):
+        new = _parsed(code)
+        is_statement = isinstance(new, (ast.Assign, ast.AugAssign)) or (isinstance(new, ast.Expr) and isinstance(new.value, ast.Call))
+        if new is None or not is_statement or any(_same(node, new) for node in source.near[:40]):
+            continue
+        if (beside := _BESIDE_LINE.search(before)) and source.statement is not None:
+            is_before = beside[1] in {"before", "above"}
+            yield source.before(source.statement, code) if is_before else source.after(source.statement, code)
+            return
+        place = _BEFORE.search(after) or _AFTER.search(after)
+        if place is None:
+            continue
+        anchor = _anchor(codes[at + 1][0] if at + 1 < len(codes) else "", after, source)
+        if anchor is None:
+            continue
+        yield source.before(anchor, code) if _BEFORE.search(after) else source.after(anchor, code)
+        return
+
+
+def _anchor(code: str, words: str, source: _Source) -> ast.stmt | None:
+    """The statement that a fix puts code beside: the nearest that is, or calls, what it names; else the loop, or the line itself."""
+    named = _parsed(code) if code else None
+    if named is not None:
+        for node in source.near:
+            if not isinstance(node, _SIMPLE):
+                continue
+            call = _call_of(named)
+            calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+            if _same(node, named) or (call is not None and any(_same(part.func, call.func) for part in calls)):
+                return node
+        return None
+    if re.search(r"\bloop\b", words):
+        return source.loop()
+    return source.statement

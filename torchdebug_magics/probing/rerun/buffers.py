@@ -1,0 +1,160 @@
+"""Buffers before a step, and back again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch._C import _functorch as functorch
+from torch.nn.modules.batchnorm import _NormBase
+
+from torchdebug_magics.probing import this_rank
+
+_SMALL_COUNT = 1 << 16
+"""Copying so few numbers takes no longer than a few ops."""
+_NOWHERE = nullcontext()
+_UNTIL_TOLD_S = 5.0
+"""What was found becomes an error, and that a report; then the signal comes again."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    names: dict[str, torch.Tensor | None]
+    name: str
+    tensor: torch.Tensor
+    copy: torch.Tensor
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            if _can_change(self.tensor):
+                _own_elements(self.tensor).copy_(self.copy)
+        self.names[self.name] = self.tensor
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Values and identities of buffers at one moment."""
+
+    held: tuple[_Held, ...]
+
+    def put_back(self) -> None:
+        """Make every buffer hold what it held."""
+        for one in self.held:
+            one.put_back()
+
+
+_NONE = Buffers(())
+
+
+class BufferKeeper:
+    """Takes the buffers of some modules again and again, copying only what can have changed.
+
+    Batch norm writes its running statistics without a version bump, and so does whoever writes through ``.data``: a buffer is always
+    copied. Only a large one (a causal mask, say) that is none of batch norm's is copied again only when its version moved.
+    """
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._always: list[dict[str, torch.Tensor | None]] = []
+        self._rarely: list[dict[str, torch.Tensor | None]] = []
+        for module in modules:
+            if module._buffers:
+                (self._always if isinstance(module, _NormBase) else self._rarely).append(module._buffers)
+        self._copies: dict[tuple[int, str], tuple[torch.Tensor, int, torch.Tensor]] = {}
+
+    def take(self) -> Buffers:
+        """The buffers as they are now."""
+        if not self._always and not self._rarely:
+            return _NONE
+        held = []
+        with torch.no_grad():
+            for names in self._always:
+                held += [_Held(names, name, buffer, _copy(buffer)) for name, buffer in _present(names)]
+            for names in self._rarely:
+                held += [self._rare(names, name, buffer) for name, buffer in _present(names)]
+        return Buffers(tuple(held))
+
+    def _rare(self, names: dict[str, torch.Tensor | None], name: str, buffer: torch.Tensor) -> _Held:
+        key = id(names), name
+        if buffer.is_inference() or _own_elements(buffer).numel() <= _SMALL_COUNT:
+            return _Held(names, name, buffer, _copy(buffer))
+        known = self._copies.get(key)
+        if known is None or known[0] is not buffer or known[1] != buffer._version:
+            known = self._copies[key] = buffer, buffer._version, _copy(buffer)
+        return _Held(names, name, buffer, known[2])
+
+
+def _copy(buffer: torch.Tensor) -> torch.Tensor:
+    return _own_elements(buffer).clone()
+
+
+def _can_change(buffer: torch.Tensor) -> bool:
+    return not buffer._is_zerotensor() and (not buffer.is_inference() or torch.is_inference_mode_enabled())
+
+
+def _own_elements(buffer: torch.Tensor) -> torch.Tensor:
+    """An expanded tensor has each element many times, and cannot be written: the first of each."""
+    if buffer.layout is not torch.strided or buffer.is_nested or 0 not in buffer.stride():
+        return buffer
+    return buffer[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in buffer.stride())]
+
+
+def _present(names: dict[str, torch.Tensor | None]) -> list[tuple[str, torch.Tensor]]:
+    return [(name, buffer) for name, buffer in names.items() if buffer is not None and not buffer.is_meta]
+
+
+def is_outermost_gradient() -> bool:
+    """Whether the one ``grad`` that runs is the innermost transform, in nothing but ``vmap``: what it returns is a gradient to be used."""
+    if functorch.peek_interpreter_stack() is None:
+        return False
+    kinds = [one.key() for one in functorch.get_interpreter_stack() or ()]
+    around = {functorch.TransformType.Vmap}
+    return bool(kinds) and kinds[-1] == functorch.TransformType.Grad and around.issuperset(kinds[:-1])
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that all transforms have wrapped; any other one itself."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def outside_transforms() -> AbstractContextManager[None]:
+    """As if none ran; afterwards they go on."""
+    return _NOWHERE if functorch.peek_interpreter_stack() is None else _outside()
+
+
+@contextmanager
+def _outside() -> Iterator[None]:
+    left = []
+    try:
+        while functorch.peek_interpreter_stack() is not None:
+            left.append(functorch.pop_dynamic_layer_stack())
+        yield
+    finally:
+        while left:
+            functorch.push_dynamic_layer_stack(left.pop())
+
+
+@contextmanager
+def end_deferred() -> Iterator[None]:
+    """Only in a process that was launched, and only while nothing in it waits for another rank: native code would never hear of SIGTERM."""
+    is_launched = multiprocessing.parent_process() is not None or this_rank.world_size() > 1
+    if not is_launched or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        if came:
+            end = threading.Timer(_UNTIL_TOLD_S, os.kill, (os.getpid(), signal.SIGTERM))
+            end.daemon = True
+            end.start()
