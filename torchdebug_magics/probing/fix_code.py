@@ -146,6 +146,7 @@ def _without(before: str, after: str, code: str, *, is_name: bool) -> str:
 def _words(code: str, place: _Place) -> str:
     """Names alone for code whose variables are unknown: ``step()`` for ``optimizer.step()``; nothing for what is more than a call.
 
+    Options keep their names, and what is called for them: ``DataLoader() with sampler=DistributedSampler()``.
     A function that exists by its full name stays code: `zlib.crc32` for ``zlib.crc32(text)``.
     """
     try:
@@ -157,7 +158,15 @@ def _words(code: str, place: _Place) -> str:
     name = named.attr if isinstance(named, ast.Attribute) else named.id if isinstance(named, ast.Name) else ""
     if isinstance(named, ast.Attribute) and call and not _lacks(full := ast.unparse(named), place, {"_"}):
         return f"`{full}`"
-    return f"{name}()" if name and call else name
+    options = [f"{option.arg}={_value_words(option.value)}" for option in node.keywords if option.arg] if isinstance(node, ast.Call) else []
+    return (f"{name}()" + (f" with {listed(options)}" if options else "")) if name and call else name
+
+
+def _value_words(node: ast.expr) -> str:
+    """A constant as it is, the name of a function that is called, nothing of what else may be."""
+    if isinstance(node, ast.Constant):
+        return repr(node.value)
+    return f"{ast.unparse(node.func)}()" if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else "..."
 
 
 def _lacks(code: str, place: _Place, bound: set[str]) -> Literal["", "name", "more"]:
