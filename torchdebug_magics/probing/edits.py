@@ -11,11 +11,13 @@ import ast
 import dataclasses
 import linecache
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
 from torchdebug_magics.fixes import applied, dedented
+from torchdebug_magics.probing.fix_code import ALIASES
 from torchdebug_magics.probing.source.call_sites import tree_of
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Edit, Finding, Location, Report
@@ -364,13 +366,15 @@ def _with_part(statement: ast.stmt, new: ast.expr, code: str, source: _Source) -
     return _replaced(statement, ast.unparse(largest[0]), code, source) if len(largest) == 1 else None
 
 
-def _is_changed(old: ast.expr, new: ast.expr) -> bool:
+def _is_changed(old: ast.expr, new: ast.expr) -> bool:  # noqa: PLR0911 - one for each way to change
     """Whether `new` is the same call with other arguments, the same operation with another operand, or a method of `old`."""
     if _same(old, new):
         return False
     match old, new:
-        case (ast.Call(), ast.Call()) if ast.unparse(old.func).split(".")[-1] == ast.unparse(new.func).split(".")[-1]:
-            return _same(old.func, new.func) or list(map(ast.dump, old.args)) == list(map(ast.dump, new.args))
+        case (ast.Call(), ast.Call()) if old.args and list(map(ast.dump, old.args)) == list(map(ast.dump, new.args)):
+            return True
+        case (ast.Call(), ast.Call()) if _same(old.func, new.func):
+            return True
         case (ast.BinOp(), ast.BinOp()) if type(old.op) is type(new.op):
             return _same(old.left, new.left) or _same(old.right, new.right)
     if isinstance(new, ast.Call) and len(new.args) == 1 and _same(old, new.args[0]):
@@ -379,7 +383,7 @@ def _is_changed(old: ast.expr, new: ast.expr) -> bool:
     while isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute):
         inner = inner.func.value
         if _same(old, inner):
-            return True
+            return not (isinstance(old, ast.Name) and (old.id in sys.modules or old.id in ALIASES))  # a module is no value
     return False
 
 

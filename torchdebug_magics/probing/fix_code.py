@@ -34,7 +34,7 @@ _LEAD_IN = re.compile(r"(?:[,:;](?: such as| with| as| or| and)?| such as| \()\s
 _CLAUSE_END = re.compile(r"\s*(?:[;,:.)]|$)")
 _CLAUSES = re.compile(r"(; (?:or )?|, or )")
 _CALLED = re.compile(r"(\w+)\(")
-_ALIASES = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy"}
+ALIASES = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy"}
 _HOMES = ("torch", "torch.nn", "torch.nn.functional")
 """Where a name may come from that a fix mentions alone, such as `BCEWithLogitsLoss`."""
 _UNKNOWN: Any = object()
@@ -358,7 +358,7 @@ class _Place:
             return [_UNKNOWN]
         if not found and name in vars(builtins):
             return [vars(builtins)[name]]
-        module = _ALIASES.get(name, name if name in sys.stdlib_module_names else "")
+        module = ALIASES.get(name, name if name in sys.stdlib_module_names else "")
         return found or ([sys.modules.get(module, _UNKNOWN)] if module else [])
 
     def is_written(self, code: str) -> bool:

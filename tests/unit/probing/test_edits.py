@@ -157,6 +157,7 @@ ADVICE = {
     "words alone": "lower the learning rate",
     "code that does not parse": "write `losses.append(loss.`",
     "a name alone": "look at `losses`",
+    "a function of a module": "use `torch.manual_seed(42)`",
     "an option": "pass `reduction='sum'`",
     "another call with an effect": "call `(loss + total).append(loss)`",
     "the same call elsewhere": "call `loss.backward(retain_graph=True)`",
@@ -185,7 +186,7 @@ def test_the_edited_source_is_as_the_fix_says(case: str, file: str) -> None:
 
 @pytest.mark.parametrize("case", ADVICE)
 def test_advice_has_no_edits(case: str, file: str) -> None:
-    report = report_of(file, "losses.append", ADVICE[case])
+    report = report_of(file, "losses.append" if "module" not in case else "for x in torch", ADVICE[case])
     assert with_edits(report) is report
     assert (report.edits, report.fix_state) == ((), "advice")
     with pytest.raises(TorchDebugError, match="advice"):
