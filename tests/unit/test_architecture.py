@@ -39,7 +39,7 @@ LAYOUT = {
     "session",
 }
 
-MOST_LINES, MOST_MODULES = 465, 400
+MOST_LINES, MOST_MODULES = 460, 400
 
 # Contract -> imports that break it, each in a module of that place.
 VIOLATIONS = {

@@ -270,8 +270,8 @@ def _statements(fix: str, source: _Source) -> Iterator[Edit]:
     """Edits of whole statements: code of the same shape as a statement at the line, or as the only one of that shape in the file."""
     taken: set[int] = set()
     for code, before, after in _codes(fix):
-        new = _parsed(code)
-        at = source.at(int(line[1])) if (line := _IN_LINE.match(after)) else source.statement
+        new, line = _parsed(code), _IN_LINE.match(after)
+        at = source.at(int(line[1])) if line else source.statement
         if new is None or at is None or isinstance(new, (ast.With, ast.If)):
             continue
         if "..." in code:
@@ -302,11 +302,8 @@ def _goes_on(old: ast.stmt, new: ast.stmt) -> bool:
     if not (isinstance(old, ast.Assign) and isinstance(new, ast.Assign) and isinstance(new.targets[0], ast.Name)):
         return False
     name = new.targets[0].id
-    return _reads(new.value, name) and not _reads(old.value, name)
-
-
-def _reads(node: ast.expr, name: str) -> bool:
-    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
+    reads = [any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(value)) for value in (old.value, new.value)]
+    return reads == [False, True]
 
 
 def _with_options(new: ast.stmt, source: _Source) -> Iterator[Edit]:
@@ -343,9 +340,9 @@ def _after_making(target: ast.expr, code: str, source: _Source) -> Edit | None:
         return None
     name = ast.Name(root.id, ast.Store())
     for place in (source, *source.earlier_cells()):
-        made = [node for node in place.near if isinstance(node, ast.Assign) and node.lineno < place.line and _same(node.targets[0], name)]
-        if made:
-            return place.after(max(made, key=lambda node: node.lineno), code)
+        for node in sorted(place.near, key=lambda node: -node.lineno):
+            if isinstance(node, ast.Assign) and node.lineno < place.line and _same(node.targets[0], name):
+                return place.after(node, code)
     return None
 
 
@@ -430,7 +427,7 @@ def _insertions(fix: str, source: _Source) -> Iterator[Edit]:
     codes = _codes(fix)
     for at, (code, before, after) in enumerate(codes):
         new = _parsed(code)
-        is_statement = isinstance(new, (ast.Assign, ast.AugAssign)) or (isinstance(new, ast.Expr) and isinstance(new.value, ast.Call))
+        is_statement = isinstance(new, (ast.Assign, ast.AugAssign)) or (new is not None and _call_of(new) is not None)
         if new is None or not is_statement or any(_same(node, new) for node in source.near[:40]):
             continue
         if (beside := _BESIDE_LINE.search(before)) and source.statement is not None:
@@ -441,10 +438,9 @@ def _insertions(fix: str, source: _Source) -> Iterator[Edit]:
         if place is None:
             continue
         anchor = _anchor(codes[at + 1][0] if at + 1 < len(codes) else "", after, source)
-        if anchor is None:
-            continue
-        yield source.before(anchor, code) if _BEFORE.search(after) else source.after(anchor, code)
-        return
+        if anchor is not None:
+            yield source.before(anchor, code) if _BEFORE.search(after) else source.after(anchor, code)
+            return
 
 
 def _anchor(code: str, words: str, source: _Source) -> ast.stmt | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size, capitalised, count, plural, share
 from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Oom, Undeleted
-from torchdebug_magics.instruments.memtrace.held.fixes import as_code, collection
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import as_code, collection
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.instruments.memtrace.held.fixes import Cause, adds_a_number, as_code, fix, rewritten, target
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, adds_a_number, as_code, fix, rewritten, target
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from torchdebug_magics.instruments.memtrace.findings import GraphGrowth, Growth
 from torchdebug_magics.instruments.memtrace.growth.line_growth import Leak, Tally, leaking, repeated
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import NOISE_BYTES, Loop, Steps
 from torchdebug_magics.instruments.memtrace.growth.worst import LARGE_BYTES, collected_in, unintended, worst
-from torchdebug_magics.instruments.memtrace.held.fixes import collection, graph_fix, is_local, is_made_once, of_gradients
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, KeepingLines
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import collection, graph_fix, is_local, is_made_once, of_gradients
 from torchdebug_magics.instruments.memtrace.held.process_growth import ProcessGrowth, larger
 from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger

@@ -9,8 +9,8 @@ from itertools import pairwise
 from statistics import median
 
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import Loop, Steps
-from torchdebug_magics.instruments.memtrace.held.fixes import collection, is_local, is_made_once
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import collection, is_local, is_made_once
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, category
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, Place
 

@@ -12,8 +12,8 @@ from typing import TypeAlias
 from torchdebug_magics.instruments.memtrace.findings import GraphGrowth, Growth
 from torchdebug_magics.instruments.memtrace.growth.line_growth import LEAST_BYTES, Leak, place_of
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
-from torchdebug_magics.instruments.memtrace.held.fixes import Cause, collection, emptied, fix, is_in_collection, is_part, root
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, KeepingLines
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, collection, emptied, fix, is_in_collection, is_part, root
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
 from torchdebug_magics.instruments.memtrace.ledger.phases import GRADIENT, OPTIMIZER_STATE, PARAMETER, Place
 from torchdebug_magics.probing.source.call_sites import enclosing, tree_of

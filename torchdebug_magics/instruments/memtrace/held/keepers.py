@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from torchdebug_magics.instruments.memtrace.held.fixes import collection, root
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import collection, root
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, category
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OTHER, TEMPORARY
 from torchdebug_magics.instruments.memtrace.report import Holder

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.memtrace.findings import Undeleted
-from torchdebug_magics.instruments.memtrace.held.fixes import Cause, as_code, fix, root
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, as_code, fix, root
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
 from torchdebug_magics.instruments.memtrace.ledger.phases import PARAMETER
 from torchdebug_magics.probing.holders import find_holders
