@@ -256,14 +256,15 @@ def _replaced(statement: ast.stmt, old: str, new: str, source: _Source) -> str |
     text = source.text(statement)
     body = [node for child in getattr(statement, "body", ()) for node in ast.walk(child)]
     spots = [node for node in ast.walk(statement) if isinstance(node, ast.expr) and node not in body and _same(node, was.value)]
-    if not spots or not all(node.lineno == node.end_lineno == statement.lineno for node in spots):
+    if not spots or any(node.lineno != node.end_lineno for node in spots):
         return None
-    line, *rest = text.split("\n")
-    raw = line.encode()
-    for node in sorted(spots, key=lambda node: -node.col_offset):
-        start, end = node.col_offset - statement.col_offset, (node.end_col_offset or 0) - statement.col_offset
-        raw = raw[:start] + new.encode() + raw[end:]
-    return "\n".join([raw.decode(), *rest])
+    lines = [line.encode() for line in text.split("\n")]
+    for node in sorted(spots, key=lambda node: (-node.lineno, -node.col_offset)):
+        at = node.lineno - statement.lineno
+        removed = 0 if at and source.lines[node.lineno - 1][: statement.col_offset].strip() else statement.col_offset
+        start, end = node.col_offset - removed, (node.end_col_offset or 0) - removed
+        lines[at] = lines[at][:start] + new.encode() + lines[at][end:]
+    return b"\n".join(lines).decode()
 
 
 def _statements(fix: str, source: _Source) -> Iterator[Edit]:
@@ -455,6 +456,4 @@ def _anchor(code: str, words: str, source: _Source) -> ast.stmt | None:
             if _same(node, named) or (call is not None and any(_same(part.func, call.func) for part in calls)):
                 return node
         return None
-    if re.search(r"\bloop\b", words):
-        return source.loop()
-    return source.statement
+    return source.loop() if re.search(r"\bloop\b", words) else source.statement

@@ -142,6 +142,11 @@ CASES = {
         "use `float(loss)`",
         [("    losses.append(loss)", "    losses.append(float(loss))")],
     ),
+    "an expression in a later line of a statement": (
+        "self.fc1",
+        "write `len(CLASSES)` in place of `10`",
+        [("            10,\n", "            len(CLASSES),\n")],
+    ),
     "a part of an object after it was made": (
         "losses.append",
         "write `model.bias.data = torch.ones(2)`",
