@@ -52,11 +52,13 @@ class Child:
     def wait_for(self, start: str, limit_s: float = LIMIT_S) -> str:
         """Wait for a whole line of the standard output that starts so, and return the rest of it."""
         until_s = time.monotonic() + limit_s
-        while not (rest := [line[len(start) : -1] for line in self.out.splitlines(keepends=True) if _is_whole(line, start)]):
-            if self.process.poll() is not None or time.monotonic() > until_s:
+        while True:
+            is_over = self.process.poll() is not None or time.monotonic() > until_s  # before the look: nothing can come after it
+            if rest := [line[len(start) : -1] for line in self.out.splitlines(keepends=True) if _is_whole(line, start)]:
+                return rest[0]
+            if is_over:
                 raise AssertionError(self._described(f"did not print {start!r}"))
             time.sleep(0.02)
-        return rest[0]
 
     def ended(self) -> Ended:
         """Wait for its end, whatever its exit code."""

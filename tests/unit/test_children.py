@@ -20,12 +20,16 @@ pytestmark = pytest.mark.waits
 PYTHON = (sys.executable, "-S", "-c")
 LEAVES_A_DAEMON = """
 import os, time
+reader, writer = os.pipe()
 if not os.fork():
     os.setsid()
     if not os.fork():
         print("pid", os.getpid(), flush=True)
+        os.close(writer)
         time.sleep(60)
     os._exit(0)
+os.close(writer)
+os.read(reader, 1)
 """
 
 
