@@ -30,6 +30,8 @@ _LARGE_PART = 1 / 3
 """Of the growth: who holds less is not the cause of it. Our own looks leave something, too."""
 _NOISE_PART = 0.1
 """Of the growth: by so much it may go down in between."""
+_WARM_UP_PART = 0.2
+"""Of the steps."""
 _MANY = 10_000
 """Objects of a dataset, whose reference counts all workers write."""
 _FEWEST = 3
@@ -181,7 +183,16 @@ def _grown(looks: Sequence[_Look], size: Callable[[_Look], int]) -> int:
 
 
 def _is_steady(looks: Sequence[tuple[int, int]]) -> bool:
-    """Whether there was ever more, and after each look at least half as much a step as before it; a little goes up and down."""
+    """Whether there was ever more, and after each look at least half as much a step as before it; a little goes up and down.
+
+    How many of the first steps load what the others use is not known: a fifth of them may.
+    """
+    least = (1 - _WARM_UP_PART) * (looks[-1][0] - looks[0][0])
+    later = [looks[at:] for at in range(1, len(looks) - _FEWEST) if looks[-1][0] - looks[at][0] >= least]
+    return any(map(_goes_on, (looks, *later)))
+
+
+def _goes_on(looks: Sequence[tuple[int, int]]) -> bool:
     (begin, few), (end, many) = looks[0], looks[-1]
-    goes_on = all(2 * (many - size) * (at - begin) >= (size - few) * (end - at) for at, size in looks[1:-1])
-    return many > few and goes_on and all(later - earlier >= -_NOISE_PART * (many - few) for (_, earlier), (_, later) in pairwise(looks))
+    is_as_fast = all(2 * (many - size) * (at - begin) >= (size - few) * (end - at) for at, size in looks[1:-1])
+    return many > few and is_as_fast and all(later - earlier >= -_NOISE_PART * (many - few) for (_, earlier), (_, later) in pairwise(looks))
