@@ -55,9 +55,9 @@ def page(row: Instrument) -> Iterator[str]:
 
 def script(row: Instrument) -> Iterator[str]:
     """How its function is called."""
-    if row.probe is not None:
+    if row.watches:
         yield f"```python\nwith torchdebug_magics.{row.name}() as session:\n    train()\nprint(session.report.verdict)\n```"
-    if row.examine is not None and not row.says:
+    if row.examines and not row.takes_words:
         values = row.subjects.lower().replace(" ", ", ")
         yield f"```python\nreport = torchdebug_magics.{row.name}({values})\n```"
     if keywords := [f"`{option.name}=`" for option in row.options]:

@@ -51,11 +51,11 @@ class Interrupting(Protocol):
 
 
 @runtime_checkable
-class Standing(Protocol):
-    """A probe that can report why its cell makes no progress."""
+class Recorded(Protocol):
+    """A probe for whose session the kernel's position is recorded, so that the next kernel reports it if this one is killed."""
 
-    def standing(self) -> str:
-        """One line, recorded for the next kernel; empty while the cell makes progress."""
+    def standing(self) -> str | None:
+        """Why its cell makes no progress, in one line; empty while it does. None: the position is not recorded."""
 
 
 class Session(Generic[ReportT]):
@@ -112,9 +112,14 @@ class Session(Generic[ReportT]):
         """The lines shown in place of an error's traceback; empty for the plain traceback."""
         return self._probe.traceback_of(error) if isinstance(self._probe, Interrupting) else []
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the kernel's position is recorded while the session is open; see `Recorded`."""
+        return isinstance(self._probe, Recorded) and self._probe.standing() is not None
+
     def standing(self) -> str:
         """Why the cell makes no progress; empty if it does, or if the probe cannot tell."""
-        return self._probe.standing() if isinstance(self._probe, Standing) else ""
+        return (self._probe.standing() or "") if isinstance(self._probe, Recorded) else ""
 
     @property
     def kept(self) -> dict[str, object]:

@@ -68,7 +68,8 @@ def _alone(*command: str, **environment: str) -> str:
 
 
 def _merge(instrument: str, number: str) -> None:
-    own = record_of(instrument, 0, _watched(instrument), None, 1.0)
+    watched = _watched(instrument)
+    own = record_of(catalog.instrument(instrument).compared(watched), 0, watched, None, 1.0)
     numbers = random.Random(0)
     arrived = [packed(_like(own, rank, numbers)) for rank in range(1, int(number))]
     before = _peak_bytes()

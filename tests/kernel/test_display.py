@@ -62,20 +62,22 @@ def test_live_in_a_widget_then_frozen(kernel: Kernel) -> None:
 
 
 def test_a_live_view_that_does_not_change_is_sent_once(kernel: Kernel) -> None:
-    ran = kernel.run("import tests.kernel.fakes as f\nf.live_view, kept = (lambda s: f.Page('live', 'info', 'still')), f.live_view")
+    ran = kernel.run(
+        "import tests.kernel.fakes.one.view as f\nf.live_page, kept = (lambda s: f.Page('live', 'info', 'still')), f.live_page"
+    )
     ran = kernel.run("%%one --live\nimport time\ntime.sleep(1)")
-    kernel.run("f.live_view = kept\ndel f, kept")
+    kernel.run("f.live_page = kept\ndel f, kept")
     assert comms(ran).count("comm_msg") == 0
     assert len(ran.updates) == 1
 
 
 def test_a_live_view_that_fails_is_one_line(kernel: Kernel) -> None:
     ran = kernel.run(
-        "import tests.kernel.fakes as f\nkept = f.live_view\n"
-        "def f_bad(s):\n    if s > 2: raise ValueError('bad view')\n    return kept(s)\nf.live_view = f_bad"
+        "import tests.kernel.fakes.one.view as f\nkept = f.live_page\n"
+        "def f_bad(s):\n    if s > 2: raise ValueError('bad view')\n    return kept(s)\nf.live_page = f_bad"
     )
     ran = kernel.run("%%one --live\nimport time\ntime.sleep(1)\n7")
-    kernel.run("f.live_view = kept\ndel f, kept, f_bad")
+    kernel.run("f.live_page = kept\ndel f, kept, f_bad")
     assert (ran.status, ran.value) == ("ok", "7")
     assert ran.stdout == "(the live view failed: ValueError: bad view)\n"
     assert "verdict of one" in ran.text
@@ -152,7 +154,7 @@ def test_an_interactive_view_is_left_when_asked(display_mode: Kernel, cell: str)
 def test_the_interactive_view_filters(kernel: Kernel) -> None:
     ran = kernel.run(
         "from torchdebug_magics.jupyter.widget import TableView\n"
-        "table = TableView(fakes.view(fakes.FakeReport(name='x')).blocks[1].blocks[0])\n"
+        "table = TableView(view.page(FakeReport(name='x')).blocks[1].blocks[0])\n"
         "table.filter.value = 'gam'\nprint('gamma' in table.html.value, 'alpha' in table.html.value)\n"
         "table.filter.value, table.column.value = '', 'size'\n"
         "print(sorted(('alpha', 'beta', 'gamma'), key=table.html.value.index))\n"

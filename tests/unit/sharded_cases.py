@@ -226,7 +226,7 @@ def reached(kind: str, rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     loss = training.loss(training.batches[0])
     loss.backward(retain_graph=True)
     before = collectives_count()
-    report = torchdebug_magics.autograd.report_on((loss,), {}, {}).report if rank == 0 else None
+    report = torchdebug_magics.autograd(loss) if rank == 0 else None
     return {"collectives": collectives_count() - before, **({} if report is None else told(report))}
 
 

@@ -42,7 +42,7 @@ class Arguments:
     options: dict[str, Any]
     """The instrument's own options, as keyword arguments."""
     word: str | None = None
-    """``"on"`` or ``"off"`` for a lasting session, or one of the instrument's own words."""
+    """``"on"`` or ``"off"`` for a lasting session."""
     subjects: tuple[str, ...] = ()
     """Source text of the values to examine, as in a call: ``x``, ``mask=mask``, ``**batch``."""
     output: str | None = None
@@ -61,7 +61,7 @@ class MagicParser:
             prog=row.magic, description=row.description, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         parser.allow_abbrev = False
-        self.words = (*(_SWITCHES if row.lasting else ()), *row.words)
+        self.words = _SWITCHES if row.lasting else ()
         """Words allowed on a line of their own, for completion."""
         if self.words:
             parser.add_argument("word", nargs="?", metavar="|".join(self.words), help=_on_words(row))
@@ -97,14 +97,14 @@ class MagicParser:
         ``$name`` and ``{expression}`` stand for what they have among `names`, as in IPython's own magics; an expression to examine is
         Python as it is, where braces are a dict.
         """
-        takes = subjects and self._row.examine and self._row.subjects
+        takes = subjects and self._row.examines and self._row.subjects
         if takes:
             words, expressions = self._split(without_comment(line), names or {})
             words = [_expanded(word, names) for word in words]
         else:
             words, expressions = _words(_expanded(without_comment(line), names)), []
         try:
-            values = self._values(words, alone=subjects)
+            values = self._values(words, expressions, alone=subjects)
         except _WrongWordsError as wrong:
             typed = f"%{self._row.name}" if subjects else self._row.magic
             msg = f"{typed}: {wrong}; {typed}? lists what it takes"
@@ -112,13 +112,15 @@ class MagicParser:
         common = {name: values.pop(name) for name in ("output", "quiet", "widget", "json", "help")}
         return Arguments(options=values, word=values.pop("word", None), subjects=tuple(expressions), **common)
 
-    def _values(self, words: list[str], *, alone: bool) -> dict[str, Any]:
+    def _values(self, words: list[str], expressions: list[str], *, alone: bool) -> dict[str, Any]:
         found, unknown = self._parser.parse_known_args(words)
         if unknown:
             self._parser.error(_unknown(self._row, unknown[0], self.words) + _nearest(unknown[0], self.flags))
         word = getattr(found, "word", None)
         if word is not None and not (alone and word in self.words):
             self._parser.error(_unknown(self._row, word, self.words))
+        if word is not None and expressions:
+            self._parser.error(_unknown(self._row, expressions[0].strip("'"), self.words))
         return vars(found)
 
     def _split(self, line: str, names: Mapping[str, object]) -> tuple[list[str], list[str]]:
@@ -132,7 +134,10 @@ class MagicParser:
                     word = match[0] if (match := _WORD.match(rest)) else rest
                     words += _words(word)
                     rest = rest[len(word) :].lstrip()
-            elif self._row.bare_words and (bare := _BARE.match(rest)) and _is_bare(bare[0], names):
+            elif not expressions and (word := rest.split(None, 1)[0]) in self.words:
+                words.append(word)
+                rest = rest[len(word) :].lstrip()
+            elif self._row.takes_words and (bare := _BARE.match(rest)) and _is_bare(bare[0], names):
                 expressions.append(repr(_expanded(bare[0], names)))
                 rest = rest[bare.end() :].lstrip()
             else:
@@ -226,9 +231,8 @@ def _parses(text: str) -> bool:
 
 
 def _on_words(row: Instrument) -> str:
-    on = f"%{row.name}, or %{row.name} on" if row.line_lasts else f"%{row.name} on"
-    lasts = [f"{on}: from now on, over all cells, until %{row.name} off"] if row.lasting else []
-    return "; ".join([*lasts, *(f"%{row.name} {word}: a report at once" for word in row.words)]).replace("%", "%%")
+    on = f"%{row.name}, or %{row.name} on" if row.lasting == "line" else f"%{row.name} on"
+    return f"{on}: from now on, over all cells, until %{row.name} off".replace("%", "%%")
 
 
 def _unknown(row: Instrument, word: str, words: tuple[str, ...]) -> str:
@@ -236,7 +240,7 @@ def _unknown(row: Instrument, word: str, words: tuple[str, ...]) -> str:
         *others, last = (f"`%{row.name} {one}`" for one in words)
         return f"takes no value such as {word!r}; on a line of its own, {', '.join(others)} and {last}"
     if not word.startswith("-"):
-        alone = f"; without a body, %{row.name} {row.subjects} does" if row.examine and row.subjects else ""
+        alone = f"; without a body, %{row.name} {row.subjects} does" if row.examines and row.subjects else ""
         return f"takes no value such as {word!r}{alone}"
     return f"there is no option {word!r}"
 

@@ -220,7 +220,7 @@ class FrontDoor:
 
     def welcome(self) -> Page:
         """All magics, and a summary of this machine."""
-        kinds = ("Magics above a cell", lambda row: row.probe is not None), ("Magics on a line", lambda row: row.probe is None)
+        kinds = ("Magics above a cell", lambda row: row.watches), ("Magics on a line", lambda row: not row.watches)
         listed = ((title, tuple((row.magic, row.summary) for row in self._rows if is_of_kind(row))) for title, is_of_kind in kinds)
         magics = (Table(title, ("magic", "shows"), rows, {"shows": "prose"}) for title, rows in listed if rows)
         first = self._rows[0].name if self._rows else "NAME"

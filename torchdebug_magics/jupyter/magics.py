@@ -7,6 +7,7 @@ import sys
 from collections import ChainMap, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from IPython.core.error import UsageError
@@ -16,7 +17,7 @@ from IPython.utils.capture import capture_output
 
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instrument import Examined
+from torchdebug_magics.instrument import CellContext, Examined, short_traceback
 from torchdebug_magics.jupyter.arguments import MagicParser, evaluated
 from torchdebug_magics.jupyter.cell import running_cells
 from torchdebug_magics.jupyter.showing import Delivery, ShownSession, folded, watched_work
@@ -41,6 +42,7 @@ _RUN_CODE = InteractiveShell.run_code.__code__
 _OF_PYTHON = frozenset({"time", "capture", "prun"})
 """Cell magics that run the code below them unchanged, once."""
 _SHELL_COMMANDS = frozenset({"system", "getoutput"})
+_AS_BEFORE = "everything is as it was before"
 _CELLS = 32
 _RUNS = 5
 """Runs remembered for each cell."""
@@ -97,24 +99,33 @@ class InstrumentMagic:
             self._open(text, names, subjects=True)
         elif asked.word == "off":
             self._homes.lasting.off(self.row.name)
-        elif asked.word == "on" or (asked.word is None and self.row.line_lasts):
+        elif asked.word == "on" or (self.row.lasting == "line" and not asked.subjects):
             with _in_one_line():
                 self._homes.lasting.on(self.row.name, self._shown(asked, lasting=True))
-        elif asked.word is not None:
-            self._show(asked, Examined(self.row.report_of_word(asked.word, self._homes.lasting.live(self.row.name))))
-        elif asked.subjects or self.row.probe is None:
-            subjects, keywords = self._evaluated(asked.subjects, local_ns)
-            try:
-                with _in_one_line(), watched_work(self.row, self._screen, is_quiet=asked.quiet) as progress:
-                    examined = self.row.report_on(subjects, keywords, asked.options, asked.subjects, progress)
-            except BaseException as error:
-                self._shorten(error, asked, is_folded=False)
-                raise
-            self._show(asked, examined)
-        elif (report := self._of_failed_cell(asked)) is not None:
-            self._show(asked, Examined(report))
-        else:
+        elif not (self.row.examines and self._examine(asked, local_ns)):
             self._open(text, names, subjects=True, after=self._last_error())
+
+    def _examine(self, asked: Arguments, local_ns: dict[str, object]) -> bool:
+        """Whether the line was examined: a bare one of a magic that watches cells may have nothing to report."""
+        __tracebackhide__ = True
+        subjects, keywords = self._evaluated(asked.subjects, local_ns)
+        try:
+            with _in_one_line(), watched_work(self.row, self._screen, is_quiet=asked.quiet) as progress:
+                context = CellContext(
+                    names=asked.subjects,
+                    keywords=keywords,
+                    last_error=None if asked.subjects else self._last_error(),
+                    live=self._homes.lasting.live(self.row.name),
+                    progress=progress,
+                )
+                examined = self.row.examined(subjects, asked.options, context)
+        except BaseException as error:
+            self._shorten(error, asked, is_folded=False)
+            raise
+        is_examined = bool(asked.subjects) or examined.report is not None or not self.row.watches
+        if is_examined:
+            self._show(asked, examined)
+        return is_examined
 
     def _evaluated(self, sources: tuple[str, ...], local_ns: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """Evaluate the expressions as arguments of a call."""
@@ -123,11 +134,6 @@ class InstrumentMagic:
             msg = f"%{self.row.name} takes no named value such as {next(iter(named))}=..."
             raise UsageError(msg)
         return values, named
-
-    def _of_failed_cell(self, asked: Arguments) -> Report | None:
-        """The report on the error that ended the previous cell, or None."""
-        error = self._last_error()
-        return None if error is None else self.row.report_after(error, asked.options)
 
     def _last_error(self) -> BaseException | None:
         last = self._screen.shell.last_execution_result
@@ -147,7 +153,7 @@ class InstrumentMagic:
     def _shorten(self, error: BaseException, asked: Arguments, *, is_folded: bool) -> None:
         """Show the error by the user's own calls, or whole where no report is shown: between them and the cell are ours."""
         if not isinstance(error, (UsageError, TorchDebugError)):
-            self._homes.cells.shorten(error, [] if asked.quiet else self.row.traceback_of(error, is_folded=is_folded))
+            self._homes.cells.shorten(error, [] if asked.quiet else short_traceback(error, _AS_BEFORE, is_folded=is_folded))
 
     def _open(self, text: str, names: Mapping[str, object], *, subjects: bool, after: BaseException | None = None) -> None:
         __tracebackhide__ = True
@@ -155,19 +161,40 @@ class InstrumentMagic:
         if asked.help:
             self._screen.say(self.parser.help)
             return
-        if self.row.probe is None:
+        if not self.row.watches:
             msg = f"%{self.row.name} stands on a line of its own: it watches no cell"
             raise UsageError(msg)
         with _in_one_line():
             self._homes.cells.open(self.row.name, self._shown(asked, after=after))
 
+    def body_of_cell(self) -> CellBody:
+        """The running cell below its magics."""
+        return CellBody(self._screen.shell, self._homes.cells, self._names)
+
+    def earlier_runs(self) -> deque[Any] | None:
+        """The memory of this magic across runs of the running cell."""
+        return self._homes.reruns.of_running_cell(self.row.name)
+
     def _shown(self, asked: Arguments, *, lasting: bool = False, after: BaseException | None = None) -> ShownSession:
         __tracebackhide__ = True
-        runs = self._homes.reruns.of_running_cell(self.row.name) if self.row.reruns else None
-        body = None if lasting or not self.row.runs_again else CellBody(self._screen.shell, self._homes.cells, self._names)
-        session = self.row.session_of_cell(asked.options, runs=runs, after=after, body=body, kept=bool(asked.output))
+        context = _MagicContext(last_error=after, keeps_output=bool(asked.output), magic=self, is_lasting=lasting)
+        session = self.row.session_of_cell(asked.options, context)
         deliver = Delivery(self.row, asked, self._screen, lambda name, report: self._keep(name, report, session))
         return ShownSession(session, deliver, self._recorder, lasting=lasting)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MagicContext(CellContext):
+    """Reads the running cell where the probe asks for it."""
+
+    magic: InstrumentMagic
+    is_lasting: bool
+
+    def body(self) -> CellBody | None:
+        return None if self.is_lasting else self.magic.body_of_cell()
+
+    def earlier_runs(self) -> deque[Any] | None:
+        return self.magic.earlier_runs()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import SessionError
 from torchdebug_magics.html.page import Fold, Verbatim
+from torchdebug_magics.instrument import short_traceback
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.session import first_interrupt, past_ours, without_ours
 
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from torchdebug_magics.jupyter.display import Channel, Screen
     from torchdebug_magics.jupyter.recorder import Recorder
     from torchdebug_magics.report import Report
+    from torchdebug_magics.run.meeting import EngineCell
     from torchdebug_magics.session import Session
 
 
 _FIRST_S = 0.3
 """Delay before the first view, so that a quick cell shows only its report."""
 _EVERY_S = 0.25
+_LEFT = "everything is as your code left it"
 
 
 class Delivery:
@@ -75,7 +78,7 @@ def watched_work(row: Instrument, screen: Screen, *, is_quiet: bool) -> Iterator
         latest[:] = [snapshot]
 
     view = LiveView(draw, screen)
-    if row.tells and row.live_view and not is_quiet:
+    if not is_quiet and row.is_live:
         view.start()
     try:
         yield take
@@ -93,7 +96,11 @@ class ShownSession:
         self._live = LiveView(self._draw, deliver.screen, lasting=lasting)
         self._drawn: tuple[object, tuple[str, str]] = (None, ("", ""))
         screen, row = deliver.screen, deliver.row
-        self._engine = row.engine_cell(screen.cell_source()) if screen.is_engine and row.over_ranks and not lasting else None
+        self._engine: EngineCell | None = None
+        if screen.is_engine and row.is_followed and not lasting:
+            from torchdebug_magics.run.meeting import EngineCell  # noqa: PLC0415 - it imports torch
+
+            self._engine = EngineCell(row, screen.cell_source())
         self._after_last_cell: object | None = None
         self._delivered = False
         self._full_traceback = ""
@@ -101,11 +108,11 @@ class ShownSession:
 
     def __enter__(self) -> Self:
         self._session.__enter__()
-        if self._deliver.row.black_box:
+        if self._session.is_recorded:
             self._recorder.start(self)
         if self._engine is not None:
             self._engine.begin()
-        if self._is_seen and self._deliver.row.live_view:
+        if self._is_seen and self._deliver.row.is_live:
             self._live.start()
         return self
 
@@ -143,14 +150,14 @@ class ShownSession:
         draws_itself = callable(getattr(error, "_render_traceback_", None))
         lines = [] if draws_itself and not self._is_seen else self._session.traceback_of(error)
         if not lines and not draws_itself and not self._deliver.asked.quiet:
-            lines = self._deliver.row.traceback_of(error)
+            lines = short_traceback(error, _LEFT)
         if lines:
             self._full_traceback = _full(error)
         return lines
 
     def after_cell(self) -> None:
         """For a lasting session: show its page about the cell that ended."""
-        snapshot = self._session.live() if self._deliver.row.after_cell and not self._deliver.asked.quiet else None
+        snapshot = None if self._deliver.asked.quiet else self._session.live()
         if snapshot is not None and (page := self._deliver.row.page_after_cell(self._after_last_cell, snapshot)) is not None:
             self._deliver.screen.show_page(page)
         self._after_last_cell = snapshot

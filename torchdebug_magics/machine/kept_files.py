@@ -372,8 +372,10 @@ def _own_descriptor(path: str, *, for_writing: bool) -> int | None:
 def abandoned_copies() -> dict[str, str]:
     """The files that a killed process has not put back, each with the path of its copy; other copies of dead processes are removed."""
     copies: dict[str, str] = {}
-    parent = _parent()
-    for folder in sorted(parent.iterdir()) if parent.is_dir() else []:
+    folders: list[Path] = []
+    with contextlib.suppress(OSError):  # there are none, or another kernel has just removed the last
+        folders = sorted(_parent().iterdir())
+    for folder in folders:
         if not folder.is_dir() or _is_alive(folder):
             continue
         lost = _not_put_back(folder) if (folder / _RERUNNING).exists() else {}

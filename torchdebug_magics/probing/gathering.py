@@ -31,7 +31,7 @@ def gather(report: Report) -> RanksReport | None:
     if row is None:
         msg = "gather() takes a report, such as `session.report` after `with torchdebug_magics.nanhunt() as session:`"
         raise TorchDebugError(msg)
-    own = record_of(row.name, distributed.get_rank(), report, sys.exc_info()[1], age_s())
+    own = record_of(row.compared(report), distributed.get_rank(), report, sys.exc_info()[1], age_s())
     records = _records(own)
     if own.rank.rank:
         while _asked(None, own) is not None:

@@ -89,7 +89,8 @@ class Job:
     """What all processes launched by one session share; it is pickled to each of them."""
 
     folder: str
-    instrument: str
+    module: str
+    """The package of the instrument."""
     options: Mapping[str, Any]
     launcher: int
     """Its process."""

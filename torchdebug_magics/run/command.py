@@ -71,7 +71,7 @@ def _asked(arguments: Sequence[str]) -> argparse.Namespace:
     )
     instruments = run.add_subparsers(dest="instrument", required=True, metavar="INSTRUMENT")
     for row in catalog.instruments():
-        if row.probe is not None:
+        if row.watches:
             _add(instruments.add_parser(row.name, help=row.summary.replace("%", "%%"), allow_abbrev=False), row)
     asked = parser.parse_args(arguments)
     asked.is_module = asked.module is not None
@@ -238,7 +238,8 @@ class Watch:
             sys.stdout.flush()
         try:
             if self._session is not None:
-                record = record_of(self._row.name, self._rank, self._session.report, error, time.monotonic() - self._began_s)
+                report = self._session.report
+                record = record_of(self._row.compared(report), self._rank, report, error, time.monotonic() - self._began_s)
                 self._deliver(replace(record, rank=replace(record.rank, **{"exit_code": exit_code, **ended})), is_hurried=error is not None)
             elif self._rank == 0 and error is None:
                 self._outputs.say("the script did not import torch: nothing was watched")

@@ -134,7 +134,7 @@ class EngineCell:
         if meeting is None:
             return own
         rank = this_rank.rank() or 0
-        record = record_of(self._row.name, rank, own, error, time.monotonic() - self._began_s)
+        record = record_of(self._row.compared(own), rank, own, error, time.monotonic() - self._began_s)
         if rank:
             meeting.leave(record)
             return own

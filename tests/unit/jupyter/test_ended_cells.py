@@ -129,4 +129,4 @@ def test_where_there_is_no_report_none_is_said_to_hold_the_traceback(shell: Inte
     assert isinstance(error, KeyboardInterrupt)
     assert "Traceback of your own code" in shown
     assert f": {STOP}" in shown
-    assert shown.rstrip().endswith("(everything is as it was before the training)")
+    assert shown.rstrip().endswith("(everything is as it was before)")

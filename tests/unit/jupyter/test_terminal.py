@@ -55,9 +55,10 @@ def test_the_last_session_and_show(terminal: InteractiveShell, capsys: pytest.Ca
 
 
 def test_without_ipython(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.kernel import fakes
+    from tests.kernel.fakes import one
+    from tests.kernel.fakes.one.report import FakeReport
 
-    monkeypatch.setitem(catalog.INSTRUMENTS, "one", fakes.__name__)
+    monkeypatch.setitem(catalog.INSTRUMENTS, "one", one.__name__)
     assert torchdebug_magics.last_session() is None
-    torchdebug_magics.show(fakes.FakeReport(name="x"))
+    torchdebug_magics.show(FakeReport(name="x"))
     assert "alpha" in capsys.readouterr().out

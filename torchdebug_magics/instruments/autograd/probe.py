@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
 from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, LiveAutograd, verdict
@@ -44,9 +45,9 @@ _KEPT_STEPS = 4
 class AutogradProbe:
     """See `autograd`."""
 
-    def __init__(self, *, every_step: bool = False, last_error: str = "") -> None:
+    def __init__(self, context: CellContext = SCRIPT, *, every_step: bool = False) -> None:
         self._every_step = every_step
-        self._last_error = last_error
+        self._last_error = context.last_error_line
         self._guard = Guard()
         self._hooks = Hooks()
         self._recorder = Recorder(self._hooks, self._guard)
@@ -231,6 +232,9 @@ class AutogradProbe:
             self._look("the end of zero_grad()", self._watched.is_zeroed, event)
             self._course.add(event)
         return result
+
+
+watch = AutogradProbe
 
 
 def _nothing(*_: object) -> None:

@@ -4,10 +4,9 @@ from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
 
-_HERE = __name__
-
 INSTRUMENT = Instrument(
     name="deterministic",
+    module=__name__,
     summary="the same numbers twice: seeds and flags set for the cell, restored after it; --verify names what the numbers depend on",
     description="""Seed every generator, make PyTorch deterministic, and restore everything when the cell ends.
 
@@ -65,14 +64,6 @@ result is kept for a later --against.""",
         Option("--ranks", "in ranks that the cell launches: compare replicas after every optimizer step", {"action": "store_true"}),
         Option("--cost", "measure how much slower the cell is, and because of which setting", {"action": "store_true"}),
     ),
-    probe=f"{_HERE}.probe:DeterministicProbe",
-    view=f"{_HERE}.view:page",
-    over_ranks=f"{_HERE}.report:compared",
-    lasting=True,
-    line_lasts=True,
-    runs_again=True,
-    leaves="everything is as one run of your code left it",
-    knows_output=True,
-    after_cell=f"{_HERE}.view:after_cell",
-    words={"status": f"{_HERE}.ritual.status:status"},
+    subjects='"status"',
+    lasting="line",
 )

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.errors import DeterminismError, TorchDebugError
+from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.deterministic.counterfactual.dependences import Draws, Search, of_divergence, of_potential
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch, on_order
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
@@ -25,7 +26,6 @@ from torchdebug_magics.instruments.deterministic.prints.against import agreeing_
 from torchdebug_magics.instruments.deterministic.prints.printing import NOT_OF_RANKS, Printer, PrintsByRank, for_ranks
 from torchdebug_magics.instruments.deterministic.report import Cost
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
-from torchdebug_magics.instruments.deterministic.twice.body import Body
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import plain_results_of, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Outside, Runs
 from torchdebug_magics.instruments.deterministic.twice.verify import NOT_SEEN, second_run
@@ -56,18 +56,18 @@ _DEEPEST = 4
 class Inquiry:
     """Records the run where anything is asked; when the run is over, finds the answers: fields of the report, in `found`."""
 
-    def __init__(self, asked: Mapping[str, Any], ritual: Ritual, guard: Guard, *, strict: bool) -> None:
+    def __init__(self, asked: Mapping[str, Any], context: CellContext, ritual: Ritual, guard: Guard, *, strict: bool) -> None:
         self.found: dict[str, Any] = {}
         self._ritual = ritual
         self._guard = guard
         self._draws = Draws(())
         self._quick, self._strict = bool(asked.get("quick")), strict
         self._anyway = bool(asked.get("anyway"))
-        self._body: Body | None = asked.get("body")
+        self._body = context.body()
         self._verify, self._cost = bool(asked.get("verify")), bool(asked.get("cost"))
         self._save, self._rtol, self._against = asked.get("save"), asked.get("rtol"), asked.get("against")
         self._earlier: Fingerprint | PrintsByRank | None = None
-        self._kept, self._has_ranks = bool(asked.get("kept")), False
+        self._kept, self._has_ranks = context.keeps_output or bool(asked.get("kept")), False
         is_printed = bool(self._save or self._against or (self._kept and (self._body is not None or asked.get("in_rank"))))
         self._recording = Recording()
         self._hooks = Hooks()

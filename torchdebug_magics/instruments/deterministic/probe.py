@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.deterministic.inquiry import Inquiry
 from torchdebug_magics.instruments.deterministic.replicas.replica_watch import ReplicaWatch
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport, LiveRitual
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
-from torchdebug_magics.instruments.deterministic.twice.body import Body, FunctionBody
+from torchdebug_magics.instruments.deterministic.twice.body import FunctionBody
 from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.session import Session
@@ -28,10 +30,8 @@ class Asked(TypedDict, total=False):
     cost: bool
     anyway: bool
     """Whether a rerun may do again what cannot be put back."""
-    body: Body | None
-    """What the session watches; None where it is no cell."""
     kept: bool
-    """Whether the report is kept under a name."""
+    """In a rank: whether the launcher's report is kept under a name."""
     in_rank: bool
     """Whether this is a process that the session of another has launched."""
 
@@ -40,12 +40,19 @@ class DeterministicProbe:
     """One cell's, or that of all cells until ``%deterministic off``. Wrong options are a `TorchDebugError`."""
 
     def __init__(
-        self, *, seed: int = 42, strict: bool = False, keep_rng: bool = False, ranks: bool = False, **asked: Unpack[Asked]
+        self,
+        context: CellContext = SCRIPT,
+        *,
+        seed: int = 42,
+        strict: bool = False,
+        keep_rng: bool = False,
+        ranks: bool = False,
+        **asked: Unpack[Asked],
     ) -> None:
         self._guard = Guard()
         self._ritual = Ritual(seed, strict=strict, keep_rng=keep_rng, guard=self._guard)
         self._strict, self._keep_rng = strict, keep_rng
-        self._inquiry = Inquiry(asked, self._ritual, self._guard, strict=strict)
+        self._inquiry = Inquiry(asked, context, self._ritual, self._guard, strict=strict)
         self._live: LiveRitual | None = None
         self._ranks = ranks
         is_rank = asked.get("in_rank") or this_rank.world_size() > 1
@@ -104,6 +111,17 @@ class DeterministicProbe:
         self._live = None
 
 
+watch = DeterministicProbe
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FunctionContext(CellContext):
+    function_body: FunctionBody
+
+    def body(self) -> FunctionBody:
+        return self.function_body
+
+
 def verify(
     function: Callable[[], object],
     *,
@@ -121,7 +139,8 @@ def verify(
         msg = f"verify() takes a function and calls it: `verify(step)`, not `verify(step())`; got a {type(function).__name__}"
         raise TypeError(msg)
     body = FunctionBody(function)
-    session = Session(DeterministicProbe(seed=seed, strict=strict, keep_rng=keep_rng, verify=True, cost=cost, anyway=anyway, body=body))
+    context = _FunctionContext(function_body=body)
+    session = Session(DeterministicProbe(context, seed=seed, strict=strict, keep_rng=keep_rng, verify=True, cost=cost, anyway=anyway))
     with session:
         body.run()
     return session.report

@@ -30,7 +30,7 @@ def page(report: DeterministicReport | StatusReport) -> Page:
     return Page("deterministic", _status(report), report.title, tuple(_blocks(report)))
 
 
-def after_cell(before: LiveRitual | None, now: LiveRitual) -> Page | None:
+def page_after_cell(before: LiveRitual | None, now: LiveRitual) -> Page | None:
     """Says, in the cell in which it begins, that a lasting session is open."""
     if before is not None:
         return None

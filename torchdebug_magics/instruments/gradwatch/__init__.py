@@ -4,10 +4,9 @@ from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
 
-_HERE = __name__
-
 INSTRUMENT = Instrument(
     name="gradwatch",
+    module=__name__,
     summary="each module's gradient norm, update size and zeros at every step, live, and what is wrong with the training",
     description="""Watches how a model trains: gradient norm, update-to-weight ratio and share of zero gradients of each module at each
 optimizer step, as a live heatmap. Reports a training that diverges (before the loss is NaN), gradients that vanish, explode or are zero,
@@ -25,9 +24,5 @@ each parameter, and after 64 steps at every fourth step. Steps count from 0.""",
         Option("--csv", "write step, module, gradient norm, update ratio and share of zeros to FILE", {"metavar": "FILE"}),
         Option("--tensorboard", "write the same, and the loss, as TensorBoard scalars to DIR", {"metavar": "DIR"}),
     ),
-    probe=f"{_HERE}.probe:GradProbe",
-    view=f"{_HERE}.view:page",
-    over_ranks=f"{_HERE}.report:compared",
-    live_view=f"{_HERE}.view:live_page",
-    lasting=True,
+    lasting="on",
 )

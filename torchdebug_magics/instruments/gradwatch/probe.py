@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.format import plural
+from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.gradwatch.grad_findings import doubts_in, found_in, has_warning
 from torchdebug_magics.instruments.gradwatch.loss_watch import LossWatch
 from torchdebug_magics.instruments.gradwatch.optimizer_watch import OptimizerWatch, gradient_of
@@ -39,7 +40,7 @@ def _ours() -> Iterator[None]:
 class GradProbe:
     """See `gradwatch`."""
 
-    def __init__(self, *, csv: str | None = None, tensorboard: str | None = None) -> None:
+    def __init__(self, _: CellContext = SCRIPT, *, csv: str | None = None, tensorboard: str | None = None) -> None:
         self._guard = Guard()
         self._hooks = Hooks()
         self._lines = Lines(Line)
@@ -189,3 +190,6 @@ class GradProbe:
         if now_s - self._looked_s > 1:
             self._looked_s = now_s
             self._warning = has_warning(self._record)
+
+
+watch = GradProbe

@@ -4,10 +4,9 @@ from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
 
-_HERE = __name__
-
 INSTRUMENT = Instrument(
     name="hangwatch",
+    module=__name__,
     summary="a cell that does not return: who waits for whom, at which line, slow or stuck, and what to change",
     description="""Samples the running cell a few times a second. When the cell makes no progress for a while (no step, no new line, no
 output), it asks every thread, DataLoader worker, child process and rank for its line and what it waits for. The report follows the waits
@@ -30,11 +29,5 @@ Stop also ends a cell that waits in native code, and the processes that the cell
         ),
         Option("--stop", "end the cell once it is certainly stuck", {"action": "store_true"}),
     ),
-    probe=f"{_HERE}.probe:HangProbe",
-    view=f"{_HERE}.view:page",
-    over_ranks=f"{_HERE}.report:compared",
-    live_view=f"{_HERE}.view:live_page",
-    lasting=True,
-    black_box=True,
-    functions={"look": f"{_HERE}.probe:look"},
+    lasting="on",
 )

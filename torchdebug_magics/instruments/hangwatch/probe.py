@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.hangwatch.causes.deaths import named
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import link, look_around
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
@@ -34,7 +35,7 @@ _EVERY_S = 0.25
 class HangProbe:
     """One cell, or all cells between ``on`` and ``off``."""
 
-    def __init__(self, *, after: float = 10.0, stop: bool = False) -> None:
+    def __init__(self, _: CellContext = SCRIPT, *, after: float = 10.0, stop: bool = False) -> None:
         if not after > 0:
             msg = f"--after must be a positive number of seconds such as 10, not {after:g}"
             raise TorchDebugError(msg)
@@ -152,6 +153,9 @@ class HangProbe:
             stopped_count=self._stopped_count,
             problems=tuple(self._guard.problems),
         )
+
+
+watch = HangProbe
 
 
 def _lines(trace: TracebackType | None) -> tuple[Location, ...]:

@@ -4,10 +4,9 @@ from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
 
-_HERE = __name__
-
 INSTRUMENT = Instrument(
     name="memclean",
+    module=__name__,
     summary="tensors that an old error, `Out`, `_` and the debugger still hold, in bytes; frees them on request and reports the cost",
     description="""Tensors that the notebook itself still holds, with the bytes that freeing each of them would release.
 
@@ -31,6 +30,4 @@ cache      only if named: memory that PyTorch's GPU allocator keeps for reuse. I
             {"nargs": "?", "const": "all", "default": "", "metavar": "NAMES"},
         ),
     ),
-    view=f"{_HERE}.view:page",
-    examine=f"{_HERE}.examine:examine",
 )

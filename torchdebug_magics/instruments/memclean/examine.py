@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.memclean.report import Freed, Holding, MemcleanReport
 from torchdebug_magics.machine.process import rss_bytes, trim_heap, trimmable_bytes
 from torchdebug_magics.probing.holders import cycles_of, waiting_cycles
@@ -50,7 +51,7 @@ _PRICES = {
 _PASSES = 3
 
 
-def examine(*, free: str = "") -> MemcleanReport:
+def examine(_: CellContext, *, free: str = "") -> MemcleanReport:
     """What is held, or, with `free`, what of it became free: ``"all"``, or names as in ``"exception,out"``."""
     asked, shell = _asked(free), running_shell()
     before = survey()

@@ -4,10 +4,9 @@ from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
 
-_HERE = __name__
-
 INSTRUMENT = Instrument(
     name="memgauge",
+    module=__name__,
     summary="memory while the cell runs: process, container, GPUs; growth, the exact peak, and a guard that interrupts in time",
     description="""Gauges of all memory that a cell can run out of: this process, its DataLoader workers, the limit at which the kernel is
 killed (container, address space or machine), and each GPU. They are updated while the cell runs; the system counts the peak exactly.
@@ -20,11 +19,5 @@ killed (container, address space or machine), and each GPU. They are updated whi
 The guard checks 20 times a second: a single huge allocation can still exceed the limit between two checks. CUDA is never initialized, and
 no peak counter is reset.""",
     options=(Option("--guard", "interrupt the cell when this share of the memory limit is used, such as 90%", {"metavar": "SHARE"}),),
-    probe=f"{_HERE}.probe:GaugeProbe",
-    view=f"{_HERE}.view:page",
-    over_ranks=f"{_HERE}.report:compared",
-    live_view=f"{_HERE}.view:live_page",
-    lasting=True,
-    black_box=True,
-    after_cell=f"{_HERE}.view:after_cell",
+    lasting="on",
 )

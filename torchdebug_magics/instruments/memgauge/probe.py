@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import ExitStack
 
+from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeReport, LiveGauges
 from torchdebug_magics.machine.limits import Limit, Limits
 from torchdebug_magics.machine.memory_guard import GUARD_EVERY_S, MemoryGuard, guard_ratio
@@ -25,7 +26,7 @@ _LEAST_PART = 0.02
 class GaugeProbe:
     """One cell's gauges. What others use of the limit is sampled; all that is this process's own is counted."""
 
-    def __init__(self, *, guard: str | float | None = None) -> None:
+    def __init__(self, _: CellContext = SCRIPT, *, guard: str | float | None = None) -> None:
         self._guard = Guard()
         self._memory_guard = None if guard is None else MemoryGuard(guard_ratio(guard), Limits(counts_kills=False))
         if self._memory_guard is not None:
@@ -77,6 +78,10 @@ class GaugeProbe:
                 latest = LiveGauges(self._gauges.read(), self._peak.peak().size_bytes, interrupts)
                 self._latest, self._latest_at_s = latest, now_s
             return latest
+
+    def standing(self) -> str:
+        """Nothing: progress is not watched here. The kernel's position is recorded, as one that takes too much memory is killed."""
+        return ""
 
     def traceback_of(self, error: BaseException) -> list[str]:
         """Of the guard's interrupt."""
@@ -158,3 +163,6 @@ class GaugeProbe:
         exact = now.peak_bytes > self._devices.get(now.label, 0)
         seen = max(self._seen.get(now.label, 0), now.allocated_bytes)
         return DevicePeak(now.label, now.peak_bytes if exact else seen, now.total_bytes, exact)
+
+
+watch = GaugeProbe

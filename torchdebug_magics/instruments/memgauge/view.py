@@ -60,7 +60,7 @@ def live_page(snapshot: LiveGauges) -> Page:
     return Page("memgauge", "busy", f"Peak so far {byte_size(snapshot.rss_peak_bytes)}", (Meters("", snapshot.gauges),))
 
 
-def after_cell(before: LiveGauges | None, now: LiveGauges) -> Page | None:
+def page_after_cell(before: LiveGauges | None, now: LiveGauges) -> Page | None:
     """What the cell that the guard interrupted shows; None where the guard did nothing new."""
     new = now.interrupts[len(before.interrupts) if before is not None else 0 :]
     return Page("memgauge", "warn", str(new[-1])) if new else None

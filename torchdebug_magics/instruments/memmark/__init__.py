@@ -6,10 +6,9 @@ from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
 
-_HERE = __name__
-
 INSTRUMENT = Instrument(
     name="memmark",
+    module=__name__,
     summary="a row of memory numbers at a named moment (allocated, reserved, driver, process, container), with changes",
     description="""Take a mark wherever you want to know the memory in use, such as before and after each phase of a training step.
 
@@ -26,9 +25,5 @@ Garbage is collected first. No peak counter is reset; a peak from before the las
         Option("--clear", "delete all marks", {"action": "store_true"}),
         Option("--force", "take the mark (default)", {"action": BooleanOptionalAction, "default": True}),
     ),
-    view=f"{_HERE}.view:page",
-    examine=f"{_HERE}.probe:mark",
-    subjects="LABEL",
-    says=True,
-    bare_words=True,
+    subjects='"LABEL"',
 )

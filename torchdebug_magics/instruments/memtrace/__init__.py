@@ -4,10 +4,9 @@ from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
 
-_HERE = __name__
-
 INSTRUMENT = Instrument(
     name="memtrace",
+    module=__name__,
     summary="which lines and variables hold memory, when it peaks, what leaks and why, and what helps when it runs out",
     description="""Every byte that PyTorch allocates in a cell, by line, by module and by kind: parameter, gradient, optimizer state,
 activation, buffer, temporary. A leak is reported with the variable that keeps the memory and the fix; an out-of-memory error with what
@@ -34,13 +33,5 @@ The results do not change, CUDA is not initialized, and no peak counter is reset
         ),
         Option("--compare", "on a line of its own: compare two reports that were kept with -o", {"action": "store_true"}),
     ),
-    probe=f"{_HERE}.probe:MemtraceProbe",
-    view=f"{_HERE}.view:page",
-    over_ranks=f"{_HERE}.report:compared",
-    live_view=f"{_HERE}.view:live_page",
-    black_box=True,
-    examine=f"{_HERE}.figures:compared",
     subjects="A B",
-    takes_names=True,
-    reruns=True,
 )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size, count, plural, share
 from torchdebug_magics.instruments.memtrace.findings import Growth
 from torchdebug_magics.instruments.memtrace.report import DeviceMemory, MemtraceReport
@@ -168,17 +166,3 @@ class Comparison(Report):
 def growth(report: MemtraceReport) -> Growth | None:
     """The growth over iterations, or else over runs of the cell."""
     return report.growth if report.growth is not None else report.rerun_growth
-
-
-def compared(*values: object, names: Sequence[str] = (), compare: bool = False, **_of_a_session: object) -> Comparison:
-    """`names` are those of the values, where they are known."""
-    if not compare:
-        msg = "memtrace takes values only with --compare: write `%memtrace --compare a b`"
-        raise TorchDebugError(msg)
-    reports = [value for value in values if isinstance(value, MemtraceReport)]
-    if len(reports) != len(values) or len(reports) != 2:  # noqa: PLR2004 - two are compared
-        given = ", ".join(type(value).__name__ for value in values) or "nothing"
-        msg = f"--compare takes two reports of %%memtrace, kept with `-o a` and `-o b`, not {given}"
-        raise TorchDebugError(msg)
-    first, second = names if len(names) == len(reports) and names[0] != names[1] else ("a", "b")
-    return Comparison(names=(first, second), reports=(reports[0], reports[1]))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.memtrace.conclude import Seen, concluded
 from torchdebug_magics.instruments.memtrace.growth.course import Course
 from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
@@ -49,13 +50,13 @@ class MemtraceProbe:
 
     def __init__(
         self,
+        context: CellContext = SCRIPT,
         *,
         light: bool = False,
         every_step: bool = False,
         guard: str | float | None = None,
         snapshot: str | Path | None = None,
         compare: bool = False,
-        runs: deque[Run] | None = None,
     ) -> None:
         if compare:
             msg = "--compare watches no cell: write `%memtrace --compare a b` on a line of its own, for two reports kept with -o"
@@ -64,6 +65,7 @@ class MemtraceProbe:
         if self._memory_guard is not None:
             self._memory_guard.refuse_if_passed()
         self._is_light = light
+        runs = context.earlier_runs()
         self._runs: deque[Run] = deque() if runs is None else runs
         self._guard = Guard()
         self._snapshot = None if snapshot is None else Snapshot(snapshot, self._guard)
@@ -135,6 +137,10 @@ class MemtraceProbe:
         total = self._ledger.total
         return None if gauges is None else LiveMemory(total.now_bytes, total.peak_bytes, self._phases.now.phase, self._steps.count, gauges)
 
+    def standing(self) -> str:
+        """Nothing: progress is not watched here. The kernel's position is recorded, as one that takes too much memory is killed."""
+        return ""
+
     def traceback_of(self, error: BaseException) -> list[str]:
         """Of the guard's interrupt."""
         return traceback_of(error, "" if self._memory_guard is None else self._memory_guard.reason)
@@ -171,6 +177,9 @@ class MemtraceProbe:
             is_light=self._is_light,
         )
         return concluded(seen, error)
+
+
+watch = MemtraceProbe
 
 
 class WatchedCalls:

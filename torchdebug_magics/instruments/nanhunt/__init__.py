@@ -4,10 +4,9 @@ from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
 
-_HERE = __name__
-
 INSTRUMENT = Instrument(
     name="nanhunt",
+    module=__name__,
     summary="the op, line, row and cause of the first NaN or inf, at almost no cost",
     description="""Watch a training or inference cell for NaN and inf.
 
@@ -29,10 +28,5 @@ changed, and rerun to check that the step is then finite. The parameters are as 
         Option("--layers", "show the outputs and gradients of every module call, also without a finding", {"action": "store_true"}),
         Option("--anyway", "replay a step even if it does what cannot be undone, such as a request", {"action": "store_true"}),
     ),
-    probe=f"{_HERE}.probe:NanProbe",
-    view=f"{_HERE}.view:page",
-    over_ranks=f"{_HERE}.verdict:compared",
-    live_view=f"{_HERE}.view:live_page",
-    examine=f"{_HERE}.graph_postmortem:examine",
     subjects="LOSS",
 )

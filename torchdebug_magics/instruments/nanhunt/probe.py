@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.errors import NonFiniteError
+from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
 from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
@@ -35,7 +36,9 @@ _A_MOMENT_S = 0.3
 class NanProbe:
     """See `nanhunt`. Until something goes wrong it runs one reduction a backward() and nothing else."""
 
-    def __init__(self, *, keep_going: bool = False, max_findings: int = 10, layers: bool = False, anyway: bool = False) -> None:
+    def __init__(
+        self, _: CellContext = SCRIPT, *, keep_going: bool = False, max_findings: int = 10, layers: bool = False, anyway: bool = False
+    ) -> None:
         self._keep_going = keep_going
         self._guard = Guard()
         self._hooks = Hooks()
@@ -171,6 +174,9 @@ class NanProbe:
                     time.sleep(_A_MOMENT_S)  # a launcher ends all as soon as one fails: the rank in which it was born first begins to look
             self._stopped_by = outcome.finding
             _stop(outcome.finding, outcome.bad)
+
+
+watch = NanProbe
 
 
 def _differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:

@@ -4,10 +4,9 @@ from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
 
-_HERE = __name__
-
 INSTRUMENT = Instrument(
     name="overfit",
+    module=__name__,
     summary="trains on 8 samples repeatedly: a correct training learns them; otherwise names the one change that makes it learn",
     description="""Trains on a few samples of one batch until the loss is close to its minimum. If the loss stalls, finds out why.
 
@@ -32,14 +31,5 @@ optimizer, gradients, buffers, modes and RNG states are exactly as before.""",
         Option("--samples", "samples that the batch is cut to (8)", {"type": int, "default": 8, "metavar": "N"}),
         Option("--anyway", "train even if a step does what cannot be undone, such as a request", {"action": "store_true"}),
     ),
-    probe=f"{_HERE}.probe:OverfitProbe",
-    view=f"{_HERE}.view:page",
-    live_view=f"{_HERE}.view:live",
-    examine=f"{_HERE}.examine:examine",
-    subjects="MODEL BATCH LOSS_FUNCTION OPTIMIZER",
-    takes_names=True,
-    takes_keywords=True,
-    tells=True,
-    runs_again=True,
-    leaves="everything is as it was before the training",
+    subjects="MODEL BATCH LOSS_FUNCTION OPTIMIZER NAME=VALUE",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed, number, plural
-from torchdebug_magics.instrument import Examined
+from torchdebug_magics.instrument import CellContext, Examined
 from torchdebug_magics.instruments.overfit.batches import refuse_sharded
 from torchdebug_magics.instruments.overfit.cause_by_trials import Diagnosis, diagnose
 from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress
@@ -36,19 +36,19 @@ _CLOSE = 1e-4
 
 
 def examine(
+    context: CellContext,
     *values: Any,
-    names: Sequence[str] = (),
-    keywords: Mapping[str, Any] | None = None,
     steps: int = 200,
     samples: int = 8,
     anyway: bool = False,
-    progress: Callable[[Progress], None] = lambda _: None,
-) -> Examined:
+) -> Examined | None:
     """Train on the first `samples` of a batch for at most `steps`; all is as it was when this returns or raises.
 
     Raises `TorchDebugError` where the values cannot be trained, or where a step does what cannot be undone and `anyway` is not set. An
     error of the training itself is given back beside the report.
     """
+    if not values and not context.keywords:
+        return None
     for option, value in (("--steps", steps), ("--samples", samples)):
         if value < 1:
             msg = f"{option} must be at least 1, not {value}"
@@ -60,14 +60,14 @@ def examine(
 
     def examined() -> Examined:
         try:
-            subject = subject_of(values, names, keywords or {}, samples)
+            subject = subject_of(values, context.names, context.keywords, samples)
         finally:
             with interrupts_held():
                 before.put_back()
         start = KeptState(subject.roots, guard, effects)
         try:
             with eager():
-                return explained(subject, steps, start, guard, hooks, progress)
+                return explained(subject, steps, start, guard, hooks, context.progress)
         finally:
             with interrupts_held():
                 hooks.sweep()

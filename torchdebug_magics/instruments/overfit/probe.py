@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instrument import SCRIPT, Body, CellContext
 from torchdebug_magics.instruments.overfit.batches import cut, samples_in
 from torchdebug_magics.instruments.overfit.examine import REPEATED, explained, stopped
 from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress
@@ -27,18 +27,6 @@ from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.rerun.replay_state import KeptState, eager
 
 _NO_BATCH = "the cell draws no batch from a DataLoader: write `%overfit model batch loss_function optimizer`"
-
-
-class _Body(Protocol):
-    """The cell, which may run any number of times."""
-
-    namespace: dict[str, Any]
-    hidden: frozenset[str]
-    refusal: str
-    statements: tuple[ast.stmt, ...]
-
-    def run(self) -> None:
-        """Once more."""
 
 
 @dataclass(eq=False)
@@ -88,7 +76,7 @@ def _loader_of(iterator: Any) -> Any:
 class _CellSteps:
     """The steps of the cell's own loop."""
 
-    body: _Body | None
+    body: Body | None
     feed: _Feed
     hooks: Hooks
     models: Mapping[str, torch.nn.Module] = field(default_factory=dict)
@@ -106,7 +94,8 @@ class _CellSteps:
 class OverfitProbe:
     """Watches the cell as the first training, and runs it again for each trial."""
 
-    def __init__(self, *, steps: int = 200, samples: int = 8, anyway: bool = False, body: _Body | None = None) -> None:
+    def __init__(self, context: CellContext = SCRIPT, *, steps: int = 200, samples: int = 8, anyway: bool = False) -> None:
+        body = context.body()
         self._most_steps = steps
         self._guard, self._hooks = Guard(), Hooks()
         self._body = None if body is None or body.refusal else body
@@ -219,6 +208,9 @@ class OverfitProbe:
         self._report = examined.report if isinstance(examined.report, OverfitReport) else None
         if isinstance(examined.error, KeyboardInterrupt):
             raise examined.error
+
+
+watch = OverfitProbe
 
 
 def _names(namespace: Mapping[str, Any], base: Training) -> dict[str, str]:

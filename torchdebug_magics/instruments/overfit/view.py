@@ -80,7 +80,7 @@ def _span(report: OverfitReport) -> tuple[float, float] | None:
     return min(*values, max(report.floor or 0.0, _LEARNED * values[0])), max(values)
 
 
-def live(progress: Progress) -> Page:
+def live_page(progress: Progress) -> Page:
     """The page during the training."""
     blocks: tuple[Block, ...] = (Chart("Loss", progress.losses, "step", "loss"),) if len(progress.losses) > 1 else ()
     now = f"step {len(progress.losses):,}, loss {number(progress.losses[-1])}" if progress.losses else "begins"

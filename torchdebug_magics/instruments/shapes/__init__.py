@@ -4,10 +4,9 @@ from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
 
-_HERE = __name__
-
 INSTRUMENT = Instrument(
     name="shapes",
+    module=__name__,
     summary="shapes, parameters, FLOPs and memory of every module, without computing; if the forward fails, the cause and a verified fix",
     description="""Shows a table of a model's modules, from a run on tensors without data: nothing is computed, the model is not changed.
 
@@ -27,13 +26,5 @@ If the forward fails, the report shows the line, the origin of the mismatching s
         Option("--plot", "show the shares of parameters, FLOPs and activations as a picture", {"action": "store_true"}),
         Option("--strict", "raise the error of the forward in the cell", {"action": "store_true"}),
     ),
-    probe=f"{_HERE}.probe:ShapesProbe",
-    view=f"{_HERE}.view:page",
-    over_ranks=f"{_HERE}.report:compared",
-    live_view=None,
-    examine=f"{_HERE}.examine:examine",
-    subjects="MODEL INPUT",
-    takes_keywords=True,
-    called="torchdebug_magics.probing.dry_runs.inputs:model_of",
-    after_error=f"{_HERE}.postmortem:after_error",
+    subjects="MODEL INPUT NAME=VALUE",
 )

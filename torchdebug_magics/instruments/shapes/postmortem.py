@@ -23,9 +23,9 @@ from torchdebug_magics.instruments.shapes.cell_error.program_slice import expres
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import COMPARES, UNKNOWN, comparing, judge_of, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
 from torchdebug_magics.instruments.shapes.columns import layout as layout_of
-from torchdebug_magics.instruments.shapes.examine import see, see_call
 from torchdebug_magics.instruments.shapes.explain import place, underlined
 from torchdebug_magics.instruments.shapes.follow.seen import Seen
+from torchdebug_magics.instruments.shapes.forward_table import see, see_call
 from torchdebug_magics.instruments.shapes.repair.failure_facts import is_loss
 from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUGH
 from torchdebug_magics.instruments.shapes.repair.source import Site, site_at

@@ -18,6 +18,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.fx import GraphModule
 
+from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.follow.module_calls import Calls, shapes
 from torchdebug_magics.instruments.shapes.follow.origins import Origins
@@ -46,8 +47,8 @@ _VARIANTS = 4
 class ShapesProbe:
     """See `shapes`."""
 
-    def __init__(self, *, last_error: str = "", **options: Any) -> None:
-        self._last_error = last_error
+    def __init__(self, context: CellContext = SCRIPT, **options: Any) -> None:
+        self._last_error = context.last_error_line
         self._layout = layout(**options)
         self._guard = Guard()
         self._hooks = Hooks()
@@ -250,6 +251,9 @@ class ShapesProbe:
     def _ended(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
             self._failed = self._guard.run("explaining the error", after_error, error, layout=self._layout)
+
+
+watch = ShapesProbe
 
 
 def _is_compilers(module: torch.nn.Module) -> bool:

@@ -4,10 +4,9 @@ from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
 
-_HERE = __name__
-
 INSTRUMENT = Instrument(
     name="shrink",
+    module=__name__,
     summary="a live model with two layers instead of forty-eight, one of each kind; a forward proves that it runs, `--undo` restores it",
     description="""Removes layers from a live model, in place, so that a bug of the large model can be debugged in a small one.
 
@@ -41,9 +40,5 @@ remaining weights and initializes them as the model does.""",
             {"default": "", "metavar": "DEVICE"},
         ),
     ),
-    view=f"{_HERE}.view:page",
-    examine=f"{_HERE}.examine:examine",
-    subjects="MODEL INPUT",
-    takes_keywords=True,
-    called="torchdebug_magics.probing.dry_runs.inputs:model_of",
+    subjects="MODEL INPUT NAME=VALUE",
 )

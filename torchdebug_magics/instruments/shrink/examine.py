@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.shrink.cutting import Asked, shrink_model
 from torchdebug_magics.instruments.shrink.model_edits import edits_of
 from torchdebug_magics.instruments.shrink.report import ShrinkReport
@@ -17,9 +18,9 @@ from torchdebug_magics.probing.modules import unwrapped
 
 
 def examine(
+    context: CellContext,
     model: nn.Module,
     *args: Any,
-    keywords: Mapping[str, Any] | None = None,
     layers: int = 2,
     skip_attention: bool = False,
     undo: bool = False,
@@ -38,7 +39,7 @@ def examine(
     model = unwrapped(model)
     if undo:
         return _restored(model)
-    return shrink_model(model, Asked(args, dict(keywords or {}), layers, skip_attention, device))
+    return shrink_model(model, Asked(args, dict(context.keywords), layers, skip_attention, device))
 
 
 def _restored(model: nn.Module) -> ShrinkReport:
@@ -63,7 +64,7 @@ def shrunk(model: nn.Module, *args: Any, layers: int = 2, skip_attention: bool =
     edits = edits_of(model)
     mark = len(edits)
     try:
-        report = examine(model, *args, keywords=inputs, layers=layers, skip_attention=skip_attention)
+        report = examine(CellContext(keywords=inputs), model, *args, layers=layers, skip_attention=skip_attention)
         if report.undone:
             msg = f"the model cannot be shrunk: {report.reason}"
             raise TorchDebugError(msg)

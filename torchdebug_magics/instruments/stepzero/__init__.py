@@ -4,10 +4,9 @@ from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
 
-_HERE = __name__
-
 INSTRUMENT = Instrument(
     name="stepzero",
+    module=__name__,
     summary="keeps weights, buffers, optimizer and random state before training; shows later how far each parameter moved, or why not",
     description="""Keeps the state before the first step (step zero), in this kernel or in a file, and compares the training with it later.
 
@@ -26,8 +25,5 @@ another tensor or array uses that memory. A file named *.safetensors needs safet
         Option("--restore", "restore weights, buffers, optimizer and random state", {"action": "store_true"}),
         Option("--drop", "forget step zero", {"action": "store_true"}),
     ),
-    view=f"{_HERE}.view:page",
-    examine=f"{_HERE}.examine:examine",
     subjects="MODEL OPTIMIZER",
-    takes_names=True,
 )

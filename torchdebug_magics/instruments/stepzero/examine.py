@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.stepzero import zero_state
 from torchdebug_magics.instruments.stepzero.report import FROZEN, BufferRow, DataRow, ParameterRow, StepzeroReport
 from torchdebug_magics.instruments.stepzero.zero_state import Trained, ZeroState, address, digest_of, steps_of
@@ -31,7 +32,7 @@ _kept: list[_Kept] = []
 """The latest, at most."""
 
 
-def examine(*values: Any, names: Sequence[str] = (), file: str = "", restore: bool = False, drop: bool = False) -> StepzeroReport:
+def examine(context: CellContext, *values: Any, file: str = "", restore: bool = False, drop: bool = False) -> StepzeroReport:
     """Keep the state of the models and optimizers among `values`, the others being data; without values, compare with what was kept.
 
     With `file`, compare with the file where it exists, else write it. Raises `TorchDebugError` where there is nothing to compare with.
@@ -39,7 +40,7 @@ def examine(*values: Any, names: Sequence[str] = (), file: str = "", restore: bo
     if drop:
         _dropped()
         return StepzeroReport(action="dropped")
-    trained = _trained(values, names) if values else None
+    trained = _trained(values, context.names) if values else None
     if file:
         return _with_file(trained or _latest()[1], Path(file).expanduser(), restore=restore)
     if trained is not None and not restore:

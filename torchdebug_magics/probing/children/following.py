@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 from torchdebug_magics.probing.children.launching import remembered, start_method
 from torchdebug_magics.probing.children.rank_session import ATTRIBUTE, RankSession
@@ -29,16 +29,24 @@ _HELPERS = frozenset({
 """Targets of helper processes, which do not train."""
 
 
+class _Row(Protocol):
+    """The instrument, which imports this module."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def module(self) -> str: ...
+    def compared(self, report: Any) -> Compared:
+        """The part of a report that is compared with other ranks."""
+
+
 class FollowedRanks:
     """A probe around the instrument's own, which watches the process that launches the ranks."""
 
-    def __init__(
-        self, inner: Any, instrument: str, options: Mapping[str, Any], compare: Callable[[Any], Compared], job: Job | None = None
-    ) -> None:
+    def __init__(self, inner: Any, row: _Row, options: Mapping[str, Any], job: Job | None = None) -> None:
         self._inner = inner
-        self._instrument = instrument
+        self._row = row
         self._options = options
-        self._compare = compare
         self._is_rank = job is not None
         """Then what it launches belongs to the job of its own launcher, who puts all together."""
         self._job = job
@@ -63,11 +71,11 @@ class FollowedRanks:
         own: Report = self._inner.report()
         if not any(one.compared.worked or one.rank.state != "finished" or one.problems for one in self._records):
             return own
-        compared = self._compare(own)
+        compared = self._row.compared(own)
         if compared.worked and not any(one.is_in_job or one.compared.found_at for one in self._records):
             return own  # what it launched helped it, and did nothing wrong
         return merged(
-            self._instrument, self._records, held_details(self._records), own if compared.found_at is not None else None, own.problems
+            self._row.name, self._records, held_details(self._records), own if compared.found_at is not None else None, own.problems
         )
 
     def live(self) -> object | None:
@@ -93,10 +101,10 @@ class FollowedRanks:
         ask = getattr(self._inner, "traceback_of", None)
         return [] if ask is None else ask(error)
 
-    def standing(self) -> str:
+    def standing(self) -> str | None:
         """The inner probe's, where it has one."""
         ask = getattr(self._inner, "standing", None)
-        return "" if ask is None else ask()
+        return None if ask is None else ask()
 
     def _start(self, original: Callable[[BaseProcess], None], process: BaseProcess) -> None:
         __tracebackhide__ = True
@@ -124,7 +132,7 @@ class FollowedRanks:
         os.mkdir(folder, 0o700)  # noqa: PTH102 - the same
         ask = getattr(self._inner, "options_in_rank", None)
         options = self._options if ask is None else ask()
-        return Job(folder=folder, instrument=self._instrument, options=dict(options), launcher=os.getpid())
+        return Job(folder=folder, module=self._row.module, options=dict(options), launcher=os.getpid())
 
     def _ended(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._job is not None and not self._is_rank and os.getpid() == self._owner:

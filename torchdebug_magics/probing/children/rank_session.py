@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import pickle
 import signal
@@ -79,10 +80,9 @@ class RankSession:
         return rank is not None and (rank is self or self._is_of(rank._outer))
 
     def _open(self) -> None:
-        from torchdebug_magics import catalog  # noqa: PLC0415 - a row names its probe: each would import the other
         from torchdebug_magics.probing.wrappers import wrap  # noqa: PLC0415 - it imports torch, which is not ours to import before
 
-        session = catalog.instrument(self.job.instrument).session_in_rank(self.job)
+        session = self._row().session_in_rank(self.job)
         session.__enter__()
         self._session = session
         torch: Any = sys.modules["torch"]
@@ -90,6 +90,10 @@ class RankSession:
             for holder in (torch.distributed, torch.distributed.distributed_c10d):
                 wrap(self._stack, self, holder, "destroy_process_group", self._leave_group)
         self._stack.enter_context(Sampler(self._look, name="rank", every_s=_EVERY_S, first_s=0.05))
+
+    def _row(self) -> Any:
+        """The instrument, by name: each would import the other."""
+        return importlib.import_module(self.job.module).INSTRUMENT
 
     def _look(self) -> None:
         self._guard.run("the look at a rank", self._stand)
@@ -133,7 +137,8 @@ class RankSession:
         _leave(self.job, f"{os.getpid()}.standing", standing)
 
     def _record(self, session: Session[Any], error: BaseException | None) -> RankRecord:
-        record = record_of(self.job.instrument, self.number(), session.report, error, time.monotonic() - self._began_s)
+        compared = self._row().compared(session.report)
+        record = record_of(compared, self.number(), session.report, error, time.monotonic() - self._began_s)
         return replace(record, is_in_job=self._world_size > 1)
 
 

@@ -69,11 +69,8 @@ def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object 
     )  # fmt: skip
 
 
-def record_of(instrument: str, rank: int, report: Report, error: BaseException | None, elapsed_s: float) -> RankRecord:
+def record_of(compared: Compared, rank: int, report: Report, error: BaseException | None, elapsed_s: float) -> RankRecord:
     """Make the record of this process."""
-    from torchdebug_magics import catalog  # noqa: PLC0415 - a row names its probe: each would import the other
-
-    compared = catalog.instrument(instrument).compared(report)
     own = Rank(
         rank=rank, host=socket.gethostname(), pid=os.getpid(), device=this_rank.device(), state=_state(error),
         exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s, error=_text(error), location=_place(error),

@@ -156,7 +156,7 @@ def used_by(*roots: Any) -> list[Named]:
         if (id(root), id(space)) in seen:
             continue
         seen.add((id(root), id(space)))
-        if not isinstance(root, (FunctionType, MethodType, CodeType, ast.AST)):
+        if not issubclass(type(root), (FunctionType, MethodType, CodeType, ast.AST)):
             methods = (value for kind in type(root).__mro__ for value in vars(kind).values() if type(value) is FunctionType)
             todo += [(method, method.__globals__) for method in methods if is_user_code(method.__code__)]
             continue
@@ -180,7 +180,7 @@ def used_in(root: Any, space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     names: Iterable[str] = ()
     if type(root) is CodeType:
         names = _names_of(root)
-    elif isinstance(root, ast.AST):
+    elif issubclass(type(root), ast.AST):
         names = (node.id for node in ast.walk(root) if isinstance(node, ast.Name))
     yield from ((name, space[name]) for name in names if name in space)
 
@@ -192,7 +192,7 @@ def _names_of(code: CodeType) -> set[str]:
 
 def is_shareable(value: object) -> bool:
     """Whether a change of the value is seen by all that have it."""
-    return not isinstance(value, _IMMUTABLE) and type(value) not in {tuple, frozenset}
+    return not issubclass(type(value), _IMMUTABLE) and type(value) not in {tuple, frozenset}
 
 
 def strings_in(*roots: Any) -> Iterator[str]:
@@ -205,7 +205,7 @@ def strings_in(*roots: Any) -> Iterator[str]:
         if id(root) in seen:
             continue
         seen.add(id(root))
-        if isinstance(root, (str, bytes, os.PathLike)):
+        if issubclass(type(root), (str, bytes, os.PathLike)):
             count += 1
             yield os.fsdecode(root)
         else:
@@ -226,12 +226,12 @@ def _parts_of(root: Any) -> list[Any]:
         parts = (root.__func__, root.__self__)
     elif kind is FunctionType and is_user_code(root.__code__):
         parts = _parts_of_function(root)
-    elif isinstance(root, ast.AST):
+    elif issubclass(kind, ast.AST):
         parts = [node.value for node in ast.walk(root) if isinstance(node, ast.Constant)]
-    elif isinstance(root, type) and _has_user_code(root):
+    elif issubclass(kind, type) and _has_user_code(root):
         parts = vars(root).values()
     elif _has_user_code(kind):
-        parts = (kind, *getattr(root, "__dict__", {}).values())
+        parts = (kind, *_attributes(root))
     return [part for part in parts if _is_of_interest(part)]
 
 
@@ -243,7 +243,15 @@ def _parts_of_function(function: FunctionType) -> list[Any]:
 
 def _is_of_interest(value: Any) -> bool:
     kind = type(value)
-    return kind in _KINDS or isinstance(value, (os.PathLike, type)) or _has_user_code(kind)
+    return kind in _KINDS or issubclass(kind, (os.PathLike, type)) or _has_user_code(kind)
+
+
+def _attributes(value: Any) -> Iterable[Any]:
+    """Without asking the object: its own `__getattr__` and `__class__` are the user's code, which a look does not run."""
+    try:
+        return list(object.__getattribute__(value, "__dict__").values())
+    except AttributeError:
+        return ()
 
 
 def _has_user_code(kind: type) -> bool:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from tests.unit.instruments.deterministic import replica_cases as cases
 from torchdebug_magics.instruments.deterministic.probe import DeterministicProbe
+from torchdebug_magics.instruments.deterministic.report import compared
 from torchdebug_magics.probing import hooks, wrappers
 from torchdebug_magics.probing.children.rank_traces import record_of
 from torchdebug_magics.session import Session
@@ -28,7 +29,7 @@ def run(name: str, case: Any, rank: int) -> tuple[Any, list[list[float]]]:
     session: Session[Any] = Session(DeterministicProbe(seed=42, in_rank=True, ranks="every" in name))
     with session:
         trained = digest(case(rank))
-    return record_of("deterministic", rank, session.report, None, 0.0), trained
+    return record_of(compared(session.report), rank, session.report, None, 0.0), trained
 
 
 def _begin_anew() -> None:

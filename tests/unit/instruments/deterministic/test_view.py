@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.deterministic.report import (
     Setting,
     Warned,
 )
-from torchdebug_magics.instruments.deterministic.view import after_cell, page
+from torchdebug_magics.instruments.deterministic.view import page, page_after_cell
 from torchdebug_magics.report import Location
 
 HERE = Location(cell=4, file="cell", line=7, function="<module>", source="x = torch.randn(3, generator=g)")
@@ -208,7 +208,7 @@ def test_all_that_is_to_be_said_is_there_and_escaped():
 
 def test_the_cell_in_which_it_begins_says_that_it_lasts():
     live = LiveRitual(7, 8, ())
-    first = after_cell(None, live)
+    first = page_after_cell(None, live)
     assert first is not None
     assert first.headline == "Seeded with 7, 8 settings changed, until `%deterministic off`"
-    assert after_cell(live, live) is None
+    assert page_after_cell(live, live) is None

@@ -9,7 +9,7 @@ import pytest
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Chart, Facts, Fold
 from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeReport, LiveGauges
-from torchdebug_magics.instruments.memgauge.view import after_cell, live_page, page
+from torchdebug_magics.instruments.memgauge.view import live_page, page, page_after_cell
 from torchdebug_magics.machine.interrupts import Interrupt
 from torchdebug_magics.report import Gauge
 
@@ -102,10 +102,10 @@ def test_after_the_guard_the_largest_variables_are_named():
 
 def test_after_a_cell_only_a_new_interrupt_is_worth_a_word():
     quiet, once, twice = (LiveGauges(REPORT.gauges, GIB, (INTERRUPT,) * count) for count in range(3))
-    assert after_cell(None, quiet) is None
-    assert after_cell(once, once) is None
+    assert page_after_cell(None, quiet) is None
+    assert page_after_cell(once, once) is None
     for before, now in ((None, once), (quiet, once), (once, twice)):
-        said = after_cell(before, now)
+        said = page_after_cell(before, now)
         assert said is not None
         assert said.headline == str(INTERRUPT)
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+import torchdebug_magics
 from torchdebug_magics import nanhunt
 from torchdebug_magics.errors import NonFiniteError
-from torchdebug_magics.instruments.nanhunt.graph_postmortem import examine
 
 if TYPE_CHECKING:
     from torchdebug_magics.report import Location
@@ -287,4 +287,4 @@ def test_tracing_inside_a_hunted_cell(grads: bool) -> None:
 
 
 def test_infinities_are_called_infinities() -> None:
-    assert examine(torch.full((4,), math.inf)).verdict.startswith("Inf in this tensor")
+    assert torchdebug_magics.nanhunt(torch.full((4,), math.inf)).verdict.startswith("Inf in this tensor")

@@ -195,7 +195,6 @@ def test_a_trainer_that_computes_its_loss() -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ((), "name what to train"),
         ((3,), "the first value must be a model"),
         ((_net(),), "write `%overfit model batch"),
         ((nn.Flatten(), _data(), F.cross_entropy), "has no parameters"),
@@ -206,7 +205,7 @@ def test_a_trainer_that_computes_its_loss() -> None:
 )
 def test_wrong_use_is_one_line(values: tuple[Any, ...], says: str) -> None:
     with pytest.raises(TorchDebugError, match=says) as raised:
-        torchdebug_magics.overfit(*values) if values else torchdebug_magics.overfit.report_on((), {}, {})
+        torchdebug_magics.overfit(*values)
     assert "\n" not in str(raised.value)
 
 

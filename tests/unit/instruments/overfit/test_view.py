@@ -16,7 +16,7 @@ from torchdebug_magics.format import sparkline
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Chart, Facts, Fold, Table
 from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress, Trial
-from torchdebug_magics.instruments.overfit.view import live, page
+from torchdebug_magics.instruments.overfit.view import live_page, page
 
 STALLED: dict[str, Any] = {
     "passed": False,
@@ -86,10 +86,10 @@ def test_conflicting_rows_promise_no_floor() -> None:
 
 
 def test_the_live_view_has_the_curve() -> None:
-    shown = live(Progress("learning rate x10", (1.4, 1.2)))
+    shown = live_page(Progress("learning rate x10", (1.4, 1.2)))
     assert shown.headline == "learning rate x10: step 2, loss 1.2"
     assert isinstance(shown.blocks[0], Chart)
-    assert live(Progress("training", ())).blocks == ()
+    assert live_page(Progress("training", ())).blocks == ()
 
 
 def test_a_curve_that_stays_high_looks_high() -> None:

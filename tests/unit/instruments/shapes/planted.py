@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from torchdebug_magics.instruments.shapes.examine import examine
+from torchdebug_magics.instruments.shapes.forward_table import examine_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ class Parts(nn.Module):
 def broken(build: Callable[[], tuple[Any, ...]]) -> tuple[nn.Module, Failure]:
     model, *inputs = build()
     keywords = inputs.pop() if inputs and isinstance(inputs[-1], dict) else {}
-    failure = examine(model, *inputs, keywords=keywords).report.failure
+    failure = examine_model(model, *inputs, keywords=keywords).report.failure
     assert failure is not None
     return model, failure
 

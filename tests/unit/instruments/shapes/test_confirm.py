@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from torchdebug_magics.instruments.shapes.examine import examine
+from torchdebug_magics.instruments.shapes.forward_table import examine_model
 
 
 class Of(nn.Module):
@@ -63,7 +63,7 @@ def test_the_words_are_those_of_a_real_call(name: str) -> None:
     model, x = FAILING[name]
     with pytest.raises(Exception) as real:
         model(x)
-    failure = examine(model, x).report.failure
+    failure = examine_model(model, x).report.failure
     assert failure is not None
     assert failure.error == f"{type(real.value).__name__}: {real.value}"
 
@@ -71,7 +71,7 @@ def test_the_words_are_those_of_a_real_call(name: str) -> None:
 def test_the_words_for_weights_that_would_not_fit_in_memory() -> None:
     with torch.device("meta"):
         model = nn.Linear(4000, 1 << 20)
-    failure = examine(model, (2, 3, 4096)).report.failure
+    failure = examine_model(model, (2, 3, 4096)).report.failure
     assert failure is not None
     assert failure.error.startswith("RuntimeError: ")  # newer releases of torch name the op here
     assert failure.error.endswith("mat1 and mat2 shapes cannot be multiplied (6x4096 and 4000x1048576)")

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.unit.instruments.shapes.models import CASES, Output, linear, of
-from torchdebug_magics.instruments.shapes.examine import examine
+from torchdebug_magics.instruments.shapes.forward_table import examine_model
 
 TOTALS = (
     "total_params",
@@ -31,7 +31,7 @@ NEEDS_DATA = {"packed", "numpy_inside", "a_number_inside", "a_boolean_mask", "ne
 
 
 def seen(model, *args, real=False, **kwargs):
-    return examine(model, *args, keywords=kwargs, real=real).report
+    return examine_model(model, *args, keywords=kwargs, real=real).report
 
 
 def by_path(report):
@@ -404,7 +404,7 @@ def test_indices_within_their_table_are_none(name):
 
 def test_lazy_buffers_are_sized_on_the_copy_too():
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(3))
-    report = examine(model, torch.ones(2, 1, 6, 6)).report
+    report = examine_model(model, torch.ones(2, 1, 6, 6)).report
     assert report.failure is None
     assert report.rows[-1].output_shapes == ((2, 3),)
     assert type(model[1]) is nn.LazyBatchNorm2d
@@ -418,7 +418,7 @@ def test_an_op_that_takes_a_function_is_followed_and_counted(real):
             return flex_attention(x, x, x)
 
     x = torch.randn(2, 4, 16, 8)
-    report = examine(Net(), x, real=real).report
+    report = examine_model(Net(), x, real=real).report
     assert report.failure is None, report.failure
     assert report.mode == ("real" if real else "fake")
     assert report.rows[0].output_shapes == ((2, 4, 16, 8),)

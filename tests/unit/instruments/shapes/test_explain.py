@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from torchdebug_magics.instruments.shapes.examine import examine
+from torchdebug_magics.instruments.shapes.forward_table import examine_model
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.report import Failure
 
 
 def broken(model: nn.Module, *inputs: Any, **keywords: Any) -> Failure:
-    failure = examine(model, *inputs, keywords=keywords).report.failure
+    failure = examine_model(model, *inputs, keywords=keywords).report.failure
     assert failure is not None
     return failure
 
@@ -57,7 +57,7 @@ def test_where_and_with_what() -> None:
 
 
 def test_the_verdict_says_it_all_at_a_glance() -> None:
-    report = examine(Net(), torch.randn(2, 3, 14, 14)).report
+    report = examine_model(Net(), torch.randn(2, 3, 14, 14)).report
     assert report.verdict.startswith("`fc` expects 100 features, gets 576 = 16 x 6 x 6 from `conv` through `pool` · ")
     assert report.verdict.endswith("`return self.fc(h)` · verified fix: `fc = nn.Linear(576, 10)`")
 
@@ -111,7 +111,7 @@ def test_an_error_that_was_caught_is_not_the_one_told() -> None:
 
 def test_real_runs_are_explained_in_the_same_words() -> None:
     fake = broken(Net(), torch.randn(2, 3, 14, 14))
-    real = examine(Net(), torch.randn(2, 3, 14, 14), real=True).report.failure
+    real = examine_model(Net(), torch.randn(2, 3, 14, 14), real=True).report.failure
     assert real is not None
     assert (real.explanation, real.error, [fix.code for fix in real.fixes]) == (
         fake.explanation,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.unit.instruments.shapes.models import of
-from torchdebug_magics.instruments.shapes.examine import examine
+from torchdebug_magics.instruments.shapes.forward_table import examine_model
 
 B, T, D, H, F = 2, 6, 16, 4, 32
 X = torch.randn(B, T, D)
@@ -55,7 +55,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_by_hand(name, real):
     make, args, flops = MODELS[name]
-    assert examine(make(), *args, real=real).report.total_flops == flops
+    assert examine_model(make(), *args, real=real).report.total_flops == flops
 
 
 def test_packed_sequences_count_what_is_there():
@@ -64,16 +64,16 @@ def test_packed_sequences_count_what_is_there():
         return self.lstm(packed)[0].data
 
     model = of(forward, lstm=nn.LSTM(D, H, batch_first=True))
-    assert examine(model, X).report.total_flops == 2 * 8 * 4 * H * (D + H)
+    assert examine_model(model, X).report.total_flops == 2 * 8 * 4 * H * (D + H)
 
 
 def test_a_call_counts_what_runs_inside_it_and_each_call_once():
     model = of(lambda self, x: self.b(self.a(self.a(x))), a=nn.Linear(D, D), b=nn.Sequential(nn.Linear(D, F), nn.Linear(F, D)))
     one = 2 * B * T * D * D
-    rows = examine(model, X).report.rows
+    rows = examine_model(model, X).report.rows
     assert [row.flops for row in rows] == [2 * one + 4 * one, one, one, 4 * one, 2 * one, 2 * one]
 
 
 def test_what_has_no_formula_is_listed_and_what_moves_data_is_not():
     model = of(lambda _, x: nn.functional.layer_norm(torch.cat([x, x]).transpose(0, 1).reshape(-1, D), (D,)).softmax(-1))
-    assert set(examine(model, X).report.uncounted_ops) == {"native_layer_norm", "_softmax"}
+    assert set(examine_model(model, X).report.uncounted_ops) == {"native_layer_norm", "_softmax"}

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 import torchdebug_magics
-from torchdebug_magics.instruments.shapes.examine import examine
+from torchdebug_magics.instruments.shapes.forward_table import examine_model
 
 if TYPE_CHECKING:
     from tests.torch_forks import TorchForks
@@ -303,7 +303,7 @@ def test_a_model_is_what_it_was(seed, real):
     model, around = put_together(seed)
     x = torch.randn(3, WIDTH)
     before = world(model, x, *around)
-    report = examine(model, x, real=real).report
+    report = examine_model(model, x, real=real).report
     assert differences(before, world(model, x, *around)) == []
     assert report.failure is None, report.failure
     assert report.rows[0].output_shapes == ((3, WIDTH),)
@@ -318,7 +318,7 @@ def test_a_forward_that_ends_early_leaves_nothing(seed, error):
     before = world(model, x, *around)
     with warnings.catch_warnings():
         try:
-            report = examine(model, x).report
+            report = examine_model(model, x).report
         except KeyboardInterrupt:
             report = None
         assert (report is None) == isinstance(error, KeyboardInterrupt)
@@ -345,7 +345,7 @@ def test_an_interrupt_in_any_op_leaves_nothing(at, monkeypatch):
 
     monkeypatch.setattr(Arithmetic, "_followed", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        examine(model, x)
+        examine_model(model, x)
     monkeypatch.undo()
     assert differences(before, world(model, x)) == []
 
@@ -354,8 +354,8 @@ def test_a_graph_that_is_alive_can_still_go_backward():
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Writing(), nn.Tanh())
     x = torch.randn(3, WIDTH)
     loss = model(x.clone()).sum()
-    examine(model, x)
-    examine(model, x, real=True)
+    examine_model(model, x)
+    examine_model(model, x, real=True)
     loss.backward()
     assert all(one.grad is not None for one in model.parameters() if one.requires_grad)
 
@@ -367,7 +367,7 @@ def test_gradients_and_the_inputs_own_graph_stay():
     x = torch.randn(2, WIDTH, requires_grad=True)
     y = x * 2
     for real in (False, True):
-        examine(model, y, real=real)
+        examine_model(model, y, real=real)
     y.sum().backward()
     assert torch.equal(x.grad, torch.full_like(x, 2.0))
     assert all(one.grad is before[name][0] and torch.equal(one.grad, before[name][1]) for name, one in model.named_parameters())
@@ -390,7 +390,7 @@ def test_no_tensor_of_the_run_is_alive():
     gc.collect()
     before = {id(one) for one in gc.get_objects() if issubclass(type(one), torch.Tensor)}
     model = Keeping()
-    report = examine(model, torch.randn(2, WIDTH), real=True).report
+    report = examine_model(model, torch.randn(2, WIDTH), real=True).report
     del model
     gc.collect()
     assert report.rows
@@ -409,7 +409,7 @@ def test_containers_that_are_given_stay_as_they_are(real):
 
     batch, out, cache = {"x": torch.ones(2)}, [], {"k": [torch.zeros(2)]}
     before = fingerprint((batch, out, cache))
-    report = examine(Model(), batch, out, cache, real=real).report
+    report = examine_model(Model(), batch, out, cache, real=real).report
     assert report.failure is None
     assert fingerprint((batch, out, cache))[1] == before[1]
 
@@ -427,7 +427,7 @@ def test_a_model_that_moves_on_in_another_thread_is_never_seen_empty():
     watcher.start()
     try:
         for _ in range(5):
-            examine(model, torch.randn(1, WIDTH))
+            examine_model(model, torch.randn(1, WIDTH))
     finally:
         stop.set()
         watcher.join()

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - as users write it
 from torch import nn
 
 from tests.unit.instruments.shapes.planted import Case, Parts, Planted, check
-from torchdebug_magics.instruments.shapes.examine import examine
+from torchdebug_magics.instruments.shapes.forward_table import examine_model
 
 PLANTED = Planted()
 case = PLANTED.case
@@ -1337,7 +1337,7 @@ def layer_norm_of_channels_first() -> tuple[Any, ...]:
     ids=["conv", "batch norm", "group norm"],
 )
 def test_channels_of_a_convolution_are_not_turned_for_a_size_that_happens_to_fit(model: nn.Module) -> None:
-    failure = examine(model, torch.randn(2, 3, 8, 8)).report.failure  # 6 x 6 pictures, where 6 channels are wanted
+    failure = examine_model(model, torch.randn(2, 3, 8, 8)).report.failure  # 6 x 6 pictures, where 6 channels are wanted
     assert failure is not None
     assert "stand last" not in failure.explanation
     assert failure.fixes[0].verified

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchdebug_magics.instruments.shapes.examine import examine, see
 from torchdebug_magics.instruments.shapes.explain import diagnosed
+from torchdebug_magics.instruments.shapes.forward_table import examine_model, see
 from torchdebug_magics.instruments.shapes.repair import trial
 from torchdebug_magics.instruments.shapes.repair.failure_facts import facts_of
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
@@ -68,7 +68,7 @@ def typed(model: nn.Module, failure: Failure, code: str, arguments: dict[str, An
 def test_a_verified_fix_holds_for_real(one: Any) -> None:
     torch.manual_seed(0)
     model, *inputs = one.build()
-    failure = examine(model, *inputs).report.failure
+    failure = examine_model(model, *inputs).report.failure
     assert failure is not None
     for fix in failure.fixes:
         arguments = dict(inspect.signature(model.forward).bind(*inputs).arguments)
@@ -106,7 +106,7 @@ def test_trials_leave_the_model_as_it_was() -> None:
     tables = {path: (dict(one._modules), dict(one._parameters), dict(one._buffers)) for path, one in model.named_modules()}
     values = {name: (one.clone(), one._version) for name, one in model.state_dict(keep_vars=True).items()}
     state = torch.get_rng_state()
-    failure = examine(model, x).report.failure
+    failure = examine_model(model, x).report.failure
     assert failure is not None
     assert torch.equal(torch.get_rng_state(), state)
     assert [fix.code for fix in failure.fixes if fix.verified] == ["blocks[0].fc = nn.Linear(8, 8)\nblocks[1].fc = nn.Linear(8, 8)"]
@@ -148,7 +148,7 @@ def test_a_slow_model_is_not_tried() -> None:
                 pass
             return self.fc(x)
 
-    failure = examine(Slow(), torch.randn(3, 5)).report.failure
+    failure = examine_model(Slow(), torch.randn(3, 5)).report.failure
     assert failure is not None
     assert [(fix.code, fix.verified) for fix in failure.fixes] == [("fc = nn.Linear(5, 2)", False)]
 
@@ -162,14 +162,14 @@ def test_one_module_made_anew_twice_is_one_edit() -> None:
         def forward(self, x: Any) -> Any:
             return self.fc(x) + x
 
-    failure = examine(Net(), torch.randn(4, 8)).report.failure
+    failure = examine_model(Net(), torch.randn(4, 8)).report.failure
     assert failure is not None
     assert [(fix.code, fix.edits, fix.verified) for fix in failure.fixes] == [("fc = nn.Linear(8, 8)", 1, True)]
 
 
 def test_five_errors_in_a_row() -> None:
     model = nn.Sequential(*(nn.Linear(width, width + 3) for width in range(4, 16, 2)))
-    failure = examine(model, torch.randn(3, 4)).report.failure
+    failure = examine_model(model, torch.randn(3, 4)).report.failure
     assert failure is not None
     code = "\n".join(f"model[{at}] = nn.Linear({width - 2 + 3}, {width + 3})" for at, width in enumerate(range(4, 16, 2)) if at)
     assert [(fix.code, fix.edits, fix.verified) for fix in failure.fixes[:1]] == [(code, 5, True)]
@@ -185,7 +185,7 @@ def test_what_a_trial_prints_and_warns_is_not_shown(capsys: pytest.CaptureFixtur
             print("here")
             return self.fc(x)
 
-    failure = examine(Loud(), torch.randn(3, 5)).report.failure
+    failure = examine_model(Loud(), torch.randn(3, 5)).report.failure
     assert failure is not None
     assert failure.fixes[0].verified
     assert capsys.readouterr().out.count("here") <= 2
@@ -194,7 +194,7 @@ def test_what_a_trial_prints_and_warns_is_not_shown(capsys: pytest.CaptureFixtur
 def test_a_meta_model_gets_its_fix() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4, 8), nn.Linear(9, 2))
-    failure = examine(model, (3, 4)).report.failure
+    failure = examine_model(model, (3, 4)).report.failure
     assert failure is not None
     assert (failure.fixes[0].code, failure.fixes[0].verified) == ("model[1] = nn.Linear(8, 2)", True)
 
@@ -209,7 +209,7 @@ def test_a_forward_that_needs_data_after_the_failure_is_tried_for_real() -> None
             y = self.fc(x)
             return y if y.sum().item() > 0 else -y
 
-    failure = examine(Net(), torch.randn(3, 5)).report.failure
+    failure = examine_model(Net(), torch.randn(3, 5)).report.failure
     assert failure is not None
     assert (failure.fixes[0].code, failure.fixes[0].verified) == ("fc = nn.Linear(5, 2)", True)
 
@@ -244,7 +244,7 @@ def test_a_layer_that_swallows_the_batch_is_no_verified_fix(
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return forward(self, x)
 
-    fixes = examine(Model(), x).report.failure.fixes
+    fixes = examine_model(Model(), x).report.failure.fixes
     assert [fix.code for fix in fixes if fix.verified] == [right]
     assert "nn.Linear" not in right
 
@@ -255,6 +255,6 @@ def test_a_busy_machine_finds_the_same_fixes_and_only_what_is_computed_counts(
 ) -> None:
     clock, computed = itertools.count(step=2.0), itertools.count(step=computes_s)
     monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=lambda: next(clock), thread_time=lambda: next(computed)))
-    failure = examine(Net(), torch.randn(4, 8)).report.failure
+    failure = examine_model(Net(), torch.randn(4, 8)).report.failure
     assert failure is not None
     assert any(fix.verified for fix in failure.fixes) is through

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as users write it
 from torch import nn
 
-from torchdebug_magics.instruments.shapes.examine import examine
+from torchdebug_magics.instruments.shapes.forward_table import examine_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ def test_what_a_real_op_refuses_is_a_failure(name: str) -> None:
     function, inputs = REFUSED[name]
     with pytest.raises((RuntimeError, IndexError)):
         Net(function)(*inputs)
-    assert examine(Net(function), *inputs).report.failure is not None
+    assert examine_model(Net(function), *inputs).report.failure is not None
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
@@ -78,7 +78,7 @@ def test_what_a_real_op_takes_is_none_and_nothing_is_written(name: str) -> None:
     function, inputs = ACCEPTED[name]
     before = [one.clone() for one in inputs]
     Net(function)(*inputs)
-    assert examine(Net(function), *inputs).report.failure is None
+    assert examine_model(Net(function), *inputs).report.failure is None
     assert all(map(torch.equal, inputs, before))
 
 
@@ -95,14 +95,14 @@ class Meta(nn.Module):
 
 
 def test_a_part_without_numbers_is_found() -> None:
-    failure = examine(Meta(), torch.randn(2, 4)).report.failure
+    failure = examine_model(Meta(), torch.randn(2, 4)).report.failure
     assert failure is not None
     assert (failure.module, failure.op, failure.fixes) == ("", "add", ())
     assert failure.explanation == ("`add` gets `shift` on meta, without data, and others on cpu; `to_empty(device='cpu')` allocates them")
 
 
 def test_an_input_without_numbers_is_found() -> None:
-    failure = examine(nn.Linear(4, 2), torch.randn(2, 4, device="meta")).report.failure
+    failure = examine_model(nn.Linear(4, 2), torch.randn(2, 4, device="meta")).report.failure
     assert failure is not None
     assert failure.explanation == "`linear` gets `input` on meta, without data, and others on cpu"
 
@@ -111,5 +111,5 @@ def test_an_input_without_numbers_is_found() -> None:
 def test_a_model_all_of_whose_parts_are_without_numbers_is_asked_for_its_shapes(device: str) -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    report = examine(model, torch.randn(2, 4, device=device)).report
+    report = examine_model(model, torch.randn(2, 4, device=device)).report
     assert (report.failure, report.mode) == (None, "meta")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchdebug_magics.instruments.shapes.examine import examine
+from torchdebug_magics.instruments.shapes.forward_table import examine_model
 
 transformers = pytest.importorskip("transformers")
 
@@ -66,7 +66,7 @@ def make(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_fake_equals_real(name):
     model, batch = make(name)
-    fake, real = examine(model, batch).report, examine(model, batch, real=True).report
+    fake, real = examine_model(model, batch).report, examine_model(model, batch, real=True).report
     assert fake.failure is None, fake.failure
     assert fake.mode == "fake" or name == "mixtral", fake.problems  # whose experts run on fakes in newer releases of torch
     assert list(map(astuple, fake.rows)) == list(map(astuple, real.rows))
@@ -80,17 +80,17 @@ def test_its_mask_is_asked_for_as_ever_afterwards(name):
 
     asked = import_utils.is_fake_tensor
     model, batch = make(name)
-    examine(model, batch)
+    examine_model(model, batch)
     assert import_utils.is_fake_tensor is asked
 
 
 def test_gpt2_takes_no_more_tokens_than_it_has_positions():
     model, _ = make("gpt2")
-    assert examine(model, torch.zeros(1, 32, dtype=torch.long)).report.failure is None
-    failure = examine(model, torch.zeros(1, 33, dtype=torch.long)).report.failure
+    assert examine_model(model, torch.zeros(1, 32, dtype=torch.long)).report.failure is None
+    failure = examine_model(model, torch.zeros(1, 33, dtype=torch.long)).report.failure
     assert failure.error == "IndexError: index out of range in self"
     assert failure.module == "transformer.wpe"
-    failure = examine(model, torch.full((1, 3), 64)).report.failure
+    failure = examine_model(model, torch.full((1, 3), 64)).report.failure
     assert (failure.error, failure.module) == ("IndexError: index out of range in self", "transformer.wte")
 
 
@@ -100,7 +100,7 @@ def test_llama_by_hand_and_on_meta():
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**options))
     tokens, hidden, layers = 256, 512, 2
     linear = sum(one.numel() for name, one in model.named_parameters() if one.dim() > 1 and "embed" not in name)
-    report = examine(model, (1, tokens)).report
+    report = examine_model(model, (1, tokens)).report
     assert (report.mode, report.failure) == ("meta", None)
     assert report.inputs == "input_ids 1 x 256 int64"
     # As is usual, a causal attention counts as a full one.

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.counterfactual.arrival_order import on_arrival
 from torchdebug_magics.instruments.deterministic.counterfactual.carried_state import carried_by
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import Effect, effect_of
@@ -24,7 +25,6 @@ from torchdebug_magics.instruments.deterministic.origin import Origin
 from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence, Potential
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
-from torchdebug_magics.instruments.deterministic.twice.body import Body
 from torchdebug_magics.instruments.deterministic.twice.op_causes import drawn_from, location_of, origin_before
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs

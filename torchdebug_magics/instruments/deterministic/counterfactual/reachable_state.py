@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.origin.digests import Digests, is_users
-from torchdebug_magics.instruments.deterministic.twice.body import Body, Enough
+from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.instruments.deterministic.twice.start_state import SETTINGS
 from torchdebug_magics.probing.contents import Contents

@@ -6,10 +6,10 @@ import ast
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from torchdebug_magics.probing.source.code_owner import frames_above, owner
 from torchdebug_magics.probing.source.statement_lists import called_from, writes_of
@@ -18,44 +18,6 @@ _AGAIN_S = 0.02
 """How soon the run is ended once more, should its code have caught the first attempt."""
 _GRACE_S = 1.0
 """CPU time that code has which catches an interrupt to leave in good order."""
-
-
-class Body(Protocol):
-    """Code that may run any number of times."""
-
-    @property
-    def namespace(self) -> dict[str, Any]:
-        """Its global names."""
-
-    @property
-    def hidden(self) -> frozenset[str]:
-        """Names in it that are not the user's."""
-
-    @property
-    def roots(self) -> Sequence[object]:
-        """What else it can reach."""
-
-    @property
-    def variables(self) -> Mapping[str, object]:
-        """What its code names outside itself, as it is now."""
-
-    @property
-    def statements(self) -> Sequence[ast.stmt]:
-        """Its source, where that is known."""
-
-    @property
-    def file(self) -> str:
-        """The name that its source goes by."""
-
-    @property
-    def refusal(self) -> str:
-        """Why it cannot be run a second time, or nothing."""
-
-    def left(self) -> Mapping[str, object]:
-        """What a run has left to the user, by name."""
-
-    def run(self) -> None:
-        """Once more. What it raises is raised; what it prints is not seen."""
 
 
 class FunctionBody:

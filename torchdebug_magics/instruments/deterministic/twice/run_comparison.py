@@ -13,12 +13,13 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.nn.parameter import is_lazy
 
+from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.ops.digest import of_tensor
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
 from torchdebug_magics.instruments.deterministic.origin.digests import Digests
 from torchdebug_magics.instruments.deterministic.report import Divergence
-from torchdebug_magics.instruments.deterministic.twice.body import Body, Enough
+from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.probing.compiled_calls import away_from_the_compiler
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.guard import Guard

@@ -22,7 +22,8 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from torchdebug_magics.errors import DeterminismError
-from torchdebug_magics.instruments.deterministic.twice.body import Body, Enough, TooLong, bounded
+from torchdebug_magics.instrument import Body
+from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong, bounded
 from torchdebug_magics.instruments.deterministic.twice.start_state import State
 from torchdebug_magics.probing.contents import Contents, memory_of
 from torchdebug_magics.probing.guard import Guard

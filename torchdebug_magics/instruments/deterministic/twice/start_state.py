@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchdebug_magics.instruments.deterministic.twice.body import Body
+from torchdebug_magics.instrument import Body
 from torchdebug_magics.probing.attributes import Names, attributes_of
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.graphs import is_graph_leaf

@@ -11,6 +11,7 @@ import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import number, plural, shape
+from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of
 from torchdebug_magics.instruments.nanhunt.finding import kind_word, marked
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, NanReport, Phase
@@ -36,9 +37,10 @@ _REPEATABLE = frozenset(
 )  # fmt: skip
 
 
-def examine(*tensors: object, keep_going: bool = False, max_findings: int = 10, layers: bool = False, anyway: bool = False) -> NanReport:
+def examine(_: CellContext, *tensors: object, **_of_a_session: object) -> NanReport | None:
     """Examine tensors before ``backward()`` frees their graph; the options of the cell magic have no effect."""
-    del keep_going, max_findings, layers, anyway
+    if not tensors:
+        return None
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             msg = f"%nanhunt examines tensors, not {type(tensor).__name__}: write `%nanhunt loss`"

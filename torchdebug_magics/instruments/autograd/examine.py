@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size, listed, plural
+from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
 from torchdebug_magics.instruments.autograd.errors.inplace import is_packed, saved_names
 from torchdebug_magics.instruments.autograd.errors.raised import named_members
@@ -27,9 +28,11 @@ from torchdebug_magics.probing.where import excerpt
 _WITHOUT_TAPE = "read from the error and the graph; `%%autograd` above the cell also records the line of every op"
 
 
-def examine(*losses: object, names: tuple[str, ...] = (), every_step: bool = False) -> GraphReport:
-    """A report on the graph of one or more tensors."""
+def examine(context: CellContext, *losses: object, every_step: bool = False) -> GraphReport | AutogradReport | None:
+    """A report on the graph of one or more tensors; without any, on the previous cell's error, if autograd raised it."""
     del every_step
+    if not losses:
+        return None if context.last_error is None else after_error(context.last_error)
     for loss in losses:
         if not isinstance(loss, torch.Tensor):
             msg = f"%autograd takes tensors, not {type(loss).__name__}: write `%autograd loss`"
@@ -52,8 +55,8 @@ def examine(*losses: object, names: tuple[str, ...] = (), every_step: bool = Fal
     problems = [f"the graph has more than {MOST_NODES:,} nodes: the rest was not read"] if distance >= MOST_NODES else []
     problems += ["backward() has freed the saved tensors of this graph: their memory is not counted"] if is_freed else []
     problems += filter(None, [shards_note((leaf for leaf, _ in leaves), "gradient norms are")])
-    cuts = _cuts(reaches, tensors, names)
-    finding = _cut(tensors, names, cuts)
+    cuts = _cuts(reaches, tensors, context.names)
+    finding = _cut(tensors, context.names, cuts)
     return GraphReport(
         found=finding is not None,
         finding=finding,
@@ -148,7 +151,7 @@ def _number(node: Any) -> int:
     return number
 
 
-def _cuts(reaches: list[Reach], tensors: list[torch.Tensor], names: tuple[str, ...]) -> tuple[Cut, ...]:
+def _cuts(reaches: list[Reach], tensors: list[torch.Tensor], names: Sequence[str]) -> tuple[Cut, ...]:
     """Read from the source: of the models of which the loss misses a part, and of the lines that made a loss without a graph."""
     missed = any(not one.reached and not one.is_frozen for one in reaches)
     without = {names[place] for place, tensor in enumerate(tensors) if not tensor.requires_grad and place < len(names)}
@@ -165,7 +168,7 @@ def _cuts(reaches: list[Reach], tensors: list[torch.Tensor], names: tuple[str, .
     return tuple(dict.fromkeys(found))
 
 
-def _cut(tensors: list[torch.Tensor], names: tuple[str, ...], cuts: tuple[Cut, ...]) -> AutogradFinding | None:
+def _cut(tensors: list[torch.Tensor], names: Sequence[str], cuts: tuple[Cut, ...]) -> AutogradFinding | None:
     first = next(iter(cuts), None)
     for place, tensor in enumerate(tensors):
         if not tensor.requires_grad:
@@ -198,9 +201,8 @@ def _sentence(reaches: list[Reach], nodes: int, saved: int, finding: AutogradFin
     return f"The loss {', '.join(parts)}{lost}"
 
 
-def after_error(error: BaseException, *, every_step: bool = False) -> AutogradReport | None:
+def after_error(error: BaseException) -> AutogradReport | None:
     """None for an error that autograd did not raise."""
-    del every_step
     finding = explained(error)
     if finding is None:
         return None

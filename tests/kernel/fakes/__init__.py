@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-import types
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.html.page import Facts, Fold, Page, Table
 from torchdebug_magics.instrument import Instrument, Option
-from torchdebug_magics.report import Report
+
+if TYPE_CHECKING:
+    from tests.kernel.fakes.one.report import FakeReport
 
 log: list[str] = []
 """What happened since it was last cleared."""
 open_now: list[str] = []
-
-
-@dataclass(frozen=True, kw_only=True)
-class FakeReport(Report):
-    name: str
-    error: str = ""
-
-    @property
-    def verdict(self) -> str:
-        return f"verdict of {self.name}{self.error}"
 
 
 class FakeProbe:
@@ -50,6 +39,8 @@ class FakeProbe:
             open_now.remove(self._name)
 
     def report(self) -> FakeReport:
+        from tests.kernel.fakes.one.report import FakeReport
+
         self._trouble("report")
         return FakeReport(name=self._name + self._label)
 
@@ -69,28 +60,10 @@ class FakeProbe:
             raise TorchDebugError(msg)
 
 
-def view(report: FakeReport) -> Page:
-    table = Table("numbers", ("name", "size"), (("alpha", 1), ("beta", 3), ("gamma", 2)), {"size": "count"}, frozenset({1}))
-    return Page(report.name, "good", report.verdict, (Facts((("fact", "value"),)), Fold("more", (table,))))
-
-
-def broken_view(report: FakeReport) -> Page:
-    msg = "no view today"
-    raise RuntimeError(msg)
-
-
-def live_view(snapshot: object) -> Page:
-    return Page("live", "info", f"looked {snapshot} times")
-
-
-def examine(*values: object, **options: object) -> FakeReport:
-    log.append(f"examine {values!r} {options['label']!r}")
-    return FakeReport(name="examined")
-
-
-def _row(name: str) -> Instrument:
+def row_of(name: str) -> Instrument:
     return Instrument(
         name=name,
+        module=f"{__name__}.{name}",
         summary=f"the fake called {name}",
         description=f"Describes {name}, 100% of it.\n\n    %%{name} --label x     an example",
         options=(
@@ -99,29 +72,10 @@ def _row(name: str) -> Instrument:
             Option("--label", "added to the name", {"default": "", "metavar": "TEXT"}),
             Option("--live", "have something to see", {"action": "store_true"}),
         ),
-        probe=f"{__name__}:probe_{name}",
-        view=f"{__name__}:{'view' if name == 'one' else 'broken_view'}",
-        live_view=f"{__name__}:live_view",
-        examine=f"{__name__}:examine" if name == "one" else None,
         subjects="VALUE" if name == "one" else "",
     )
 
 
-def probe_one(**options: object) -> FakeProbe:
-    return FakeProbe("one", **options)
-
-
-def probe_two(**options: object) -> FakeProbe:
-    return FakeProbe("two", **options)
-
-
 def register() -> None:
     """Add them to the catalog of this process; `load_ext` comes after."""
-    catalog.INSTRUMENTS["one"] = __name__
-    module = types.ModuleType(f"{__name__}_two")
-    module.INSTRUMENT = _row("two")
-    sys.modules[module.__name__] = module
-    catalog.INSTRUMENTS["two"] = module.__name__
-
-
-INSTRUMENT = _row("one")
+    catalog.INSTRUMENTS.update({name: f"{__name__}.{name}" for name in ("one", "two")})
