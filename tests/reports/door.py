@@ -61,6 +61,14 @@ def run(case: ReportCase, *, repaired: bool = False) -> Ran:
         process.join()
 
 
+def _holds(expression: str, names: dict[str, Any]) -> bool:
+    """False, too, where a cell failed before it had made what is asked for."""
+    try:
+        return not expression or bool(eval(expression, names))
+    except NameError:
+        return False
+
+
 def _notebook(sender: Connection, cells: tuple[str, ...], works: str) -> None:
     import torch
     from IPython.utils.capture import capture_output
@@ -77,7 +85,7 @@ def _notebook(sender: Connection, cells: tuple[str, ...], works: str) -> None:
                     result = shell.run_cell(cell, store_history=True)
                     if result.error_before_exec is not None:
                         raise result.error_before_exec
-                is_right = bool(eval(works, shell.user_ns)) if works else True
+                is_right = _holds(works, shell.user_ns)
             sender.send(Ran(shell.user_ns.get("r"), works=is_right))
     except BaseException:
         sender.send(Ran(None, works=False, crash=traceback.format_exc()))

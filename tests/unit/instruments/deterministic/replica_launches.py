@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 import torchdebug_magics
 from tests.unit.instruments.deterministic.replica_cases import data, net, sharded, train
 from torchdebug_magics import catalog
+from torchdebug_magics.instrument import SCRIPT, CellContext
 
 
 def train_rank(rank: int, folder: str, kind: str) -> None:
@@ -42,10 +43,8 @@ def launch(kind: str, folder: Path) -> None:
 
 def reported(run: Callable[[], object], *, kept: bool = False, **options: object) -> Any:
     instrument = catalog.instrument("deterministic")
-    session = instrument.session_of_cell(options, kept=kept, body=None)
-    if kept:  # as with `-o` above a cell
-        session = instrument.session_of_cell(options, kept=True, body=_Cell())
-    with session:
+    context = _KeptContext(keeps_output=True) if kept else SCRIPT
+    with instrument.session_of_cell(options, context) as session:
         run()
     return session.report
 
@@ -56,6 +55,13 @@ class _Cell:
     refusal = ""
     namespace: dict[str, object] = {}  # noqa: RUF012 - never written
     variables: dict[str, object] = {}  # noqa: RUF012
+
+
+class _KeptContext(CellContext):
+    """As with `-o` above a cell."""
+
+    def body(self) -> Any:
+        return _Cell()
 
 
 def main(_rank: int, _size: int, folder: Path) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from tests.unit.instruments.shapes.planted import Parts
 from torchdebug_magics import shapes
 from torchdebug_magics.html import plain
-from torchdebug_magics.instruments.shapes import examine
+from torchdebug_magics.instruments.shapes import forward_table
 from torchdebug_magics.instruments.shapes.view import page
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("op", UNKNOWN)
 def test_what_was_not_checked_is_said(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examine, "QUICK_FLOPS", -1)
+    monkeypatch.setattr(forward_table, "QUICK_FLOPS", -1)
     model, inputs = UNKNOWN[op]
     report = shapes(model, *inputs)
     assert report.failure is None
