@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 _TITLE_CHARS = 90
 """The longest title, without the line that it quotes."""
@@ -229,6 +229,34 @@ class Report:
     def to_json(self, *, indent: int | None = 2) -> str:
         """Strict JSON: non-finite numbers become the strings ``"nan"``, ``"inf"`` and ``"-inf"``, complex ones as text."""
         return json.dumps(_json_safe(self.to_dict()), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+FindingT = TypeVar("FindingT", bound=Finding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingsReport(Report, Generic[FindingT]):
+    """Base of a report that consists of findings, and is one sentence on the first of them, or on what was checked."""
+
+    findings: tuple[FindingT, ...] = ()
+    """The one that explains the others comes first."""
+    sentence: str = ""
+    """The verdict, written when the session ended."""
+
+    @property
+    def found(self) -> bool:
+        """Whether there is a finding."""
+        return bool(self.findings)
+
+    @property
+    def finding(self) -> FindingT | None:
+        """The first of `findings`."""
+        return self.findings[0] if self.findings else None
+
+    @property
+    def verdict(self) -> str:
+        """The finding in one sentence, or what was checked."""
+        return self.sentence
 
 
 def _names(kind: type[Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.nanhunt.report import NanReport
+from torchdebug_magics.instruments.nanhunt.report import NanFinding, NanReport
 from torchdebug_magics.ranks.compared import Compared, Moment, RankRecord
 from torchdebug_magics.ranks.report import Rank
 from torchdebug_magics.report import Location
@@ -13,13 +13,14 @@ from torchdebug_magics.report import Location
 if TYPE_CHECKING:
     from torchdebug_magics.ranks.report import RankFindingKind
 
+FOUND = NanFinding(kind="nan", phase="loss", op="log", module=None, call=None, step=0, backward=0)
 WELL = "No NaN or inf: 5 backward passes checked"
 LINE = Location(cell=None, file="/home/ada/train.py", line=12, function="train", source="loss.backward()")
 
 
 def record(number: int, verdict: str = WELL, *, state: Any = "finished", exit_code: int | None = 0, **compared: Any) -> RankRecord:
     """A rank of a nanhunt; `compared` are the fields of what is compared."""
-    report = NanReport(sentence=verdict, found="found_at" in compared)
+    report = NanReport(sentence=verdict, findings=(FOUND,) if "found_at" in compared else ())
     rank = Rank(
         rank=number, host="node", pid=100 + number, device="cpu", state=state, exit_code=exit_code, report=report, elapsed_s=1.0 + number
     )  # fmt: skip

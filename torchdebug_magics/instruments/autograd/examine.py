@@ -58,8 +58,6 @@ def examine(context: CellContext, *losses: object, every_step: bool = False) -> 
     cuts = _cuts(reaches, tensors, context.names)
     finding = _cut(tensors, context.names, cuts)
     return GraphReport(
-        found=finding is not None,
-        finding=finding,
         findings=(finding,) if finding is not None else (),
         reaches=tuple(reaches),
         nodes_count=len(inner),
@@ -206,5 +204,5 @@ def after_error(error: BaseException) -> AutogradReport | None:
     finding = explained(error)
     if finding is None:
         return None
-    report = AutogradReport(found=True, finding=finding, findings=(finding,), problems=(_WITHOUT_TAPE,))
+    report = AutogradReport(findings=(finding,), problems=(_WITHOUT_TAPE,))
     return verdict(report)

@@ -92,8 +92,6 @@ class AutogradProbe:
         findings = (self._error, *silent) if self._error is not None else silent
         return verdict(
             AutogradReport(
-                found=bool(findings),
-                finding=findings[0] if findings else None,
                 findings=findings,
                 steps_count=self._course.steps_count,
                 backward_count=self._course.backward_count,

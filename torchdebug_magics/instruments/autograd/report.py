@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import listed, plural, share
 from torchdebug_magics.ranks.compared import Compared
-from torchdebug_magics.report import Finding, Location, Report, located, short_title
+from torchdebug_magics.report import Finding, FindingsReport, Location, located, short_title
 
 Kind: TypeAlias = Literal[
     "inplace", "second_backward", "cut", "leaf_inplace", "view_inplace", "non_scalar", "inference_tensor", "unused_input", "integer_grad",
@@ -62,13 +62,9 @@ class AutogradFinding(Finding):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutogradReport(Report):
+class AutogradReport(FindingsReport[AutogradFinding]):
     """What one `autograd` session found."""
 
-    found: bool = False
-    finding: AutogradFinding | None = None
-    """The error that ended the cell, or the first silent fault."""
-    findings: tuple[AutogradFinding, ...] = ()
     steps_count: int = 0
     """Optimizer steps."""
     backward_count: int = 0
@@ -78,12 +74,6 @@ class AutogradReport(Report):
     """The type of the error that ended the cell, where autograd did not raise it."""
     last_error: str = ""
     """The error of the previous cell, where a bare `%autograd` was asked about an error that autograd did not raise."""
-    sentence: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """The finding in one sentence, or what was checked."""
-        return self.sentence
 
     @property
     def title(self) -> str:
@@ -127,24 +117,15 @@ class ModuleNodes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphReport(Report):
+class GraphReport(FindingsReport[AutogradFinding]):
     """What a loss can reach: `%autograd loss`."""
 
-    found: bool = False
-    finding: AutogradFinding | None = None
-    findings: tuple[AutogradFinding, ...] = ()
     reaches: tuple[Reach, ...] = ()
     nodes_count: int = 0
     saved_bytes: int = 0
     """Memory of the tensors that the graph saved for backward."""
     cuts: tuple[Cut, ...] = ()
     modules: tuple[ModuleNodes, ...] = ()
-    sentence: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """What the loss reaches, in one sentence."""
-        return self.sentence
 
     @property
     def title(self) -> str:

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import capitalised, number, plural
 from torchdebug_magics.ranks.compared import Compared
-from torchdebug_magics.report import Finding, Report, located, short_title
+from torchdebug_magics.report import Finding, FindingsReport, located, short_title
 
 GradKind: TypeAlias = Literal[
     "diverging", "exploding_spike", "dead", "vanishing", "too_fast", "not_learning", "plateau_at_chance", "clipped_always"
@@ -64,13 +64,9 @@ class ModuleRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradReport(Report):
+class GradReport(FindingsReport[GradFinding]):
     """What one `gradwatch` session measured and found."""
 
-    found: bool = False
-    finding: GradFinding | None = None
-    """The first of `findings`."""
-    findings: tuple[GradFinding, ...] = ()
     modules: tuple[str, ...] = ()
     """Module paths in the order of the model; with several models, after the name of the variable."""
     norms: dict[str, Values] = field(default_factory=dict)
@@ -95,12 +91,6 @@ class GradReport(Report):
     """Why the training is not healthy, with no fault proven: updates that end before the cell, a loss that does not beat guessing."""
     raised: str = ""
     """The type of the error that ended the cell."""
-    sentence: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """The finding in one sentence, or what was checked."""
-        return self.sentence
 
     @property
     def title(self) -> str:

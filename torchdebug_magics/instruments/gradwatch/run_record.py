@@ -199,8 +199,6 @@ class RunRecord:
         ordered = self.grid.ordered()
         names = [self.name(one.owner) for one in ordered]
         return GradReport(
-            found=bool(findings),
-            finding=findings[0] if findings else None,
             findings=tuple(findings),
             doubts=tuple(doubts),
             modules=tuple(names),

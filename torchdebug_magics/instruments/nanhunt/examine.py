@@ -48,8 +48,6 @@ def examine(_: CellContext, *tensors: object, **_of_a_session: object) -> NanRep
     reports = [_one(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)]
     findings = tuple(finding for report in reports for finding in report.findings)
     return NanReport(
-        found=bool(findings),
-        finding=findings[0] if findings else None,
         findings=findings,
         problems=tuple(dict.fromkeys(problem for report in reports for problem in report.problems)),
         sentence=" | ".join(report.sentence for report in reports),
@@ -77,7 +75,7 @@ def _one(tensor: torch.Tensor) -> NanReport:
     suspect = None if graph.is_freed else graph.first_bad()
     problems = (_FREED, _UNKNOWN) if graph.is_freed else (_UNKNOWN,)
     finding = _bare(tensor) if suspect is None or suspect.tensor is tensor else _finding(suspect, tensor)
-    return NanReport(found=True, findings=(finding,), problems=problems, sentence=_sentence(finding))
+    return NanReport(findings=(finding,), problems=problems, sentence=_sentence(finding))
 
 
 def _nothing(tensor: torch.Tensor, graph: SavedGraph) -> NanReport:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import number
 from torchdebug_magics.ranks.compared import Compared, Sum
-from torchdebug_magics.report import Finding, Location, Report
+from torchdebug_magics.report import Finding, FindingsReport, Location
 
 _MOST_SKIPPED = 64
 _STAGES = ("data", "parameter", "forward", "loss", "backward", "optimizer")
@@ -233,13 +233,9 @@ class LayerRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NanReport(Report):
+class NanReport(FindingsReport[NanFinding]):
     """Everything that one nanhunt session found."""
 
-    found: bool = False
-    finding: NanFinding | None = None
-    """The first of `findings`."""
-    findings: tuple[NanFinding, ...] = ()
     steps_count: int = 0
     """Optimizer steps completed."""
     backward_count: int = 0
@@ -261,15 +257,8 @@ class NanReport(Report):
     """What was replayed of the bad step: ``"statements"``, ``"module"``, ``"graph"`` or empty."""
     raised: str = ""
     """The type of the user's error that ended the cell, such as ``"ValueError"``; nothing after it was checked."""
-    sentence: str = ""
-    """The verdict, written when the session ended."""
     headline: str = ""
     """The title, where it is not the one of the first finding."""
-
-    @property
-    def verdict(self) -> str:
-        """The finding in one sentence, or what was checked and found finite."""
-        return self.sentence
 
     @property
     def title(self) -> str:

@@ -32,7 +32,7 @@ ROWS = (row(""), row("0"))
 VALUES = {"": [1.0, 2.0, None, 0.0], "0": [1.0, math.inf, 1.0, 1.0]}
 REPORT = verdict(
     GradReport(
-        found=True, finding=SPIKE, findings=(SPIKE, CLIPPED), modules=("", "0"), norms=VALUES, ratios=VALUES, zeros=VALUES,
+        findings=(SPIKE, CLIPPED), modules=("", "0"), norms=VALUES, ratios=VALUES, zeros=VALUES,
         losses=[3.0, 2.0, None, 1.0], totals=[1.0, 3.0, 2.0, 1.0], steps_count=4, backward_count=4, rows=ROWS,
     )
 )  # fmt: skip
@@ -86,7 +86,7 @@ def test_a_thousand_modules_over_256_bins_stay_below_100_kb() -> None:
         (GradReport(steps_count=3), "info", "No gradients to watch: 3 optimizer steps without gradients"),
         (GradReport(steps_count=3, rows=ROWS, modules=("a",)), "good", "Gradients and updates look healthy: 3 steps of 1 module"),
         (GradReport(steps_count=3, rows=ROWS, nonfinite_step=2), "warn", "Gradients are NaN or inf from step 2 on"),
-        (GradReport(steps_count=3, rows=ROWS, finding=CLIPPED, findings=(CLIPPED,)), "warn", "Clipping cuts every gradient"),
+        (GradReport(steps_count=3, rows=ROWS, findings=(CLIPPED,)), "warn", "Clipping cuts every gradient"),
     ],
 )  # fmt: skip
 def test_the_other_verdicts(report: GradReport, status: str, words: str) -> None:

@@ -332,7 +332,7 @@ def test_gradients_that_were_received_are_not_blamed_on_an_op_of_this_rank(dtype
     assert finding.sentence().startswith(
         "NaN from averaging the gradients over ranks · step 5 · the gradients of rank 1 are finite before it"
     )
-    assert "kind" not in dict(further_rows(finding, NanReport(finding=finding)))
+    assert "kind" not in dict(further_rows(finding, NanReport(findings=(finding,))))
     assert averaging.explanation("NaN").startswith("NaN comes from averaging the gradients over ranks: those of this rank (rank 1)")
     assert averaging.may_overflow is (dtype == "float16")
     assert (said[0] in averaging.explanation("NaN"), said[1] in averaging.fix()) == (True, True)

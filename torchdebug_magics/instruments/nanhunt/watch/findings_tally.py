@@ -99,8 +99,6 @@ class Tally:
         findings = tuple(map(self._as_left, self._findings))
         report = NanReport(
             problems=tuple(problems),
-            found=bool(findings),
-            finding=findings[0] if findings else None,
             findings=findings,
             steps_count=self.steps,
             backward_count=self.backwards,
