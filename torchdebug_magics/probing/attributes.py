@@ -5,6 +5,7 @@ They are read from where they are kept, never asked for: no property, no `__geta
 
 from __future__ import annotations
 
+import gc
 import io
 import sys
 from collections.abc import Iterable
@@ -195,3 +196,16 @@ CLASS = Kind(
 MODULE = Kind(_read_module, lambda module, parts: _write_namespace(vars(module), parts))
 FUNCTION = Kind(_read_function, lambda function, parts: _write_names(function.__globals__, function.__globals__, parts), also=_around)
 CELL = Kind(_read_cell, _write_cell)
+
+
+def referents(*objects: object) -> list[object]:
+    """The direct referents of `objects`. Those of a module are its namespace alone.
+
+    `gc.get_referents` also returns what a C module keeps in its state. `_asyncio` keeps a list of freed iterators there, from
+    Python 3.12 on: a reference to one frees it a second time, and the list then has no end.
+    """
+    modules = [one for one in objects if type(one) is ModuleType]
+    if not modules:
+        return gc.get_referents(*objects)
+    others = (one for one in objects if type(one) is not ModuleType)
+    return [*gc.get_referents(*others), *map(vars, modules)]

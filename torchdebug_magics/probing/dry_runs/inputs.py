@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import PackedSequence
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed
-from torchdebug_magics.probing.storages import held_of
 
 _WHOLE_NUMBERED = ("ids", "idx", "index", "indices", "tokens", "labels", "target", "targets", "length", "lengths", "lens")
 _SIZES = ("size", "shape", "sizes")
@@ -227,17 +226,6 @@ def _whole(size: Any) -> int:
     if isinstance(size, int):
         return size
     return -1 if size.node.is_nested_int() else int(size.node.hint)
-
-
-def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Where its numbers are, if it is of the plain kind; of a DTensor, those in this process."""
-    tensor = held_of(tensor)
-    if tensor.is_nested or tensor.layout != torch.strided or is_lazy(tensor) or tensor._is_zerotensor():
-        return None
-    try:
-        return tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):  # a wrapper that has none of its own
-        return None
 
 
 def rebuilt(value: Any, change: Any, kinds: tuple[type, ...] = (torch.Tensor,), depth: int = 0) -> Any:
