@@ -39,7 +39,9 @@ class Contents:
             key = memory, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
         if key not in self._kept and not (memory and is_freed(tensor)):
             with _disable_current_modes():
-                self._kept[key] = _kept(tensor, each_element_once(tensor.detach()), copied=copied)
+                # A sparse one is written by other memory in its place, which only itself would see.
+                place = each_element_once(tensor.detach()) if memory else tensor
+                self._kept[key] = _kept(tensor, place, copied=copied)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -136,7 +138,7 @@ def write_into(tensor: torch.Tensor, copy: torch.Tensor) -> None:
 
 
 def _kept(tensor: torch.Tensor, place: torch.Tensor, *, copied: bool = True) -> _Kept:
-    return _Kept(tensor, place, place.clone() if copied else None, 0 if tensor.is_inference() else tensor._version)
+    return _Kept(tensor, place, place.detach().clone() if copied else None, 0 if tensor.is_inference() else tensor._version)
 
 
 def _write(kept: _Kept) -> None:
