@@ -14,7 +14,7 @@ from threading import local
 from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
-from torchdebug_magics.probing.kinds import ABSENT, GONE, Kind
+from torchdebug_magics.probing.kinds import ABSENT, GONE, Kind, same
 from torchdebug_magics.probing.source.code_owner import is_user_code, owner
 from torchdebug_magics.probing.source.statement_lists import writes_of
 from torchdebug_magics.probing.where import runs_alone
@@ -86,7 +86,8 @@ def _namespace(owner: dict[str, Any] | type) -> Any:
 
 
 def _write_namespace(held: dict[str, Any], parts: list[Any]) -> None:
-    _write_all(held, held, list(held), parts)
+    if not same(_read_names(held, list(held)), parts):
+        _write_all(held, held, list(held), parts)
 
 
 # --- instances: a dict, and what `__slots__` names -------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ def _read_instance(value: object) -> list[Any] | None:
     """
     held = attributes_of(value) or {}
     parts = [*(_read_member(member, value) for member in members_of(type(value))), *_read_names(held, list(held))]
-    is_shared = any(_is_shared(type(part)) for part in parts) and not _is_ours_alone(type(value)) and not _wraps_a_file(parts)
+    is_shared = any(map(_is_shared, set(map(type, parts)))) and not _is_ours_alone(type(value)) and not _wraps_a_file(parts)
     return None if is_shared else parts
 
 

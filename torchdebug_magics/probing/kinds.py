@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def hashes_by_itself(key: Any) -> bool:
 
 def same(now: list[Any], parts: list[Any]) -> bool:
     """Whether both are the very same objects."""
-    return len(now) == len(parts) and all(one is other for one, other in zip(now, parts, strict=True))
+    return len(now) == len(parts) and all(map(operator.is_, now, parts))
 
 
 def as_one(write: Callable[[Any, list[Any]], object], read: Callable[[Any], list[Any]]) -> Callable[[Any, list[Any]], None]:
@@ -145,6 +146,7 @@ DICT = Kind(_read_dict, _write_dict, cost_bytes=lambda value: 2 * _BYTES_EACH * 
 SET = _container(set, _write_set)
 CONTAINERS: dict[type, Kind] = {
     dict: DICT,
+    OrderedDict: DICT,  # the tables of hooks that each module has: their own attributes are nobody's
     set: SET,
     list: _container(list, _write_list),
     deque: _container(deque, _write_deque),

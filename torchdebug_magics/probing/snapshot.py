@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.holders.walk import undisturbed
 from torchdebug_magics.probing.kinds import LEAVES, Kind
 from torchdebug_magics.probing.process_settings import ProcessSettings
 from torchdebug_magics.probing.rng import RandomState
@@ -45,7 +46,8 @@ class Snapshot:
     """What was reachable from `roots` at one moment, kept alive until it is put back."""
 
     def __init__(self, roots: Iterable[object], bound: Bound = _ALL) -> None:
-        self._held = reachable(roots, ways_of, bound)
+        with undisturbed():
+            self._held = reachable(roots, ways_of, bound)
         self._kinds = [type(value) for value, _ in self._held]
         self.gradients = [_gradient_of(tensor) for tensor in self.of_kind(torch.Tensor) if _is_leaf(tensor)]
         self.contents = Contents()
