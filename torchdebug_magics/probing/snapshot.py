@@ -93,7 +93,7 @@ class Gradient(NamedTuple):
     def put_back(self) -> None:
         """Let it have that again."""
         with torch._C.DisableTorchFunctionSubclass():  # a lazy one would refuse
-            if not is_lazy(self.tensor) and self.tensor.grad is not self.gradient:
+            if self.tensor.grad is not self.gradient:
                 self.tensor.grad = self.gradient
             if self.tensor.requires_grad != self.requires_grad:
                 self.tensor.requires_grad_(self.requires_grad)
