@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from torchdebug_magics.errors import TorchDebugError
@@ -206,11 +207,6 @@ def _items(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f"[{index}]", item) for index, item in enumerate(value))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield from ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
-
-
-def is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether it has no shape yet."""
-    return isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer))
 
 
 def sizes(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -13,11 +13,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 from torch.nn.modules import module as torch_module
+from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.probing.contents import Writes
 from torchdebug_magics.probing.dry_runs.faking import Fakes
-from torchdebug_magics.probing.dry_runs.inputs import is_lazy
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.modules import followed, unwrapped
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable

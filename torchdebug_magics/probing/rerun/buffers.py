@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch._C import _functorch as functorch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.modules.batchnorm import _NormBase
 
 from torchdebug_magics.probing import this_rank
@@ -112,21 +113,9 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def outside_transforms() -> AbstractContextManager[None]:
+def outside_transforms() -> AbstractContextManager[object]:
     """As if none ran; afterwards they go on."""
-    return _NOWHERE if functorch.peek_interpreter_stack() is None else _outside()
-
-
-@contextmanager
-def _outside() -> Iterator[None]:
-    left = []
-    try:
-        while functorch.peek_interpreter_stack() is not None:
-            left.append(functorch.pop_dynamic_layer_stack())
-        yield
-    finally:
-        while left:
-            functorch.push_dynamic_layer_stack(left.pop())
+    return _NOWHERE if functorch.peek_interpreter_stack() is None else temporarily_clear_interpreter_stack()
 
 
 @contextmanager
