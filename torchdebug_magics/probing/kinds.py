@@ -18,7 +18,7 @@ GONE: Any = object()
 ABSENT: Any = object()
 """In the place of what was not there."""
 _BYTES_EACH = 16
-_MOST_TURNS = 12
+_MOST_TURNS = 50
 
 
 class State(list[Any]):
@@ -95,15 +95,19 @@ def _write_deque(value: deque[Any], parts: list[Any]) -> None:
 
 
 def _write_set(value: set[Any], parts: list[Any]) -> None:
-    """In the order that it had, where one of a few turns leads to it: what collides at the end of the table stands at its beginning."""
+    """In the order that it had, where one of its turns leads to it: items whose hashes collide stand as they came."""
     _rewind(value, len(parts))
     turns = min(len(parts), _MOST_TURNS) if all(map(hashes_by_itself, parts)) else 1
-    for start in range(max(1, turns)):
-        set.clear(value)
-        for part in (*parts[start:], *parts[:start]):
-            set.add(value, part)
-        if same(list(set.__iter__(value)), parts):
-            break
+    for order in (parts, parts[::-1]):
+        for start in range(max(1, turns)):
+            turned = [*order[start:], *order[:start]]
+            for room_for in ([], turned):  # a table that has grown item by item is another than one that was made for all of them
+                set.clear(value)
+                set.update(value, dict.fromkeys(room_for))
+                for part in turned:
+                    set.add(value, part)
+                if same(list(set.__iter__(value)), parts):
+                    return
 
 
 def _rewind(value: set[Any], size: int) -> None:
