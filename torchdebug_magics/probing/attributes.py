@@ -100,7 +100,8 @@ def _read_instance(value: object) -> list[Any] | None:
     """
     held = attributes_of(value) or {}
     parts = [*(_read_member(member, value) for member in members_of(type(value))), *_read_names(held, list(held))]
-    is_shared = any(map(_is_shared, {id(kind): kind for kind in map(type, parts)}.values())) and not _is_ours_alone(type(value)) and not _wraps_a_file(parts)
+    kinds = {id(kind): kind for kind in map(type, parts)}.values()  # each once, without a call of a metaclass's `__hash__`
+    is_shared = any(map(_is_shared, kinds)) and not _is_ours_alone(type(value)) and not _wraps_a_file(parts)
     return None if is_shared else parts
 
 
