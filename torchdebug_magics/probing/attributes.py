@@ -5,6 +5,7 @@ They are read from where they are kept, never asked for: no property, no `__geta
 
 from __future__ import annotations
 
+import gc
 import io
 import sys
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from threading import local
 from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
-from torchdebug_magics.probing.kinds import ABSENT, GONE, Kind
+from torchdebug_magics.probing.kinds import ABSENT, GONE, Kind, same
 from torchdebug_magics.probing.source.code_owner import is_user_code, owner
 from torchdebug_magics.probing.source.statement_lists import writes_of
 from torchdebug_magics.probing.where import runs_alone
@@ -85,7 +86,8 @@ def _namespace(owner: dict[str, Any] | type) -> Any:
 
 
 def _write_namespace(held: dict[str, Any], parts: list[Any]) -> None:
-    _write_all(held, held, list(held), parts)
+    if not same(_read_names(held, list(held)), parts):
+        _write_all(held, held, list(held), parts)
 
 
 # --- instances: a dict, and what `__slots__` names -------------------------------------------------------------------------------
@@ -98,7 +100,8 @@ def _read_instance(value: object) -> list[Any] | None:
     """
     held = attributes_of(value) or {}
     parts = [*(_read_member(member, value) for member in members_of(type(value))), *_read_names(held, list(held))]
-    is_shared = any(_is_shared(type(part)) for part in parts) and not _is_ours_alone(type(value)) and not _wraps_a_file(parts)
+    kinds = {id(kind): kind for kind in map(type, parts)}.values()  # each once, without a call of a metaclass's `__hash__`
+    is_shared = any(map(_is_shared, kinds)) and not _is_ours_alone(type(value)) and not _wraps_a_file(parts)
     return None if is_shared else parts
 
 
@@ -195,3 +198,16 @@ CLASS = Kind(
 MODULE = Kind(_read_module, lambda module, parts: _write_namespace(vars(module), parts))
 FUNCTION = Kind(_read_function, lambda function, parts: _write_names(function.__globals__, function.__globals__, parts), also=_around)
 CELL = Kind(_read_cell, _write_cell)
+
+
+def referents(*objects: object) -> list[object]:
+    """The direct referents of `objects`. Those of a module are its namespace alone.
+
+    `gc.get_referents` also returns what a C module keeps in its state. `_asyncio` keeps a list of freed iterators there, from
+    Python 3.12 on: a reference to one frees it a second time, and the list then has no end.
+    """
+    modules = [one for one in objects if type(one) is ModuleType]
+    if not modules:
+        return gc.get_referents(*objects)
+    others = (one for one in objects if type(one) is not ModuleType)
+    return [*gc.get_referents(*others), *map(vars, modules)]

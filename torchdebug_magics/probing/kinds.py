@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
+import operator
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import islice
 from types import FunctionType
 from typing import Any
 
@@ -19,8 +18,7 @@ GONE: Any = object()
 ABSENT: Any = object()
 """In the place of what was not there."""
 _BYTES_EACH = 16
-_MOST_ORDERS, _MOST_ADDED = 40, 100_000
-"""Tried, and items added for it, to fill a set so that it has the order that it had."""
+_MOST_TURNS = 50
 
 
 class State(list[Any]):
@@ -67,7 +65,7 @@ def hashes_by_itself(key: Any) -> bool:
 
 def same(now: list[Any], parts: list[Any]) -> bool:
     """Whether both are the very same objects."""
-    return len(now) == len(parts) and all(one is other for one, other in zip(now, parts, strict=True))
+    return len(now) == len(parts) and all(map(operator.is_, now, parts))
 
 
 def as_one(write: Callable[[Any, list[Any]], object], read: Callable[[Any], list[Any]]) -> Callable[[Any, list[Any]], None]:
@@ -97,17 +95,19 @@ def _write_deque(value: deque[Any], parts: list[Any]) -> None:
 
 
 def _write_set(value: set[Any], parts: list[Any]) -> None:
-    """In the order that it had: items whose hashes collide stand as they came, in a table of the size that it has grown to."""
+    """In the order that it had, where one of its turns leads to it: items whose hashes collide stand as they came."""
     _rewind(value, len(parts))
-    tries = _MOST_ADDED // (len(parts) or 1) if all(map(hashes_by_itself, parts)) else 1
-    for order, merged in islice(_ways_to_fill(parts), max(1, tries)):
-        set.clear(value)
-        for part in () if merged else order:
-            set.add(value, part)
-        for number in merged:  # `update` with a set makes room for all of it, known or not
-            set.update(value, set(order[:number]))
-        if same(list(set.__iter__(value)), parts):
-            break
+    turns = min(len(parts), _MOST_TURNS) if all(map(hashes_by_itself, parts)) else 1
+    for order in (parts, parts[::-1]):
+        for start in range(max(1, turns)):
+            turned = [*order[start:], *order[:start]]
+            for room_for in ([], turned):  # a table that has grown item by item is another than one that was made for all of them
+                set.clear(value)
+                set.update(value, dict.fromkeys(room_for))
+                for part in turned:
+                    set.add(value, part)
+                if same(list(set.__iter__(value)), parts):
+                    return
 
 
 def _rewind(value: set[Any], size: int) -> None:
@@ -118,16 +118,6 @@ def _rewind(value: set[Any], size: int) -> None:
     for number in range(last // 2):
         set.discard(value, number)
     set.pop(value)
-
-
-def _ways_to_fill(parts: list[Any]) -> Iterator[tuple[list[Any], tuple[int, ...]]]:
-    """(order, how many items each merge takes; none where one comes after the other), the likely ones first."""
-    chance = random.Random(0)  # noqa: S311 - to try, and the same each time
-    size, order = len(parts), parts
-    for number in range(_MOST_ORDERS):
-        yield from ((order, merged) for merged in ((), (size,), (size, size), (size, size // 2), (size, size // 4)))
-        turned = chance.randrange(size or 1)
-        order = [*parts[turned:], *parts[:turned]] if number % 2 else chance.sample(parts, size)
 
 
 # --- dicts: keys and values in turns; what is gone leaves what stands in its place -------------------------------------------------
@@ -160,6 +150,7 @@ DICT = Kind(_read_dict, _write_dict, cost_bytes=lambda value: 2 * _BYTES_EACH * 
 SET = _container(set, _write_set)
 CONTAINERS: dict[type, Kind] = {
     dict: DICT,
+    OrderedDict: DICT,  # the tables of hooks that each module has: their own attributes are nobody's
     set: SET,
     list: _container(list, _write_list),
     deque: _container(deque, _write_deque),

@@ -1,7 +1,9 @@
-"""Everything of the user's that code can reach from some objects: as it is now, and back again.
+"""The state of a program: everything of the user's that code can reach from some objects, as it is now, and back again.
 
 Code that runs once more must leave no trace in what it only happens to touch: counters, lists, queues, files, whatever a hook fills.
-Which of them it will touch cannot be told beforehand, so all is kept that can be reached, nearest first, while there is room.
+Which of them it will touch cannot be told beforehand, so all is kept that can be reached, nearest first, while there is room; with it
+gradients, random generators and settings of the process. What tensors hold is kept in `Snapshot.contents`, by whoever knows which of
+them are written. What leaves the process, a line written to a file or a request, is the matter of `probing.outside`.
 """
 
 from __future__ import annotations
@@ -9,10 +11,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+import torch
+from torch.nn.parameter import is_lazy
+
+from torchdebug_magics.probing.contents import Contents
+from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.holders.walk import undisturbed
 from torchdebug_magics.probing.kinds import LEAVES, Kind
+from torchdebug_magics.probing.process_settings import ProcessSettings
+from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.states import ways_of
 
 T = TypeVar("T")
@@ -36,23 +46,34 @@ class Snapshot:
     """What was reachable from `roots` at one moment, kept alive until it is put back."""
 
     def __init__(self, roots: Iterable[object], bound: Bound = _ALL) -> None:
-        self._held = reachable(roots, ways_of, bound)
+        with undisturbed():
+            self._held = reachable(roots, ways_of, bound)
         self._kinds = [type(value) for value, _ in self._held]
+        self.gradients = [_gradient_of(tensor) for tensor in self.of_kind(torch.Tensor) if _is_leaf(tensor)]
+        self.contents = Contents()
+        """What tensors held; empty until somebody keeps it."""
+        self._random = RandomState.take()
+        self._settings = ProcessSettings()
 
     def of_kind(self, kind: type[T]) -> list[T]:
         """What was met of a type."""
-        return [value for value, _ in self._held if isinstance(value, kind)]
+        return [value for (value, _), known in zip(self._held, self._kinds, strict=True) if issubclass(known, kind)]
 
     def objects(self) -> list[object]:
         """All that was met and may change."""
         return [value for value, _ in self._held]
 
     def put_back(self, guard: Guard) -> None:
-        """Make all of it as it was; what resists is left, and noted."""
+        """Make all of it as it was; what resists is left, and noted. May be done again, as where an interrupt has ended the first time."""
+        self._settings.put_back(guard)
+        guard.run("putting back what tensors held", self.contents.put_back)
         for kind, (value, faces) in zip(self._kinds, self._held, strict=True):
             if type(value) is not kind:  # as a lazy layer becomes another one
                 guard.run(f"putting back a {kind.__name__}", object.__setattr__, value, "__class__", kind)
             write_back(value, faces, guard)
+        for gradient in self.gradients:
+            guard.run("putting back a gradient", gradient.put_back)
+        self._random.put_back()
 
     def put_in_place(self, others: Mapping[int, Any], guard: Guard) -> None:
         """Where an object was held that has another in `others`, by its `id`, let that be held."""
@@ -60,6 +81,30 @@ class Snapshot:
             for kind, parts in faces:
                 if any(id(part) in others for part in parts):
                     write_back(value, [(kind, [others.get(id(part), part) for part in parts])], guard)
+
+
+class Gradient(NamedTuple):
+    """What a leaf of a graph had gathered, and whether it gathers."""
+
+    tensor: torch.Tensor
+    gradient: torch.Tensor | None
+    requires_grad: bool
+
+    def put_back(self) -> None:
+        """Let it have that again."""
+        with torch._C.DisableTorchFunctionSubclass():  # a lazy one would refuse
+            if self.tensor.grad is not self.gradient:
+                self.tensor.grad = self.gradient
+            if self.tensor.requires_grad != self.requires_grad:
+                self.tensor.requires_grad_(self.requires_grad)
+
+
+def _gradient_of(tensor: torch.Tensor) -> Gradient:
+    return Gradient(tensor, None if is_lazy(tensor) else tensor.grad, tensor.requires_grad)
+
+
+def _is_leaf(tensor: Any) -> bool:
+    return is_lazy(tensor) or (is_graph_leaf(tensor) and not tensor.is_inference())
 
 
 def write_back(value: object, faces: Faces, guard: Guard) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchdebug_magics.report import Sharding
@@ -38,6 +39,17 @@ def storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
             yield from _own(part)
         else:
             yield from storages(part)
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Where its numbers are, if it is of the plain kind; of a DTensor, those in this process."""
+    tensor = held_of(tensor)
+    if tensor.layout is not torch.strided or tensor.is_nested or is_lazy(tensor) or tensor._is_zerotensor():
+        return None
+    try:
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):  # a wrapper that has none of its own
+        return None
 
 
 def is_freed(tensor: torch.Tensor) -> bool:

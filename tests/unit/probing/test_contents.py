@@ -38,7 +38,17 @@ def test_an_exchange_gives_back_both_ways(overlapping: bool) -> None:
     assert (one.tolist(), two.tolist(), one._version) == end
 
 
-def test_what_has_no_memory_of_its_own_is_left_alone() -> None:
+def test_each_tensor_without_memory_of_its_own_is_kept() -> None:
+    contents, pair = Contents(), [torch.eye(2).to_sparse(), 2 * torch.eye(2).to_sparse()]
+    for tensor in pair:
+        contents.keep(tensor)
+    for tensor in pair:
+        tensor.mul_(5)
+    contents.put_back()
+    assert [tensor.to_dense().tolist() for tensor in pair] == [[[1, 0], [0, 1]], [[2, 0], [0, 2]]]
+
+
+def test_what_was_not_written_is_left_alone() -> None:
     contents = Contents()
     sparse = torch.eye(2).to_sparse()
     contents.keep(sparse)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
 import queue
 import random
 import sys
 import threading
+import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from torch import nn
 
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.process_settings import SETTINGS
 from torchdebug_magics.probing.rerun.weak_snapshot import WeakSnapshot
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
 
@@ -298,3 +301,44 @@ def test_a_set_stands_in_the_order_that_it_had(seed: int, *, is_joined: bool) ->
     snapshot.put_back(Guard())
     assert list(held) == list(twin)
     assert [held.pop() for _ in range(2)] == taken
+
+
+SETS: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
+    "the standard streams": lambda patch: patch.setattr(sys, "stdout", io.StringIO()),
+    "the working folder": lambda patch: patch.chdir("/"),
+    "the environment": lambda patch: patch.setenv("OF_THE_USER", "1"),
+    "the level of logging": lambda _: logging.disable(logging.INFO),
+    "the handlers of loggers": lambda _: logging.getLogger("of the user").addHandler(logging.NullHandler()),
+    "the filters of warnings": lambda _: warnings.simplefilter("error"),
+    "the default dtype": lambda _: torch.set_default_dtype(torch.float64),
+    "the grad mode": lambda _: torch.set_grad_enabled(False),
+    "deterministic algorithms": lambda _: torch.use_deterministic_algorithms(True, warn_only=True),
+    "the number of threads": lambda _: torch.set_num_threads(2),
+    "the recursion limit": lambda _: sys.setrecursionlimit(sys.getrecursionlimit() + 1),
+    "the path of imports": lambda _: sys.path.append("/of/the/user"),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_setting_of_the_process_is_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    logging.getLogger("of the user")
+    before = SETTINGS[name].read()
+    snapshot = Snapshot([])
+    SETS[name](monkeypatch)
+    assert SETTINGS[name].read() != before
+    snapshot.put_back(Guard())
+    assert SETTINGS[name].read() == before
+
+
+def test_gradients_tensors_and_random_numbers_are_as_they_were() -> None:
+    model = nn.Linear(2, 2)
+    model.weight.grad = gradient = torch.ones(2, 2)
+    snapshot = Snapshot([model])
+    snapshot.contents.keep(model.weight)
+    before, drawn = model.weight.tolist(), torch.rand(2).tolist()
+    model.requires_grad_(False)
+    model.weight.fill_(7)
+    model.weight.grad = None
+    snapshot.put_back(Guard())
+    assert (model.weight.tolist(), model.weight.requires_grad, torch.rand(2).tolist()) == (before, True, drawn)
+    assert model.weight.grad is gradient

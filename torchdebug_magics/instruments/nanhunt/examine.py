@@ -65,11 +65,8 @@ def _headline(reports: list[NanReport]) -> str:
 
 
 def _one(tensor: torch.Tensor) -> NanReport:
-    random = RandomState.take()
-    try:
+    with RandomState.kept():  # a checkpoint makes what it saved anew
         graph = SavedGraph(tensor)
-    finally:
-        random.put_back()  # a checkpoint makes what it saved anew
     if not kind_of(tensor):
         return _nothing(tensor, graph)
     suspect = None if graph.is_freed else graph.first_bad()

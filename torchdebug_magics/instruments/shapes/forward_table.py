@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed
@@ -23,7 +24,7 @@ from torchdebug_magics.instruments.shapes.repair.source import Site, caller_of
 from torchdebug_magics.instruments.shapes.report import Mode, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
 from torchdebug_magics.probing.dry_runs.faking import CannotBeFakedError, Fakes
-from torchdebug_magics.probing.dry_runs.inputs import Inputs, is_lazy, named_tensors, readings, zeros
+from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, readings, zeros
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.storages import has_flat_parameters, ranks_of

@@ -17,13 +17,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchdebug_magics.instruments.shrink.report import Proof
 from torchdebug_magics.instruments.shrink.stacks import Stack
+from torchdebug_magics.probing.contents import Writes
 from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic, Copies
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas, NoFormulas
-from torchdebug_magics.probing.dry_runs.inputs import Inputs, memory_of, named_tensors, sizes, zeros
-from torchdebug_magics.probing.dry_runs.untouched import Writes, answers, untouched
+from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, sizes, zeros
+from torchdebug_magics.probing.dry_runs.untouched import answers, untouched
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.storages import storage_of
 
 _WORDS, _BATCH = 8, 2
 _SOUND = 16_000
@@ -228,11 +230,11 @@ class LayerFlow:
             self._running.pop()
 
     def _makers(self, tensor: torch.Tensor) -> dict[int, int]:
-        memory = memory_of(tensor)
+        memory = storage_of(tensor)
         return {} if memory is None else self._made_by.get(memory._cdata, (None, {}))[1]
 
     def _note(self, tensor: torch.Tensor, makers: dict[int, int]) -> None:
-        if (memory := memory_of(tensor)) is not None:
+        if (memory := storage_of(tensor)) is not None:
             # Weak: nothing is held, and the address is not given to another memory meanwhile.
             self._made_by[memory._cdata] = StorageWeakRef(memory), makers
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instruments.shrink.model_edits import Edits
 from torchdebug_magics.instruments.shrink.report import Costs, StackRow
-from torchdebug_magics.probing.dry_runs.inputs import is_lazy
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _NUMBERS = {"layer", "layers", "block", "blocks", "depth"}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import importlib.util
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +16,12 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import plural
+from torchdebug_magics.probing.digest import number_of, of_plain, of_tensor
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.storages import local_of
 from torchdebug_magics.probing.tensors import tensors_in
 
-_WHOLE_BYTES, _BLOCKS = 64 << 20, 64
-"""Larger tensors are looked at in so many blocks, from all over."""
 _TENSOR = "$tensor"
 
 
@@ -163,47 +162,31 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def digest_of(value: Any) -> str:
     """Of all tensors and arrays in it; of a loader or a data set, those that it holds, and its length. Draws nothing from either."""
-    digest = hashlib.blake2b(digest_size=8)
-    for part in _parts(value):
-        digest.update(part)
-    return digest.hexdigest()
+    return f"{number_of(_digests(value)):016x}"
 
 
-def _parts(value: Any) -> Iterator[bytes]:
+def _digests(value: Any) -> Iterator[int]:
     value = value.dataset if isinstance(value, DataLoader) else value
     if isinstance(value, Subset):
-        yield repr(list(value.indices)).encode()
-        yield from _parts(value.dataset)
+        yield of_plain(repr(list(value.indices)))
+        yield from _digests(value.dataset)
     elif isinstance(value, Dataset):
-        yield repr(len(value) if hasattr(value, "__len__") else type(value).__name__).encode()
-        yield from _parts(list(vars(value).values()))
+        yield of_plain(repr(len(value) if hasattr(value, "__len__") else type(value).__name__))
+        yield from _digests(list(vars(value).values()))
     elif isinstance(value, Mapping):
-        yield from _parts([part for key, one in value.items() for part in (repr(key), [one])])
-    elif isinstance(value, (list, tuple)) and not any(isinstance(one, torch.Tensor) for one in value):
-        for one in value:
-            yield from _parts(one)
+        yield from _digests([part for key, item in value.items() for part in (repr(key), [item])])
+    elif isinstance(value, (list, tuple)) and not any(isinstance(item, torch.Tensor) for item in value):
+        for item in value:
+            yield from _digests(item)
     elif isinstance(value, (str, int, float, bool, bytes)):
-        yield repr(value).encode()
+        yield of_plain(repr(value))
     elif type(value).__module__.startswith("numpy") and hasattr(value, "tobytes"):
-        yield repr((value.dtype, value.shape)).encode()
-        yield value.tobytes()
+        yield of_plain(repr((value.dtype, value.shape)))
+        yield zlib.crc32(value.tobytes())
     else:
         for tensor in tensors_in(value):
-            yield from _numbers(tensor)
-
-
-def _numbers(tensor: torch.Tensor) -> Iterator[bytes]:
-    tensor = local_of(tensor)
-    yield repr((tensor.dtype, tuple(tensor.shape))).encode()
-    if tensor.is_meta or not tensor.numel() or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        return
-    raw = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-    if raw.numel() <= _WHOLE_BYTES:
-        yield raw.cpu().numpy().tobytes()
-        return
-    step, size = raw.numel() // _BLOCKS, _WHOLE_BYTES // _BLOCKS
-    for block in range(_BLOCKS):
-        yield raw[block * step : block * step + size].cpu().numpy().tobytes()
+            yield of_plain(repr((tensor.dtype, tuple(tensor.shape))))
+            yield of_tensor(local_of(tensor).detach().as_subclass(torch.Tensor))
 
 
 def write(zero: ZeroState, path: Path) -> None:

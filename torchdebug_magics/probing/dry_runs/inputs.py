@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed
-from torchdebug_magics.probing.storages import held_of
 
 _WHOLE_NUMBERED = ("ids", "idx", "index", "indices", "tokens", "labels", "target", "targets", "length", "lengths", "lens")
 _SIZES = ("size", "shape", "sizes")
@@ -209,11 +209,6 @@ def _items(value: object) -> Iterator[tuple[str, object]]:
         yield from ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
 
 
-def is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether it has no shape yet."""
-    return isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer))
-
-
 def sizes(tensor: torch.Tensor) -> tuple[int, ...]:
     """Its shape; of sizes that differ from row to row, as in a nested tensor, the first is there, and -1 for one that is."""
     if is_lazy(tensor):
@@ -227,17 +222,6 @@ def _whole(size: Any) -> int:
     if isinstance(size, int):
         return size
     return -1 if size.node.is_nested_int() else int(size.node.hint)
-
-
-def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Where its numbers are, if it is of the plain kind; of a DTensor, those in this process."""
-    tensor = held_of(tensor)
-    if tensor.is_nested or tensor.layout != torch.strided or is_lazy(tensor) or tensor._is_zerotensor():
-        return None
-    try:
-        return tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):  # a wrapper that has none of its own
-        return None
 
 
 def rebuilt(value: Any, change: Any, kinds: tuple[type, ...] = (torch.Tensor,), depth: int = 0) -> Any:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,20 +13,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 from torch.nn.modules import module as torch_module
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.probing.contents import Writes
 from torchdebug_magics.probing.dry_runs.faking import Fakes
-from torchdebug_magics.probing.dry_runs.inputs import is_lazy, memory_of
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.modules import followed, unwrapped
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.snapshot import Snapshot
 from torchdebug_magics.probing.unsent_collectives import LoneRerun, is_spread
 
-_CONTAINERS = (list, dict, set, OrderedDict)
 _UNDONE = "the forward {}, which cannot be undone after a dry run"
 _TABLES = ("_parameters", "_buffers", "_modules")
 _DEEP = 4
@@ -48,16 +43,17 @@ def untouched(
     effects = Effects(guard, sentence=_UNDONE, looks=False)
     try:
         with effects.trial(), ExitStack() as stack:
-            stack.enter_context(RandomState.kept())
-            _keep_flags(stack)
+            before = Snapshot([given, *modules, *_global_hooks()])
+            stack.callback(before.put_back, guard)
+            stack.callback(guard.run, "putting back what tensors held", writes.put_back)
+            _set_flags(stack)
             stack.enter_context(_quiet())
-            stack.callback(Snapshot([given, *_surroundings(modules)]).put_back, guard)
-            stack.callback(writes.put_back)
             for module in modules:
                 if isinstance(module, torch.jit.ScriptModule):
-                    stack.callback(_Scripted(module).put_back)
-                else:
-                    stack.callback(_Kept(module).put_back)
+                    stack.callback(_put_modes, [(part, part.training) for part in module.modules()])
+                    # No stand-in can take the place of a buffer, and what is computed may write it without a word.
+                    for buffer in module.buffers():
+                        before.contents.keep(buffer)
             for module in modules:
                 if not isinstance(module, torch.jit.ScriptModule):
                     _replace(module, stand_in)
@@ -100,77 +96,14 @@ def _hidden(values: Iterable[Any], depth: int = 0) -> Iterator[torch.nn.Module]:
             yield from _hidden(value.values() if type(value) is dict else value, depth + 1)
 
 
-def _surroundings(modules: Iterable[torch.nn.Module]) -> Iterator[object]:
-    """Where the code of modules and hooks may leave something: non-empty attributes, the classes themselves, global hooks."""
-    kinds: set[type] = set()
-    for module in modules:
-        kinds.add(type(module))
-        if not isinstance(module, torch.jit.ScriptModule):
-            yield from (value for name, value in module.__dict__.items() if name not in _TABLES and not _is_empty(value))
-    yield from kinds
-    yield from (hooks for name, hooks in vars(torch_module).items() if name.startswith("_global_") and isinstance(hooks, dict) and hooks)
+def _global_hooks() -> Iterator[dict[Any, Any]]:
+    return (hooks for name, hooks in vars(torch_module).items() if name.startswith("_global_") and isinstance(hooks, dict))
 
 
-def _is_empty(value: object) -> bool:
-    return type(value) in _CONTAINERS and not value
-
-
-class _Kept:
-    """The attributes of one module with what its tables hold, and its parameters as leaves of a graph."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._type = type(module)
-        self._attributes = dict(module.__dict__)
-        self._containers = [(value, type(value)(value)) for value in self._attributes.values() if type(value) in _CONTAINERS]
-        self._leaves = [(one, one.grad, one.requires_grad) for one in module._parameters.values() if one is not None and one.is_leaf]
-
-    def put_back(self) -> None:
-        if type(self._module) is not self._type:
-            self._module.__class__ = self._type
-        _refill(self._module.__dict__, self._attributes)
-        for container, kept in self._containers:
-            _refill(container, kept)
-        for leaf, grad, requires_grad in self._leaves:
-            if leaf.grad is not grad:
-                leaf.grad = grad
-            if leaf.requires_grad != requires_grad:
-                leaf.requires_grad_(requires_grad)
-
-
-def _refill(container: Any, kept: Any) -> None:
-    """Write only where something changed: other threads may look."""
-    if type(container) is list:
-        if len(container) != len(kept) or any(now is not before for now, before in zip(container, kept, strict=True)):
-            container[:] = kept
-    elif type(container) is set:
-        if container != kept:
-            container.clear()
-            container.update(kept)
-    else:
-        if list(container) != list(kept):
-            container.clear()
-        for key, value in kept.items():
-            if key not in container or container[key] is not value:
-                container[key] = value
-
-
-class _Scripted:
-    """The buffers of a scripted module, which no stand-in can take the place of: what it computes may write them without a word."""
-
-    def __init__(self, module: torch.jit.ScriptModule) -> None:
-        self._held = [(tensor, tensor.detach().clone(), tensor._version) for tensor in module.buffers()]
-        self._training = [(part, part.training) for part in module.modules()]
-
-    def put_back(self) -> None:
-        for tensor, copy, version in self._held:
-            if not torch.equal(tensor.detach(), copy):
-                tensor.data.copy_(copy)
-            if tensor._version != version:
-                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
-        for part, training in self._training:
-            if part.training != training:
-                part.training = training
+def _put_modes(before: list[tuple[Any, bool]]) -> None:
+    for part, training in before:
+        if part.training != training:
+            part.training = training
 
 
 def _replace(module: torch.nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -189,18 +122,13 @@ def _replace(module: torch.nn.Module, stand_in: Callable[[torch.Tensor], torch.T
         own["_compiled_call_impl"] = None
 
 
-def _keep_flags(stack: ExitStack) -> None:
-    """Torch's flags are put back, whatever the forward sets; the fused kernel of attention is off, as it hides the parts from hooks."""
+def _set_flags(stack: ExitStack) -> None:
+    """Which the snapshot puts back; the fused kernel of attention is off, as it hides the parts from hooks."""
     # Nobody asked this run for warnings, and what torch says but once is still to be said when the user's own run says it.
     stack.enter_context(warnings.catch_warnings())
     warnings.simplefilter("ignore")
-    stack.callback(torch.set_warn_always, torch.is_warn_always_enabled())
     torch.set_warn_always(True)
-    stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
     sys.setrecursionlimit(2 * sys.getrecursionlimit())  # hooks and modes of ours stand between the frames of the user's
-    stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-    stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
-    stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
     torch.backends.mha.set_fastpath_enabled(False)
     if "torch._dynamo" in sys.modules:  # else nothing can have been compiled, and importing it takes seconds
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -233,55 +161,3 @@ def answers(fakes: Fakes) -> Iterator[None]:
         stack.callback(Distribution.set_default_validate_args, Distribution._validate_args)
         Distribution.set_default_validate_args(False)
         yield
-
-
-class Writes:
-    """What stands in no module's table (a global, a list, weights that are clamped) costs memory only where it is written."""
-
-    def __init__(self) -> None:
-        self._own: set[int] = set()
-        """Memory that the run made; its addresses were free before, so none of them can be the user's."""
-        self._held: dict[int, tuple[torch.Tensor, torch.UntypedStorage | None]] = {}
-        self._versions: dict[int, tuple[torch.Tensor, int]] = {}
-
-    def made(self, values: Any, given: Any = ()) -> None:
-        """Results of an op that was given these, and stand-ins: nobody else knows their memory."""
-        memories = _memories(values)
-        self._own |= memories - _memories(given) if memories else memories
-
-    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, computes: bool) -> None:
-        """Keep what `func` writes. On fakes nothing is computed: only the count of the writes moves."""
-        if not func._schema.is_mutable:
-            return
-        for tensor in written(func, args, kwargs):
-            if isinstance(tensor, FakeTensor) or (memory := memory_of(tensor)) is None or memory._cdata in self._own:
-                continue
-            if memory._cdata not in self._held:
-                with _disable_current_modes():
-                    self._held[memory._cdata] = tensor, memory.clone() if computes else None
-            if not tensor.is_inference():
-                self._versions.setdefault(id(tensor), (tensor, tensor._version))
-
-    def put_back(self) -> None:
-        """Make every tensor that was written as it was."""
-        for tensor, copy in self._held.values():
-            if copy is not None:
-                with contextlib.suppress(RuntimeError):  # resized meanwhile, or an inference tensor outside its mode
-                    tensor.untyped_storage().copy_(copy)
-        for tensor, version in self._versions.values():
-            # A graph of the user's that saved it finds it as it was.
-            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
-
-
-def _memories(values: Any) -> set[int]:
-    """The addresses of the real ones."""
-    tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor))
-    return {memory._cdata for tensor in tensors if (memory := memory_of(tensor)) is not None}
-
-
-def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that an op writes to, as its schema says."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))

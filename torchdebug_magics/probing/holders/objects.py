@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.attributes import attributes_of, members_of
+from torchdebug_magics.probing.attributes import attributes_of, members_of, referents
 from torchdebug_magics.probing.holders.containers import (
     CONTAINERS,
     PLACES,
@@ -36,7 +36,6 @@ from torchdebug_magics.probing.holders.containers import (
 )
 from torchdebug_magics.probing.holders.outside import bases, is_a, is_outside, module_of, names_of_type, of_type, whose_module
 from torchdebug_magics.probing.holders.tensor_holders import in_node, in_tensor, is_node, names_in_node, names_in_tensor
-from torchdebug_magics.probing.referents import referents
 from torchdebug_magics.probing.source.code_owner import local_values
 
 _TABLES = ("_parameters", "_buffers", "_modules")

@@ -15,7 +15,7 @@ from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.outside.acts import Asker, hear
 from torchdebug_magics.probing.outside.open_files import OpenFiles, mapped_paths, path_of_descriptor, paths_written_by_others
-from torchdebug_magics.probing.outside.surroundings import Ambient, Surroundings
+from torchdebug_magics.probing.outside.surroundings import Surroundings
 from torchdebug_magics.probing.outside.unseen_changes import Folders, strings_in
 
 _Phase: TypeAlias = Literal["idle", "first", "rerun", "trial"]
@@ -80,7 +80,6 @@ class Effects:
         """Paths that other processes have open for writing."""
         self._theirs: set[str] = set()
         """Paths that older threads write meanwhile."""
-        self._ambient: Ambient | None = None
         self._is_attributed = False
 
     @property
@@ -154,7 +153,6 @@ class Effects:
                 self._drop_changed_by_others()
                 self._store.rerunning(is_begun=True)
                 self._phase = "rerun"
-                self._ambient = Ambient()
                 self._put_back(to_end=from_end)
             hear(stack, self)
             with self._shielded():
@@ -202,7 +200,6 @@ class Effects:
                 self._reasons.clear()
                 self._guard.run("looking at files", self._store.begin_anew)
                 self.begin()
-                self._ambient = Ambient()
                 self._phase = "trial"
             uncopied = (f"may write {name}, of which no copy could be made" for name in self._uncopied)
             for reason in (*self._reasons, *self._surroundings.shared, *uncopied):
@@ -241,8 +238,6 @@ class Effects:
         with interrupts_held(all_of_them=True):
             self._guard.run("looking for changed files", self._see_rerun if self._phase == "rerun" else self._see_trial)
             self._put_back(to_end=self._phase == "rerun")
-            if self._ambient is not None:
-                self._guard.run("putting back the working folder and the environment", self._ambient.put_back)
             if self._phase == "trial":
                 self._start.clear()
                 self._forget()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sqlite3
 import sys
@@ -20,39 +19,12 @@ from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.names import Named, values_found
 from torchdebug_magics.probing.outside.acts import Asker
 from torchdebug_magics.probing.outside.open_files import is_stream
-from torchdebug_magics.probing.outside.unseen_changes import here, is_shareable, used_by, used_in
+from torchdebug_magics.probing.outside.unseen_changes import is_shareable, used_by, used_in
 from torchdebug_magics.probing.source.code_owner import is_user_code, local_values
 
 _MOST_WAIT_S = 5.0
 """For threads that a rerun has started and not joined."""
 _READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_PRAGMA, sqlite3.SQLITE_RECURSIVE})
-
-
-class Ambient:
-    """The working folder, the environment and the handlers of loggers at one moment: a rerun must not change them for the user."""
-
-    def __init__(self) -> None:
-        self._folder = here()
-        self._environment = dict(os.environ)
-        self._handlers = _log_handlers()
-
-    def put_back(self) -> None:
-        """As they were."""
-        for name, handlers in _log_handlers().items():
-            before = self._handlers.get(name, [])
-            if handlers != before:
-                logging.getLogger(name or None).handlers[:] = before
-        for name in os.environ.keys() - self._environment.keys():
-            del os.environ[name]
-        os.environ |= {name: value for name, value in self._environment.items() if os.environ.get(name) != value}
-        if self._folder and here() != self._folder:
-            os.chdir(self._folder)
-
-
-def _log_handlers() -> dict[str, list[logging.Handler]]:
-    """By the names of all loggers; those that a rerun adds would write each line once more."""
-    loggers = {"": logging.root, **logging.root.manager.loggerDict}
-    return {name: list(logger.handlers) for name, logger in loggers.items() if isinstance(logger, logging.Logger)}
 
 
 class Surroundings:

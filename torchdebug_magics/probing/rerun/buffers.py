@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import torch
 from torch._C import _functorch as functorch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.modules.batchnorm import _NormBase
 
 from torchdebug_magics.probing import this_rank
+from torchdebug_magics.probing.contents import each_element_once, write_into
 
 _SMALL_COUNT = 1 << 16
 """Copying so few numbers takes no longer than a few ops."""
@@ -31,9 +33,7 @@ class _Held:
     copy: torch.Tensor
 
     def put_back(self) -> None:
-        with torch.no_grad():
-            if _can_change(self.tensor):
-                _own_elements(self.tensor).copy_(self.copy)
+        write_into(each_element_once(self.tensor), self.copy)
         self.names[self.name] = self.tensor
 
 
@@ -81,7 +81,7 @@ class BufferKeeper:
 
     def _rare(self, names: dict[str, torch.Tensor | None], name: str, buffer: torch.Tensor) -> _Held:
         key = id(names), name
-        if buffer.is_inference() or _own_elements(buffer).numel() <= _SMALL_COUNT:
+        if buffer.is_inference() or each_element_once(buffer).numel() <= _SMALL_COUNT:
             return _Held(names, name, buffer, _copy(buffer))
         known = self._copies.get(key)
         if known is None or known[0] is not buffer or known[1] != buffer._version:
@@ -90,18 +90,7 @@ class BufferKeeper:
 
 
 def _copy(buffer: torch.Tensor) -> torch.Tensor:
-    return _own_elements(buffer).clone()
-
-
-def _can_change(buffer: torch.Tensor) -> bool:
-    return not buffer._is_zerotensor() and (not buffer.is_inference() or torch.is_inference_mode_enabled())
-
-
-def _own_elements(buffer: torch.Tensor) -> torch.Tensor:
-    """An expanded tensor has each element many times, and cannot be written: the first of each."""
-    if buffer.layout is not torch.strided or buffer.is_nested or 0 not in buffer.stride():
-        return buffer
-    return buffer[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in buffer.stride())]
+    return each_element_once(buffer).clone()
 
 
 def _present(names: dict[str, torch.Tensor | None]) -> list[tuple[str, torch.Tensor]]:
@@ -124,21 +113,9 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def outside_transforms() -> AbstractContextManager[None]:
+def outside_transforms() -> AbstractContextManager[object]:
     """As if none ran; afterwards they go on."""
-    return _NOWHERE if functorch.peek_interpreter_stack() is None else _outside()
-
-
-@contextmanager
-def _outside() -> Iterator[None]:
-    left = []
-    try:
-        while functorch.peek_interpreter_stack() is not None:
-            left.append(functorch.pop_dynamic_layer_stack())
-        yield
-    finally:
-        while left:
-            functorch.push_dynamic_layer_stack(left.pop())
+    return _NOWHERE if functorch.peek_interpreter_stack() is None else temporarily_clear_interpreter_stack()
 
 
 @contextmanager

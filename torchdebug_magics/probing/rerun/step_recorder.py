@@ -23,7 +23,7 @@ from torchdebug_magics.probing.rerun.buffers import BufferKeeper
 from torchdebug_magics.probing.rerun.step import Entry, LiveInKeeper, Step
 from torchdebug_magics.probing.rerun.step_statements import Batches
 from torchdebug_magics.probing.rerun.weak_snapshot import Place, WeakSnapshot, places_of
-from torchdebug_magics.probing.rng import RandomKeeper
+from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
 from torchdebug_magics.probing.tensors import kind_of, largest
 
@@ -43,7 +43,6 @@ class StepRecorder:
         self.between: torch.Tensor = torch.get_rng_state()
         """Torch's random state at the last boundary between steps."""
         self.batches = Batches()
-        self._random = RandomKeeper()
         self._live_in = LiveInKeeper()
         self._done = done
         self._depth = 0
@@ -132,7 +131,7 @@ class StepRecorder:
             step.buffers.append(known.buffers.take())
             if known.places:
                 step.python.append(WeakSnapshot(known.places))
-        step.add(Entry.take(module, args, kwargs, random=self._random.take(), place=here, copied=known.writes_input))
+        step.add(Entry.take(module, args, kwargs, random=RandomState.take(), place=here, copied=known.writes_input))
 
     def _see_writes(self, entry: Entry) -> None:
         if entry.writes_input():

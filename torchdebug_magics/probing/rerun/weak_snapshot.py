@@ -303,7 +303,7 @@ def _generators_of(caller: FrameType) -> Iterator[object]:
     names = caller.f_globals
     local = {} if is_of_module(caller) else local_values(caller)
     for value in (*local.values(), *(names[name] for name in writes_of(caller.f_code).loaded & names.keys())):
-        held = {} if isinstance(value, (type, ModuleType, FunctionType)) else attributes_of(value) or {}
+        held = {} if issubclass(type(value), (type, ModuleType, FunctionType)) else attributes_of(value) or {}
         yield from filter(is_generator, (value, *held.values()))
 
 

@@ -6,7 +6,6 @@ import ast
 import ctypes
 import gzip
 import itertools
-import logging
 import os
 import queue
 import random
@@ -562,14 +561,6 @@ def test_a_library_keeps_the_sockets_that_it_has_made() -> None:
 def test_a_file_that_is_none_is_not_read(effects: Callable[..., Effects]) -> None:
     with effects(["/proc/self/statm", "/dev/null"]).trial():
         assert Path("/proc/self/statm").read_text()
-
-
-def test_a_rerun_adds_no_handler_to_a_logger(effects: Callable[..., Effects], tmp_path: Path) -> None:
-    logger = logging.getLogger("of the user")
-    with effects().trial():
-        logger.addHandler(logging.FileHandler(tmp_path / "log"))
-    assert logger.handlers == []
-    assert not (tmp_path / "log").exists()
 
 
 def test_a_failure_of_ours_is_a_refusal_and_no_error_of_the_users(effects: Callable[..., Effects], tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from torchdebug_magics.instruments.deterministic.twice.body import TooLong
 from torchdebug_magics.instruments.deterministic.twice.op_causes import location_of, raised_at
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-from torchdebug_magics.instruments.deterministic.twice.start_state import SETTINGS
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.names import Named, values_found
+from torchdebug_magics.probing.process_settings import SETTINGS
 from torchdebug_magics.report import Location
 
 _MOST_NAMES = 3

@@ -20,9 +20,9 @@ from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Rec
 from torchdebug_magics.instruments.deterministic.origin.digests import Digests, is_users
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-from torchdebug_magics.instruments.deterministic.twice.start_state import SETTINGS
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.kinds import ABSENT
+from torchdebug_magics.probing.process_settings import SETTINGS
 from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.source.statement_lists import writes_of
 from torchdebug_magics.probing.where import location

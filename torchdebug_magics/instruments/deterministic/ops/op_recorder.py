@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
-from torchdebug_magics.instruments.deterministic.ops.digest import EMPTY, folded, of_plain, of_tensor
 from torchdebug_magics.instruments.deterministic.ops.op_recording import (
     Empty,
     Op,
@@ -29,6 +28,7 @@ from torchdebug_magics.instruments.deterministic.ops.op_recording import (
 )
 from torchdebug_magics.probing import dispatch
 from torchdebug_magics.probing.contents import Contents, memory_of
+from torchdebug_magics.probing.digest import EMPTY, folded, of_plain, of_tensor
 from torchdebug_magics.probing.dispatch import modes, put_unnoticed
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.probing.attributes import attributes_of
+from torchdebug_magics.probing.digest import of_tensor
 from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.tensors import is_traced
 
@@ -235,4 +236,4 @@ def bytes_of(tensor: torch.Tensor, room_bytes: int = 1 << 20) -> int:
         if plain.numel() > room:
             ends = torch.linspace(0, plain.numel() - room // _BLOCKS, _BLOCKS, dtype=torch.float64).long().tolist()
             plain = torch.cat([plain[start : start + room // _BLOCKS] for start in ends])
-        return zlib.crc32(plain.contiguous().cpu().view(torch.uint8).numpy().data) if plain.numel() else 0
+        return of_tensor(plain)

@@ -13,8 +13,8 @@ import torch
 from torch import distributed
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torchdebug_magics.instruments.deterministic.ops.digest import number_of, of_plain, of_tensor
 from torchdebug_magics.instruments.deterministic.replicas.sample_watch import Batch
+from torchdebug_magics.probing.digest import number_of, of_plain, of_tensor
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.probing.wrappers import wrap

@@ -15,12 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdebug_magics.instruments.deterministic.ops.digest import number_of
 from torchdebug_magics.instruments.deterministic.replicas.replica import CollectiveNotes, Group, Replica, digests_of, group_of, weights_of
 from torchdebug_magics.instruments.deterministic.replicas.sample_watch import SampleWatch, StepBatches
 from torchdebug_magics.instruments.deterministic.report import ReplicaRecord
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
 from torchdebug_magics.probing.compiling import is_being_compiled, is_being_traced
+from torchdebug_magics.probing.digest import number_of
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import OutermostCalls, live_modules

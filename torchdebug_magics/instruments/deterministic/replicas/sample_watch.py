@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler
 
-from torchdebug_magics.instruments.deterministic.ops.digest import EMPTY, folded, of_tensor
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
 from torchdebug_magics.probing.children.launching import start_method
+from torchdebug_magics.probing.digest import EMPTY, folded, of_tensor
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.rng import same_state
 from torchdebug_magics.probing.tensors import is_traced, tensors_in

@@ -14,7 +14,6 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instrument import Body
-from torchdebug_magics.instruments.deterministic.ops.digest import of_tensor
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
 from torchdebug_magics.instruments.deterministic.origin.digests import Digests
@@ -22,6 +21,7 @@ from torchdebug_magics.instruments.deterministic.report import Divergence
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.probing.compiled_calls import away_from_the_compiler
 from torchdebug_magics.probing.contents import Contents
+from torchdebug_magics.probing.digest import of_tensor
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.lines import Line

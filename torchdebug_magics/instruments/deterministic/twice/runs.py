@@ -163,9 +163,9 @@ class Runs:
         """The same, and whatever it raises is raised; to be followed by `back`."""
         with ExitStack() as stack:
             self.count += 1
-            self.heard = stack.enter_context(self._unheard.meanwhile())
             is_from_end = self._from_end()
             state = self._to_end() if is_from_end else self._start
+            self.heard = stack.enter_context(self._unheard.meanwhile())  # after the state, which holds the standard streams, too
             self._outside.again(stack, as_left=is_from_end)
             state.stand_in()
             self.guard.run("changing one thing", self._vary, stack)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from queue import Queue
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,10 +17,8 @@ from torch.nn.parameter import is_lazy
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.probing.attributes import Names, attributes_of
 from torchdebug_magics.probing.contents import Contents
-from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.kinds import hashes_by_itself
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
 from torchdebug_magics.probing.where import runs_alone
 
@@ -43,19 +40,13 @@ class State:
         self.names = frozenset(body.namespace.keys() - body.hidden)
         self._has_figures = bool(figures())
         self._snapshot = Snapshot([Names(body.namespace, self.names | frozenset(also)), *body.roots, figures()], _ALL)
-        self._gradients = [
-            (one, None if is_lazy(one) else one.grad, one.requires_grad) for one in self._snapshot.of_kind(torch.Tensor) if _is_leaf(one)
-        ]
         self._stand_ins = StandIns(self._snapshot.objects())
         self._queues = [(one, one.unfinished_tasks, list(one.queue)) for one in self._snapshot.of_kind(Queue)]
-        self._random = RandomState.take()
-        self._process = Process(guard)
-        self._environment = dict(os.environ)
 
     @property
     def is_whole(self) -> bool:
         """Whether a run that begins here can be undone: what is added to a sparse gradient is seen by nobody."""
-        return all(gradient is None or gradient.layout is torch.strided for _, gradient, _ in self._gradients)
+        return all(leaf.gradient is None or leaf.gradient.layout is torch.strided for leaf in self._snapshot.gradients)
 
     def contents(self) -> Contents:
         """What all tensors hold now."""
@@ -84,17 +75,6 @@ class State:
                 _fill(queue, unfinished, items)
         if not self._has_figures:  # pyplot itself may be new
             figures().clear()
-        for tensor, gradient, requires_grad in self._gradients:
-            self._guard.run("putting back a gradient", _put_gradient, tensor, gradient, requires_grad)
-        self._random.put_back()
-        self._process.put_back()
-        for name in os.environ.keys() - self._environment:
-            del os.environ[name]
-        os.environ |= {name: value for name, value in self._environment.items() if os.environ.get(name) != value}
-
-
-def _is_leaf(tensor: Any) -> bool:
-    return is_lazy(tensor) or (is_graph_leaf(tensor) and not tensor.is_inference())
 
 
 def _fill(queue: Queue[Any], unfinished: int, items: list[Any]) -> None:
@@ -102,14 +82,6 @@ def _fill(queue: Queue[Any], unfinished: int, items: list[Any]) -> None:
         queue.unfinished_tasks = unfinished
         queue.queue.clear()
         queue.queue.extend(items)
-
-
-def _put_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None, requires_grad: bool) -> None:
-    with torch._C.DisableTorchFunctionSubclass():  # a lazy one would refuse
-        if tensor.grad is not gradient:
-            tensor.grad = gradient
-        if tensor.requires_grad != requires_grad:
-            tensor.requires_grad_(requires_grad)
 
 
 _ITERATORS = frozenset(
@@ -263,53 +235,3 @@ def figures() -> dict[Any, Any]:
     """By number, the very dict; one of nobody's where pyplot was not imported."""
     helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
     return {} if helpers is None else helpers.Gcf.figs
-
-
-def _device() -> Any:
-    """None where nobody has set it: to set it, even to the same one, puts a mode under all that follows."""
-    context: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
-    held = getattr(context, "device_context", None)
-    return None if held is None else held.device
-
-
-class Setting(NamedTuple):
-    """One of them."""
-
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
-    line: str = ""
-    """What the user writes to set it, with `{!r}` for the value; empty where no number depends on it."""
-
-
-def _items(held: list[Any]) -> Setting:
-    return Setting(lambda: list(held), lambda items: held.__setitem__(slice(None), items))
-
-
-SETTINGS: Mapping[str, Setting] = {
-    "the working folder": Setting(os.getcwd, os.chdir, "os.chdir({!r})"),
-    "the default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype, "torch.set_default_dtype({!r})"),
-    "the default device": Setting(_device, torch.set_default_device, "torch.set_default_device({!r})"),
-    "the grad mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled, "torch.set_grad_enabled({!r})"),
-    "anomaly detection": Setting(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    "the number of threads": Setting(torch.get_num_threads, torch.set_num_threads, "torch.set_num_threads({!r})"),
-    "the recursion limit": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
-}
-
-
-class Process:
-    """As it is at one moment."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-        lists: dict[str, list[Any]] = {"the path of imports": sys.path, "the arguments": sys.argv, "the callbacks of gc": gc.callbacks}
-        self._settings = {**SETTINGS, **{name: _items(held) for name, held in lists.items()}}
-        self._values = {name: guard.run(f"reading {name}", read) for name, (read, *_) in self._settings.items()}
-
-    def put_back(self) -> None:
-        """What has changed, and no more."""
-        for name, (read, write, _) in self._settings.items():
-            self._guard.run(f"putting back {name}", self._write, name, read, write)
-
-    def _write(self, name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
-        if read() != self._values[name]:
-            write(self._values[name])

@@ -12,12 +12,12 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch
-from torchdebug_magics.instruments.deterministic.ops.digest import number_of, of_plain, of_tensor
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording, is_documented, plan_of, repair
 from torchdebug_magics.instruments.deterministic.report import Potential
 from torchdebug_magics.instruments.deterministic.twice.culprit import Culprit
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison, different, plain_results_of, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+from torchdebug_magics.probing.digest import number_of, of_plain, of_tensor
 from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.ops import written_by

@@ -20,7 +20,7 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Module
 from typing import Any, Literal, TypeAlias
 from weakref import ref
 
-from torchdebug_magics.probing.referents import referents
+from torchdebug_magics.probing.attributes import referents
 from torchdebug_magics.probing.source.call_sites import MISSING, calls_on_line, names_of, node_at, value_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code, owner
 

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
 from torchdebug_magics.instruments.nanhunt.report import LayerRow
+from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.dispatch import OpListener, Run, enter
 from torchdebug_magics.probing.modules import Call, ModuleCalls
 from torchdebug_magics.probing.ops import is_uninitialised, op_name, written_by
@@ -176,7 +177,7 @@ class Trace(Observer):
         op.args, op.kwargs = _replaced((args, kwargs), before)
         self._lineage.keep(op, written)
         for tensor in op.inputs():
-            self._users.setdefault(memory_of(tensor), []).append((op, tensor))
+            self._users.setdefault(_number_of(tensor), []).append((op, tensor))
 
     def _remember(self, op: Op, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
         """What a clean forward op was given, in case its derivative is the birth; as long as there is room."""
@@ -188,7 +189,7 @@ class Trace(Observer):
         """Earlier ops were called with what this memory held then: give them the copy that is made before it is overwritten."""
         copies = {id(one.tensor): one for one in written}
         for one in written:
-            for user, tensor in self._users.pop(memory_of(one.tensor), ()):
+            for user, tensor in self._users.pop(_number_of(one.tensor), ()):
                 before = copies[id(tensor)] if id(tensor) in copies else self._lineage.overwritten(tensor)
                 copies[id(tensor)] = before
                 if before.copy is not None:
@@ -259,13 +260,13 @@ class Lineage:
 
     def writers(self, tensor: torch.Tensor) -> list[Op]:
         """Ops that wrote non-finite values in place into its memory, the latest first."""
-        return self._writers.get(_memory(tensor), [])[::-1]
+        return self._writers.get(memory_of(tensor), [])[::-1]
 
     def is_bad(self, tensor: torch.Tensor, now: int) -> bool:
         """Whether a tensor that is read at the time `now` holds anything non-finite; looked at only if it may have changed."""
         known = self._known.get(id(tensor))
         if known is not None and known.reference() is tensor:
-            writers = self._writers.get(_memory(tensor))
+            writers = self._writers.get(memory_of(tensor))
             if not writers or writers[-1].index <= known.stamp:
                 return known.is_bad
             known.is_bad, known.stamp = is_bad(tensor), now
@@ -296,7 +297,7 @@ class Lineage:
         op.written = tuple(one.tensor for one in written)
         self._kept += [*op.outputs, *op.inputs()]
         for one in written:
-            memory = _memory(one.tensor)
+            memory = memory_of(one.tensor)
             if memory:
                 self._writers.setdefault(memory, []).append(op)
             self.stand_in(one, op.index)
@@ -317,36 +318,16 @@ class Lineage:
 
     def overwritten(self, tensor: torch.Tensor) -> Overwritten:
         """To be asked before the op runs."""
-        return Overwritten(tensor, tensor.detach().clone() if _copyable(tensor) else None, self.source(tensor).op)
+        return Overwritten(tensor, tensor.detach().clone() if memory_of(tensor) else None, self.source(tensor).op)
 
 
-def _copyable(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_meta
-        and not tensor._is_zerotensor()
-        and not tensor.is_quantized
-    )
-
-
-def memory_of(tensor: torch.Tensor) -> int:
+def _number_of(tensor: torch.Tensor) -> int:
     """The address of its storage, or a number of its own where it has none."""
-    return _memory(tensor) or -id(tensor)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """The address of its storage, or 0 where it has none of its own."""
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor._is_zerotensor():
-        return 0
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
+    return memory_of(tensor) or -id(tensor)
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    memory = _memory(tensor)
+    memory = memory_of(tensor)
     return (memory, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype) if memory else None
 
 

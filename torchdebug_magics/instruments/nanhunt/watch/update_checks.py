@@ -22,12 +22,11 @@ from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
+from torchdebug_magics.probing.contents import Writes
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.interrupted import quiet
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.rerun.buffers import Buffers
-from torchdebug_magics.probing.rerun.replay_state import Writes
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.snapshot import Snapshot
 from torchdebug_magics.probing.source.code_owner import frames_above
 from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, largest
@@ -210,11 +209,11 @@ def retaken(
     state = optimizer.state.get(parameter, {})
     known = before(state)
     double.state[twin] = {name: _value(value, before) for name, value in (state if known is None else known).items()}
-    trace, writes, random, objects = Trace(ModuleCalls(())), Writes(), RandomState.take(), Snapshot([vars(optimizer)])
+    trace, before_update = Trace(ModuleCalls(())), Snapshot([vars(optimizer)])
     try:
         with ExitStack() as stack:
             stack.enter_context(quiet())
-            stack.enter_context(writes.listener())
+            stack.enter_context(Writes(before_update.contents).listener())
             trace.attach(stack)
             if rank() is not None:
                 stack.enter_context(UnsentCollectives().listener())
@@ -223,9 +222,7 @@ def retaken(
     except Exception:  # noqa: BLE001 - one that wants a closure, or keeps more than its state, cannot be run so: the op stays unknown
         return None
     finally:
-        writes.put_back()
-        objects.put_back(Guard())
-        random.put_back()
+        before_update.put_back(Guard())
     return Evidence(births[0], trace, context) if births else None
 
 

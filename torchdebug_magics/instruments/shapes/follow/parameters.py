@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from torchdebug_magics.probing.dry_runs.inputs import is_lazy
 from torchdebug_magics.probing.modules import followed
 from torchdebug_magics.probing.storages import local_of, ranks_of, sharding_of
 from torchdebug_magics.report import Sharding

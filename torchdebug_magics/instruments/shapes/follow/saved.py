@@ -18,10 +18,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
-from torchdebug_magics.probing.dry_runs.inputs import memory_of
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.storages import held_of, is_shard
+from torchdebug_magics.probing.storages import held_of, is_shard, storage_of
 
 _UNCOUNTED: Final = "activations saved inside `torch.func` transforms are not counted"
 
@@ -41,7 +40,7 @@ class Saved:
 
     def put_at(self, tensor: torch.Tensor, size_bytes: int) -> None:
         """Count `size_bytes` should this tensor be saved, whatever its memory holds."""
-        if (memory := memory_of(tensor)) is not None:
+        if (memory := storage_of(tensor)) is not None:
             reference = StorageWeakRef(memory)
             self._sizes[reference.cdata] = reference, size_bytes
 
@@ -49,7 +48,7 @@ class Saved:
         """What the forward is given counts as far as it is given: eight rows of a data set are not the data set."""
         given: dict[int, int] = {}
         for tensor in {id(one): one for one in inputs}.values():
-            if (memory := memory_of(tensor)) is not None:
+            if (memory := storage_of(tensor)) is not None:
                 given[memory._cdata] = given.get(memory._cdata, 0) + held_of(tensor).numel() * tensor.element_size()
                 self.put_at(tensor, min(given[memory._cdata], memory.nbytes()))
 
@@ -113,7 +112,7 @@ class Saved:
         return told[1] if told is not None else memory.nbytes()
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
-        memory = memory_of(tensor)
+        memory = storage_of(tensor)
         if memory is None:
             return False
         reference = StorageWeakRef(memory)
