@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from torchdebug_magics.fixes import applied, dedented
 from torchdebug_magics.probing.fix_code import ALIASES
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.syntax import tree_of
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Edit, Finding, Location, Report
 

@@ -17,8 +17,8 @@ from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, Literal, TypeVar
 
 from torchdebug_magics.format import listed
-from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
+from torchdebug_magics.probing.syntax import enclosing, tree_of
 from torchdebug_magics.probing.where import running_shell
 from torchdebug_magics.report import Location, Report
 

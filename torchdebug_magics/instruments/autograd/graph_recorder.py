@@ -25,7 +25,7 @@ from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.ops import op_name, written_by
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.syntax import tree_of
 from torchdebug_magics.probing.tensors import tensors_in
 
 _MOST_NODES_AN_OP = 8

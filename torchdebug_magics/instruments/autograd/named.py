@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from torchdebug_magics.instruments.autograd.errors.raised import statement_at
-from torchdebug_magics.probing.source.call_sites import function_node, tree_of
+from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.syntax import tree_of
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.autograd.report import Cut
-from torchdebug_magics.probing.source.call_sites import enclosing, function_node, tree_of
+from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.syntax import enclosing, tree_of
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 

@@ -23,7 +23,7 @@ from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.rerun.attempt import Position
 from torchdebug_magics.probing.rerun.step_statements import writes_into
 from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.source.statement_lists import lists_around, parse, span_as_written, written
+from torchdebug_magics.probing.syntax import bound_names, lists_around, span_as_written, tree_of
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 from torchdebug_magics.report import Location
@@ -301,7 +301,7 @@ def _hands_on_a_number(op: Op) -> bool:
 def writers_of(variable: str, chain: tuple[Position, ...]) -> list[Location]:
     """In the functions (or the cell) that run now, the lines that write into the model of that name."""
     for position in chain:
-        tree = parse(position.frame.f_code.co_filename)
+        tree = tree_of(position.frame.f_code.co_filename)
         lists = lists_around(tree, (position.line, -1, position.line, -1)) if tree is not None else []
         lines = sorted({node.lineno for node in _writing(lists[-1][0], {variable})}) if lists else []
         if lines:
@@ -314,7 +314,7 @@ def _writing(body: list[ast.stmt], names: set[str]) -> Iterator[ast.stmt]:
     for statement in body:
         inner = [one for one in ast.iter_child_nodes(statement) if isinstance(one, ast.stmt)]
         if isinstance(statement, ast.For) and _mentions(statement.iter, names):
-            yield from _writing(inner, names | written([ast.Assign([statement.target], ast.Constant(0))]))
+            yield from _writing(inner, names | bound_names(statement.target))
         elif inner:
             yield from _writing(inner, names)
         elif writes_into(statement, names) or _is_handed_over(statement, names):
@@ -342,7 +342,7 @@ def made_uninitialized(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -
             name = next((name for name, one in module._parameters.items() if one is tensor), None)
             init = getattr(type(module).__init__, "__code__", None)
             if name is not None and init is not None and is_user_code(init):
-                tree = parse(init.co_filename)
+                tree = tree_of(init.co_filename)
                 return None if tree is None else _line(tree, name, init.co_filename, init.co_firstlineno)
     return None
 

@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
 from torchdebug_magics.instruments.nanhunt.source_edits import Expression, called, expression_at
 from torchdebug_magics.probing.ops import is_movement
-from torchdebug_magics.probing.source.statement_lists import lists_around, written
+from torchdebug_magics.probing.syntax import bound_names, lists_around
 
 _SOURCES: Final = {"sigmoid": "sigmoid", "_softmax": "softmax"}
 _MOST_OPS = 6
@@ -119,7 +119,7 @@ def _named(maker: Op, source: Expression, expression: Expression, *, is_compleme
         for one in ast.walk(tree)
         if isinstance(one, ast.stmt) and binding.lineno <= one.lineno and (one.end_lineno or one.lineno) < expression.node.lineno
     ]
-    if names & written(between) or binding.targets[0].id in written([one for one in between if one is not binding]):
+    if names & bound_names(*between) or binding.targets[0].id in bound_names(*[one for one in between if one is not binding]):
         return None
     return _Probabilities(kind, is_complement, maker, node, source.code(logits), dimension, binding.targets[0].id)
 

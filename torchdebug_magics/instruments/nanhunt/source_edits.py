@@ -15,7 +15,7 @@ from typing import TypeAlias
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.rerun.attempt import Place
 from torchdebug_magics.probing.source.code_owner import owner
-from torchdebug_magics.probing.source.statement_lists import EDITED, Edited
+from torchdebug_magics.probing.syntax import EDITED, Edited
 from torchdebug_magics.probing.where import span
 
 Sources: TypeAlias = Mapping[str, str]

@@ -17,7 +17,7 @@ import torch
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.source.statement_lists import read_before_written, written
+from torchdebug_magics.probing.syntax import bound_names, read_before_bound
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 
 FILLING = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault"})
@@ -51,22 +51,22 @@ def _backwards(before: list[ast.stmt], wanted: set[str]) -> Iterator[tuple[list[
     kept: list[ast.stmt] = []
     needed = set(wanted)
     for place, statement in reversed(list(enumerate(before))):
-        makes = written([statement]) & needed or writes_into(statement, needed) or _is_given(statement, needed)
+        makes = bound_names(statement) & needed or writes_into(statement, needed) or _is_given(statement, needed)
         if makes and not draws(statement):
             kept = [statement, *kept]
-            needed |= read_before_written([statement])
-            yield kept, frozenset(read_before_written(kept) & written(before[place:]))
+            needed |= read_before_bound([statement])
+            yield kept, frozenset(read_before_bound(kept) & bound_names(*before[place:]))
 
 
 def drawn_by(before: list[ast.stmt], names: frozenset[str]) -> ast.expr | None:
     """``x, y`` of the last ``x, y = next(batches)`` that binds one of `names`."""
     nodes = (node for statement in reversed(before) for node in ast.walk(statement))
-    return next((one.targets[0] for one in nodes if isinstance(one, ast.Assign) and draws(one) and written([one]) & names), None)
+    return next((one.targets[0] for one in nodes if isinstance(one, ast.Assign) and draws(one) and bound_names(one) & names), None)
 
 
 def written_into(statements: list[ast.stmt]) -> set[str]:
     """Names of lists, dicts and tensors from before the statements that these fill, and read."""
-    free = read_before_written(statements)
+    free = read_before_bound(statements)
     return {name for name in free if any(writes_into(statement, {name}) for statement in statements)} & used(statements)
 
 
@@ -90,7 +90,7 @@ def starts(before: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
     """The last statements before the model call that bind `names`: what is filled in the step must begin empty again."""
     kept: list[ast.stmt] = []
     for statement in reversed(before):
-        bound = written([statement]) & names
+        bound = bound_names(statement) & names
         if bound and not draws(statement):
             kept.insert(0, statement)
             names = names - bound

@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.autograd.named import cell_files
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cut
 from torchdebug_magics.instruments.autograd.source_readings import cuts_toward
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
-from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
+from torchdebug_magics.probing.syntax import enclosing, tree_of
 from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 

@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import bound_by, carried_names, earlier_backward, loop_around, simple_statements
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
 from torchdebug_magics.instruments.autograd.training_course import Backward, Course, Step
-from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
+from torchdebug_magics.probing.syntax import enclosing, tree_of
 from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 

@@ -14,7 +14,8 @@ from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing
 from torchdebug_magics.instruments.autograd.named import attribute_line, cell_files
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.silences.left_out import hidden_parameters
-from torchdebug_magics.probing.source.call_sites import function_node, tree_of, value_of
+from torchdebug_magics.probing.source.call_sites import function_node, value_of
+from torchdebug_magics.probing.syntax import tree_of
 from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 

@@ -14,7 +14,8 @@ from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_m
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
 from torchdebug_magics.probing.graphs import upstream
-from torchdebug_magics.probing.source.call_sites import tree_of, value_of
+from torchdebug_magics.probing.source.call_sites import value_of
+from torchdebug_magics.probing.syntax import tree_of
 from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 

@@ -16,8 +16,9 @@ from torchdebug_magics.instruments.autograd.report import Kind
 from torchdebug_magics.instruments.autograd.tape import Tape
 from torchdebug_magics.instruments.autograd.training_course import Course
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
-from torchdebug_magics.probing.source.call_sites import enclosing, tree_of, value_of
+from torchdebug_magics.probing.source.call_sites import value_of
 from torchdebug_magics.probing.source.code_owner import is_user_code, local_values
+from torchdebug_magics.probing.syntax import enclosing, tree_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import location, span
 from torchdebug_magics.report import Location

@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.autograd.silences.watched import Alive, Watch
 from torchdebug_magics.instruments.autograd.training_course import Backward, Event, Step, Zeroed
 from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.syntax import tree_of
 from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 

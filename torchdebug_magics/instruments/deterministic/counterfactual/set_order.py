@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.deterministic.origin.line_statements import d
 from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.ritual.status import began_with
 from torchdebug_magics.instruments.deterministic.twice.body import Body
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.syntax import tree_of
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 

@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.hangwatch.everybody.rank_states import rank_s
 from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.machine.limits import memory_pressure
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.syntax import tree_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress

@@ -16,8 +16,9 @@ import torch
 from torchdebug_magics.instruments.hangwatch.causes.deaths import with_article
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.waits.thread_waits import wait_of
-from torchdebug_magics.probing.source.call_sites import enclosing, function_node, line_of, names_of, value_of
+from torchdebug_magics.probing.source.call_sites import function_node, line_of, names_of, value_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, owner
+from torchdebug_magics.probing.syntax import enclosing
 from torchdebug_magics.probing.where import adopt_timed, locate, location
 from torchdebug_magics.report import Location
 

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import cell_frames
-from torchdebug_magics.probing.source.call_sites import enclosing, function_node, line_of, names_of
+from torchdebug_magics.probing.source.call_sites import function_node, line_of, names_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code
+from torchdebug_magics.probing.syntax import enclosing
 from torchdebug_magics.probing.where import locate
 from torchdebug_magics.report import Location
 

@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, Keeping
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, collection, emptied, fix, is_in_collection, is_part, root
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
 from torchdebug_magics.instruments.memtrace.ledger.phases import GRADIENT, OPTIMIZER_STATE, PARAMETER, Place
-from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
+from torchdebug_magics.probing.syntax import enclosing, tree_of
 from torchdebug_magics.report import Location
 
 LARGE_BYTES = 1 << 10

@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, category
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OTHER, TEMPORARY
 from torchdebug_magics.instruments.memtrace.report import Holder
 from torchdebug_magics.probing.holders import Owner, find_holders
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.syntax import tree_of
 from torchdebug_magics.probing.where import location, running_shell
 from torchdebug_magics.report import Location
 

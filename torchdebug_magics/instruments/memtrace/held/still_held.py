@@ -22,9 +22,9 @@ from torchdebug_magics.probing.holders import find_holders
 from torchdebug_magics.probing.holders.outside import is_a
 from torchdebug_magics.probing.holders.roots import roots
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
-from torchdebug_magics.probing.source.call_sites import tree_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
 from torchdebug_magics.probing.storages import storages
+from torchdebug_magics.probing.syntax import tree_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import locate, location
 

@@ -15,7 +15,7 @@ from torchdebug_magics.probing.rerun.runnable_code import Drawn, runnable
 from torchdebug_magics.probing.rerun.step_slice import Slice
 from torchdebug_magics.probing.rerun.step_statements import draws, root, writes_into
 from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, written
+from torchdebug_magics.probing.syntax import bound_names, lists_around, read_before_bound, tree_of
 from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in
 from torchdebug_magics.probing.where import span
 
@@ -39,7 +39,7 @@ class Computed:
         if time.perf_counter() - self._began_s > _MOST_S or not statements:
             return ()
         names, expected = self._names(), _expected(statements)
-        bound = (name for name in sorted(written(statements) - expected) if not name.startswith("_"))
+        bound = (name for name in sorted(bound_names(*statements) - expected) if not name.startswith("_"))
         return tuple(name for name in bound if any(kind_of(tensor) & NAN for tensor in self.results_in(names.get(name))))
 
     @staticmethod
@@ -56,10 +56,10 @@ class Computed:
         needed, kept = set(wanted), list[ast.stmt]()
         objects = {name for name in wanted if type(names[name]) not in _LOOKED_INTO}
         for statement in reversed(self._statements()):
-            if written([statement]) & needed or writes_into(statement, needed) or _tells(statement, objects):
+            if bound_names(statement) & needed or writes_into(statement, needed) or _tells(statement, objects):
                 kept.insert(0, statement)
-                needed |= read_before_written([statement])
-        if not kept or any(map(draws, kept)) or read_before_written(kept) & written(kept):
+                needed |= read_before_bound([statement])
+        if not kept or any(map(draws, kept)) or read_before_bound(kept) & bound_names(*kept):
             return None
         code, given = runnable(kept, self._frame, 0, Drawn(kept, names, 0), wanted)
         return Slice(code, {**names, **given}, tuple(kept), {name: names[name] for name in wanted}, {})
@@ -68,7 +68,7 @@ class Computed:
         return {**self._frame.f_globals, **local_values(self._frame)}
 
     def _statements(self) -> list[ast.stmt]:
-        tree = parse(self._frame.f_code.co_filename)
+        tree = tree_of(self._frame.f_code.co_filename)
         lists = [] if tree is None else lists_around(tree, self._where)
         if not lists:
             return []
