@@ -211,6 +211,11 @@ def binding(node: ast.AST) -> Iterator[str]:
         yield node.arg
 
 
+def bound_inside(root: ast.AST) -> set[str]:
+    """Names that a piece of code binds in whatever scope."""
+    return {name for node in ast.walk(root) for name in binding(node)}
+
+
 def bound_names(*roots: ast.AST) -> set[str]:
     """Names that code binds or deletes in its own scope: not the variables of comprehensions and of functions inside."""
     return _names(roots).bound

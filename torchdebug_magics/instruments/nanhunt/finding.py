@@ -23,7 +23,7 @@ from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.rerun.attempt import Position
 from torchdebug_magics.probing.rerun.step_statements import writes_into
 from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.syntax import bound_names, lists_around, span_as_written, tree_of
+from torchdebug_magics.probing.syntax import bound_names, called, dotted, lists_around, mentions, method, nodes, span_as_written, tree_of
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 from torchdebug_magics.report import Location
@@ -313,7 +313,7 @@ def writers_of(variable: str, chain: tuple[Position, ...]) -> list[Location]:
 def _writing(body: list[ast.stmt], names: set[str]) -> Iterator[ast.stmt]:
     for statement in body:
         inner = [one for one in ast.iter_child_nodes(statement) if isinstance(one, ast.stmt)]
-        if isinstance(statement, ast.For) and _mentions(statement.iter, names):
+        if isinstance(statement, ast.For) and mentions(statement.iter, names):
             yield from _writing(inner, names | bound_names(statement.target))
         elif inner:
             yield from _writing(inner, names)
@@ -321,18 +321,13 @@ def _writing(body: list[ast.stmt], names: set[str]) -> Iterator[ast.stmt]:
             yield statement
 
 
-def _mentions(node: ast.AST, names: set[str]) -> bool:
-    return any(isinstance(one, ast.Name) and one.id in names for one in ast.walk(node))
-
-
 def _is_handed_over(statement: ast.stmt, names: set[str]) -> bool:
     """``update(teacher, student)``, and ``teacher.load_state_dict(...)``."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return False
-    called, arguments = statement.value.func, statement.value.args
-    if isinstance(called, ast.Attribute) and called.attr in _CALLED_ON and _mentions(called, names):
+    if method(statement.value) in _CALLED_ON and mentions(statement.value.func, names):
         return True
-    return any(isinstance(one, ast.Name) and one.id in names for one in arguments)
+    return any(dotted(argument) in names for argument in statement.value.args)
 
 
 def made_uninitialized(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> Location | None:
@@ -348,13 +343,13 @@ def made_uninitialized(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -
 
 
 def _line(tree: ast.Module, name: str, file: str, first: int) -> Location | None:
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.lineno == first]
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and functions and functions[0] in node.body]
+    functions = [node for node in nodes(ast.FunctionDef, tree) if node.lineno == first]
+    classes = [node for node in nodes(ast.ClassDef, tree) if functions and functions[0] in node.body]
     if not classes:
         return None
-    makers = [node for node in ast.walk(functions[0]) if isinstance(node, (ast.Assign, ast.AnnAssign)) and _binds(node, name)]
-    mentions = [node for node in ast.walk(classes[0]) if isinstance(node, ast.Call) and _fills(node, name)]
-    if len(makers) != 1 or mentions or not any(_is_unfilled(node) for node in ast.walk(makers[0])):
+    makers = [node for node in nodes((ast.Assign, ast.AnnAssign), functions[0]) if _binds(node, name)]
+    is_filled = any(_fills(node, name) for node in nodes(ast.Call, classes[0]))
+    if len(makers) != 1 or is_filled or not any(map(_is_unfilled, nodes(ast.Call, makers[0]))):
         return None
     return location(file, makers[0].lineno, "__init__")
 
@@ -364,17 +359,15 @@ def _binds(node: ast.Assign | ast.AnnAssign, name: str) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == name for one in targets)
 
 
-def _is_unfilled(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call):
-        return False
-    called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
-    return called in _UNFILLED and not any(isinstance(one, (ast.List, ast.Tuple)) for one in node.args[:1] if called.endswith("Tensor"))
+def _is_unfilled(node: ast.Call) -> bool:
+    name = called(node)
+    return name in _UNFILLED and not any(isinstance(one, (ast.List, ast.Tuple)) for one in node.args[:1] if name.endswith("Tensor"))
 
 
 def _fills(node: ast.Call, name: str) -> bool:
     """``nn.init.normal_(self.w)``, ``self.w.data.fill_(0)``, and ``self.parameters()``, which may be for anything."""
-    called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-    if called in {"parameters", "named_parameters", "apply"}:
+    function = method(node)
+    if function in {"parameters", "named_parameters", "apply"}:
         return True
-    writes = called.endswith("_") and not called.endswith("__")
-    return writes and any(isinstance(one, ast.Attribute) and one.attr == name for one in ast.walk(node))
+    writes = function.endswith("_") and not function.endswith("__")
+    return writes and any(one.attr == name for one in nodes(ast.Attribute, node))

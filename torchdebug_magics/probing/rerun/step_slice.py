@@ -25,7 +25,7 @@ from torchdebug_magics.probing.rerun.step_statements import (
     written_into,
 )
 from torchdebug_magics.probing.source.code_owner import local_values, owner
-from torchdebug_magics.probing.syntax import bound_names, lists_around, read_before_bound, span_as_written, tree_of
+from torchdebug_magics.probing.syntax import bound_names, lists_around, names_in, read_before_bound, span_as_written, tree_of
 from torchdebug_magics.probing.tensors import is_bad
 from torchdebug_magics.probing.where import adopt_timed
 
@@ -219,8 +219,7 @@ def values_in(part: Slice | None) -> list[object]:
     """What the names in the statements stand for: all that they can reach begins there."""
     if part is None:
         return []
-    used = {node.id for statement in part.statements for node in ast.walk(statement) if isinstance(node, ast.Name)}
-    return [part.names[name] for name in used & part.names.keys()]
+    return [part.names[name] for name in names_in(*part.statements) & part.names.keys()]
 
 
 def cut_graphs(part: Slice) -> dict[int, torch.Tensor]:

@@ -17,7 +17,7 @@ import torch
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.syntax import bound_names, read_before_bound
+from torchdebug_magics.probing.syntax import bound_names, dotted, method, names_in, nodes, read_before_bound, root_of
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 
 FILLING = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault"})
@@ -60,8 +60,8 @@ def _backwards(before: list[ast.stmt], wanted: set[str]) -> Iterator[tuple[list[
 
 def drawn_by(before: list[ast.stmt], names: frozenset[str]) -> ast.expr | None:
     """``x, y`` of the last ``x, y = next(batches)`` that binds one of `names`."""
-    nodes = (node for statement in reversed(before) for node in ast.walk(statement))
-    return next((one.targets[0] for one in nodes if isinstance(one, ast.Assign) and draws(one) and bound_names(one) & names), None)
+    made = nodes(ast.Assign, *reversed(before))
+    return next((one.targets[0] for one in made if draws(one) and bound_names(one) & names), None)
 
 
 def written_into(statements: list[ast.stmt]) -> set[str]:
@@ -72,18 +72,9 @@ def written_into(statements: list[ast.stmt]) -> set[str]:
 
 def used(statements: list[ast.stmt]) -> set[str]:
     """Names that are read for their value, not only told something."""
-    told = {
-        id(node.value.func.value)
-        for statement in statements
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute)
-    }
-    return {
-        node.id
-        for statement in statements
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in told
-    }
+    calls = (node.value for node in nodes(ast.Expr, *statements) if isinstance(node.value, ast.Call))
+    told = {id(call.func.value) for call in calls if isinstance(call.func, ast.Attribute)}
+    return {node.id for node in nodes(ast.Name, *statements) if isinstance(node.ctx, ast.Load) and id(node) not in told}
 
 
 def starts(before: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
@@ -100,12 +91,10 @@ def starts(before: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
 def writes_into(statement: ast.stmt, names: set[str]) -> bool:
     """``h[mask] = 0``, ``h.clamp_(0)`` and ``outs.append(h)`` change what a name holds without binding it."""
     for node in ast.walk(statement):
-        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store) and root(node) in names:
+        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store) and root_of(node) in names:
             return True
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and root(node.func) in names:
-            method = node.func.attr
-            if method in FILLING or (method.endswith("_") and not method.endswith("__")):
-                return True
+        if (name := method(node)) and root_of(node) in names and (name in FILLING or (name.endswith("_") and not name.endswith("__"))):
+            return True
     return False
 
 
@@ -119,22 +108,12 @@ def _is_given(statement: ast.stmt, names: set[str]) -> bool:
 
 def draws(statement: ast.stmt) -> bool:
     """Whether anything in it is taken from an iterator."""
-    return any(isinstance(node, ast.Name) and node.id == "next" for node in ast.walk(statement))
+    return "next" in names_in(statement)
 
 
 def takes(value: ast.expr) -> bool:
     """``next(batches)``, ``queue.get()``: the same call gives another value the second time."""
-    if not isinstance(value, ast.Call):
-        return False
-    called = value.func
-    return called.id == "next" if isinstance(called, ast.Name) else isinstance(called, ast.Attribute) and called.attr in _TAKING
-
-
-def root(node: ast.AST) -> str:
-    """The variable that ``h[0].clamp_(0)`` begins with; nothing for none."""
-    while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else ""
+    return method(value) in _TAKING or (isinstance(value, ast.Call) and dotted(value.func) == "next")
 
 
 # The loop's iterator still knows which element it gave last. Which iterator is the loop's nobody says, so each that fits is a guess, and a

@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 
 from torchdebug_magics.probing.rerun.runnable_code import Drawn, runnable
 from torchdebug_magics.probing.rerun.step_slice import Slice
-from torchdebug_magics.probing.rerun.step_statements import draws, root, writes_into
+from torchdebug_magics.probing.rerun.step_statements import draws, writes_into
 from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.syntax import bound_names, lists_around, read_before_bound, tree_of
+from torchdebug_magics.probing.syntax import bound_names, lists_around, method, names_in, nodes, read_before_bound, root_of, tree_of
 from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in
 from torchdebug_magics.probing.where import span
 
@@ -79,12 +79,9 @@ class Computed:
 
 def _tells(statement: ast.stmt, objects: set[str]) -> bool:
     """Whether it calls a method of an object for what that does, as ``metric.add_batch(scores)``."""
-    calls = (node.value for node in ast.walk(statement) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
-    return any(root(call.func) in objects for call in calls)
+    return any(isinstance(node.value, ast.Call) and root_of(node.value) in objects for node in nodes(ast.Expr, statement))
 
 
 def _expected(statements: list[ast.stmt]) -> set[str]:
     """Variables that are asked whether they are NaN, or given to what leaves NaN out."""
-    calls = (node for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Call))
-    asking = (call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in _EXPECTING)
-    return {node.id for call in asking for node in ast.walk(call) if isinstance(node, ast.Name)}
+    return names_in(*(call for call in nodes(ast.Call, *statements) if method(call) in _EXPECTING))
