@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.autograd.named import attribute_line, cell_fi
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.silences.left_out import hidden_parameters
 from torchdebug_magics.probing.source.call_sites import function_node, value_of
-from torchdebug_magics.probing.syntax import tree_of
+from torchdebug_magics.probing.syntax import nodes, tree_of
 from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 
@@ -69,8 +69,7 @@ def _return_of(function: object) -> Location | None:
     code = getattr(function, "__code__", None)
     if code is None:
         return None
-    node = function_node(code)
-    lines = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)] if node is not None else []
+    lines = [one.lineno for one in nodes(ast.Return, function_node(code))]
     return location(code.co_filename, lines[-1], code.co_name) if lines else None
 
 
@@ -218,8 +217,8 @@ def values_read(raised: Raised) -> list[tuple[Location, str, object]]:
     return [
         (place, ast.unparse(node), value_of(node, frame))
         for frame, place in zip(raised.frames, raised.places, strict=True)
-        for node in ast.walk(statement_at(place) or ast.Pass())
-        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+        for node in nodes((ast.Name, ast.Attribute), statement_at(place))
+        if isinstance(node.ctx, ast.Load)
     ]
 
 
