@@ -9,7 +9,7 @@ import ast
 import copy
 import functools
 import linecache
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
@@ -25,6 +25,8 @@ SCOPES = (*FUNCTIONS, ast.ClassDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
 WITHS = (ast.With, ast.AsyncWith)
+FILLING = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault"})
+"""Methods that put something into what they are called on."""
 _CAPTURES = (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 _ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 
@@ -302,6 +304,36 @@ class _Names:
         own = inner.bound | {argument.arg for argument in nodes(ast.arg, getattr(node, "args", None))}
         self.read |= inner.read - (own - inner._declared)
         self.bound |= inner.bound & inner._declared
+
+
+def writes_into(statement: ast.stmt, names: set[str]) -> bool:
+    """``h[mask] = 0``, ``h.clamp_(0)`` and ``outs.append(h)`` change what a name holds without binding it."""
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store) and root_of(node) in names:
+            return True
+        if (name := method(node)) and root_of(node) in names and (name in FILLING or (name.endswith("_") and not name.endswith("__"))):
+            return True
+    return False
+
+
+def makes(statement: ast.stmt, names: set[str]) -> bool:
+    """Whether a statement binds one of these names, or changes what one holds."""
+    return not bound_names(statement).isdisjoint(names) or writes_into(statement, names)
+
+
+def leading_to(before: Sequence[ast.stmt], wanted: set[str], takes: Callable[[ast.stmt, set[str]], bool] = makes) -> Iterator[int]:
+    """The backward slice: the places of the statements that made what some names hold after all of them, the last first.
+
+    `takes` says whether a statement belongs to it, by the names whose making is still missing.
+    """
+    end = ast.Expr(ast.Tuple([ast.Name(name, ast.Load()) for name in sorted(wanted)], ast.Load()))
+    kept: list[ast.stmt] = [end]
+    needed = set(wanted)
+    for place in reversed(range(len(before))):
+        if takes(before[place], needed):
+            kept.insert(0, before[place])
+            needed = read_before_bound(kept)
+            yield place
 
 
 def dotted(node: ast.AST | None) -> str:

@@ -21,9 +21,19 @@ from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import overlap
 from torchdebug_magics.probing.modules import Call, unwrapped
 from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.rerun.attempt import Position
-from torchdebug_magics.probing.rerun.step_statements import writes_into
 from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.syntax import bound_names, called, dotted, lists_around, mentions, method, nodes, span_as_written, tree_of
+from torchdebug_magics.probing.syntax import (
+    bound_names,
+    called,
+    dotted,
+    lists_around,
+    mentions,
+    method,
+    nodes,
+    span_as_written,
+    tree_of,
+    writes_into,
+)
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 from torchdebug_magics.report import Location

@@ -10,8 +10,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from torchdebug_magics.probing.rerun.attempt import CannotReplay
-from torchdebug_magics.probing.rerun.step_statements import FILLING, takes, used, writes_into
-from torchdebug_magics.probing.syntax import covers, dotted, exchanged, method, nodes, root_of
+from torchdebug_magics.probing.rerun.step_statements import takes, used
+from torchdebug_magics.probing.syntax import FILLING, covers, dotted, exchanged, method, nodes, root_of, writes_into
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 
 _REPORTING = frozenset({

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
+from itertools import takewhile
 from types import CodeType, FrameType, MappingProxyType
 from typing import Any, NoReturn
 
@@ -21,11 +22,10 @@ from torchdebug_magics.probing.rerun.step_statements import (
     earlier_values,
     makers,
     starts,
-    writes_into,
     written_into,
 )
 from torchdebug_magics.probing.source.code_owner import local_values, owner
-from torchdebug_magics.probing.syntax import bound_names, lists_around, names_in, read_before_bound, span_as_written, tree_of
+from torchdebug_magics.probing.syntax import bound_names, leading_to, lists_around, names_in, read_before_bound, span_as_written, tree_of
 from torchdebug_magics.probing.tensors import is_bad
 from torchdebug_magics.probing.where import adopt_timed
 
@@ -187,15 +187,9 @@ def _dependencies(end: Position) -> list[ast.stmt]:
     if not lists:
         _no_source()
     body, last = lists[0]
-    kept = [body[last]]
-    needed = read_before_bound(kept)
-    for statement in reversed(body[:last]):
-        if bound_names(statement) & needed or writes_into(statement, needed):
-            if draws(statement):
-                break
-            kept.insert(0, statement)
-            needed = read_before_bound(kept)
-    lost = needed & _overwritten(kept)
+    made = (body[place] for place in leading_to(body[:last], read_before_bound([body[last]])))
+    kept = [*[*takewhile(lambda statement: not draws(statement), made)][::-1], body[last]]
+    lost = read_before_bound(kept) & _overwritten(kept)
     if lost:
         msg = f"the earlier value of {', '.join(sorted(lost))} is gone"
         raise CannotReplay(msg)

@@ -17,10 +17,9 @@ import torch
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.syntax import bound_names, dotted, method, names_in, nodes, read_before_bound, root_of
+from torchdebug_magics.probing.syntax import bound_names, dotted, leading_to, makes, method, names_in, nodes, read_before_bound, writes_into
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 
-FILLING = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault"})
 _TAKING = frozenset({"get", "get_nowait", "pop", "popleft", "popitem", "readline", "recv"})
 _ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), enumerate, zip, GeneratorType)
 _MOST_GUESSES = 8
@@ -49,13 +48,9 @@ def began_with(before: list[ast.stmt], wanted: set[str]) -> frozenset[str]:
 def _backwards(before: list[ast.stmt], wanted: set[str]) -> Iterator[tuple[list[ast.stmt], frozenset[str]]]:
     """Ever more of the statements that made some variables, each time with the names that they read and that were bound anew since."""
     kept: list[ast.stmt] = []
-    needed = set(wanted)
-    for place, statement in reversed(list(enumerate(before))):
-        makes = bound_names(statement) & needed or writes_into(statement, needed) or _is_given(statement, needed)
-        if makes and not draws(statement):
-            kept = [statement, *kept]
-            needed |= read_before_bound([statement])
-            yield kept, frozenset(read_before_bound(kept) & bound_names(*before[place:]))
+    for place in leading_to(before, wanted, lambda one, names: not draws(one) and (makes(one, names) or _is_given(one, names))):
+        kept = [before[place], *kept]
+        yield kept, frozenset(read_before_bound(kept) & bound_names(*before[place:]))
 
 
 def drawn_by(before: list[ast.stmt], names: frozenset[str]) -> ast.expr | None:
@@ -86,16 +81,6 @@ def starts(before: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
             kept.insert(0, statement)
             names = names - bound
     return kept
-
-
-def writes_into(statement: ast.stmt, names: set[str]) -> bool:
-    """``h[mask] = 0``, ``h.clamp_(0)`` and ``outs.append(h)`` change what a name holds without binding it."""
-    for node in ast.walk(statement):
-        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store) and root_of(node) in names:
-            return True
-        if (name := method(node)) and root_of(node) in names and (name in FILLING or (name.endswith("_") and not name.endswith("__"))):
-            return True
-    return False
 
 
 def _is_given(statement: ast.stmt, names: set[str]) -> bool:

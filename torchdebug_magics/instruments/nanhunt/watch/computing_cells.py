@@ -13,9 +13,20 @@ from torch.utils.data import Dataset
 
 from torchdebug_magics.probing.rerun.runnable_code import Drawn, runnable
 from torchdebug_magics.probing.rerun.step_slice import Slice
-from torchdebug_magics.probing.rerun.step_statements import draws, writes_into
+from torchdebug_magics.probing.rerun.step_statements import draws
 from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.syntax import bound_names, lists_around, method, names_in, nodes, read_before_bound, root_of, tree_of
+from torchdebug_magics.probing.syntax import (
+    bound_names,
+    leading_to,
+    lists_around,
+    makes,
+    method,
+    names_in,
+    nodes,
+    read_before_bound,
+    root_of,
+    tree_of,
+)
 from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in
 from torchdebug_magics.probing.where import span
 
@@ -53,12 +64,10 @@ class Computed:
     def slice(self, wanted: tuple[str, ...]) -> Slice | None:
         """What made these variables; None where it takes from an iterator, or reads what is not there any more."""
         names = self._names()
-        needed, kept = set(wanted), list[ast.stmt]()
         objects = {name for name in wanted if type(names[name]) not in _LOOKED_INTO}
-        for statement in reversed(self._statements()):
-            if bound_names(statement) & needed or writes_into(statement, needed) or _tells(statement, objects):
-                kept.insert(0, statement)
-                needed |= read_before_bound([statement])
+        statements = self._statements()
+        made = leading_to(statements, set(wanted), lambda statement, needed: makes(statement, needed) or _tells(statement, objects))
+        kept = [statements[place] for place in made][::-1]
         if not kept or any(map(draws, kept)) or read_before_bound(kept) & bound_names(*kept):
             return None
         code, given = runnable(kept, self._frame, 0, Drawn(kept, names, 0), wanted)
