@@ -17,19 +17,8 @@ from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, Literal, TypeVar
 
 from torchdebug_magics.format import listed
+from torchdebug_magics.probing import syntax
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
-from torchdebug_magics.probing.syntax import (
-    SCOPES,
-    binding,
-    bound_inside,
-    enclosing,
-    expression,
-    last_name,
-    names_in,
-    parsed,
-    targets_of,
-    tree_of,
-)
 from torchdebug_magics.probing.where import running_shell
 from torchdebug_magics.report import Location, Report
 
@@ -160,12 +149,12 @@ def _words(code: str, place: _Place) -> str:
     A function that exists by its full name stays code: `zlib.crc32` for ``zlib.crc32(text)``.
     """
     try:
-        node = expression(code)
+        node = syntax.expression(code)
     except SyntaxError:
         return ""
     call = isinstance(node, ast.Call)
     named = node.func if isinstance(node, ast.Call) else node
-    name = last_name(named)
+    name = syntax.last_name(named)
     if isinstance(named, ast.Attribute) and call and not _lacks(full := ast.unparse(named), place, {"_"}):
         return f"`{full}`"
     options = [f"{option.arg}={_value_words(option.value)}" for option in node.keywords if option.arg] if isinstance(node, ast.Call) else []
@@ -187,12 +176,12 @@ def _lacks(code: str, place: _Place, bound: set[str]) -> Literal["", "name", "mo
     if place.is_written(code):
         return ""
     code = f"_{code}" if code.startswith(".") else code  # an attribute of anything, as `.detach()`
-    tree = next((tree for form in _FORMS if (tree := parsed(form.replace("{}", code))) is not None), None)
+    tree = next((tree for form in _FORMS if (tree := syntax.parsed(form.replace("{}", code))) is not None), None)
     if tree is None:
         return "" if _PROSE.match(code) else "more"
     try:
         _Resolver(place, bound).run(tree.body)
-        bound |= bound_inside(tree)
+        bound |= syntax.bound_inside(tree)
     except _MissingError as missing:
         if missing.is_name:
             return "" if place.is_mention(tree.body) else "name"
@@ -212,8 +201,8 @@ class _Resolver:
     def run(self, statements: list[ast.stmt]) -> None:
         """Raises `_MissingError` for the first that does not exist."""
         for statement in statements:
-            inside = bound_inside(statement)
-            assigned = names_in(*targets_of(statement)) if isinstance(statement, (ast.Assign, ast.AnnAssign)) else set()
+            inside = syntax.bound_inside(statement)
+            assigned = syntax.names_in(*syntax.targets_of(statement)) if isinstance(statement, (ast.Assign, ast.AnnAssign)) else set()
             known = self._bound
             self._bound = known | (inside - assigned)
             for child in ast.iter_child_nodes(statement):
@@ -324,13 +313,13 @@ class _Place:
             self._read(file, line)
 
     def _read(self, file: str, line: int) -> None:
-        tree = tree_of(file)
+        tree = syntax.tree_of(file)
         if tree is None:
             return
-        around = [one for one in enclosing(tree, line) if isinstance(one, SCOPES)]
+        around = [one for one in syntax.enclosing(tree, line) if isinstance(one, syntax.SCOPES)]
         for one in around:
             if (file, one.name) not in self._alive and not isinstance(one, ast.ClassDef):
-                self._over |= bound_inside(one)
+                self._over |= syntax.bound_inside(one)
         self._seen |= _visible(tree, around)
 
     def values(self, name: str) -> list[Any]:
@@ -364,8 +353,8 @@ def _visible(node: ast.AST, around: list[Any]) -> set[str]:
     """Names that a text reads or binds, without the insides of functions other than those `around` a line."""
     names = set[str]()
     for child in ast.iter_child_nodes(node):
-        names.update([child.id] if isinstance(child, ast.Name) else binding(child))
-        if not isinstance(child, SCOPES) or child in around:
+        names.update([child.id] if isinstance(child, ast.Name) else syntax.binding(child))
+        if not isinstance(child, syntax.SCOPES) or child in around:
             names |= _visible(child, around)
     return names
 

@@ -78,9 +78,9 @@ def nodes(kind: Any, *roots: ast.AST | None) -> Iterator[ast.AST]:
     return (node for root in roots if root is not None for node in ast.walk(root) if isinstance(node, kind))
 
 
-def own_nodes(root: ast.AST) -> Iterator[ast.AST]:
+def own_nodes(root: ast.AST | None) -> Iterator[ast.AST]:
     """The nodes inside a statement, function or module in the order of the text, without those of functions and classes inside."""
-    for child in ast.iter_child_nodes(root):
+    for child in ast.iter_child_nodes(root) if root is not None else ():
         yield child
         if not isinstance(child, (*SCOPES, ast.Lambda)):
             yield from own_nodes(child)
@@ -157,13 +157,13 @@ def statement_at(tree: ast.Module | None, line: int) -> ast.stmt | None:
     return next(iter([*enclosing(tree, line)][::-1]), None)
 
 
-def lists_around(tree: ast.Module, where: Span) -> list[tuple[list[ast.stmt], int]]:
+def lists_around(tree: ast.Module | None, where: Span) -> list[tuple[list[ast.stmt], int]]:
     """The statement lists around a position, innermost first, each with the place of the statement that holds it.
 
     Stops at the function the position is in.
     """
     found: list[tuple[list[ast.stmt], int]] = []
-    body: list[ast.stmt] | None = tree.body
+    body: list[ast.stmt] | None = None if tree is None else tree.body
     while body is not None:
         holder = next((place for place, statement in enumerate(body) if _holds(statement, where)), None)
         if holder is None:

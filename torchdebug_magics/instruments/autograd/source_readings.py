@@ -12,21 +12,9 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.autograd.report import Cut
+from torchdebug_magics.probing import syntax
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.syntax import (
-    FUNCTIONS,
-    SCOPES,
-    WITHS,
-    Loop,
-    bound_names,
-    called,
-    covers,
-    loops_around,
-    nodes,
-    read_names,
-    tree_of,
-)
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 
@@ -47,10 +35,10 @@ class Slice:
     around: tuple[ast.AST, ...]
 
 
-def simple_statements(tree: ast.AST, around: tuple[ast.AST, ...] = ()) -> Iterator[Slice]:
+def simple_statements(tree: ast.AST | None, around: tuple[ast.AST, ...] = ()) -> Iterator[Slice]:
     """In the order of the text; those of functions and classes are not among them, unless `tree` is one."""
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, SCOPES):
+    for child in ast.iter_child_nodes(tree) if tree is not None else ():
+        if isinstance(child, syntax.SCOPES):
             continue
         if isinstance(child, ast.stmt):
             if hasattr(child, "body"):
@@ -61,22 +49,22 @@ def simple_statements(tree: ast.AST, around: tuple[ast.AST, ...] = ()) -> Iterat
             yield from simple_statements(child, around)
 
 
-def made_by(tree: ast.AST, names: set[str], last_line: int) -> Iterator[Slice]:
+def made_by(tree: ast.AST | None, names: set[str], last_line: int) -> Iterator[Slice]:
     """The statements up to a line that made what these names hold there."""
     wanted = set(names)
     for one in reversed([one for one in simple_statements(tree) if one.statement.lineno <= last_line]):
-        if bound_names(one.statement) & wanted:
+        if syntax.bound_names(one.statement) & wanted:
             yield one
-            wanted |= read_names(one.statement)
+            wanted |= syntax.read_names(one.statement)
 
 
 def cuts_toward(names: set[str], file: str, last_line: int, function: str, namespace: Mapping[str, Any]) -> Iterator[Cut]:
     """On the way to what these names hold at a line, the nearest first; also inside the forwards that are called there."""
-    tree = tree_of(file)
-    body = tree if tree is None or function == "<module>" else _function(tree, function, last_line) or tree
-    for one in made_by(body, names, last_line) if body is not None else ():
+    tree = syntax.tree_of(file)
+    body = tree if function == "<module>" else _function(tree, function, last_line) or tree
+    for one in made_by(body, names, last_line):
         yield from _cuts_of(one, file, function, None)
-        for name in read_names(one.statement):
+        for name in syntax.read_names(one.statement):
             value = namespace.get(name)
             if isinstance(value, torch.nn.Module):
                 yield from cuts_in_forward(value, "")
@@ -102,19 +90,19 @@ def _cuts_in_function(function: FunctionType) -> Iterator[Cut]:
     if node is None:
         return
     returned = [one for one in simple_statements(node) if isinstance(one.statement, ast.Return)]
-    names = {name for one in returned for name in read_names(one.statement)}
+    names = {name for one in returned for name in syntax.read_names(one.statement)}
     for one in (*returned, *made_by(node, names, sys.maxsize)):
         yield from _cuts_of(one, code.co_filename, code.co_name, None)
     yield from _decorated(node, code.co_filename, code.co_name, None)
 
 
-def _function(tree: ast.AST, name: str, line: int) -> ast.AST | None:
-    return next((one for one in nodes(FUNCTIONS, tree) if one.name == name and covers(one, line)), None)
+def _function(tree: ast.AST | None, name: str, line: int) -> ast.AST | None:
+    return next((one for one in syntax.nodes(syntax.FUNCTIONS, tree) if one.name == name and syntax.covers(one, line)), None)
 
 
 def _cuts_of(one: Slice, file: str, function: str, module: str | None) -> Iterator[Cut]:
     for block in reversed(one.around):
-        if isinstance(block, WITHS) and any(name in ast.unparse(one) for one in block.items for name in _OFF):
+        if isinstance(block, syntax.WITHS) and any(name in ast.unparse(one) for one in block.items for name in _OFF):
             yield Cut(op="no_grad", location=location(file, block.lineno, function), module=module)
     for node in ast.walk(one.statement):
         op = _op_of(node)
@@ -125,7 +113,7 @@ def _cuts_of(one: Slice, file: str, function: str, module: str | None) -> Iterat
 def _op_of(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute) and node.attr == "data":
         return "detach"
-    name = called(node)
+    name = syntax.called(node)
     if isinstance(node, ast.Call) and name in {"tensor", "as_tensor"} and node.args and isinstance(node.args[0], ast.Constant):
         return ""
     return _CALLS.get(name, "")
@@ -137,28 +125,24 @@ def _decorated(node: ast.AST, file: str, function: str, module: str | None) -> I
             yield Cut(op="no_grad", location=location(file, decorator.lineno, function), module=module)
 
 
-def loop_around(where: Location | None) -> Loop | None:
+def loop_around(where: Location | None) -> syntax.Loop | None:
     """The innermost loop around a line, in the same function."""
-    return None if where is None else next(reversed(loops_around(tree_of(where.file), where.line)), None)
+    return None if where is None else next(reversed(syntax.loops_around(syntax.tree_of(where.file), where.line)), None)
 
 
-def carried_names(loop: Loop) -> list[tuple[str, int]]:
+def carried_names(loop: syntax.Loop) -> list[tuple[str, int]]:
     """(name, line that binds it) of what the body reads before it binds it."""
     unbound: dict[str, int] = {}
     bound: dict[str, int] = {}
     for one in simple_statements(loop):
-        for name in read_names(one.statement) - bound.keys():
+        for name in syntax.read_names(one.statement) - bound.keys():
             unbound.setdefault(name, one.statement.lineno)
-        bound.update(dict.fromkeys(bound_names(one.statement), one.statement.lineno))
+        bound.update(dict.fromkeys(syntax.bound_names(one.statement), one.statement.lineno))
     return [(name, line) for name, line in bound.items() if name in unbound]
 
 
 def earlier_backward(where: Location) -> Location | None:
     """The call of backward() nearest before a line, in the same block or one around it."""
-    tree = tree_of(where.file)
-    lines = [
-        one.statement.lineno
-        for one in (simple_statements(tree) if tree is not None else ())
-        if ".backward(" in ast.unparse(one.statement) and one.statement.lineno < where.line
-    ]
+    before = (one.statement for one in simple_statements(syntax.tree_of(where.file)) if one.statement.lineno < where.line)
+    lines = [statement.lineno for statement in before if ".backward(" in ast.unparse(statement)]
     return location(where.file, lines[-1], where.function) if lines else None

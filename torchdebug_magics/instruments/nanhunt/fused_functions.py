@@ -16,20 +16,8 @@ import torch
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
 from torchdebug_magics.instruments.nanhunt.source_edits import Expression, expression_at
+from torchdebug_magics.probing import syntax
 from torchdebug_magics.probing.ops import is_movement
-from torchdebug_magics.probing.syntax import (
-    bound_names,
-    called,
-    dotted,
-    exchanged,
-    last_line,
-    lists_around,
-    method,
-    names_in,
-    nodes,
-    parsed,
-    span_of,
-)
 
 _SOURCES: Final = {"sigmoid": "sigmoid", "_softmax": "softmax"}
 _MOST_OPS = 6
@@ -60,7 +48,7 @@ class _Probabilities:
 def as_one_function(evidence: Evidence, expression: Expression) -> Iterator[str]:
     """The user's text with the one function, the largest expression that it can stand for first."""
     logarithm = expression.node
-    if evidence.plain_name != "log" or called(logarithm) not in {"log", "log_"} or not isinstance(logarithm, ast.Call):
+    if evidence.plain_name != "log" or syntax.called(logarithm) not in {"log", "log_"} or not isinstance(logarithm, ast.Call):
         return
     made = _probabilities(evidence, expression)
     argument = next(iter(logarithm.args), None) or (logarithm.func.value if isinstance(logarithm.func, ast.Attribute) else None)
@@ -108,37 +96,41 @@ def _named(maker: Op, source: Expression, expression: Expression, *, is_compleme
     if not isinstance(node, ast.Call):
         return None
     is_method = (
-        called(node) == kind
+        syntax.called(node) == kind
         and isinstance(node.func, ast.Attribute)
         and ast.unparse(node.func.value) not in {"torch", "F", "nn.functional"}
     )
     logits = node.func.value if is_method and isinstance(node.func, ast.Attribute) else next(iter(node.args), None)
     if logits is None:
         return None
-    given = [source.code(one) for one in (*node.args[not is_method :], *node.keywords) if called(node) == kind]
+    given = [source.code(one) for one in (*node.args[not is_method :], *node.keywords) if syntax.called(node) == kind]
     dimension = ", ".join(given) if given or kind == "sigmoid" else f"dim={maker.args[1]}"
-    inner = [one for one in nodes(ast.Call, expression.node) if span_of(one) == span_of(node)]
+    inner = [one for one in syntax.nodes(ast.Call, expression.node) if syntax.span_of(one) == syntax.span_of(node)]
     if inner:
         return _Probabilities(kind, is_complement, maker, inner[0], source.code(logits), dimension, "")
-    tree = parsed(expression.text)
-    binding = next((one for one in nodes(ast.Assign, tree) if span_of(one.value) == span_of(node)), None)
+    tree = syntax.parsed(expression.text)
+    binding = next((one for one in syntax.nodes(ast.Assign, tree) if syntax.span_of(one.value) == syntax.span_of(node)), None)
     if binding is None or len(binding.targets) != 1 or not isinstance(binding.targets[0], ast.Name) or not _may_be_repeated(logits):
         return None
-    between = [one for one in nodes(ast.stmt, tree) if binding.lineno <= one.lineno and last_line(one) < expression.node.lineno]
-    if names_in(logits) & bound_names(*between) or binding.targets[0].id in bound_names(*[one for one in between if one is not binding]):
+    between = [
+        one for one in syntax.nodes(ast.stmt, tree) if binding.lineno <= one.lineno and syntax.last_line(one) < expression.node.lineno
+    ]
+    if syntax.names_in(logits) & syntax.bound_names(*between) or binding.targets[0].id in syntax.bound_names(
+        *[one for one in between if one is not binding]
+    ):
         return None
     return _Probabilities(kind, is_complement, maker, node, source.code(logits), dimension, binding.targets[0].id)
 
 
 def _may_be_repeated(node: ast.expr) -> bool:
     """Whether it may be computed once more: it draws nothing, and calls nothing of the user's."""
-    return all(method(one) in _RESHAPING for one in nodes(ast.Call, node))
+    return all(syntax.method(one) in _RESHAPING for one in syntax.nodes(ast.Call, node))
 
 
 def _entropies(expression: Expression, made: _Probabilities, functional: str) -> Iterator[str]:
     """Expressions around the logarithm that are a binary cross-entropy."""
     for around in _around(expression):
-        calls = [one for one in nodes(ast.Call, around) if not _is_torchs(one) and one is not made.node]
+        calls = [one for one in syntax.nodes(ast.Call, around) if not _is_torchs(one) and one is not made.node]
         if calls or sum(_is_probability(one, made) for one in ast.walk(around)) < 2:  # noqa: PLR2004 - p and 1 - p
             continue
         for target in _targets(around, made):
@@ -149,10 +141,14 @@ def _entropies(expression: Expression, made: _Probabilities, functional: str) ->
 
 def _around(expression: Expression) -> list[ast.expr]:
     """The expressions that hold the logarithm, the largest first."""
-    tree, where = parsed(expression.text), span_of(expression.node)
-    lists = lists_around(tree, where) if tree is not None else []
-    inside = nodes(ast.expr, lists[0][0][lists[0][1]] if lists else None)
-    return [one for one in inside if span_of(one)[:2] <= where[:2] and span_of(one)[2:] >= where[2:] and span_of(one) != where]
+    where = syntax.span_of(expression.node)
+    lists = syntax.lists_around(syntax.parsed(expression.text), where)
+    inside = syntax.nodes(ast.expr, lists[0][0][lists[0][1]] if lists else None)
+    return [
+        one
+        for one in inside
+        if syntax.span_of(one)[:2] <= where[:2] and syntax.span_of(one)[2:] >= where[2:] and syntax.span_of(one) != where
+    ]
 
 
 def _targets(around: ast.expr, made: _Probabilities) -> list[ast.expr]:
@@ -173,7 +169,7 @@ def _equal_to(around: ast.expr, target: ast.expr, made: _Probabilities) -> Itera
         logits = torch.randn(8, dtype=torch.float64, generator=generator)
         labels = torch.rand(8, dtype=torch.float64, generator=generator)
         replaced = _replaced(around, made, ast.unparse(target))
-        if not names_in(replaced) <= {*_LIBRARIES, _P, _Y}:
+        if not syntax.names_in(replaced) <= {*_LIBRARIES, _P, _Y}:
             return
         code = compile(ast.fix_missing_locations(ast.Expression(replaced)), "<tried>", "eval")
         try:
@@ -199,7 +195,7 @@ def _replaced(around: ast.expr, made: _Probabilities, target: str) -> ast.expr:
             return ast.Name(_P, ast.Load())
         return ast.Name(_Y, ast.Load()) if isinstance(node, ast.expr) and ast.unparse(node) == target else None
 
-    return exchanged(around, name)
+    return syntax.exchanged(around, name)
 
 
 def _with_probabilities(argument: ast.expr, made: _Probabilities, text: str) -> str:
@@ -220,5 +216,5 @@ def _is_torchs(node: ast.Call) -> bool:
     """A function of torch's, or a method that makes a new tensor."""
     if not isinstance(node.func, ast.Attribute):
         return False
-    is_function = dotted(node.func).partition(".")[0] in _LIBRARIES
+    is_function = syntax.dotted(node.func).partition(".")[0] in _LIBRARIES
     return is_function or (hasattr(torch.Tensor, node.func.attr) and not node.func.attr.endswith("_"))

@@ -160,8 +160,6 @@ class LiveInKeeper:
 @functools.lru_cache(maxsize=256)
 def _carried(code: CodeType, instruction: int, line: int) -> frozenset[str]:
     tree = tree_of(code.co_filename) if owner(code.co_filename) in {"user", "library"} else None
-    if tree is None:
-        return frozenset()
     where = span(code, instruction) or (line, -1, line, -1)
     statements: list[ast.stmt] = []
     for body, start in lists_around(tree, where):

@@ -226,12 +226,8 @@ def assigned_before(raised: Raised, name: str | None) -> Location | None:
     """The last assignment to the variable before the error, by the text; else the last of an earlier cell."""
     here = raised.here
     for file in dict.fromkeys([*([here.file] if here is not None else ()), *reversed(cell_files())]):
-        tree = tree_of(file)
-        lines = [
-            node.lineno
-            for node in (ast.walk(tree) if tree is not None else ())
-            if isinstance(node, ast.Assign) and any(ast.unparse(target) == name for target in node.targets)
-        ]
+        assigned = nodes(ast.Assign, tree_of(file))
+        lines = [node.lineno for node in assigned if any(ast.unparse(target) == name for target in node.targets)]
         before = [line for line in lines if here is None or file != here.file or line <= here.line]
         if before:
             return location(file, max(before), "<module>")

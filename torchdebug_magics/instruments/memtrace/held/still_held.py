@@ -87,8 +87,7 @@ class Deletions:
 
 def _deleted(file: str) -> Iterator[tuple[str, int]]:
     """(name, line) of each variable that the cell deletes."""
-    tree = tree_of(file)
-    for node in own_nodes(tree) if tree is not None else ():
+    for node in own_nodes(tree_of(file)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
             yield node.id, node.lineno
 

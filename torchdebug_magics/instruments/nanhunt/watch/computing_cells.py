@@ -11,22 +11,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from torchdebug_magics.probing import syntax
 from torchdebug_magics.probing.rerun.runnable_code import Drawn, runnable
 from torchdebug_magics.probing.rerun.step_slice import Slice
 from torchdebug_magics.probing.rerun.step_statements import draws
 from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.syntax import (
-    bound_names,
-    leading_to,
-    lists_around,
-    makes,
-    method,
-    names_in,
-    nodes,
-    read_before_bound,
-    root_of,
-    tree_of,
-)
 from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in
 from torchdebug_magics.probing.where import span
 
@@ -50,7 +39,7 @@ class Computed:
         if time.perf_counter() - self._began_s > _MOST_S or not statements:
             return ()
         names, expected = self._names(), _expected(statements)
-        bound = (name for name in sorted(bound_names(*statements) - expected) if not name.startswith("_"))
+        bound = (name for name in sorted(syntax.bound_names(*statements) - expected) if not name.startswith("_"))
         return tuple(name for name in bound if any(kind_of(tensor) & NAN for tensor in self.results_in(names.get(name))))
 
     @staticmethod
@@ -66,9 +55,11 @@ class Computed:
         names = self._names()
         objects = {name for name in wanted if type(names[name]) not in _LOOKED_INTO}
         statements = self._statements()
-        made = leading_to(statements, set(wanted), lambda statement, needed: makes(statement, needed) or _tells(statement, objects))
+        made = syntax.leading_to(
+            statements, set(wanted), lambda statement, needed: syntax.makes(statement, needed) or _tells(statement, objects)
+        )
         kept = [statements[place] for place in made][::-1]
-        if not kept or any(map(draws, kept)) or read_before_bound(kept) & bound_names(*kept):
+        if not kept or any(map(draws, kept)) or syntax.read_before_bound(kept) & syntax.bound_names(*kept):
             return None
         code, given = runnable(kept, self._frame, 0, Drawn(kept, names, 0), wanted)
         return Slice(code, {**names, **given}, tuple(kept), {name: names[name] for name in wanted}, {})
@@ -77,8 +68,7 @@ class Computed:
         return {**self._frame.f_globals, **local_values(self._frame)}
 
     def _statements(self) -> list[ast.stmt]:
-        tree = tree_of(self._frame.f_code.co_filename)
-        lists = [] if tree is None else lists_around(tree, self._where)
+        lists = syntax.lists_around(syntax.tree_of(self._frame.f_code.co_filename), self._where)
         if not lists:
             return []
         body, place = lists[0]
@@ -88,9 +78,9 @@ class Computed:
 
 def _tells(statement: ast.stmt, objects: set[str]) -> bool:
     """Whether it calls a method of an object for what that does, as ``metric.add_batch(scores)``."""
-    return any(isinstance(node.value, ast.Call) and root_of(node.value) in objects for node in nodes(ast.Expr, statement))
+    return any(isinstance(node.value, ast.Call) and syntax.root_of(node.value) in objects for node in syntax.nodes(ast.Expr, statement))
 
 
 def _expected(statements: list[ast.stmt]) -> set[str]:
     """Variables that are asked whether they are NaN, or given to what leaves NaN out."""
-    return names_in(*(call for call in nodes(ast.Call, *statements) if method(call) in _EXPECTING))
+    return syntax.names_in(*(call for call in syntax.nodes(ast.Call, *statements) if syntax.method(call) in _EXPECTING))

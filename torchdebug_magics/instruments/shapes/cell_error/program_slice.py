@@ -115,8 +115,7 @@ def _returns(statement: ast.stmt) -> bool:
 
 
 def _taken(filename: str, line: int, names: Mapping[str, Any]) -> _Taken | None:
-    tree = tree_of(filename)
-    lists = lists_around(tree, (line, -1, line, -1)) if tree is not None else []
+    lists = lists_around(tree_of(filename), (line, -1, line, -1))
     if not lists:
         return None
     before = [statement for body, place in reversed(lists) for statement in body[:place]]
