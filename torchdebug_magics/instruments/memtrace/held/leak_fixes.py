@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import copy
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from torchdebug_magics.probing.syntax import as_atom, expression, method, parsed
 
 if TYPE_CHECKING:
     from torchdebug_magics.probing.holders import Owner
@@ -216,7 +213,8 @@ def rewritten(source: str, cure: str) -> str:
             return ""
         statement.value = _cured(statement.value, cure)
     elif isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
-        if method(call) not in _ADDS or len(call.args) != 1 or call.keywords or not isinstance(call.args[0], (*_SIMPLE, ast.BinOp)):
+        is_put = isinstance(call.func, ast.Attribute) and call.func.attr in _ADDS
+        if not is_put or len(call.args) != 1 or call.keywords or not isinstance(call.args[0], (*_SIMPLE, ast.BinOp)):
             return ""
         call.args[0] = _cured(call.args[0], cure)
     else:
@@ -238,9 +236,13 @@ def adds_a_number(source: str) -> bool:
 
 
 def _statement(source: str) -> ast.stmt | None:
-    tree = parsed(source.strip())
-    return copy.deepcopy(tree.body[0]) if tree is not None and len(tree.body) == 1 else None
+    try:
+        body = ast.parse(source.strip()).body
+    except (SyntaxError, ValueError):
+        return None
+    return body[0] if len(body) == 1 else None
 
 
 def _cured(value: ast.expr, cure: str) -> ast.expr:
-    return expression(f"{as_atom(value)}{cure}")
+    text = ast.unparse(value)
+    return ast.parse(f"{text}{cure}" if isinstance(value, _SIMPLE) else f"({text}){cure}", mode="eval").body
