@@ -62,6 +62,7 @@ def test_names_whose_earlier_value_is_read(text: str, free: set[str]) -> None:
         ("x += 1", {"x"}),
         ("del x", {"x"}),
         ("(y := 1)", {"y"}),
+        ("print(x)", set()),
         ("[(y := x) for x in xs]", {"y"}),
         ("def f(a):\n    b = a", {"f"}),
         ("def f():\n    global n\n    n = 1", {"f", "n"}),
@@ -69,7 +70,6 @@ def test_names_whose_earlier_value_is_read(text: str, free: set[str]) -> None:
         ("import os.path\nfrom a import b as c", {"os", "c"}),
         ("try:\n    pass\nexcept E as e:\n    pass", {"e"}),
         ("match x:\n    case {'k': a, **b}:\n        pass", {"a", "b"}),
-        ("print(x)", set()),
     ],
 )
 def test_names_that_are_bound(text: str, names: set[str]) -> None:
