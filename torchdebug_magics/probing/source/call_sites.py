@@ -14,8 +14,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from torchdebug_magics.probing.source.bytecode import is_in_comprehension
-from torchdebug_magics.probing.source.code_owner import is_module_code, local_values, owner
+from torchdebug_magics.probing.source.code_owner import is_in_comprehension, is_module_code, local_values, owner
 from torchdebug_magics.probing.syntax import FUNCTIONS, expressions, first_line, nodes, tree_of
 
 MISSING: Any = object()

@@ -21,8 +21,7 @@ from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.instruments.deterministic.twice.start_state import SETTINGS
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.kinds import ABSENT
-from torchdebug_magics.probing.source.bytecode import writes_of
-from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.source.code_owner import is_user_code, writes_of
 
 # SYN
 from torchdebug_magics.probing.syntax import names_in, read_before_bound
