@@ -15,8 +15,7 @@ from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptor
 from typing import Any
 
 from torchdebug_magics.probing.kinds import ABSENT, GONE, Kind, same
-from torchdebug_magics.probing.source.code_owner import is_user_code, owner
-from torchdebug_magics.probing.source.statement_lists import writes_of
+from torchdebug_magics.probing.source.code_owner import is_user_code, owner, writes_of
 from torchdebug_magics.probing.where import runs_alone
 
 HEAP_TYPE = 1 << 9

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from torchdebug_magics.fixes import applied, dedented
 from torchdebug_magics.probing.fix_code import ALIASES
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.syntax import covers, first_line, last_line, loops_around, names_in, nodes, parsed, root_of, tree_of
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Edit, Finding, Location, Report
 
@@ -109,14 +109,13 @@ class _Source:
         self.offset = _line_in_file(where, self.lines) - where.line
         """A cell's file may begin with lines that the user does not see."""
         self.line = where.line + self.offset
-        statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
-        self.near = sorted(statements, key=lambda node: abs(node.lineno - self.line))
+        self.near = sorted(nodes(ast.stmt, tree), key=lambda node: abs(node.lineno - self.line))
         self.statement = self.at(where.line)
 
     def at(self, line: int) -> ast.stmt | None:
         """The innermost statement at a line, as the user numbers lines."""
-        here = [node for node in self.near if node.lineno <= line + self.offset <= _end(node)]
-        return max(here, key=lambda node: (node.lineno, -_end(node)), default=None)
+        here = [node for node in self.near if covers(node, line + self.offset)]
+        return max(here, key=lambda node: (node.lineno, -last_line(node)), default=None)
 
     def earlier_cells(self) -> Iterator[_Source]:
         """The other cells of the notebook, the latest first, as looked at from their ends."""
@@ -128,8 +127,7 @@ class _Source:
 
     def loop(self) -> ast.stmt | None:
         """The outermost loop around the line."""
-        around = [node for node in self.near if isinstance(node, (ast.For, ast.While)) and node.lineno <= self.line <= _end(node)]
-        return min(around, key=lambda node: node.lineno, default=None)
+        return next(iter(loops_around(self.tree, self.line)), None)
 
     def text(self, node: ast.stmt | ast.expr, *, whole: bool = False) -> str:
         """As the user wrote it; a statement dedented to its first line, a compound one without its body unless `whole`."""
@@ -148,24 +146,20 @@ class _Source:
         return Edit(cell=self.where.cell, file=self.where.file, line=node.lineno - self.offset, old=old or self.text(node), new=new)
 
     def before(self, node: ast.stmt, new: str) -> Edit:
-        first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
-        return Edit(cell=self.where.cell, file=self.where.file, line=first - self.offset, old="", new=new)
+        return Edit(cell=self.where.cell, file=self.where.file, line=first_line(node) - self.offset, old="", new=new)
 
     def after(self, node: ast.stmt, new: str) -> Edit:
         """As a replacement of a simple statement; of a compound one, before the line that follows it, in the same column."""
         if isinstance(node, _SIMPLE):
             return self.replacing(node, f"{self.text(node)}\n{new}")
-        return Edit(cell=self.where.cell, file=self.where.file, line=_end(node) + 1 - self.offset, old="", new=new)
+        return Edit(cell=self.where.cell, file=self.where.file, line=last_line(node) + 1 - self.offset, old="", new=new)
 
     def parses_with(self, edits: Sequence[Edit]) -> bool:
         """Whether the file with the edits is a program, and another one."""
         text = "\n".join(self.lines)
         moved = [dataclasses.replace(edit, line=edit.line + self.offset) for edit in edits]
-        try:
-            new = ast.parse(applied(text, moved))
-        except (SyntaxError, ValueError):
-            return False
-        return not _same(new, self.tree)
+        new = parsed(applied(text, moved))
+        return new is not None and not _same(new, self.tree)
 
 
 def _line_in_file(where: Location, lines: list[str]) -> int:
@@ -174,10 +168,6 @@ def _line_in_file(where: Location, lines: list[str]) -> int:
         return where.line
     same = [number for number, line in enumerate(lines, 1) if where.source and line.strip() == where.source]
     return min(same, key=lambda number: abs(number - where.line), default=where.line)
-
-
-def _end(node: ast.stmt) -> int:
-    return node.end_lineno or node.lineno
 
 
 def _codes(fix: str) -> list[tuple[str, str, str]]:
@@ -191,11 +181,8 @@ def _parsed(code: str) -> ast.stmt | None:
     if _OPTION.match(code):
         return None
     for form in ("{}", "{} pass"):
-        try:
-            body = ast.parse(form.format(code)).body
-        except (SyntaxError, ValueError):
-            continue
-        return body[0] if len(body) == 1 else None
+        if (tree := parsed(form.format(code))) is not None:
+            return tree.body[0] if len(tree.body) == 1 else None
     return None
 
 
@@ -254,8 +241,8 @@ def _replaced(statement: ast.stmt, old: str, new: str, source: _Source) -> str |
     if not isinstance(was, ast.Expr):
         return None
     text = source.text(statement)
-    body = [node for child in getattr(statement, "body", ()) for node in ast.walk(child)]
-    spots = [node for node in ast.walk(statement) if isinstance(node, ast.expr) and node not in body and _same(node, was.value)]
+    body = [*nodes(ast.expr, *getattr(statement, "body", ()))]
+    spots = [node for node in nodes(ast.expr, statement) if node not in body and _same(node, was.value)]
     if not spots or any(node.lineno != node.end_lineno for node in spots):
         return None
     lines = [line.encode() for line in text.split("\n")]
@@ -302,9 +289,7 @@ def _goes_on(old: ast.stmt, new: ast.stmt) -> bool:
     """Whether `new` makes its value from that of `old`, as ``x = x.detach()`` does after ``x = f()``: it replaces nothing."""
     if not (isinstance(old, ast.Assign) and isinstance(new, ast.Assign) and isinstance(new.targets[0], ast.Name)):
         return False
-    name = new.targets[0].id
-    reads = [any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(value)) for value in (old.value, new.value)]
-    return reads == [False, True]
+    return [new.targets[0].id in names_in(value) for value in (old.value, new.value)] == [False, True]
 
 
 def _with_options(new: ast.stmt, source: _Source) -> Iterator[Edit]:
@@ -314,13 +299,8 @@ def _with_options(new: ast.stmt, source: _Source) -> Iterator[Edit]:
         return
     options = ", ".join(ast.unparse(keyword) for keyword in call.keywords)
     for statements in ([source.statement], source.near):
-        calls = [
-            (node, part)
-            for node in statements
-            if isinstance(node, _SIMPLE)
-            for part in ast.walk(node)
-            if isinstance(part, ast.Call) and _same(part.func, call.func)
-        ]
+        simple = [node for node in statements if isinstance(node, _SIMPLE)]
+        calls = [(node, part) for node in simple for part in nodes(ast.Call, node) if _same(part.func, call.func)]
         if len(calls) == 1:
             node, part = calls[0]
             if {keyword.arg for keyword in part.keywords} & {keyword.arg for keyword in call.keywords}:
@@ -334,12 +314,9 @@ def _with_options(new: ast.stmt, source: _Source) -> Iterator[Edit]:
 
 def _after_making(target: ast.expr, code: str, source: _Source) -> Edit | None:
     """Sets a part of an object after the statement that made it: the last above the line, or in an earlier cell."""
-    root = target
-    while isinstance(root, (ast.Attribute, ast.Subscript)):
-        root = root.value
-    if root is target or not isinstance(root, ast.Name):
+    if isinstance(target, ast.Name) or not root_of(target):
         return None
-    name = ast.Name(root.id, ast.Store())
+    name = ast.Name(root_of(target), ast.Store())
     for place in (source, *source.earlier_cells()):
         for node in sorted(place.near, key=lambda node: -node.lineno):
             if isinstance(node, ast.Assign) and node.lineno < place.line and _same(node.targets[0], name):
@@ -354,11 +331,7 @@ def _with_part(statement: ast.stmt, new: ast.expr, code: str, source: _Source) -
     call = _call_of(statement)  # made for its effect: what it is called on stays
     kept = (*getattr(statement, "body", ()), *getattr(statement, "targets", ()), *([] if call is None else [call.func]))
     inside = {id(node) for child in kept for node in ast.walk(child)}
-    parts = [
-        node
-        for node in ast.walk(statement)
-        if isinstance(node, ast.expr) and id(node) not in inside and node is not call and _is_changed(node, new)
-    ]
+    parts = [node for node in nodes(ast.expr, statement) if id(node) not in inside and node is not call and _is_changed(node, new)]
     sizes = [len(ast.dump(node)) for node in parts]
     largest = [node for node, size in zip(parts, sizes, strict=True) if size == max(sizes)]
     return _replaced(statement, ast.unparse(largest[0]), code, source) if len(largest) == 1 else None
@@ -452,8 +425,7 @@ def _anchor(code: str, words: str, source: _Source) -> ast.stmt | None:
             if not isinstance(node, _SIMPLE):
                 continue
             call = _call_of(named)
-            calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
-            if _same(node, named) or (call is not None and any(_same(part.func, call.func) for part in calls)):
+            if _same(node, named) or (call is not None and any(_same(part.func, call.func) for part in nodes(ast.Call, node))):
                 return node
         return None
     return source.loop() if re.search(r"\bloop\b", words) else source.statement

@@ -17,7 +17,7 @@ from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, Literal, TypeVar
 
 from torchdebug_magics.format import listed
-from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
+from torchdebug_magics.probing import syntax
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
 from torchdebug_magics.probing.where import running_shell
 from torchdebug_magics.report import Location, Report
@@ -39,7 +39,6 @@ _HOMES = ("torch", "torch.nn", "torch.nn.functional")
 """Where a name may come from that a fix mentions alone, such as `BCEWithLogitsLoss`."""
 _UNKNOWN: Any = object()
 """Stands for a value that cannot be had without running code."""
-_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class _MissingError(Exception):
@@ -150,12 +149,12 @@ def _words(code: str, place: _Place) -> str:
     A function that exists by its full name stays code: `zlib.crc32` for ``zlib.crc32(text)``.
     """
     try:
-        node: ast.expr = ast.parse(code, mode="eval").body
+        node = syntax.expression(code)
     except SyntaxError:
         return ""
     call = isinstance(node, ast.Call)
     named = node.func if isinstance(node, ast.Call) else node
-    name = named.attr if isinstance(named, ast.Attribute) else named.id if isinstance(named, ast.Name) else ""
+    name = syntax.last_name(named)
     if isinstance(named, ast.Attribute) and call and not _lacks(full := ast.unparse(named), place, {"_"}):
         return f"`{full}`"
     options = [f"{option.arg}={_value_words(option.value)}" for option in node.keywords if option.arg] if isinstance(node, ast.Call) else []
@@ -177,12 +176,12 @@ def _lacks(code: str, place: _Place, bound: set[str]) -> Literal["", "name", "mo
     if place.is_written(code):
         return ""
     code = f"_{code}" if code.startswith(".") else code  # an attribute of anything, as `.detach()`
-    tree = next((tree for form in _FORMS if (tree := _parsed(form.replace("{}", code))) is not None), None)
+    tree = next((tree for form in _FORMS if (tree := syntax.parsed(form.replace("{}", code))) is not None), None)
     if tree is None:
         return "" if _PROSE.match(code) else "more"
     try:
         _Resolver(place, bound).run(tree.body)
-        bound |= _bound_in(tree)
+        bound |= syntax.bound_inside(tree)
     except _MissingError as missing:
         if missing.is_name:
             return "" if place.is_mention(tree.body) else "name"
@@ -190,13 +189,6 @@ def _lacks(code: str, place: _Place, bound: set[str]) -> Literal["", "name", "mo
     except Exception:  # noqa: BLE001 - what cannot be checked is not shown as code
         return "more"
     return ""
-
-
-def _parsed(text: str) -> ast.Module | None:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError):
-        return None
 
 
 class _Resolver:
@@ -209,8 +201,8 @@ class _Resolver:
     def run(self, statements: list[ast.stmt]) -> None:
         """Raises `_MissingError` for the first that does not exist."""
         for statement in statements:
-            inside = _bound_in(statement)
-            assigned = _targets(statement)
+            inside = syntax.bound_inside(statement)
+            assigned = syntax.names_in(*syntax.targets_of(statement)) if isinstance(statement, (ast.Assign, ast.AnnAssign)) else set()
             known = self._bound
             self._bound = known | (inside - assigned)
             for child in ast.iter_child_nodes(statement):
@@ -295,27 +287,6 @@ def _takes(value: Any, options: set[str]) -> bool:
     return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()) or options <= parameters.keys()
 
 
-def _targets(statement: ast.stmt) -> set[str]:
-    """The names that an assignment binds once its value is there."""
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target] if isinstance(statement, ast.AnnAssign) else []
-    return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
-
-
-def _bound_in(tree: ast.AST) -> set[str]:
-    """The names that a piece of code binds itself, in whatever way."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, (*_DEFINES, ast.ExceptHandler)) and node.name:
-            names.add(node.name)
-        elif isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
-    return names
-
-
 class _Place:
     """What exists where a fix of a report would stand; of several scopes, a name of any of them counts."""
 
@@ -342,13 +313,13 @@ class _Place:
             self._read(file, line)
 
     def _read(self, file: str, line: int) -> None:
-        tree = tree_of(file)
+        tree = syntax.tree_of(file)
         if tree is None:
             return
-        around = [one for one in enclosing(tree, line) if isinstance(one, _DEFINES)]
+        around = [one for one in syntax.enclosing(tree, line) if isinstance(one, syntax.SCOPES)]
         for one in around:
             if (file, one.name) not in self._alive and not isinstance(one, ast.ClassDef):
-                self._over |= _bound_in(one)
+                self._over |= syntax.bound_inside(one)
         self._seen |= _visible(tree, around)
 
     def values(self, name: str) -> list[Any]:
@@ -382,17 +353,9 @@ def _visible(node: ast.AST, around: list[Any]) -> set[str]:
     """Names that a text reads or binds, without the insides of functions other than those `around` a line."""
     names = set[str]()
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Name):
-            names.add(child.id)
-        elif isinstance(child, ast.arg):
-            names.add(child.arg)
-        elif isinstance(child, ast.alias):
-            names.add((child.asname or child.name).partition(".")[0])
-        elif isinstance(child, _DEFINES):
-            names.add(child.name)
-            if child not in around:
-                continue
-        names |= _visible(child, around)
+        names.update([child.id] if isinstance(child, ast.Name) else syntax.binding(child))
+        if not isinstance(child, syntax.SCOPES) or child in around:
+            names |= _visible(child, around)
     return names
 
 

@@ -25,7 +25,7 @@ from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.ops import op_name, written_by
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.syntax import FUNCTIONS, nodes, targets_of, tree_of
 from torchdebug_magics.probing.tensors import tensors_in
 
 _MOST_NODES_AN_OP = 8
@@ -351,8 +351,7 @@ def _line_between(before: tuple[Line, ...], after: tuple[Line, ...]) -> Line | N
         tree = tree_of(line.file)
         if last is None or tree is None:
             continue
-        functions = [tree, *(node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))]
-        statements = [one.statement for function in functions for one in simple_statements(function)]
+        statements = [one.statement for function in (tree, *nodes(FUNCTIONS, tree)) for one in simple_statements(function)]
         within = [one for one in statements if last.line < one.lineno < line.line]
         within.sort(key=lambda one: not _writes_part(one))
         found = next((one for one in within if _writes_part(one) or _is_call(one)), None)
@@ -361,8 +360,8 @@ def _line_between(before: tuple[Line, ...], after: tuple[Line, ...]) -> Line | N
 
 
 def _writes_part(statement: ast.stmt) -> bool:
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target] if isinstance(statement, ast.AugAssign) else []
-    return any(isinstance(one, ast.Subscript) for one in targets) or (isinstance(statement, ast.AugAssign) and bool(targets))
+    is_part = isinstance(statement, ast.Assign) and any(isinstance(one, ast.Subscript) for one in targets_of(statement))
+    return is_part or isinstance(statement, ast.AugAssign)
 
 
 def _is_call(statement: ast.stmt) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.autograd.report import Cut
-from torchdebug_magics.probing.source.call_sites import enclosing, function_node, tree_of
+from torchdebug_magics.probing import syntax
+from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
@@ -34,10 +35,10 @@ class Slice:
     around: tuple[ast.AST, ...]
 
 
-def simple_statements(tree: ast.AST, around: tuple[ast.AST, ...] = ()) -> Iterator[Slice]:
+def simple_statements(tree: ast.AST | None, around: tuple[ast.AST, ...] = ()) -> Iterator[Slice]:
     """In the order of the text; those of functions and classes are not among them, unless `tree` is one."""
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+    for child in ast.iter_child_nodes(tree) if tree is not None else ():
+        if isinstance(child, syntax.SCOPES):
             continue
         if isinstance(child, ast.stmt):
             if hasattr(child, "body"):
@@ -48,33 +49,22 @@ def simple_statements(tree: ast.AST, around: tuple[ast.AST, ...] = ()) -> Iterat
             yield from simple_statements(child, around)
 
 
-def bound_by(statement: ast.stmt) -> set[str]:
-    """The names that it binds."""
-    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-
-
-def read_by(node: ast.AST) -> set[str]:
-    """The names that it reads."""
-    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
-    return names | ({node.target.id} if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) else set())
-
-
-def made_by(tree: ast.AST, names: set[str], last_line: int) -> Iterator[Slice]:
+def made_by(tree: ast.AST | None, names: set[str], last_line: int) -> Iterator[Slice]:
     """The statements up to a line that made what these names hold there."""
     wanted = set(names)
     for one in reversed([one for one in simple_statements(tree) if one.statement.lineno <= last_line]):
-        if bound_by(one.statement) & wanted:
+        if syntax.bound_names(one.statement) & wanted:
             yield one
-            wanted |= read_by(one.statement)
+            wanted |= syntax.read_names(one.statement)
 
 
 def cuts_toward(names: set[str], file: str, last_line: int, function: str, namespace: Mapping[str, Any]) -> Iterator[Cut]:
     """On the way to what these names hold at a line, the nearest first; also inside the forwards that are called there."""
-    tree = tree_of(file)
-    body = tree if tree is None or function == "<module>" else _function(tree, function, last_line) or tree
-    for one in made_by(body, names, last_line) if body is not None else ():
+    tree = syntax.tree_of(file)
+    body = tree if function == "<module>" else _function(tree, function, last_line) or tree
+    for one in made_by(body, names, last_line):
         yield from _cuts_of(one, file, function, None)
-        for name in read_by(one.statement):
+        for name in syntax.read_names(one.statement):
             value = namespace.get(name)
             if isinstance(value, torch.nn.Module):
                 yield from cuts_in_forward(value, "")
@@ -100,20 +90,19 @@ def _cuts_in_function(function: FunctionType) -> Iterator[Cut]:
     if node is None:
         return
     returned = [one for one in simple_statements(node) if isinstance(one.statement, ast.Return)]
-    names = {name for one in returned for name in read_by(one.statement)}
+    names = {name for one in returned for name in syntax.read_names(one.statement)}
     for one in (*returned, *made_by(node, names, sys.maxsize)):
         yield from _cuts_of(one, code.co_filename, code.co_name, None)
     yield from _decorated(node, code.co_filename, code.co_name, None)
 
 
-def _function(tree: ast.AST, name: str, line: int) -> ast.AST | None:
-    found = (one for one in ast.walk(tree) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) and one.name == name)
-    return next((one for one in found if one.lineno <= line <= (one.end_lineno or line)), None)
+def _function(tree: ast.AST | None, name: str, line: int) -> ast.AST | None:
+    return next((one for one in syntax.nodes(syntax.FUNCTIONS, tree) if one.name == name and syntax.covers(one, line)), None)
 
 
 def _cuts_of(one: Slice, file: str, function: str, module: str | None) -> Iterator[Cut]:
     for block in reversed(one.around):
-        if isinstance(block, (ast.With, ast.AsyncWith)) and any(name in ast.unparse(one) for one in block.items for name in _OFF):
+        if isinstance(block, syntax.WITHS) and any(name in ast.unparse(one) for one in block.items for name in _OFF):
             yield Cut(op="no_grad", location=location(file, block.lineno, function), module=module)
     for node in ast.walk(one.statement):
         op = _op_of(node)
@@ -124,10 +113,8 @@ def _cuts_of(one: Slice, file: str, function: str, module: str | None) -> Iterat
 def _op_of(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute) and node.attr == "data":
         return "detach"
-    if not isinstance(node, ast.Call):
-        return ""
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
-    if name in {"tensor", "as_tensor"} and node.args and isinstance(node.args[0], ast.Constant):
+    name = syntax.called(node)
+    if isinstance(node, ast.Call) and name in {"tensor", "as_tensor"} and node.args and isinstance(node.args[0], ast.Constant):
         return ""
     return _CALLS.get(name, "")
 
@@ -138,35 +125,24 @@ def _decorated(node: ast.AST, file: str, function: str, module: str | None) -> I
             yield Cut(op="no_grad", location=location(file, decorator.lineno, function), module=module)
 
 
-def loop_around(where: Location) -> ast.For | ast.While | None:
+def loop_around(where: Location | None) -> syntax.Loop | None:
     """The innermost loop around a line, in the same function."""
-    tree = tree_of(where.file)
-    found: ast.For | ast.While | None = None
-    for statement in enclosing(tree, where.line) if tree is not None else ():
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found = None
-        elif isinstance(statement, (ast.For, ast.While)):
-            found = statement
-    return found
+    return None if where is None else next(reversed(syntax.loops_around(syntax.tree_of(where.file), where.line)), None)
 
 
-def carried_names(loop: ast.For | ast.While) -> list[tuple[str, int]]:
+def carried_names(loop: syntax.Loop) -> list[tuple[str, int]]:
     """(name, line that binds it) of what the body reads before it binds it."""
     unbound: dict[str, int] = {}
     bound: dict[str, int] = {}
     for one in simple_statements(loop):
-        for name in read_by(one.statement) - bound.keys():
+        for name in syntax.read_names(one.statement) - bound.keys():
             unbound.setdefault(name, one.statement.lineno)
-        bound.update(dict.fromkeys(bound_by(one.statement), one.statement.lineno))
+        bound.update(dict.fromkeys(syntax.bound_names(one.statement), one.statement.lineno))
     return [(name, line) for name, line in bound.items() if name in unbound]
 
 
 def earlier_backward(where: Location) -> Location | None:
     """The call of backward() nearest before a line, in the same block or one around it."""
-    tree = tree_of(where.file)
-    lines = [
-        one.statement.lineno
-        for one in (simple_statements(tree) if tree is not None else ())
-        if ".backward(" in ast.unparse(one.statement) and one.statement.lineno < where.line
-    ]
+    before = (one.statement for one in simple_statements(syntax.tree_of(where.file)) if one.statement.lineno < where.line)
+    lines = [statement.lineno for statement in before if ".backward(" in ast.unparse(statement)]
     return location(where.file, lines[-1], where.function) if lines else None

@@ -28,7 +28,7 @@ from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, MemtraceR
 from torchdebug_magics.instruments.memtrace.verdict import leading, line_to_change
 from torchdebug_magics.machine.interrupts import Interrupt
 from torchdebug_magics.probing.guard import Guard
-from torchdebug_magics.probing.source.call_sites import loops_around
+from torchdebug_magics.probing.syntax import loops_around, tree_of
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 from torchdebug_magics.report import Location
 
@@ -136,8 +136,8 @@ def _unseen_loop(ledger: Ledger) -> Location | None:
     """Around the line that allocated most often, where it did so again and again."""
     lines = Counter(block.place for block in ledger.events if block.place is not None and not block.died)
     place = max(lines, key=lambda one: lines[one], default=None)
-    loops = loops_around(place.file, place.line) if place is not None and lines[place] >= _SEVERAL else []
-    return location(place.file, loops[-1][0], place.function) if place is not None and loops else None
+    loops = loops_around(tree_of(place.file), place.line) if place is not None and lines[place] >= _SEVERAL else []
+    return location(place.file, loops[-1].lineno, place.function) if place is not None and loops else None
 
 
 def _out_of_memory(

@@ -18,12 +18,11 @@ from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
 from torchdebug_magics.instruments.nanhunt.report import Kind, NanFinding, PathStep, Phase
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import overlap
+from torchdebug_magics.probing import syntax
 from torchdebug_magics.probing.modules import Call, unwrapped
 from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.rerun.attempt import Position
-from torchdebug_magics.probing.rerun.step_statements import writes_into
 from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.source.statement_lists import lists_around, parse, span_as_written, written
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 from torchdebug_magics.report import Location
@@ -140,7 +139,7 @@ def _expression(evidence: Evidence, place: Location | None, lines: tuple[tuple[i
     op, text = _placed(evidence), dict(lines).get(0 if place is None else place.line, "")
     if evidence.op is None or op is None or op.place is None or op.line is None or not text:
         return None
-    positions = span_as_written(*op.place, op.line[1])
+    positions = syntax.span_as_written(*op.place, op.line[1])
     if positions is None or positions[0] != op.line[1]:
         return None
     line, column, end_line, end_column = positions
@@ -301,8 +300,8 @@ def _hands_on_a_number(op: Op) -> bool:
 def writers_of(variable: str, chain: tuple[Position, ...]) -> list[Location]:
     """In the functions (or the cell) that run now, the lines that write into the model of that name."""
     for position in chain:
-        tree = parse(position.frame.f_code.co_filename)
-        lists = lists_around(tree, (position.line, -1, position.line, -1)) if tree is not None else []
+        tree = syntax.tree_of(position.frame.f_code.co_filename)
+        lists = syntax.lists_around(tree, (position.line, -1, position.line, -1))
         lines = sorted({node.lineno for node in _writing(lists[-1][0], {variable})}) if lists else []
         if lines:
             code = position.frame.f_code
@@ -313,26 +312,21 @@ def writers_of(variable: str, chain: tuple[Position, ...]) -> list[Location]:
 def _writing(body: list[ast.stmt], names: set[str]) -> Iterator[ast.stmt]:
     for statement in body:
         inner = [one for one in ast.iter_child_nodes(statement) if isinstance(one, ast.stmt)]
-        if isinstance(statement, ast.For) and _mentions(statement.iter, names):
-            yield from _writing(inner, names | written([ast.Assign([statement.target], ast.Constant(0))]))
+        if isinstance(statement, ast.For) and syntax.mentions(statement.iter, names):
+            yield from _writing(inner, names | syntax.bound_names(statement.target))
         elif inner:
             yield from _writing(inner, names)
-        elif writes_into(statement, names) or _is_handed_over(statement, names):
+        elif syntax.writes_into(statement, names) or _is_handed_over(statement, names):
             yield statement
-
-
-def _mentions(node: ast.AST, names: set[str]) -> bool:
-    return any(isinstance(one, ast.Name) and one.id in names for one in ast.walk(node))
 
 
 def _is_handed_over(statement: ast.stmt, names: set[str]) -> bool:
     """``update(teacher, student)``, and ``teacher.load_state_dict(...)``."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return False
-    called, arguments = statement.value.func, statement.value.args
-    if isinstance(called, ast.Attribute) and called.attr in _CALLED_ON and _mentions(called, names):
+    if syntax.method(statement.value) in _CALLED_ON and syntax.mentions(statement.value.func, names):
         return True
-    return any(isinstance(one, ast.Name) and one.id in names for one in arguments)
+    return any(syntax.dotted(argument) in names for argument in statement.value.args)
 
 
 def made_uninitialized(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> Location | None:
@@ -342,19 +336,19 @@ def made_uninitialized(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -
             name = next((name for name, one in module._parameters.items() if one is tensor), None)
             init = getattr(type(module).__init__, "__code__", None)
             if name is not None and init is not None and is_user_code(init):
-                tree = parse(init.co_filename)
+                tree = syntax.tree_of(init.co_filename)
                 return None if tree is None else _line(tree, name, init.co_filename, init.co_firstlineno)
     return None
 
 
 def _line(tree: ast.Module, name: str, file: str, first: int) -> Location | None:
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.lineno == first]
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and functions and functions[0] in node.body]
+    functions = [node for node in syntax.nodes(ast.FunctionDef, tree) if node.lineno == first]
+    classes = [node for node in syntax.nodes(ast.ClassDef, tree) if functions and functions[0] in node.body]
     if not classes:
         return None
-    makers = [node for node in ast.walk(functions[0]) if isinstance(node, (ast.Assign, ast.AnnAssign)) and _binds(node, name)]
-    mentions = [node for node in ast.walk(classes[0]) if isinstance(node, ast.Call) and _fills(node, name)]
-    if len(makers) != 1 or mentions or not any(_is_unfilled(node) for node in ast.walk(makers[0])):
+    makers = [node for node in syntax.nodes((ast.Assign, ast.AnnAssign), functions[0]) if _binds(node, name)]
+    is_filled = any(_fills(node, name) for node in syntax.nodes(ast.Call, classes[0]))
+    if len(makers) != 1 or is_filled or not any(map(_is_unfilled, syntax.nodes(ast.Call, makers[0]))):
         return None
     return location(file, makers[0].lineno, "__init__")
 
@@ -364,17 +358,15 @@ def _binds(node: ast.Assign | ast.AnnAssign, name: str) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == name for one in targets)
 
 
-def _is_unfilled(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call):
-        return False
-    called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
-    return called in _UNFILLED and not any(isinstance(one, (ast.List, ast.Tuple)) for one in node.args[:1] if called.endswith("Tensor"))
+def _is_unfilled(node: ast.Call) -> bool:
+    name = syntax.called(node)
+    return name in _UNFILLED and not any(isinstance(one, (ast.List, ast.Tuple)) for one in node.args[:1] if name.endswith("Tensor"))
 
 
 def _fills(node: ast.Call, name: str) -> bool:
     """``nn.init.normal_(self.w)``, ``self.w.data.fill_(0)``, and ``self.parameters()``, which may be for anything."""
-    called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-    if called in {"parameters", "named_parameters", "apply"}:
+    function = syntax.method(node)
+    if function in {"parameters", "named_parameters", "apply"}:
         return True
-    writes = called.endswith("_") and not called.endswith("__")
-    return writes and any(isinstance(one, ast.Attribute) and one.attr == name for one in ast.walk(node))
+    writes = function.endswith("_") and not function.endswith("__")
+    return writes and any(one.attr == name for one in syntax.nodes(ast.Attribute, node))

@@ -6,7 +6,6 @@ Where the probabilities come from is read from the trace, what the user's expres
 from __future__ import annotations
 
 import ast
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ import torch
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
-from torchdebug_magics.instruments.nanhunt.source_edits import Expression, called, expression_at
+from torchdebug_magics.instruments.nanhunt.source_edits import Expression, expression_at
+from torchdebug_magics.probing import syntax
 from torchdebug_magics.probing.ops import is_movement
-from torchdebug_magics.probing.source.statement_lists import lists_around, written
 
 _SOURCES: Final = {"sigmoid": "sigmoid", "_softmax": "softmax"}
 _MOST_OPS = 6
@@ -49,7 +48,7 @@ class _Probabilities:
 def as_one_function(evidence: Evidence, expression: Expression) -> Iterator[str]:
     """The user's text with the one function, the largest expression that it can stand for first."""
     logarithm = expression.node
-    if evidence.plain_name != "log" or called(logarithm) not in {"log", "log_"} or not isinstance(logarithm, ast.Call):
+    if evidence.plain_name != "log" or syntax.called(logarithm) not in {"log", "log_"} or not isinstance(logarithm, ast.Call):
         return
     made = _probabilities(evidence, expression)
     argument = next(iter(logarithm.args), None) or (logarithm.func.value if isinstance(logarithm.func, ast.Attribute) else None)
@@ -97,42 +96,41 @@ def _named(maker: Op, source: Expression, expression: Expression, *, is_compleme
     if not isinstance(node, ast.Call):
         return None
     is_method = (
-        called(node) == kind
+        syntax.called(node) == kind
         and isinstance(node.func, ast.Attribute)
         and ast.unparse(node.func.value) not in {"torch", "F", "nn.functional"}
     )
     logits = node.func.value if is_method and isinstance(node.func, ast.Attribute) else next(iter(node.args), None)
     if logits is None:
         return None
-    given = [source.code(one) for one in (*node.args[not is_method :], *node.keywords) if called(node) == kind]
+    given = [source.code(one) for one in (*node.args[not is_method :], *node.keywords) if syntax.called(node) == kind]
     dimension = ", ".join(given) if given or kind == "sigmoid" else f"dim={maker.args[1]}"
-    inner = [one for one in ast.walk(expression.node) if isinstance(one, ast.Call) and _span(one) == _span(node)]
+    inner = [one for one in syntax.nodes(ast.Call, expression.node) if syntax.span_of(one) == syntax.span_of(node)]
     if inner:
         return _Probabilities(kind, is_complement, maker, inner[0], source.code(logits), dimension, "")
-    tree = ast.parse(expression.text)
-    binding = next((one for one in ast.walk(tree) if isinstance(one, ast.Assign) and _span(one.value) == _span(node)), None)
+    tree = syntax.parsed(expression.text)
+    binding = next((one for one in syntax.nodes(ast.Assign, tree) if syntax.span_of(one.value) == syntax.span_of(node)), None)
     if binding is None or len(binding.targets) != 1 or not isinstance(binding.targets[0], ast.Name) or not _may_be_repeated(logits):
         return None
-    names = {one.id for one in ast.walk(logits) if isinstance(one, ast.Name)}
     between = [
-        one
-        for one in ast.walk(tree)
-        if isinstance(one, ast.stmt) and binding.lineno <= one.lineno and (one.end_lineno or one.lineno) < expression.node.lineno
+        one for one in syntax.nodes(ast.stmt, tree) if binding.lineno <= one.lineno and syntax.last_line(one) < expression.node.lineno
     ]
-    if names & written(between) or binding.targets[0].id in written([one for one in between if one is not binding]):
+    if syntax.names_in(logits) & syntax.bound_names(*between) or binding.targets[0].id in syntax.bound_names(
+        *[one for one in between if one is not binding]
+    ):
         return None
     return _Probabilities(kind, is_complement, maker, node, source.code(logits), dimension, binding.targets[0].id)
 
 
 def _may_be_repeated(node: ast.expr) -> bool:
     """Whether it may be computed once more: it draws nothing, and calls nothing of the user's."""
-    return all(isinstance(one.func, ast.Attribute) and one.func.attr in _RESHAPING for one in ast.walk(node) if isinstance(one, ast.Call))
+    return all(syntax.method(one) in _RESHAPING for one in syntax.nodes(ast.Call, node))
 
 
 def _entropies(expression: Expression, made: _Probabilities, functional: str) -> Iterator[str]:
     """Expressions around the logarithm that are a binary cross-entropy."""
     for around in _around(expression):
-        calls = [one for one in ast.walk(around) if isinstance(one, ast.Call) and not _is_torchs(one) and one is not made.node]
+        calls = [one for one in syntax.nodes(ast.Call, around) if not _is_torchs(one) and one is not made.node]
         if calls or sum(_is_probability(one, made) for one in ast.walk(around)) < 2:  # noqa: PLR2004 - p and 1 - p
             continue
         for target in _targets(around, made):
@@ -143,11 +141,14 @@ def _entropies(expression: Expression, made: _Probabilities, functional: str) ->
 
 def _around(expression: Expression) -> list[ast.expr]:
     """The expressions that hold the logarithm, the largest first."""
-    tree, where = ast.parse(expression.text), _span(expression.node)
-    lists = lists_around(tree, where)
-    statement = lists[0][0][lists[0][1]] if lists else None
-    nodes = [] if statement is None else [one for one in ast.walk(statement) if isinstance(one, ast.expr)]
-    return [one for one in nodes if _span(one)[:2] <= where[:2] and _span(one)[2:] >= where[2:] and _span(one) != where]
+    where = syntax.span_of(expression.node)
+    lists = syntax.lists_around(syntax.parsed(expression.text), where)
+    inside = syntax.nodes(ast.expr, lists[0][0][lists[0][1]] if lists else None)
+    return [
+        one
+        for one in inside
+        if syntax.span_of(one)[:2] <= where[:2] and syntax.span_of(one)[2:] >= where[2:] and syntax.span_of(one) != where
+    ]
 
 
 def _targets(around: ast.expr, made: _Probabilities) -> list[ast.expr]:
@@ -167,9 +168,8 @@ def _equal_to(around: ast.expr, target: ast.expr, made: _Probabilities) -> Itera
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(8, dtype=torch.float64, generator=generator)
         labels = torch.rand(8, dtype=torch.float64, generator=generator)
-        replaced: Any = _Replaced(made, ast.unparse(target)).visit(copy.deepcopy(around))
-        names = {one.id for one in ast.walk(replaced) if isinstance(one, ast.Name)}
-        if not names <= {*_LIBRARIES, _P, _Y}:
+        replaced = _replaced(around, made, ast.unparse(target))
+        if not syntax.names_in(replaced) <= {*_LIBRARIES, _P, _Y}:
             return
         code = compile(ast.fix_missing_locations(ast.Expression(replaced)), "<tried>", "eval")
         try:
@@ -187,19 +187,15 @@ def _equal_to(around: ast.expr, target: ast.expr, made: _Probabilities) -> Itera
 _P, _Y = "_torchdebug_p", "_torchdebug_y"
 
 
-class _Replaced(ast.NodeTransformer):
-    """Names in place of the probabilities and the labels."""
+def _replaced(around: ast.expr, made: _Probabilities, target: str) -> ast.expr:
+    """The expression with names in place of the probabilities and the labels."""
 
-    def __init__(self, made: _Probabilities, target: str) -> None:
-        self._made = made
-        self._target = target
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        if _is_probability(node, self._made):
+    def name(node: ast.AST) -> ast.Name | None:
+        if _is_probability(node, made):
             return ast.Name(_P, ast.Load())
-        if isinstance(node, ast.expr) and ast.unparse(node) == self._target:
-            return ast.Name(_Y, ast.Load())
-        return self.generic_visit(node)
+        return ast.Name(_Y, ast.Load()) if isinstance(node, ast.expr) and ast.unparse(node) == target else None
+
+    return syntax.exchanged(around, name)
 
 
 def _with_probabilities(argument: ast.expr, made: _Probabilities, text: str) -> str:
@@ -207,8 +203,7 @@ def _with_probabilities(argument: ast.expr, made: _Probabilities, text: str) -> 
     uses = [one for one in ast.walk(argument) if _is_probability(one, made)]
     if len(uses) != 1:
         return ""
-    marked = _Replaced(made, "").visit(copy.deepcopy(argument))
-    return ast.unparse(marked).replace(_P, text)
+    return ast.unparse(_replaced(argument, made, "")).replace(_P, text)
 
 
 def _is_probability(node: ast.AST, made: _Probabilities) -> bool:
@@ -221,12 +216,5 @@ def _is_torchs(node: ast.Call) -> bool:
     """A function of torch's, or a method that makes a new tensor."""
     if not isinstance(node.func, ast.Attribute):
         return False
-    root = node.func.value
-    while isinstance(root, ast.Attribute):
-        root = root.value
-    is_function = isinstance(root, ast.Name) and root.id in _LIBRARIES
+    is_function = syntax.dotted(node.func).partition(".")[0] in _LIBRARIES
     return is_function or (hasattr(torch.Tensor, node.func.attr) and not node.func.attr.endswith("_"))
-
-
-def _span(node: ast.expr | ast.AugAssign) -> tuple[int, int, int, int]:
-    return node.lineno, node.col_offset, node.end_lineno or node.lineno, node.end_col_offset or 0

@@ -30,8 +30,9 @@ from torchdebug_magics.instruments.nanhunt.causes.evidence import (
 from torchdebug_magics.instruments.nanhunt.causes.operand_causes import is_zero
 from torchdebug_magics.instruments.nanhunt.fused_functions import as_one_function
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
-from torchdebug_magics.instruments.nanhunt.source_edits import Expression, Sources, called, expression_at, is_named
+from torchdebug_magics.instruments.nanhunt.source_edits import Expression, Sources, expression_at, is_named
 from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import on_purpose
+from torchdebug_magics.probing.syntax import called, dotted, last_name, nodes, parsed
 from torchdebug_magics.probing.tensors import INF, dense
 
 _MOST_MASKS = 6
@@ -86,8 +87,7 @@ def _masks(evidence: Evidence, sources: Sources) -> Iterator[tuple[Expression, s
     marks = [op for op in evidence.trace.ops[: birth.index + 1] if op.place is not None and on_purpose(op, INF)]
     for op in marks[: -_MOST_MASKS - 1 : -1]:
         expression = expression_at(op.place, sources)
-        numbers = [] if expression is None else [node for node in ast.walk(expression.node) if isinstance(node, ast.expr)]
-        written = next((node for node in numbers if _infinity(node)), None)
+        written = next((node for node in nodes(ast.expr, None if expression is None else expression.node) if _infinity(node)), None)
         if expression is None or written is None:
             continue
         for text in ("float('-inf')",) if _infinity(written) > 0 else ("-1e9", "-1e4"):
@@ -100,7 +100,7 @@ def _infinity(node: ast.AST) -> float:
         return -_infinity(node.operand)
     if isinstance(node, ast.Attribute) and node.attr in {"inf", "infty"}:
         return math.inf
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "float" and len(node.args) == 1:
+    if isinstance(node, ast.Call) and dotted(node.func) == "float" and len(node.args) == 1:
         text = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
         value = {"inf": math.inf, "+inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
         return value.get(str(text).lower(), 0.0)
@@ -123,7 +123,7 @@ def _keywords(evidence: Evidence, expression: Expression) -> Iterator[str]:
         labels = f"({expression.code(node.args[1])} != {ignored}).sum()"
         yield expression.with_node(node, f"({code[:-1].rstrip().rstrip(',')}, reduction='sum') / {labels}.clamp(min=1))")
     elif function in MEANS - {"mean"} and node.args and not node.keywords:
-        count = f"{as_atom(expression, node.args[0])}.numel()"
+        count = f"{expression.atom(node.args[0])}.numel()"
         yield expression.with_node(node, f"({code[:-1].rstrip().rstrip(',')}, reduction='sum') / max({count}, 1))")
 
 
@@ -144,7 +144,7 @@ def _means(evidence: Evidence, expression: Expression) -> Iterator[str]:
     ):
         argument = argument_of_call(expression, "mean")
         if argument is not None and not node.keywords:
-            code = as_atom(expression, argument)
+            code = expression.atom(argument)
             yield expression.with_node(node, f"({code}.sum() / max({code}.numel(), 1))")
 
 
@@ -155,7 +155,7 @@ def _denominator(evidence: Evidence, expression: Expression) -> Iterator[str]:
     node = operand_of(expression, evidence.plain_name, 1)
     if node is None:
         return
-    code, atom = expression.code(node), as_atom(expression, node)
+    code, atom = expression.code(node), expression.atom(node)
     divisor = evidence.inputs_at(1) if len((evidence.forward or evidence.op).inputs()) > 1 else evidence.inputs_at(0)  # type: ignore[union-attr]
     numbers = None if divisor is None else dense(divisor)
     finite = torch.zeros(0) if numbers is None or numbers.is_complex() else numbers[torch.isfinite(numbers)]
@@ -201,7 +201,7 @@ def _bounded(evidence: Evidence, expression: Expression) -> Iterator[str]:
     if name in LOGS - {"log1p"}:
         bounds = _least_of_log(evidence.inputs_at(1 if "xlogy" in name else 0))
     for bound in bounds:
-        atom = as_atom(expression, node)
+        atom = expression.atom(node)
         yield expression.with_node(node, f"{atom}{bound.format(atom)}", bracketed=is_operator(expression) or is_receiver(expression, node))
 
 
@@ -231,7 +231,7 @@ def _in_float32(evidence: Evidence, expression: Expression) -> Iterator[str]:
         [node.left, node.right] if isinstance(node, ast.BinOp) else [*receiver_of(node), *node.args] if isinstance(node, ast.Call) else []
     )
     for operand in operands[:2]:
-        atom = as_atom(expression, operand)
+        atom = expression.atom(operand)
         yield expression.with_node(operand, f"{atom}.float()", bracketed=is_operator(expression) or is_receiver(expression, operand))
 
 
@@ -240,7 +240,7 @@ def _open_rows(evidence: Evidence, expression: Expression) -> Iterator[str]:
     if evidence.name in SOFTMAXES:
         node = argument_of_call(expression, called(expression.node))
         if node is not None:
-            atom = as_atom(expression, node)
+            atom = expression.atom(node)
             yield expression.with_node(node, f"{atom}.clamp(min=-1e9)", bracketed=is_receiver(expression, node))
 
 
@@ -249,11 +249,9 @@ def as_xlogy(evidence: Evidence, expression: Expression) -> Iterator[str]:
     argument = argument_of_call(expression, "log")
     if evidence.plain_name != "log" or argument is None:
         return
-    for node in ast.walk(ast.parse(expression.text)):
-        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
-            continue
+    for node in nodes(ast.BinOp, parsed(expression.text)):
         sides = [one for one in (node.left, node.right) if ast.dump(one, include_attributes=True) != _dumped(expression)]
-        if len(sides) == 1:
+        if isinstance(node.op, ast.Mult) and len(sides) == 1:
             yield expression.with_node(node, f"torch.xlogy({expression.code(sides[0])}, {expression.code(argument)})")
 
 
@@ -287,9 +285,7 @@ def receiver_of(node: ast.AST) -> list[ast.expr]:
     """``x`` of ``x.log()``; none for a function of a module."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return []
-    base = node.func.value
-    last = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
-    return [] if last in _MODULES else [base]
+    return [] if last_name(node.func.value) in _MODULES else [node.func.value]
 
 
 def is_receiver(expression: Expression, node: ast.AST) -> bool:
@@ -300,9 +296,3 @@ def is_receiver(expression: Expression, node: ast.AST) -> bool:
 def is_operator(expression: Expression) -> bool:
     """Whether it is ``a / b`` and no call."""
     return isinstance(expression.node, ast.BinOp)
-
-
-def as_atom(expression: Expression, node: ast.expr) -> str:
-    """Its code, in brackets where a method could not be called on it otherwise."""
-    code = expression.code(node)
-    return code if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({code})"

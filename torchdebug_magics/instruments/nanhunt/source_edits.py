@@ -15,13 +15,11 @@ from typing import TypeAlias
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.rerun.attempt import Place
 from torchdebug_magics.probing.source.code_owner import owner
-from torchdebug_magics.probing.source.statement_lists import EDITED, Edited
+from torchdebug_magics.probing.syntax import EDITED, Edited, as_atom, expressions, nodes, parsed, span_of
 from torchdebug_magics.probing.where import span
 
 Sources: TypeAlias = Mapping[str, str]
 """The whole text of each file or cell that was changed, by name."""
-
-_Span: TypeAlias = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,10 @@ class Expression:
         """The source of a node inside it."""
         start, end = self._range(node)
         return self._bytes[start:end].decode()
+
+    def atom(self, node: ast.expr) -> str:
+        """The source of a node inside it, in parentheses where a method could not be called on it otherwise."""
+        return as_atom(node, self.code(node))
 
     def with_node(self, node: ast.AST, new: str, *, bracketed: bool = False) -> str:
         """The whole text with a node written anew; `bracketed`: with the brackets around it, which are no call's."""
@@ -60,7 +62,7 @@ class Expression:
         starts = [0]
         for raw in self._bytes.splitlines(keepends=True):
             starts.append(starts[-1] + len(raw))
-        line, column, end_line, end_column = _span_of(node)
+        line, column, end_line, end_column = span_of(node)
         return starts[line - 1] + column, starts[end_line - 1] + end_column
 
 
@@ -71,25 +73,13 @@ def expression_at(place: Place | None, sources: Sources) -> Expression | None:
     file = place[0].co_filename
     text = sources.get(file) or "".join(linecache.getlines(file))
     where = span(*place)
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
+    tree = parsed(text)
+    if where is None or tree is None:
         return None
-    if where is None:
-        return None
-    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.expr, ast.AugAssign)) and _span_of(node)[2:] == where[2:]]
-    exact = [node for node in nodes if _span_of(node) == where]
     # A method that is called on a line of its own begins, for Python, at its name.
-    calls = sorted((node for node in nodes if isinstance(node, ast.Call) and _span_of(node)[:2] <= where[:2]), key=_span_of)
-    node = next(iter(exact or calls[-1:]), None)
+    calls = sorted((node for node in nodes(ast.Call, tree) if span_of(node)[2:] == where[2:] and span_of(node) <= where), key=span_of)
+    node = expressions(tree).get(where) or next(reversed(calls), None)
     return Expression(file, text, node) if node is not None else None
-
-
-def called(node: ast.AST) -> str:
-    """``log`` of ``torch.log(x)`` and of ``x.log()``; nothing for what is no call."""
-    if not isinstance(node, ast.Call):
-        return ""
-    return node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
 
 
 def is_named(function: str, op: str) -> bool:
@@ -144,10 +134,6 @@ def _inner(code: CodeType) -> Iterator[CodeType]:
         if isinstance(constant, CodeType):
             yield constant
             yield from _inner(constant)
-
-
-def _span_of(node: ast.AST) -> _Span:
-    return (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
 
 def _bare(line: str) -> str:

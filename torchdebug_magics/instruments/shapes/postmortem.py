@@ -32,6 +32,7 @@ from torchdebug_magics.instruments.shapes.repair.source import Site, site_at
 from torchdebug_magics.instruments.shapes.report import Failure, Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.source.code_owner import is_user_code, owner
+from torchdebug_magics.probing.syntax import nodes
 
 _DIVISIBLE = re.compile(r"(?P<whole>\w+)(?: \(\d+\))? must be divisible by (?P<part>\w+)")
 
@@ -222,8 +223,8 @@ def _written(model: torch.nn.Module, outer: TracebackType | None) -> Called | No
     frame = outer.tb_frame
     statement = site_at(frame.f_code, outer.tb_lineno, outer.tb_lasti).statement
     names = {**frame.f_globals, **frame.f_locals}
-    for node in ast.walk(statement) if statement is not None else ():
-        if isinstance(node, ast.Call) and value_named(node.func, names) is model:
+    for node in nodes(ast.Call, statement):
+        if value_named(node.func, names) is model:
             args = tuple(value_named(one, names) for one in node.args)
             kwargs = {one.arg: value_named(one.value, names) for one in node.keywords if one.arg is not None}
             if all(one is not UNKNOWN for one in (*args, *kwargs.values())) and len(kwargs) == len(node.keywords):

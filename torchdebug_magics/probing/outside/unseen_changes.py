@@ -14,6 +14,7 @@ from typing import Any
 from torchdebug_magics.machine.kept_files import Stamp, stamp_of
 from torchdebug_magics.probing.names import Named
 from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.syntax import names_in, nodes
 
 _MOST_ENTRIES, _DEEPEST = 5_000, 3
 """Of all folders together."""
@@ -181,7 +182,7 @@ def used_in(root: Any, space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     if type(root) is CodeType:
         names = _names_of(root)
     elif issubclass(type(root), ast.AST):
-        names = (node.id for node in ast.walk(root) if isinstance(node, ast.Name))
+        names = names_in(root)
     yield from ((name, space[name]) for name in names if name in space)
 
 
@@ -227,7 +228,7 @@ def _parts_of(root: Any) -> list[Any]:
     elif kind is FunctionType and is_user_code(root.__code__):
         parts = _parts_of_function(root)
     elif issubclass(kind, ast.AST):
-        parts = [node.value for node in ast.walk(root) if isinstance(node, ast.Constant)]
+        parts = [node.value for node in nodes(ast.Constant, root)]
     elif issubclass(kind, type) and _has_user_code(root):
         parts = vars(root).values()
     elif _has_user_code(kind):

@@ -10,7 +10,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from torchdebug_magics.probing.rerun.attempt import CannotReplay
-from torchdebug_magics.probing.rerun.step_statements import FILLING, root, takes, used, writes_into
+from torchdebug_magics.probing.rerun.step_statements import takes, used
+from torchdebug_magics.probing.syntax import FILLING, covers, dotted, exchanged, method, nodes, root_of, writes_into
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 
 _REPORTING = frozenset({
@@ -30,10 +31,9 @@ def runnable(
 
     What the statements tell the objects in `wanted` is no mere report.
     """
-    for node in (node for statement in statements for node in ast.walk(statement)):
-        if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)):
-            msg = "the step awaits or yields"
-            raise CannotReplay(msg)
+    if any(isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)) for node in nodes(ast.AST, *statements)):
+        msg = "the step awaits or yields"
+        raise CannotReplay(msg)
     edit = _Edit(frame, last_line, used(statements).union(wanted))
     copies: list[ast.stmt] = []
     for statement in statements:
@@ -59,8 +59,8 @@ class _Edit(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         inside = self.generic_visit(node)
-        is_sink = node.lineno <= self._last_line <= (node.end_lineno or node.lineno)
-        changes = (_fills(node) or takes(node.value)) and root(node.value) in self._used
+        is_sink = covers(node, self._last_line)
+        changes = (method(node.value) in FILLING or takes(node.value)) and root_of(node.value) in self._used
         is_idle = (_only_reports(node) or takes(node.value)) and not changes
         return ast.copy_location(ast.Pass(), node) if is_idle and not is_sink else inside
 
@@ -85,16 +85,16 @@ class _Edit(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> ast.AST:
         self.generic_visit(node)
-        node.iter = _Checked().visit(node.iter)
+        node.iter = exchanged(node.iter, _checked)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id == "next":
+        if dotted(node.func) == "next":
             return ast.copy_location(ast.Call(ast.Name(NEXT, ast.Load()), [], []), node)
         if isinstance(node.func, ast.Attribute) and node.func.attr == "get":
             node.func = ast.copy_location(ast.Call(ast.Name(GET, ast.Load()), [node.func.value], []), node.func)
-        if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args and self._first:
+        if dotted(node.func) == "super" and not node.args and self._first:
             node.args = [ast.Name("__class__", ast.Load()), ast.Name(self._first, ast.Load())]
         return node
 
@@ -105,28 +105,18 @@ class _Edit(ast.NodeTransformer):
         return node
 
 
-def _fills(node: ast.Expr) -> bool:
-    return isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute) and node.value.func.attr in FILLING
-
-
-class _Checked(ast.NodeTransformer):
-    """Asks every variable that a ``for`` runs over whether it can be run over once more."""
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.copy_location(ast.Call(ast.Name(ITERATE, ast.Load()), [node], []), node)
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        return ast.copy_location(ast.Call(ast.Name(ITERATE, ast.Load()), [node], []), node)
+def _checked(node: ast.AST) -> ast.expr | None:
+    """Asks a variable that a ``for`` runs over whether it can be run over once more."""
+    if not isinstance(node, (ast.Name, ast.Attribute)):
+        return None
+    return ast.copy_location(ast.Call(ast.Name(ITERATE, ast.Load()), [node], []), node)
 
 
 def _only_reports(statement: ast.stmt) -> bool:
     """``print(loss)``, ``losses.append(loss.item())``: what is said about the step, not what the step does."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return False
-    called = statement.value.func
-    if isinstance(called, ast.Name):
-        return called.id in {"print", "display"}
-    return isinstance(called, ast.Attribute) and called.attr in _REPORTING
+    return method(statement.value) in _REPORTING or dotted(statement.value.func) in {"print", "display"}
 
 
 class Drawn:
@@ -137,13 +127,8 @@ class Drawn:
     """
 
     def __init__(self, statements: list[ast.stmt], now: Mapping[str, Any], last_line: int) -> None:
-        bound = Counter(
-            node.id
-            for statement in statements
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del))
-        )
-        ahead = [one for one in statements if not one.lineno <= last_line <= (one.end_lineno or one.lineno)]
+        bound = Counter(node.id for node in nodes(ast.Name, *statements) if not isinstance(node.ctx, ast.Load))
+        ahead = [one for one in statements if not covers(one, last_line)]
         names = [name for one in ahead if (name := self._drawn(one)) and bound[name] == 1 and name in now]
         self.values = {
             name: now[name]

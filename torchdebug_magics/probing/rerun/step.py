@@ -16,7 +16,7 @@ from torchdebug_magics.probing.rerun.buffers import Buffers
 from torchdebug_magics.probing.rerun.weak_snapshot import WeakSnapshot
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.source.code_owner import is_user_code, local_values, owner
-from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, written
+from torchdebug_magics.probing.syntax import bound_names, lists_around, read_before_bound, tree_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import span
 
@@ -159,11 +159,9 @@ class LiveInKeeper:
 
 @functools.lru_cache(maxsize=256)
 def _carried(code: CodeType, instruction: int, line: int) -> frozenset[str]:
-    tree = parse(code.co_filename) if owner(code.co_filename) in {"user", "library"} else None
-    if tree is None:
-        return frozenset()
+    tree = tree_of(code.co_filename) if owner(code.co_filename) in {"user", "library"} else None
     where = span(code, instruction) or (line, -1, line, -1)
     statements: list[ast.stmt] = []
     for body, start in lists_around(tree, where):
         statements += body[start:] if not statements else body[start + 1 :]
-    return frozenset(read_before_written(statements) & written(statements))
+    return frozenset(read_before_bound(statements) & bound_names(*statements))

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
+from itertools import takewhile
 from types import CodeType, FrameType, MappingProxyType
 from typing import Any, NoReturn
 
@@ -21,11 +22,10 @@ from torchdebug_magics.probing.rerun.step_statements import (
     earlier_values,
     makers,
     starts,
-    writes_into,
     written_into,
 )
 from torchdebug_magics.probing.source.code_owner import local_values, owner
-from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, span_as_written, written
+from torchdebug_magics.probing.syntax import bound_names, leading_to, lists_around, names_in, read_before_bound, span_as_written, tree_of
 from torchdebug_magics.probing.tensors import is_bad
 from torchdebug_magics.probing.where import adopt_timed
 
@@ -71,7 +71,7 @@ def rest(step: Step, sink: tuple[Position, ...]) -> Slice:
     start, end = _common(step, sink)
     body, first, last = _statements(start, end)
     statements = body[first + 1 : last + 1]
-    lost = read_before_written(statements) & _overwritten(statements)
+    lost = read_before_bound(statements) & _overwritten(statements)
     if lost or not statements:
         msg = f"the earlier value of {', '.join(sorted(lost)) or 'the loss'} is gone"
         raise CannotReplay(msg)
@@ -92,7 +92,7 @@ def guesses(step: Step, sink: tuple[Position, ...], wanted: str, batches: Mappin
     if not gone:
         return
     target = drawn_by(ahead, gone) or (loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None)
-    bound_here = written([*ahead, *body[: last + 1]])
+    bound_here = bound_names(*ahead, *body[: last + 1])
     kept = {name: value for name, value in local_values(start.frame).items() if name not in bound_here}
     yield from earlier_values(gone, target, start.frame, kept, batches)
 
@@ -124,12 +124,12 @@ def _outward(start: Position, body: list[ast.stmt]) -> Iterator[tuple[list[ast.s
 def _with_graphs(end: Position, statements: list[ast.stmt]) -> set[str]:
     """Variables from before the statements that hold a part of the graph: a backward() goes on into what made them."""
     now = {**end.frame.f_globals, **local_values(end.frame)}
-    values = ((name, now.get(name)) for name in read_before_written(statements))
+    values = ((name, now.get(name)) for name in read_before_bound(statements))
     return {name for name, value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None}
 
 
 def _replayable(frame: FrameType) -> bool:
-    return owner(frame.f_code.co_filename) in {"user", "library"} and parse(frame.f_code.co_filename) is not None
+    return owner(frame.f_code.co_filename) in {"user", "library"} and tree_of(frame.f_code.co_filename) is not None
 
 
 def _no_source() -> NoReturn:
@@ -164,7 +164,7 @@ def _where(position: Position) -> tuple[int, int, int, int]:
 
 
 def _lists(position: Position) -> list[tuple[list[ast.stmt], int]]:
-    tree = parse(position.frame.f_code.co_filename)
+    tree = tree_of(position.frame.f_code.co_filename)
     return _no_source() if tree is None else lists_around(tree, _where(position))
 
 
@@ -187,15 +187,9 @@ def _dependencies(end: Position) -> list[ast.stmt]:
     if not lists:
         _no_source()
     body, last = lists[0]
-    kept = [body[last]]
-    needed = read_before_written(kept)
-    for statement in reversed(body[:last]):
-        if written([statement]) & needed or writes_into(statement, needed):
-            if draws(statement):
-                break
-            kept.insert(0, statement)
-            needed = read_before_written(kept)
-    lost = needed & _overwritten(kept)
+    made = (body[place] for place in leading_to(body[:last], read_before_bound([body[last]])))
+    kept = [*[*takewhile(lambda statement: not draws(statement), made)][::-1], body[last]]
+    lost = read_before_bound(kept) & _overwritten(kept)
     if lost:
         msg = f"the earlier value of {', '.join(sorted(lost))} is gone"
         raise CannotReplay(msg)
@@ -205,13 +199,13 @@ def _dependencies(end: Position) -> list[ast.stmt]:
 def _overwritten(statements: list[ast.stmt]) -> set[str]:
     """Names that are written when the last of the statements calls `backward()`: what that one binds itself, it binds later."""
     simple = isinstance(statements[-1], (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)) if statements else False
-    return written(statements[:-1] if simple else statements)
+    return bound_names(*statements[:-1] if simple else statements)
 
 
 def _compiled(end: Position, before: list[ast.stmt], step: list[ast.stmt], early: dict[str, Any], guessed: Iterable[str] = ()) -> Slice:
     now, statements = {**end.frame.f_globals, **local_values(end.frame)}, [*before, *step]
     code, given = runnable(statements, end.frame, end.line, Drawn(statements, now, end.line))
-    made = {name: now[name] for name in written(step) & now.keys()}
+    made = {name: now[name] for name in bound_names(*step) & now.keys()}
     return Slice(code, {**now, **early, **given}, tuple(statements), made, {name: now[name] for name in guessed if name in now})
 
 
@@ -219,14 +213,13 @@ def values_in(part: Slice | None) -> list[object]:
     """What the names in the statements stand for: all that they can reach begins there."""
     if part is None:
         return []
-    used = {node.id for statement in part.statements for node in ast.walk(statement) if isinstance(node, ast.Name)}
-    return [part.names[name] for name in used & part.names.keys()]
+    return [part.names[name] for name in names_in(*part.statements) & part.names.keys()]
 
 
 def cut_graphs(part: Slice) -> dict[int, torch.Tensor]:
     """Variables whose graph was made before the statements, and is gone since the backward(): leaves in their place."""
     cut: dict[int, torch.Tensor] = {}
-    for name in read_before_written(list(part.statements)):
+    for name in read_before_bound(list(part.statements)):
         value = part.names.get(name)
         if isinstance(value, torch.Tensor) and value.grad_fn is not None:
             leaf = part.names[name] = value.detach().requires_grad_()

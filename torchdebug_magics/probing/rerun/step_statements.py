@@ -17,10 +17,9 @@ import torch
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.source.statement_lists import read_before_written, written
+from torchdebug_magics.probing.syntax import bound_names, dotted, leading_to, makes, method, names_in, nodes, read_before_bound, writes_into
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 
-FILLING = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault"})
 _TAKING = frozenset({"get", "get_nowait", "pop", "popleft", "popitem", "readline", "recv"})
 _ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), enumerate, zip, GeneratorType)
 _MOST_GUESSES = 8
@@ -49,64 +48,39 @@ def began_with(before: list[ast.stmt], wanted: set[str]) -> frozenset[str]:
 def _backwards(before: list[ast.stmt], wanted: set[str]) -> Iterator[tuple[list[ast.stmt], frozenset[str]]]:
     """Ever more of the statements that made some variables, each time with the names that they read and that were bound anew since."""
     kept: list[ast.stmt] = []
-    needed = set(wanted)
-    for place, statement in reversed(list(enumerate(before))):
-        makes = written([statement]) & needed or writes_into(statement, needed) or _is_given(statement, needed)
-        if makes and not draws(statement):
-            kept = [statement, *kept]
-            needed |= read_before_written([statement])
-            yield kept, frozenset(read_before_written(kept) & written(before[place:]))
+    for place in leading_to(before, wanted, lambda one, names: not draws(one) and (makes(one, names) or _is_given(one, names))):
+        kept = [before[place], *kept]
+        yield kept, frozenset(read_before_bound(kept) & bound_names(*before[place:]))
 
 
 def drawn_by(before: list[ast.stmt], names: frozenset[str]) -> ast.expr | None:
     """``x, y`` of the last ``x, y = next(batches)`` that binds one of `names`."""
-    nodes = (node for statement in reversed(before) for node in ast.walk(statement))
-    return next((one.targets[0] for one in nodes if isinstance(one, ast.Assign) and draws(one) and written([one]) & names), None)
+    made = nodes(ast.Assign, *reversed(before))
+    return next((one.targets[0] for one in made if draws(one) and bound_names(one) & names), None)
 
 
 def written_into(statements: list[ast.stmt]) -> set[str]:
     """Names of lists, dicts and tensors from before the statements that these fill, and read."""
-    free = read_before_written(statements)
+    free = read_before_bound(statements)
     return {name for name in free if any(writes_into(statement, {name}) for statement in statements)} & used(statements)
 
 
 def used(statements: list[ast.stmt]) -> set[str]:
     """Names that are read for their value, not only told something."""
-    told = {
-        id(node.value.func.value)
-        for statement in statements
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute)
-    }
-    return {
-        node.id
-        for statement in statements
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in told
-    }
+    calls = (node.value for node in nodes(ast.Expr, *statements) if isinstance(node.value, ast.Call))
+    told = {id(call.func.value) for call in calls if isinstance(call.func, ast.Attribute)}
+    return {node.id for node in nodes(ast.Name, *statements) if isinstance(node.ctx, ast.Load) and id(node) not in told}
 
 
 def starts(before: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
     """The last statements before the model call that bind `names`: what is filled in the step must begin empty again."""
     kept: list[ast.stmt] = []
     for statement in reversed(before):
-        bound = written([statement]) & names
+        bound = bound_names(statement) & names
         if bound and not draws(statement):
             kept.insert(0, statement)
             names = names - bound
     return kept
-
-
-def writes_into(statement: ast.stmt, names: set[str]) -> bool:
-    """``h[mask] = 0``, ``h.clamp_(0)`` and ``outs.append(h)`` change what a name holds without binding it."""
-    for node in ast.walk(statement):
-        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store) and root(node) in names:
-            return True
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and root(node.func) in names:
-            method = node.func.attr
-            if method in FILLING or (method.endswith("_") and not method.endswith("__")):
-                return True
-    return False
 
 
 def _is_given(statement: ast.stmt, names: set[str]) -> bool:
@@ -119,22 +93,12 @@ def _is_given(statement: ast.stmt, names: set[str]) -> bool:
 
 def draws(statement: ast.stmt) -> bool:
     """Whether anything in it is taken from an iterator."""
-    return any(isinstance(node, ast.Name) and node.id == "next" for node in ast.walk(statement))
+    return "next" in names_in(statement)
 
 
 def takes(value: ast.expr) -> bool:
     """``next(batches)``, ``queue.get()``: the same call gives another value the second time."""
-    if not isinstance(value, ast.Call):
-        return False
-    called = value.func
-    return called.id == "next" if isinstance(called, ast.Name) else isinstance(called, ast.Attribute) and called.attr in _TAKING
-
-
-def root(node: ast.AST) -> str:
-    """The variable that ``h[0].clamp_(0)`` begins with; nothing for none."""
-    while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else ""
+    return method(value) in _TAKING or (isinstance(value, ast.Call) and dotted(value.func) == "next")
 
 
 # The loop's iterator still knows which element it gave last. Which iterator is the loop's nobody says, so each that fits is a guess, and a

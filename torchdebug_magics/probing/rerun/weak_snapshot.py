@@ -21,9 +21,9 @@ from torchdebug_magics.probing.attributes import CELL, HEAP_TYPE, INSTANCE, NAME
 from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.kinds import ABSENT, CONTAINERS, DICT, GONE, LEAVES, SET, Kind, hashes_by_itself, same
 from torchdebug_magics.probing.snapshot import Bound, Faces, reachable, write_back
-from torchdebug_magics.probing.source.code_owner import is_user_code, local_values, owner
-from torchdebug_magics.probing.source.statement_lists import called_from, is_of_module, writes_of
+from torchdebug_magics.probing.source.code_owner import called_from, is_of_module, is_user_code, local_values, owner, writes_of
 from torchdebug_magics.probing.states import STATES, is_generator, of_numpy, ways_of
+from torchdebug_magics.probing.syntax import names_in
 
 Place: TypeAlias = Names | CellType
 _EACH_STEP = Bound(objects=10_000, bytes=16 << 10, levels=12)
@@ -249,8 +249,8 @@ def places_of(modules: Iterable[torch.nn.Module], callers: Iterable[FrameType] =
 def iterators_in(names: Mapping[str, Any], statements: Iterable[ast.stmt]) -> list[str]:
     """Names of running iterators that functions called by the statements may take from: what they took would be lost."""
     found: list[str] = []
-    for node in _names_in(statements):
-        for called in called_from(names.get(node.id)):
+    for name in sorted(names_in(*statements)):
+        for called in called_from(names.get(name)):
             held = called.__globals__
             loaded = writes_of(called.__code__).loaded & held.keys()
             found += [name for name in loaded if hasattr(type(held[name]), "__next__") and not hasattr(type(held[name]), "read")]
@@ -309,7 +309,3 @@ def _generators_of(caller: FrameType) -> Iterator[object]:
 
 def _is_container(value: object) -> bool:
     return issubclass(type(value), (list, dict, set, deque))
-
-
-def _names_in(statements: Iterable[ast.stmt]) -> Iterator[ast.Name]:
-    return (node for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Name))

@@ -7,16 +7,15 @@ import builtins
 import dis
 import functools
 import inspect
-import linecache
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from torchdebug_magics.probing.source.code_owner import is_module_code, local_values, owner
-from torchdebug_magics.probing.source.statement_lists import is_in_comprehension
+from torchdebug_magics.probing.source.code_owner import is_in_comprehension, is_module_code, local_values, owner
+from torchdebug_magics.probing.syntax import FUNCTIONS, expressions, first_line, nodes, tree_of
 
 MISSING: Any = object()
 """Stands for a value that cannot be had without running code."""
@@ -59,15 +58,14 @@ def line_of(frame: FrameType) -> int:
 
 def node_at(frame: FrameType) -> ast.expr | None:
     """The call, or other expression, in whose evaluation the frame is."""
-    spans = _spans(frame.f_code.co_filename, _text_of(frame.f_code.co_filename))
-    positions = _positions(frame.f_code)
-    at = frame.f_lasti // 2
-    if not 0 <= at < len(positions):
+    tree = tree_of(frame.f_code.co_filename)
+    positions, at = _positions(frame.f_code), frame.f_lasti // 2
+    if tree is None or not 0 <= at < len(positions):
         return None
-    if positions[at] in spans or not _opens_with(frame):
-        return spans.get(positions[at])
     # The instruction that enters a `with` has the span of the statement: what it enters was evaluated just before.
-    return next((spans[place] for place in reversed(positions[max(0, at - _WITHIN) : at]) if place in spans), None)
+    before = positions[max(0, at - _WITHIN) : at] if _opens_with(frame) else ()
+    found = map(expressions(tree).get, (positions[at], *reversed(before)))
+    return next((node for node in found if isinstance(node, ast.expr)), None)
 
 
 def _is_undisturbed(frame: FrameType) -> bool:
@@ -100,8 +98,7 @@ def _instruction(frame: FrameType) -> str:
 
 def calls_on_line(frame: FrameType) -> list[ast.expr]:
     """The calls that begin on the line at which the frame is."""
-    spans = _spans(frame.f_code.co_filename, _text_of(frame.f_code.co_filename))
-    return [node for node in spans.values() if isinstance(node, ast.Call) and node.lineno == line_of(frame)]
+    return [node for node in nodes(ast.Call, tree_of(frame.f_code.co_filename)) if node.lineno == line_of(frame)]
 
 
 def value_of(node: ast.expr, frame: FrameType, names: dict[str, Any] | None = None) -> Any:  # noqa: PLR0911 - one for each kind of node
@@ -129,34 +126,10 @@ def value_of(node: ast.expr, frame: FrameType, names: dict[str, Any] | None = No
 
 def function_node(code: CodeType) -> ast.AST | None:
     """The function, or the module, that a piece of code was compiled from."""
-    tree = _tree(code.co_filename, _text_of(code.co_filename))
-    if tree is None or is_module_code(code):
+    tree = tree_of(code.co_filename)
+    if is_module_code(code):
         return tree
-    lines = {code.co_firstlineno}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            if first in lines:
-                return node
-    return None
-
-
-def enclosing(node: ast.AST, line: int) -> Iterator[ast.stmt]:
-    """The statements around a line, the outermost first."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt):
-            if child.lineno <= line <= (child.end_lineno or child.lineno):
-                yield child
-                yield from enclosing(child, line)
-        elif not isinstance(child, ast.expr):
-            yield from enclosing(child, line)
-
-
-def loops_around(file: str, line: int) -> list[tuple[int, int]]:
-    """(first line, last line) of each loop around a line, the outermost first."""
-    tree = _tree(file, _text_of(file))
-    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))] if tree is not None else []
-    return [(loop.lineno, loop.end_lineno or loop.lineno) for loop in loops if loop.lineno <= line <= (loop.end_lineno or loop.lineno)]
+    return next((one for one in nodes(FUNCTIONS, tree) if one.name == code.co_name and first_line(one) == code.co_firstlineno), None)
 
 
 def _attribute(value: Any, name: str) -> Any:
@@ -188,36 +161,7 @@ def _item(value: Any, index: Any) -> Any:
     return MISSING
 
 
-def tree_of(file: str) -> ast.Module | None:
-    """The syntax tree of a cell or file, as its text is now; None where it has none."""
-    return _tree(file, _text_of(file))
-
-
-def _text_of(file: str) -> int:
-    """A number for the text of a file as it is now: 0 where there is none."""
-    lines = linecache.getlines(file)
-    return hash(tuple(lines)) if lines else 0
-
-
-@functools.lru_cache(maxsize=64)
-def _tree(file: str, text: int) -> ast.Module | None:
-    try:
-        return ast.parse("".join(linecache.getlines(file))) if text else None
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-
-
-@functools.lru_cache(maxsize=32)
-def _spans(file: str, text: int) -> dict[tuple[int, int, int, int], ast.expr]:
-    """Expressions by (line, end line, column, end column); of two with the same span, the outer one."""
-    tree = _tree(file, text)
-    found: dict[tuple[int, int, int, int], ast.expr] = {}
-    for node in () if tree is None else ast.walk(tree):
-        if isinstance(node, ast.expr) and node.end_lineno is not None and node.end_col_offset is not None:
-            found.setdefault((node.lineno, node.end_lineno, node.col_offset, node.end_col_offset), node)
-    return found
-
-
 @functools.lru_cache(maxsize=256)
 def _positions(code: CodeType) -> tuple[Any, ...]:
-    return tuple(code.co_positions())
+    """The span of each instruction."""
+    return tuple((line, column, end_line, end_column) for line, end_line, column, end_column in code.co_positions())

@@ -29,6 +29,7 @@ from torchdebug_magics.instruments.autograd.errors.raised import (
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import loop_around
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
+from torchdebug_magics.probing.syntax import called, nodes
 from torchdebug_magics.report import Location
 
 _NO_REDUCTION = re.compile(r"reduction\s*=\s*['\"]none['\"]")
@@ -177,9 +178,8 @@ def _inference(raised: Raised) -> AutogradFinding:
 def _unused(raised: Raised) -> AutogradFinding:
     index = re.search(r"[Tt]ensor at index (\d+)", raised.message)
     place = int(index[1]) if index is not None else 0
-    statement = raised.statement
-    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)] if statement is not None else []
-    given = next((call.args[1] for call in calls if ast.unparse(call.func).endswith("grad") and len(call.args) > 1), None)
+    calls = nodes(ast.Call, raised.statement)
+    given = next((call.args[1] for call in calls if called(call).endswith("grad") and len(call.args) > 1), None)
     members = list(given.elts) if isinstance(given, (ast.List, ast.Tuple)) else [given] if given is not None else []
     reached = {id(node.variable) for node in nodes_of(raised.roots) if hasattr(node, "variable")}
     unused = {id(one) for one in raised.inputs if one.is_leaf and id(one) not in reached}
@@ -215,8 +215,8 @@ def _integer(raised: Raised) -> AutogradFinding:
 
 def _made_to_require(statement: ast.stmt | None) -> str | None:
     """``ids`` of ``ids.requires_grad_()``, of ``ids.requires_grad = True`` and of ``ids = torch.tensor(..., requires_grad=True)``."""
-    for node in ast.walk(statement) if statement is not None else ():
-        if isinstance(node, ast.Attribute) and node.attr in {"requires_grad_", "requires_grad"}:
+    for node in nodes(ast.Attribute, statement):
+        if node.attr in {"requires_grad_", "requires_grad"}:
             return ast.unparse(node.value)
     return next((ast.unparse(target) for target in getattr(statement, "targets", ())), None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import io
 import re
 import tokenize
@@ -16,7 +17,7 @@ from torchdebug_magics.instruments.autograd.named import cell_files
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cut
 from torchdebug_magics.instruments.autograd.source_readings import cuts_toward
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
-from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
+from torchdebug_magics.probing.syntax import FUNCTIONS, WITHS, called, enclosing, expression, names_in, nodes, parsed, tree_of
 from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 
@@ -91,10 +92,9 @@ def _without_cut(raised: Raised, passed: list[RecordedOp]) -> AutogradFinding:
 
 def _cuts_in_text(raised: Raised) -> Iterator[Cut]:
     """The cuts on the way to the loss, in the frame that called backward()."""
-    statement = statement_at(raised.here)
-    if statement is None or raised.here is None or not raised.frames:
+    names = names_in(statement_at(raised.here))
+    if raised.here is None or not raised.frames:
         return
-    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
     frame = raised.frames[0]
     yield from cuts_toward(names, raised.here.file, raised.here.line, frame.f_code.co_name, dict(reversed(list(raised.variables()))))
 
@@ -118,9 +118,8 @@ def freezing_line(raised: Raised) -> Location | None:
     """The first that sets ``requires_grad`` to False, in the code that ran or else in the latest cell that does."""
     files = [place.file for place in raised.places]
     for file in dict.fromkeys([*files, *reversed(cell_files())]):
-        tree = tree_of(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, (ast.Assign, ast.Expr)) and re.search(r"requires_grad(_\(False\)| = False)", ast.unparse(node)):
+        for node in nodes((ast.Assign, ast.Expr), tree_of(file)):
+            if re.search(r"requires_grad(_\(False\)| = False)", ast.unparse(node)):
                 return location(file, node.lineno, raised.places[0].function)
     return None
 
@@ -198,13 +197,9 @@ def _instead_of_op(op: str, source: str) -> str:
 
 def _not_rewrapped(source: str, *, of_list: bool = False) -> str:
     """The statement without the copy into a new tensor; advice where its text does not show how."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        tree = ast.Module([], [])
-    changed = _Unwrap(of_list=of_list).visit(tree)
-    code = ast.unparse(changed)
-    if tree.body and code != ast.unparse(ast.parse(source)) and not any(part in code for part in _LOSES):
+    tree = parsed(source) or ast.Module([], [])
+    code = ast.unparse(_Unwrap(of_list=of_list).visit(copy.deepcopy(tree)))
+    if tree.body and code != ast.unparse(tree) and not any(part in code for part in _LOSES):
         return f"`{code}`"
     return f"stay with PyTorch ops in `{source}`: NumPy, `.item()` and `torch.tensor(...)` drop the graph"
 
@@ -218,8 +213,7 @@ class _Unwrap(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
-        name = ast.unparse(node.func).rpartition(".")[2]
-        if name not in _MAKERS or not node.args:
+        if called(node) not in _MAKERS or not node.args:
             return node
         value = node.args[0]
         if isinstance(value, (ast.List, ast.Tuple)):
@@ -230,7 +224,7 @@ class _Unwrap(ast.NodeTransformer):
             parts = value
         else:
             return _stripped(value)
-        return ast.Call(ast.parse("torch.stack", mode="eval").body, [parts], [])
+        return ast.Call(expression("torch.stack"), [parts], [])
 
 
 def _stripped(value: ast.expr) -> ast.expr:
@@ -319,16 +313,12 @@ def _source(op: RecordedOp) -> str:
 def gradient_switch(op: RecordedOp) -> tuple[Location, Location] | None:
     """(the ``with torch.no_grad():`` or the decorator, the line in it) of the innermost of the user's calls that has one."""
     for line in op.calls:
-        tree = tree_of(line.file)
-        if tree is None:
-            continue
-        around = list(enclosing(tree, line.line))
-        for statement in reversed(around):
-            if isinstance(statement, (ast.With, ast.AsyncWith)):
+        for statement in reversed([*enclosing(tree_of(line.file), line.line)]):
+            if isinstance(statement, WITHS):
                 for item in statement.items:
                     if any(name in ast.unparse(item.context_expr) for name in _CONTEXTS):
                         return location(line.file, item.context_expr.lineno, line.function), line.location
-            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if isinstance(statement, FUNCTIONS):
                 for decorator in statement.decorator_list:
                     if any(name in ast.unparse(decorator) for name in _CONTEXTS):
                         return location(line.file, decorator.lineno, line.function), line.location
@@ -344,8 +334,7 @@ def _reentrant(op: RecordedOp) -> tuple[Location, Location] | None:
 def _global_switch(op: RecordedOp) -> tuple[Location, Location] | None:
     """``torch.set_grad_enabled(False)`` as a statement of its own, before the op."""
     for line in op.calls:
-        tree = tree_of(line.file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.Expr) and "set_grad_enabled(False)" in ast.unparse(node) and node.lineno <= line.line:
+        for node in nodes(ast.Expr, tree_of(line.file)):
+            if "set_grad_enabled(False)" in ast.unparse(node) and node.lineno <= line.line:
                 return location(line.file, node.lineno, line.function), line.location
     return None

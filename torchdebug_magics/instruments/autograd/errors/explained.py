@@ -12,10 +12,10 @@ from torchdebug_magics.instruments.autograd.errors.cut import cut_graph
 from torchdebug_magics.instruments.autograd.errors.inplace import modified_in_place
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value, statement_at
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import bound_by, carried_names, earlier_backward, loop_around, simple_statements
+from torchdebug_magics.instruments.autograd.source_readings import carried_names, earlier_backward, loop_around, simple_statements
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
 from torchdebug_magics.instruments.autograd.training_course import Backward, Course, Step
-from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
+from torchdebug_magics.probing.syntax import FUNCTIONS, LOOPS, bound_names, enclosing, nodes, parsed, targets_of, tree_of
 from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 
@@ -149,12 +149,8 @@ def _words(raised: Raised, twice: _Twice) -> tuple[str, str, str]:
 
 def _loss_of(source: str) -> str:
     """What a line calls backward() on; empty where that is not its own text."""
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except SyntaxError:
-        return ""
-    called = (node.func for node in nodes if isinstance(node, ast.Call))
-    return next((ast.unparse(one.value) for one in called if isinstance(one, ast.Attribute) and one.attr == "backward"), "")
+    functions = (call.func for call in nodes(ast.Call, parsed(source)))
+    return next((ast.unparse(one.value) for one in functions if isinstance(one, ast.Attribute) and one.attr == "backward"), "")
 
 
 def _detached(name: str, raised: Raised) -> str:
@@ -168,13 +164,13 @@ def _detached(name: str, raised: Raised) -> str:
 
 def _place_of(names: list[str], raised: Raised) -> str:
     """Where in a step the variables can be detached: at its end, if the first step begins with another value than a tensor."""
-    loop = loop_around(raised.here) if raised.here is not None else None
+    loop = loop_around(raised.here)
     tree = tree_of(raised.here.file) if raised.here is not None else None
-    if loop is None or tree is None or raised.here is None:
+    if loop is None or tree is None:
         return "start"
-    functions = [one for one in enclosing(tree, loop.lineno) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    functions = [one for one in enclosing(tree, loop.lineno) if isinstance(one, FUNCTIONS)]
     before = [one.statement for one in simple_statements(functions[-1] if functions else tree) if one.statement.lineno < loop.lineno]
-    begun = {name: one.value for one in before if isinstance(one, ast.Assign) for name in bound_by(one)}
+    begun = {name: one.value for one in before if isinstance(one, ast.Assign) for name in bound_names(one)}
     return "end" if any(isinstance(begun.get(name), ast.Constant) for name in names) else "start"
 
 
@@ -188,9 +184,8 @@ def _trains_another(raised: Raised, first: Backward, shared: Iterable[RecordedOp
 def _all_at_once(raised: Raised) -> str:
     """One call for all losses that a loop goes through."""
     name = _root_name(raised)
-    loop = loop_around(raised.here) if raised.here is not None else None
-    inner = [node for node in ast.walk(raised.statement or ast.Pass()) if isinstance(node, ast.comprehension)]
-    looped = [(one.target, one.iter) for one in (*inner, loop) if isinstance(one, (ast.comprehension, ast.For))]
+    inner = nodes(ast.comprehension, raised.statement)
+    looped = [(one.target, one.iter) for one in (*inner, loop_around(raised.here)) if isinstance(one, (ast.comprehension, ast.For))]
     losses = next((ast.unparse(whole) for target, whole in looped if ast.unparse(target) == name), None)
     return f"replace the loop with `sum({losses}).backward()`" if losses else "add the losses and call backward() once"
 
@@ -208,19 +203,13 @@ def _carried_name(shared_from: Location | None, consumer: RecordedOp | None) -> 
     used = statement_at(consumer.line.location) if consumer is not None and consumer.line is not None else None
     if made is None:
         return None
-    bound = [node.id for target in _targets(made) for node in ast.walk(target) if isinstance(node, ast.Name)]
-    bound += [ast.unparse(node) for target in _targets(made) for node in ast.walk(target) if isinstance(node, ast.Attribute)]
-    read = {ast.unparse(node) for node in ast.walk(used) if isinstance(node, (ast.Name, ast.Attribute))} if used is not None else set()
+    targets = targets_of(made) if not isinstance(made, LOOPS) else []
+    bound = [node.id for node in nodes(ast.Name, *targets)] + [ast.unparse(node) for node in nodes(ast.Attribute, *targets)]
+    read = {ast.unparse(node) for node in nodes((ast.Name, ast.Attribute), used)}
     both = [one for one in bound if one in read]
-    loop = loop_around(shared_from) if shared_from is not None else None
+    loop = loop_around(shared_from)
     carried = {name for name, _ in carried_names(loop)} if loop is not None else set()
     return ", ".join([one for one in both if one in carried] or both) or (bound[0] if len(bound) == 1 else None)
-
-
-def _targets(statement: ast.stmt) -> list[ast.expr]:
-    if isinstance(statement, ast.Assign):
-        return statement.targets
-    return [statement.target] if isinstance(statement, (ast.AugAssign, ast.AnnAssign)) else []
 
 
 def _root_name(raised: Raised) -> str | None:

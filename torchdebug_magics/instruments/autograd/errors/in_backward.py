@@ -14,7 +14,8 @@ from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing
 from torchdebug_magics.instruments.autograd.named import attribute_line, cell_files
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.silences.left_out import hidden_parameters
-from torchdebug_magics.probing.source.call_sites import function_node, tree_of, value_of
+from torchdebug_magics.probing.source.call_sites import function_node, value_of
+from torchdebug_magics.probing.syntax import nodes, tree_of
 from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 
@@ -68,8 +69,7 @@ def _return_of(function: object) -> Location | None:
     code = getattr(function, "__code__", None)
     if code is None:
         return None
-    node = function_node(code)
-    lines = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Return)] if node is not None else []
+    lines = [one.lineno for one in nodes(ast.Return, function_node(code))]
     return location(code.co_filename, lines[-1], code.co_name) if lines else None
 
 
@@ -217,8 +217,8 @@ def values_read(raised: Raised) -> list[tuple[Location, str, object]]:
     return [
         (place, ast.unparse(node), value_of(node, frame))
         for frame, place in zip(raised.frames, raised.places, strict=True)
-        for node in ast.walk(statement_at(place) or ast.Pass())
-        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+        for node in nodes((ast.Name, ast.Attribute), statement_at(place))
+        if isinstance(node.ctx, ast.Load)
     ]
 
 
@@ -226,12 +226,8 @@ def assigned_before(raised: Raised, name: str | None) -> Location | None:
     """The last assignment to the variable before the error, by the text; else the last of an earlier cell."""
     here = raised.here
     for file in dict.fromkeys([*([here.file] if here is not None else ()), *reversed(cell_files())]):
-        tree = tree_of(file)
-        lines = [
-            node.lineno
-            for node in (ast.walk(tree) if tree is not None else ())
-            if isinstance(node, ast.Assign) and any(ast.unparse(target) == name for target in node.targets)
-        ]
+        assigned = nodes(ast.Assign, tree_of(file))
+        lines = [node.lineno for node in assigned if any(ast.unparse(target) == name for target in node.targets)]
         before = [line for line in lines if here is None or file != here.file or line <= here.line]
         if before:
             return location(file, max(before), "<module>")

@@ -14,7 +14,8 @@ from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_m
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
 from torchdebug_magics.probing.graphs import upstream
-from torchdebug_magics.probing.source.call_sites import tree_of, value_of
+from torchdebug_magics.probing.source.call_sites import value_of
+from torchdebug_magics.probing.syntax import method, nodes, tree_of
 from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 
@@ -174,20 +175,14 @@ def _updated(raised: Raised, node: Any, complaint: Complaint) -> tuple[str | Non
         return None, None
     name = next((name for name, member in named_members() if member is leaf), None) or raised.name_of(leaf)
     for frame, place in zip(raised.frames, raised.places, strict=True):
-        for call in sorted(_steps_in(place), key=lambda one: -one.lineno):
+        steps = [call for call in nodes(ast.Call, tree_of(place.file)) if method(call) == "step" and call.lineno < place.line]
+        for call in sorted(steps, key=lambda one: -one.lineno):
             optimizer = value_of(call.func.value, frame) if isinstance(call.func, ast.Attribute) else None
             if isinstance(optimizer, torch.optim.Optimizer) and any(
                 one is leaf for group in optimizer.param_groups for one in group["params"]
             ):
                 return name, location(place.file, call.lineno, place.function)
     return name, None
-
-
-def _steps_in(place: Location) -> Iterator[ast.Call]:
-    """The calls of ``step()`` before a line."""
-    for node in ast.walk(tree_of(place.file) or ast.Module([], [])):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step" and node.lineno < place.line:
-            yield node
 
 
 def _is_it(value: object, complaint: Complaint) -> bool:
@@ -205,18 +200,12 @@ def _plain_name(node: str) -> str:
 def _write_of(raised: Raised, name: str) -> Location | None:
     """The last statement before the error that writes the variable in place, in the frames that see it."""
     for frame in raised.frames:
-        tree = tree_of(frame.f_code.co_filename)
-        if tree is None:
-            continue
-        lines = [one.lineno for one in ast.walk(tree) if isinstance(one, ast.stmt) and not _holds_others(one) and name in writes_to(one)]
+        simple = (one for one in nodes(ast.stmt, tree_of(frame.f_code.co_filename)) if not hasattr(one, "body"))
+        lines = [one.lineno for one in simple if name in writes_to(one)]
         if lines:
             before = [line for line in lines if line <= frame.f_lineno]
             return location(frame.f_code.co_filename, max(before or lines), frame.f_code.co_name)
     return None
-
-
-def _holds_others(statement: ast.stmt) -> bool:
-    return hasattr(statement, "body")
 
 
 class Complaint(NamedTuple):

@@ -16,8 +16,9 @@ from torchdebug_magics.instruments.autograd.report import Kind
 from torchdebug_magics.instruments.autograd.tape import Tape
 from torchdebug_magics.instruments.autograd.training_course import Course
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
-from torchdebug_magics.probing.source.call_sites import enclosing, tree_of, value_of
+from torchdebug_magics.probing.source.call_sites import value_of
 from torchdebug_magics.probing.source.code_owner import is_user_code, local_values
+from torchdebug_magics.probing.syntax import dotted, enclosing, exchanged, expression, method, names_in, nodes, tree_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import location, span
 from torchdebug_magics.report import Location
@@ -169,8 +170,7 @@ def named_members() -> Iterator[tuple[str, torch.Tensor]]:
 
 def statement_at(where: Location | None, column: int | None = None) -> ast.stmt | None:
     """The innermost statement around a line, and around a column of it."""
-    tree = None if where is None else tree_of(where.file)
-    found = [] if tree is None or where is None else list(enclosing(tree, where.line))
+    found = [] if where is None else list(enclosing(tree_of(where.file), where.line))
     of_line = [one for one in found if column is not None and where is not None and one.lineno == where.line == one.end_lineno]
     at = [one for one in of_line if column is not None and one.col_offset <= column < (one.end_col_offset or 0)]
     return at[-1] if at else found[-1] if found else None
@@ -203,8 +203,7 @@ def _statement(step: TracebackType) -> ast.stmt | None:
 
 def _written(frame: FrameType, where: Location | None) -> torch.Tensor | None:
     names = set(writes_to(statement)) if (statement := statement_at(where)) is not None else set[str]()
-    nodes = [node for node in ast.walk(statement or ast.Pass()) if isinstance(node, ast.expr) and ast.unparse(node) in names]
-    values = (value_of(node, frame) for node in nodes)
+    values = (value_of(node, frame) for node in nodes(ast.expr, statement) if ast.unparse(node) in names)
     return next((value for value in values if isinstance(value, torch.Tensor)), None)
 
 
@@ -236,10 +235,8 @@ def _reads_missing_gradient(error: BaseException, steps: list[TracebackType]) ->
 
 def missing_gradient_of(statement: ast.stmt | None, frame: FrameType | None) -> tuple[str, torch.Tensor] | None:
     """(name, tensor) of the ``h.grad`` in a statement that is None."""
-    if statement is None or frame is None:
-        return None
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Attribute) and node.attr == "grad":
+    for node in nodes(ast.Attribute, statement) if frame is not None else ():
+        if node.attr == "grad" and frame is not None:
             value = value_of(node.value, frame)
             if isinstance(value, torch.Tensor) and (not value.is_leaf or value.grad is None):
                 return ast.unparse(node.value), value
@@ -271,8 +268,8 @@ def writes_to(statement: ast.stmt) -> Iterator[str]:
     if isinstance(statement, ast.Assign):
         targets = [one for one in statement.targets if isinstance(one, ast.Subscript)]
     yield from (ast.unparse(_base(one)) for one in targets)
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Call) and (written := _written_argument(node)) is not None:
+    for node in nodes(ast.Call, statement):
+        if (written := _written_argument(node)) is not None:
             yield ast.unparse(_base(written))
 
 
@@ -293,10 +290,8 @@ def out_of_place(statement: ast.stmt) -> str:
 def writer_op(statement: ast.stmt | None) -> str | None:
     """The op of its first write, in the order in which Python evaluates."""
     for node in _evaluated(statement) if statement is not None else ():
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            if _is_in_place(node) or _asks_in_place(node):
-                return name if name.endswith("_") else f"{name}_"
+        if isinstance(node, ast.Call) and (_is_in_place(node) or _asks_in_place(node)):
+            return f"{method(node).removesuffix('_')}_"
     if isinstance(statement, ast.AugAssign):
         return _AUGMENTED.get(type(statement.op))
     return "copy_" if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript) else None
@@ -316,24 +311,13 @@ def through_the_base(statement: ast.stmt, loop: ast.stmt | None) -> str:
         return ""
     targets = list(loop.target.elts) if isinstance(loop.target, ast.Tuple) else [loop.target]
     place = next((number for number, one in enumerate(targets) if isinstance(one, ast.Name) and one.id == name), None)
-    zipped = isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) == "zip"
-    sources = loop.iter.args if isinstance(loop.iter, ast.Call) and zipped else [loop.iter]
+    sources = loop.iter.args if isinstance(loop.iter, ast.Call) and dotted(loop.iter.func) == "zip" else [loop.iter]
     if place is None or len(sources) != len(targets) or isinstance(sources[place], ast.Starred):
         return ""
-    index = "i" if all(one.id != "i" for one in ast.walk(loop) if isinstance(one, ast.Name)) else "index"
-    part = ast.parse(f"{ast.unparse(sources[place])}[{index}]", mode="eval").body
-    code = ast.unparse(_Renamed(name, part).visit(copy.deepcopy(statement)))
+    index = "index" if "i" in names_in(loop) else "i"
+    part = expression(f"{ast.unparse(sources[place])}[{index}]")
+    code = ast.unparse(exchanged(statement, lambda node: part if dotted(node) == name else None))
     return f"for {index}, {_in_brackets(loop.target)} in enumerate({ast.unparse(loop.iter)}): {code}"
-
-
-class _Renamed(ast.NodeTransformer):
-    """Another expression in the place of a variable."""
-
-    def __init__(self, name: str, part: ast.expr) -> None:
-        self.name, self.part = name, part
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.part if node.id == self.name else node
 
 
 def _in_brackets(target: ast.expr) -> str:
@@ -349,9 +333,7 @@ def _after_clone(target: ast.expr, statement: ast.stmt) -> str:
 def _calls_out_of_place(statement: ast.stmt) -> str:
     changed = copy.deepcopy(statement)
     written: list[ast.expr] = []
-    for node in ast.walk(changed):
-        if not isinstance(node, ast.Call):
-            continue
+    for node in nodes(ast.Call, changed):
         if _is_in_place(node) and isinstance(node.func, ast.Attribute):
             if node.func.attr in _OVERWRITING or ".data" in ast.unparse(node.func.value):
                 return ""
@@ -379,7 +361,7 @@ def _written_argument(node: ast.Call) -> ast.expr | None:
 
 
 def _is_in_place(node: ast.Call) -> bool:
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    name = method(node)
     return name.endswith("_") and not name.startswith("_") and name not in _KEPT
 
 

@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.autograd.silences.watched import Alive, Watch
 from torchdebug_magics.instruments.autograd.training_course import Backward, Event, Step, Zeroed
 from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.syntax import last_name, nodes, tree_of
 from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 
@@ -165,11 +165,10 @@ def _is_wasted(one: Event, after: Event, step: Step) -> bool:
 
 def _set_to_none(step: Step) -> Location | None:
     """``p.grad = None``, which no hook sees, by the text of the file that makes the step."""
-    tree = tree_of(step.line.file) if step.line is not None else None
-    for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute) and node.targets[0].attr == "grad" and step.line:
-            return location(step.line.file, node.lineno, "<module>")
-    return None
+    if step.line is None:
+        return None
+    lines = (node.lineno for node in nodes(ast.Assign, tree_of(step.line.file)) if last_name(node.targets[0]) == "grad")
+    return next((location(step.line.file, line, "<module>") for line in lines), None)
 
 
 def _source(line: Line | None) -> str:

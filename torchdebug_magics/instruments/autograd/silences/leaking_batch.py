@@ -13,6 +13,7 @@ from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
+from torchdebug_magics.probing.syntax import called, nodes, parsed
 from torchdebug_magics.probing.where import excerpt
 
 _IMAGE_DIMENSIONS = 4
@@ -171,12 +172,8 @@ def _other_dimension(op: RecordedOp, source: str, mixing: _Mixing) -> str:
 
 def _with_dimension(source: str, wanted: str) -> str:
     """The statement with another dimension in its softmax."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return source
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("softmax"):
+    for node in nodes(ast.Call, parsed(source)):
+        if called(node).endswith("softmax"):
             given = next((one.value for one in node.keywords if one.arg == "dim"), node.args[-1] if node.args else None)
             given = given.operand if isinstance(given, ast.UnaryOp) else given
             if isinstance(given, ast.Constant) and given.end_col_offset is not None and source.isascii():

@@ -21,8 +21,7 @@ from torchdebug_magics.instruments.deterministic.report import Dependence, On
 from torchdebug_magics.instruments.deterministic.twice.op_causes import location_of
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
-from torchdebug_magics.probing.source.statement_lists import writes_of
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, writes_of
 
 _LISTING = ("listdir", "scandir", "iglob", "glob", "rglob", "iterdir", "walk")
 _ARRIVING = ("as_completed", "imap_unordered")

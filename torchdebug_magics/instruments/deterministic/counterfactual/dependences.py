@@ -29,6 +29,7 @@ from torchdebug_magics.instruments.deterministic.twice.op_causes import drawn_fr
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.rng import same_state
+from torchdebug_magics.probing.syntax import nodes
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 
@@ -309,6 +310,5 @@ def unloaded(found: Dependence, differing: Mapping[str, type], body: Body) -> De
 
 def _calls(body: Body) -> Iterator[tuple[ast.Call, bool]]:
     """The calls in the cell's own lines, and whether nothing is done with what they return."""
-    nodes = [node for statement in body.statements for node in ast.walk(statement)]
-    dropped = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    return ((node, id(node) in dropped) for node in nodes if isinstance(node, ast.Call))
+    dropped = {id(node.value) for node in nodes(ast.Expr, *body.statements)}
+    return ((node, id(node) in dropped) for node in nodes(ast.Call, *body.statements))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import os
 import sys
@@ -23,8 +22,8 @@ from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.kinds import ABSENT
 from torchdebug_magics.probing.process_settings import SETTINGS
-from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.source.statement_lists import writes_of
+from torchdebug_magics.probing.source.code_owner import is_user_code, writes_of
+from torchdebug_magics.probing.syntax import names_in, read_before_bound
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 
@@ -201,8 +200,7 @@ def _digest(value: Any) -> int:
 
 def reached(body: Body) -> tuple[set[str], list[CodeType]]:
     """Names in the body and in the functions and methods of the user's that it reaches by name; and their code."""
-    names = {node.id for statement in body.statements for node in ast.walk(statement) if isinstance(node, ast.Name)}
-    names |= body.variables.keys()
+    names = names_in(*body.statements) | body.variables.keys()
     todo, codes = sorted(names), dict[CodeType, None]()
     while todo and len(codes) < _MOST_FUNCTIONS:
         for function in _functions(_value(body, todo.pop())):
@@ -225,11 +223,6 @@ def _functions(value: object) -> Iterator[FunctionType]:
 
 
 def _is_read_first(body: Body, name: str) -> bool:
-    for statement in body.statements:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
-                return True
-        found = [node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == name]
-        if found:
-            return any(isinstance(node.ctx, ast.Load) for node in found)
+    if name in names_in(*body.statements):
+        return name in read_before_bound(body.statements)
     return any(name in writes_of(code).stored_globals & writes_of(code).loaded for code in reached(body)[1])

@@ -13,10 +13,9 @@ import torch
 
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import reached
-from torchdebug_magics.instruments.deterministic.origin.line_statements import dotted
 from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.ritual.status import began_with
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.syntax import called, dotted, method, nodes, targets_of, tree_of
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 
@@ -178,40 +177,40 @@ class _Places:
     """Of one file."""
 
     def __init__(self, statements: list[ast.stmt]) -> None:
-        self._nodes = [node for statement in statements for node in ast.walk(statement)]
-        self._target = {id(node): _target(one) for one in self._nodes if isinstance(one, ast.stmt) for node in _own(one)}
-        self._line = {id(node): one.lineno for one in self._nodes if isinstance(one, ast.stmt) for node in _own(one)}
-        self._settled = {
-            id(inner)
-            for node in self._nodes
-            if isinstance(node, ast.Call) and _name(node) in _SETTLED
-            for argument in node.args
-            for inner in ast.walk(argument)
-        }
-        sorted_names = {dotted(one) for node in self._nodes if isinstance(node, ast.Call) and _name(node) == "sorted" for one in node.args}
-        sorted_names |= {dotted(node.func.value) for node in self._nodes if isinstance(node, ast.Call) and _is_sort(node.func)}  # type: ignore[attr-defined]  # as was asked
-        self._sorted = {one for one in sorted_names if one}
+        self._nodes = list(nodes(ast.AST, *statements))
+        self._statement = {id(node): one for one in nodes(ast.stmt, *statements) for node in ast.walk(one)}
+        """The innermost around each node."""
+        calls = list(nodes(ast.Call, *statements))
+        self._settled = {id(inner) for node in calls if called(node) in _SETTLED for inner in nodes(ast.AST, *node.args)}
+        sorted_names = {dotted(one) for node in calls if called(node) == "sorted" for one in node.args}
+        sorted_names |= {dotted(node.func).removesuffix(".sort") for node in calls if method(node) == "sort"}
+        self._sorted = sorted_names - {""}
+
+    def _target(self, node: ast.AST) -> str:
+        """The first variable that a node's statement assigns to."""
+        return dotted(next(iter(targets_of(self._statement.get(id(node)))), None))
+
+    def _line(self, node: ast.AST) -> int:
+        line: int = self._statement[id(node)].lineno
+        return line
 
     def found(self) -> Iterator[tuple[int, OrderingPlace]]:
         for node in self._nodes:
-            if id(node) in self._settled or self._target.get(id(node), "") in self._sorted:
+            if id(node) in self._settled or self._target(node) in self._sorted:
                 continue
             for one in _ordered(node):
-                target = _bound(node.target) if isinstance(node, ast.For) else self._target.get(id(node), "")
-                is_set = _is_set(one)
-                path = dotted(_inside(one)) or ""
+                is_set, path = _is_set(one), dotted(_inside(one))
                 if is_set or path:
                     yield (
-                        self._line.get(id(node), one.lineno),
-                        OrderingPlace(ast.unparse(one), path, target, is_set, isinstance(node, ast.For), is_pop=_is_pop(node)),
+                        self._line(node),
+                        OrderingPlace(
+                            ast.unparse(one), path, self._target(node), is_set, isinstance(node, ast.For), is_pop=method(node) == "pop"
+                        ),
                     )
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hash" and len(node.args) == 1:
+            if isinstance(node, ast.Call) and dotted(node.func) == "hash" and len(node.args) == 1:
                 argument = node.args[0]
-                path = dotted(argument) or ""
-                yield (
-                    self._line.get(id(node), node.lineno),
-                    OrderingPlace(ast.unparse(argument), path, "", is_set=True, is_hash=True, is_text=_is_text(argument)),
-                )
+                place = OrderingPlace(ast.unparse(argument), dotted(argument), "", is_set=True, is_hash=True, is_text=_is_text(argument))
+                yield self._line(node), place
 
 
 def _ordered(node: ast.AST) -> Iterator[ast.expr]:
@@ -223,20 +222,16 @@ def _ordered(node: ast.AST) -> Iterator[ast.expr]:
         yield from (one.iter for one in node.generators)
     elif isinstance(node, ast.Starred):
         yield node.value
-    elif isinstance(node, ast.Call) and _name(node) in _ORDERING:
+    elif isinstance(node, ast.Call) and called(node) in _ORDERING:
         yield from node.args
-    elif _is_pop(node):
-        yield node.func.value  # type: ignore[attr-defined]  # as was asked
-
-
-def _is_pop(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "pop" and not node.args
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "pop" and not node.args:
+        yield node.func.value
 
 
 def _keeps_order(node: ast.AST) -> bool:
     """Whether the body of a loop keeps the order of its turns: by adding to a list, by numbering, or by computing on."""
     if isinstance(node, ast.Call):
-        return _name(node) in _KEEPING or (isinstance(node.func, ast.Name) and node.func.id not in _PLAIN)
+        return called(node) in _KEEPING or (isinstance(node.func, ast.Name) and node.func.id not in _PLAIN)
     return isinstance(node, (ast.Yield, ast.YieldFrom))
 
 
@@ -245,47 +240,19 @@ def _is_set(node: ast.expr) -> bool:
         return len(node.elts) > 1
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.Sub, ast.BitXor)):
         return _is_set(node.left) or _is_set(node.right)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _OF_SETS:
+    if method(node) in _OF_SETS:
         return True
-    return isinstance(node, ast.SetComp) or (isinstance(node, ast.Call) and _name(node) in {"set", "frozenset"} and bool(node.args))
+    return isinstance(node, ast.SetComp) or (isinstance(node, ast.Call) and called(node) in {"set", "frozenset"} and bool(node.args))
 
 
 def _inside(node: ast.expr) -> ast.expr:
     """What fills a set: ``labels`` of ``set(labels)``."""
-    if isinstance(node, ast.Call) and _name(node) in {"set", "frozenset"} and node.args:
+    if isinstance(node, ast.Call) and called(node) in {"set", "frozenset"} and node.args:
         return node.args[0]
     if isinstance(node, ast.BinOp):
         return _inside(node.left)
     return node
 
 
-def _own(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a statement that are in no statement within it."""
-    yield statement
-    todo: list[ast.AST] = [child for child in ast.iter_child_nodes(statement) if not isinstance(child, ast.stmt)]
-    while todo:
-        node = todo.pop()
-        yield node
-        todo += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
-
-
-def _target(statement: ast.stmt) -> str:
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    return _bound(targets[0]) if targets and isinstance(targets[0], ast.expr) else ""
-
-
-def _bound(target: ast.expr) -> str:
-    first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
-    return dotted(first) or ""
-
-
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
-
-
-def _is_sort(node: ast.expr) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "sort"
-
-
-def _name(node: ast.Call) -> str:
-    return node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""

@@ -15,8 +15,7 @@ from torchdebug_magics.instruments.deterministic.origin.digests import Digests, 
 from torchdebug_magics.instruments.deterministic.origin.line_steps import Activation, Place
 from torchdebug_magics.instruments.deterministic.origin.nondeterminism_sources import global_generator
 from torchdebug_magics.probing.attributes import attributes_of
-from torchdebug_magics.probing.source.code_owner import is_user_code, local_values
-from torchdebug_magics.probing.source.statement_lists import is_of_module
+from torchdebug_magics.probing.source.code_owner import is_of_module, is_user_code, local_values
 
 _NOTHING: Any = object()
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+from torchdebug_magics.probing.syntax import SCOPES, binding, blocks, dotted, first_line, last_line, tree_of
+
 _ITERATING = frozenset({"list", "tuple", "enumerate", "zip", "map", "iter", "next", "sum", "deque", "join"})
 
 
@@ -97,12 +97,9 @@ class Statements:
 
 
 def _read(file: str) -> _Lines:
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return {}
     found: _Lines = {}
-    _place(tree.body, None, found)
+    if (tree := tree_of(file)) is not None:
+        _place(tree.body, None, found)
     for statement in set(found.values()):
         statement.look()
     return found
@@ -110,9 +107,8 @@ def _read(file: str) -> _Lines:
 
 def _place(body: list[ast.stmt], parent: Statement | None, found: _Lines, function: str = "") -> None:
     for node in body:
-        inner = list(_bodies(node))
-        first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
-        end = node.end_lineno or node.lineno
+        inner = list(blocks(node))
+        first, end = first_line(node), last_line(node)
         is_head = bool(inner) and inner[0][0].lineno > node.lineno
         last = inner[0][0].lineno - 1 if is_head else end
         known = found.get((first, function))
@@ -129,40 +125,20 @@ def _place(body: list[ast.stmt], parent: Statement | None, found: _Lines, functi
             found.setdefault((handler.lineno, function), head)
         if is_head:
             for one in inner:
-                _place(one, None if isinstance(node, _SCOPES) else statement, found, function)
-        elif isinstance(node, _SCOPES):
+                _place(one, None if isinstance(node, SCOPES) else statement, found, function)
+        elif isinstance(node, SCOPES):
             _place(node.body, None, found, node.name)
-
-
-def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    for name in ("body", "orelse", "finalbody"):
-        inner = getattr(node, name, None)
-        if isinstance(inner, list) and inner:
-            yield inner
-    for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-        yield part.body
 
 
 def _walk(root: ast.AST) -> Iterator[ast.AST]:
     """Its own expressions: a body on further lines is other statements."""
     yield root
-    inner = list(_bodies(root)) if isinstance(root, ast.stmt) or hasattr(root, "body") else []
+    inner = list(blocks(root)) if isinstance(root, ast.stmt) or hasattr(root, "body") else []
     line = getattr(root, "lineno", 0)
-    elsewhere = {
-        id(one) for body in inner for one in body if isinstance(one, ast.stmt) and (isinstance(root, _SCOPES) or one.lineno > line)
-    }
+    elsewhere = {id(one) for body in inner for one in body if isinstance(one, ast.stmt) and (isinstance(root, SCOPES) or one.lineno > line)}
     for child in ast.iter_child_nodes(root):
         if id(child) not in elsewhere:
             yield from _walk(child)
-
-
-def dotted(node: ast.AST) -> str:
-    """``a.b.c``, or nothing where it begins with something else than a name."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 def _paths(root: ast.AST, *, stored: bool = True) -> Iterator[str]:
@@ -180,12 +156,10 @@ def _paths(root: ast.AST, *, stored: bool = True) -> Iterator[str]:
 
 def _bound(nodes: list[ast.AST]) -> Iterator[str]:
     for node in nodes:
-        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield dotted(node)
-        elif isinstance(node, (*_SCOPES, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
-            yield node.name
-        elif isinstance(node, ast.alias):
-            yield node.asname or node.name.partition(".")[0]
+        elif not isinstance(node, ast.arg):
+            yield from binding(node)
 
 
 def _called(node: ast.Call) -> Called:

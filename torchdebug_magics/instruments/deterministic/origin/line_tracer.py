@@ -27,8 +27,7 @@ from torchdebug_magics.instruments.deterministic.origin.nondeterminism_sources i
 )
 from torchdebug_magics.instruments.deterministic.twice.body import TooLong
 from torchdebug_magics.probing.guard import Guard
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, owner
-from torchdebug_magics.probing.source.statement_lists import is_in_comprehension
+from torchdebug_magics.probing.source.code_owner import frames_above, is_in_comprehension, is_user_code, owner
 
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _RESUMED = CO_GENERATOR | CO_ASYNC_GENERATOR | CO_COROUTINE

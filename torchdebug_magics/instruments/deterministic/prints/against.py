@@ -31,6 +31,7 @@ from torchdebug_magics.instruments.deterministic.prints.alignment import (
 )
 from torchdebug_magics.instruments.deterministic.prints.printing import PrintsByRank, prints_of_ranks
 from torchdebug_magics.instruments.deterministic.report import Cause, DeterministicReport, Divergence
+from torchdebug_magics.probing.syntax import nodes, parsed
 from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.report import Location
 
@@ -391,11 +392,8 @@ def _is_dropout(run: Run, number: int) -> bool:
 
 def _apart(place: Location | None) -> str:
     """How a loader is made to draw from a generator of its own."""
-    try:
-        loop = ast.parse(f"{'' if place is None else place.source}\n  pass").body[0]
-    except SyntaxError:
-        return ""
-    names = [node.id for node in ast.walk(loop.iter) if isinstance(node, ast.Name)] if isinstance(loop, (ast.For, ast.AsyncFor)) else []
+    tree = parsed(f"{'' if place is None else place.source}\n  pass")
+    names = [node.id for loop in nodes((ast.For, ast.AsyncFor), tree) for node in nodes(ast.Name, loop.iter)]
     if not names:
         return ""
     return f"give `{names[-1]}` its own generator: `DataLoader(..., generator=torch.Generator().manual_seed(42))`"

@@ -26,6 +26,7 @@ from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.syntax import binding, nodes
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 
@@ -202,6 +203,5 @@ def _tensors(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
 def _bound_at(body: Body, name: str) -> Location | None:
     """The last line of the body that names the variable."""
     root = name.partition(".")[0].partition("[")[0]
-    named = (node for one in body.statements for node in ast.walk(one) if isinstance(node, ast.Name) and node.id == root)
-    lines = [node.lineno for node in named if isinstance(node.ctx, ast.Store)]
+    lines = [node.lineno for node in nodes(ast.Name, *body.statements) if root in binding(node)]
     return location(body.file, max(lines), "<module>") if lines else None

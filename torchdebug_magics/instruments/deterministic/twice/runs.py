@@ -34,6 +34,7 @@ from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapp
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.source.code_owner import is_user_code, owner
+from torchdebug_magics.probing.syntax import nodes
 from torchdebug_magics.probing.where import user_frame
 
 _MOST_TIMES, _MORE_S = 10, 5.0
@@ -214,9 +215,8 @@ class Runs:
 
 def _is_compiled(body: Body) -> bool:
     """Whether a compiler may be at work in it, as far as can be seen."""
-    named = {node.attr for one in body.statements for node in ast.walk(one) if isinstance(node, ast.Attribute)}
     return (
-        "compile" in named
+        any(node.attr == "compile" for node in nodes(ast.Attribute, *body.statements))
         or any(is_compiled(one) or unwrapped(one) is not one for one in live_modules())
         or any(hasattr(value, "_torchdynamo_orig_callable") for value in body.variables.values() if isinstance(value, FunctionType))
     )

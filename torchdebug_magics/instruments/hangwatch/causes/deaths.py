@@ -12,8 +12,8 @@ from torchdebug_magics.instruments.hangwatch.everybody.participants import Parti
 from torchdebug_magics.instruments.hangwatch.everybody.rank_states import Issued, RankState
 from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
-from torchdebug_magics.probing.source.call_sites import loops_around
 from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.syntax import covers, loops_around, tree_of
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 
@@ -206,7 +206,7 @@ def _same_loop(ours: Location | None, theirs: Location | None) -> bool:
     """Whether another rank is still in the loop in which this one calls backward: then it has not run out of batches."""
     if ours is None or theirs is None or (ours.file, ours.function) != (theirs.file, theirs.function):
         return False
-    return any(first <= theirs.line <= last for first, last in loops_around(ours.file, ours.line)[-1:])
+    return any(covers(loop, theirs.line) for loop in loops_around(tree_of(ours.file), ours.line)[-1:])
 
 
 def _mismatch(case: Evidence, calls: list[tuple[RankState, Issued]]) -> HangFinding:

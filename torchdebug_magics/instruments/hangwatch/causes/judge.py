@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.hangwatch.everybody.rank_states import rank_s
 from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.machine.limits import memory_pressure
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.syntax import last_name, nodes, tree_of
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
@@ -117,9 +117,8 @@ def _data(case: Evidence) -> HangFinding | None:
 def _initializer(worker: Participant) -> str:
     """The function in which a worker stands, where a DataLoader was given it as ``worker_init_fn``."""
     for call in worker.stack:
-        tree = tree_of(call.file)
-        keywords = (one for node in (ast.walk(tree) if tree is not None else ()) if isinstance(node, ast.Call) for one in node.keywords)
-        if any(one.arg == "worker_init_fn" and ast.unparse(one.value).rpartition(".")[2] == call.function for one in keywords):
+        keywords = nodes(ast.keyword, tree_of(call.file))
+        if any(one.arg == "worker_init_fn" and last_name(one.value) == call.function for one in keywords):
             return call.function
     return ""
 

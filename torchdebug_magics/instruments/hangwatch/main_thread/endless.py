@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, FrameType
 from typing import Any
 
-from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, line_of, value_of
+from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, value_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code, owner
+from torchdebug_magics.probing.syntax import dotted, enclosing
 
 _HARMLESS = frozenset({"print", "len", "abs", "min", "max", "int", "float", "str", "bool", "range", "isinstance", "id", "round"})
 _ENDS = re.compile("KeyboardInterrupt|SystemExit|GeneratorExit")
@@ -112,15 +113,14 @@ def _never_left(loop: ast.While, test: _Test, frame: FrameType) -> bool:
         is_stored = not isinstance(getattr(node, "ctx", None), (ast.Load, type(None)))
         if is_stored and (not isinstance(node, ast.Name) or node.id in test.names) and (isinstance(node, ast.Name) or calls_nothing):
             return False
-        if isinstance(node, ast.Call) and (calls_nothing or getattr(node.func, "id", "") == "next") and not _is_harmless(node, frame):
+        if isinstance(node, ast.Call) and (calls_nothing or dotted(node.func) == "next") and not _is_harmless(node, frame):
             return False
     return True
 
 
 def _is_caught(frame: FrameType, line: int) -> bool:
     """Whether its own function expects that an exception ends the loop at that line."""
-    function = function_node(frame.f_code)
-    return function is not None and any(map(_catches, enclosing(function, line)))
+    return any(map(_catches, enclosing(function_node(frame.f_code), line)))
 
 
 def _catches(statement: ast.stmt) -> bool:

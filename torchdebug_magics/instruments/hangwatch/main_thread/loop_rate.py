@@ -16,8 +16,9 @@ import torch
 from torchdebug_magics.instruments.hangwatch.causes.deaths import with_article
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.waits.thread_waits import wait_of
-from torchdebug_magics.probing.source.call_sites import enclosing, function_node, line_of, names_of, value_of
+from torchdebug_magics.probing.source.call_sites import function_node, line_of, names_of, value_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, owner
+from torchdebug_magics.probing.syntax import called, dotted, loops_around
 from torchdebug_magics.probing.where import adopt_timed, locate, location
 from torchdebug_magics.report import Location
 
@@ -73,9 +74,8 @@ def loop_progress(frame: FrameType | None) -> tuple[int, int | None] | None:
         if not is_user_code(one.f_code):
             continue
         function = function_node(one.f_code)
-        around = [] if function is None else [loop for loop in enclosing(function, line_of(one)) if isinstance(loop, ast.For)]
-        for loop in reversed(around):
-            if (found := _counted(loop, one)) is not None:
+        for loop in reversed(loops_around(function, line_of(one))):
+            if isinstance(loop, ast.For) and (found := _counted(loop, one)) is not None:
                 return found
     return None
 
@@ -84,11 +84,13 @@ def _counted(loop: ast.For, frame: FrameType) -> tuple[int, int | None] | None:
     names = names_of(frame)
     iterated = _unwrapped(loop.iter)
     target: ast.expr = loop.target
-    is_enumerated = isinstance(iterated, ast.Call) and getattr(iterated.func, "id", "") == "enumerate"
+    if not isinstance(iterated, ast.Call) or dotted(iterated.func) not in {"range", "enumerate"}:
+        return None
+    is_enumerated = dotted(iterated.func) == "enumerate"
     if is_enumerated and isinstance(target, ast.Tuple):
         target = target.elts[0]
-    count = names.get(target.id) if isinstance(target, ast.Name) else None
-    if type(count) is not int or not isinstance(iterated, ast.Call) or getattr(iterated.func, "id", "") not in {"range", "enumerate"}:
+    count = names.get(dotted(target))
+    if type(count) is not int:
         return None
     if is_enumerated:
         return count, _length(value_of(iterated.args[0], frame, names)) if iterated.args else None
@@ -103,15 +105,13 @@ def _counted(loop: ast.For, frame: FrameType) -> tuple[int, int | None] | None:
 
 def _unwrapped(node: ast.expr) -> ast.expr:
     """What is inside ``tqdm(...)``."""
-    while (
-        isinstance(node, ast.Call) and node.args and getattr(node.func, "id", getattr(node.func, "attr", "")) in {"tqdm", "track", "trange"}
-    ):
+    while isinstance(node, ast.Call) and node.args and called(node) in {"tqdm", "track", "trange"}:
         node = node.args[0]
     return node
 
 
 def _length_call(node: ast.expr, frame: FrameType, names: dict[str, Any]) -> Any:
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "len" and node.args:
+    if isinstance(node, ast.Call) and dotted(node.func) == "len" and node.args:
         return _length(value_of(node.args[0], frame, names))
     return value_of(node, frame, names)
 

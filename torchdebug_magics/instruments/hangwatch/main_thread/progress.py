@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import cell_frames
-from torchdebug_magics.probing.source.call_sites import enclosing, function_node, line_of, names_of
+from torchdebug_magics.probing.source.call_sites import function_node, line_of, names_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code
+from torchdebug_magics.probing.syntax import loops_around, names_in, nodes, targets_of
 from torchdebug_magics.probing.where import locate
 from torchdebug_magics.report import Location
 
@@ -137,17 +138,14 @@ def _carrier(frame: FrameType) -> tuple[str, str]:
 
 def _carried(frame: FrameType) -> Iterator[str]:
     """Names to which the loop gives a value made from the same name, and no other: ``h = cell(x, h)``, ``total += loss``."""
-    function = function_node(frame.f_code)
-    loops = [one for one in enclosing(function, line_of(frame)) if isinstance(one, (ast.For, ast.While))] if function else []
+    loops = loops_around(function_node(frame.f_code), line_of(frame))
     carried: dict[str, bool] = {}
-    for statement in ast.walk(loops[0]) if loops else ():
-        if isinstance(statement, (ast.Assign, ast.AugAssign)):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            used = {one.id for one in ast.walk(statement.value) if isinstance(one, ast.Name)}
-            is_cut = any(isinstance(one, ast.Attribute) and one.attr in _BREAKS for one in ast.walk(statement.value))
-            for name in {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}:
-                goes_on = isinstance(statement, ast.AugAssign) or (name in used and not is_cut)
-                carried[name] = carried.get(name, True) and goes_on
+    for statement in nodes((ast.Assign, ast.AugAssign), *loops[:1]):
+        used = names_in(statement.value)
+        is_cut = any(one.attr in _BREAKS for one in nodes(ast.Attribute, statement.value))
+        for name in names_in(*targets_of(statement)):
+            goes_on = isinstance(statement, ast.AugAssign) or (name in used and not is_cut)
+            carried[name] = carried.get(name, True) and goes_on
     return (name for name in sorted(carried) if carried[name])
 
 

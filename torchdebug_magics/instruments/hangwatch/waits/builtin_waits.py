@@ -23,6 +23,7 @@ from weakref import ref
 from torchdebug_magics.probing.attributes import referents
 from torchdebug_magics.probing.source.call_sites import MISSING, calls_on_line, names_of, node_at, value_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code, owner
+from torchdebug_magics.probing.syntax import last_name
 
 LOCKS: tuple[type, ...] = (_thread.LockType, type(_thread.RLock()))
 _WAITS_FOR_CHILD = frozenset({"waitpid", "waitid", "wait", "wait3", "wait4"})
@@ -134,7 +135,7 @@ def _named_lock(waiting: Waiting | None, node: ast.expr) -> Waiting | None:
     """With the name by which the user's code calls the lock."""
     held = node.value if isinstance(node, ast.Attribute) and node.attr in {"acquire", "__enter__"} else node
     if waiting is not None:
-        waiting.facts["name"] = getattr(held, "attr", getattr(held, "id", ""))
+        waiting.facts["name"] = last_name(held)
     return waiting
 
 

@@ -11,8 +11,9 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import LOCKS, Reach, Target, Waiting
-from torchdebug_magics.probing.source.call_sites import MISSING, enclosing, function_node, line_of, names_of, value_of
+from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, names_of, value_of
 from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_code, owner
+from torchdebug_magics.probing.syntax import WITHS, enclosing, last_name, loops_around, nodes, own_nodes
 
 Stacks = Mapping[int, Sequence[FrameType]]
 """The frames of each thread, by its ident, innermost first."""
@@ -79,39 +80,29 @@ def _acquired_at(frame: FrameType, lock: Any) -> tuple[int | None, bool]:
         return None, False
     line, names = line_of(frame), names_of(frame)
     for statement in enclosing(function, line):
-        if isinstance(statement, (ast.With, ast.AsyncWith)) and line > statement.lineno:
+        if isinstance(statement, WITHS) and line > statement.lineno:
             for item in statement.items:
                 if _same(value_of(item.context_expr, frame, names), lock):
                     return item.context_expr.lineno, True
     taken: int | None = None
-    for node in _own_calls(function):
-        if isinstance(node.func, ast.Attribute) and _same(value_of(node.func.value, frame, names), lock) and node.lineno < line:
-            taken = node.lineno if node.func.attr == "acquire" else None if node.func.attr == "release" else taken
+    for word, at in _called_on(lock, function, frame, names):
+        if at < line:
+            taken = at if word == "acquire" else None if word == "release" else taken
     return taken if taken is not None else _taken_by_last_round(function, frame, lock, names), False
 
 
 def _taken_by_last_round(function: ast.AST, frame: FrameType, lock: Any, names: dict[str, Any]) -> int | None:
     """In a loop whose body takes the lock, at the line where it waits now, and never gives it back."""
     line = line_of(frame)
-    loops = [one for one in enclosing(function, line) if isinstance(one, (ast.For, ast.While))]
-    if not loops:
-        return None
-    words = [
-        node.func.attr
-        for node in _own_calls(loops[-1])
-        if isinstance(node.func, ast.Attribute) and _same(value_of(node.func.value, frame, names), lock)
-    ]
+    words = [word for loop in loops_around(function, line)[-1:] for word, _ in _called_on(lock, loop, frame, names)]
     return line if words and "release" not in words else None
 
 
-def _own_calls(function: ast.AST) -> list[ast.Call]:
-    """The calls in the order of their lines, without those of functions inside."""
-    found: list[ast.Call] = []
-    for child in ast.iter_child_nodes(function):
-        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
-            found += [child] if isinstance(child, ast.Call) else []
-            found += _own_calls(child)
-    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+def _called_on(lock: Any, inside: ast.AST, frame: FrameType, names: dict[str, Any]) -> list[tuple[str, int]]:
+    """(method, line) of the calls on a lock in a function or loop, in the order of their lines."""
+    functions = (node.func for node in own_nodes(inside) if isinstance(node, ast.Call))
+    found = [one for one in functions if isinstance(one, ast.Attribute) and _same(value_of(one.value, frame, names), lock)]
+    return sorted(((one.attr, one.lineno) for one in found), key=lambda call: call[1])
 
 
 def _same(value: Any, lock: Any) -> bool:
@@ -123,14 +114,9 @@ def _acquired_somewhere(name: str) -> tuple[tuple[str, int, str] | None, bool]:
     found = []
     for code in _user_functions() if name else ():
         function = function_node(code)
-        for node in [] if function is None else ast.walk(function):
-            taken: ast.expr | None = None
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "acquire":
-                taken = node.func.value
-            elif isinstance(node, ast.withitem):
-                taken = node.context_expr
-            if taken is not None and name in {getattr(taken, "id", None), getattr(taken, "attr", None)}:
-                found.append(((code.co_filename, taken.lineno, code.co_name), isinstance(node, ast.withitem)))
+        taken = [(node.value, False) for node in nodes(ast.Attribute, function) if node.attr == "acquire"]
+        taken += [(node.context_expr, True) for node in nodes(ast.withitem, function)]
+        found += [((code.co_filename, node.lineno, code.co_name), by_with) for node, by_with in taken if last_name(node) == name]
     return found[0] if len(found) == 1 else (None, bool(found) and all(by_with for _, by_with in found))
 
 

@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, Keeping
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, collection, emptied, fix, is_in_collection, is_part, root
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
 from torchdebug_magics.instruments.memtrace.ledger.phases import GRADIENT, OPTIMIZER_STATE, PARAMETER, Place
-from torchdebug_magics.probing.source.call_sites import enclosing, tree_of
+from torchdebug_magics.probing.syntax import FUNCTIONS, enclosing, mentions, nodes, tree_of
 from torchdebug_magics.report import Location
 
 LARGE_BYTES = 1 << 10
@@ -88,19 +88,14 @@ def worst(
 def _trains_on(name: str, where: Location | None) -> bool:
     """Whether the function or cell around a line calls backward() on a variable, or on what is computed from it."""
     tree = None if where is None else tree_of(where.file)
-    around = [] if tree is None or where is None else [tree, *enclosing(tree, where.line)]
-    functions = [one for one in around if isinstance(one, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef))]
+    functions = [one for one in enclosing(tree, where.line) if isinstance(one, FUNCTIONS)] if where is not None else []
     names = {name}
-    for node in ast.walk(functions[-1]) if functions else ():
-        if isinstance(node, ast.Assign) and _reads(node.value, names):
+    for node in nodes(ast.AST, functions[-1] if functions else tree):
+        if isinstance(node, ast.Assign) and mentions(node.value, names):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.Attribute) and node.attr == "backward" and _reads(node.value, names):
+        elif isinstance(node, ast.Attribute) and node.attr == "backward" and mentions(node.value, names):
             return True
     return False
-
-
-def _reads(node: ast.expr, names: set[str]) -> bool:
-    return any(isinstance(one, ast.Name) and one.id in names for one in ast.walk(node))
 
 
 def _keeps_graph(named: Sequence[tuple[Leak, str]], graph: GraphGrowth | None) -> bool:

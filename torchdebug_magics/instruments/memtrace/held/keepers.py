@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, category
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OTHER, TEMPORARY
 from torchdebug_magics.instruments.memtrace.report import Holder
 from torchdebug_magics.probing.holders import Owner, find_holders
-from torchdebug_magics.probing.source.call_sites import tree_of
+from torchdebug_magics.probing.syntax import FUNCTIONS, LOOPS, called, dotted, last_name, method, nodes, targets_of, tree_of
 from torchdebug_magics.probing.where import location, running_shell
 from torchdebug_magics.report import Location
 
@@ -234,10 +234,7 @@ class _Put:
     ) -> None:
         self.name, self.line, self.file, self.is_initial = name, node.lineno, file, is_initial
         self._adds, self.grows = adds, adds or is_put
-        self.is_own = name.startswith(".") and any(
-            isinstance(one, ast.Attribute) and f".{one.attr}" == name and isinstance(one.value, ast.Name) and one.value.id == "self"
-            for one in ast.walk(node)
-        )
+        self.is_own = name.startswith(".") and any(dotted(one) == f"self{name}" for one in nodes(ast.Attribute, node))
         """Whether it is an attribute of ``self``."""
         self.function, self._kind, self._in_loop = around.function, around.kind, around.in_loop
 
@@ -252,9 +249,9 @@ def _walk(node: ast.AST, file: str, around: _Around) -> Iterator[_Put]:
         inside = around
         if isinstance(child, ast.ClassDef):
             inside = _Around(child.name)
-        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        elif isinstance(child, FUNCTIONS):
             inside = _Around(around.kind, child.name)
-        elif isinstance(child, (ast.For, ast.While, ast.AsyncFor, ast.comprehension)):
+        elif isinstance(child, (*LOOPS, ast.comprehension)):
             inside = _Around(around.kind, around.function, in_loop=True)
         yield from _puts(child, file, inside)
         yield from _walk(child, file, inside)
@@ -264,10 +261,8 @@ def _puts(node: ast.AST, file: str, around: _Around) -> Iterator[_Put]:
     if isinstance(node, ast.AugAssign):
         yield from (_Put(name, node, file, around, adds=True) for name in _names(node.target))
     elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        parts = [part for target in targets for part in (target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target])]
-        read = {name for one in ast.walk(node.value) if isinstance(one, ast.expr) for name in _names(one)}
-        for part in parts:
+        read = {name for one in nodes(ast.expr, node.value) for name in _names(one)}
+        for part in targets_of(node):
             is_put = isinstance(part, ast.Subscript)
             is_first = not is_put and _is_empty(node.value)
             yield from (_Put(name, node, file, around, adds=name in read, is_initial=is_first, is_put=is_put) for name in _names(part))
@@ -275,8 +270,7 @@ def _puts(node: ast.AST, file: str, around: _Around) -> Iterator[_Put]:
         function = node.func
         if isinstance(function, ast.Attribute) and function.attr in _PUTS:
             yield from (_Put(name, node, file, around, adds=False, is_put=True) for name in _names(function.value))
-        called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-        yield _Put(f"{called}()!", node, file, around, adds=False)
+        yield _Put(f"{called(node)}()!", node, file, around, adds=False)
         given = function.value if isinstance(function, ast.Attribute) and function.attr not in _ASKS else function
         if node.args or node.keywords:
             yield from (_Put(f"{name}()", node, file, around, adds=False) for name in _names(given))
@@ -286,9 +280,8 @@ def _names(target: ast.expr) -> list[str]:
     """``losses`` for ``losses['a'][0]``; ``.sum`` for ``self.sum``."""
     while isinstance(target, (ast.Subscript, ast.Starred)):
         target = target.value
-    if isinstance(target, ast.Attribute):
-        return [f".{target.attr}"]
-    return [target.id] if isinstance(target, ast.Name) else []
+    name = last_name(target)
+    return [f".{name}" if isinstance(target, ast.Attribute) else name] if name else []
 
 
 def _is_empty(value: ast.expr) -> bool:
@@ -298,9 +291,6 @@ def _is_empty(value: ast.expr) -> bool:
     if isinstance(value, ast.Dict):
         return not value.keys
     if isinstance(value, ast.Call):
-        is_method = isinstance(value.func, ast.Attribute)
-        made = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
-        from_module = isinstance(value.func, ast.Attribute) and getattr(value.func.value, "id", "") in _MODULES
-        is_new = (from_module or not is_method) and bool(value.args) and all(_is_empty(one) for one in value.args)
-        return made in _CONTAINERS or is_new
+        is_new = not method(value) or dotted(value.func).rpartition(".")[0] in _MODULES
+        return called(value) in _CONTAINERS or (is_new and bool(value.args) and all(map(_is_empty, value.args)))
     return isinstance(value, ast.Constant)

@@ -6,7 +6,7 @@ import ast
 import sys
 import traceback
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from types import FrameType
 from typing import Any
@@ -22,9 +22,9 @@ from torchdebug_magics.probing.holders import find_holders
 from torchdebug_magics.probing.holders.outside import is_a
 from torchdebug_magics.probing.holders.roots import roots
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
-from torchdebug_magics.probing.source.call_sites import tree_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
 from torchdebug_magics.probing.storages import storages
+from torchdebug_magics.probing.syntax import own_nodes, tree_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import locate, location
 
@@ -87,16 +87,9 @@ class Deletions:
 
 def _deleted(file: str) -> Iterator[tuple[str, int]]:
     """(name, line) of each variable that the cell deletes."""
-    todo: list[ast.AST] = [tree_of(file) or ast.Module(body=[], type_ignores=[])]
-    for node in todo:
-        if isinstance(node, ast.Delete):
-            yield from ((one.id, node.lineno) for target in node.targets for one in _targets(target) if isinstance(one, ast.Name))
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):  # those delete names of their own
-            todo += ast.iter_child_nodes(node)
-
-
-def _targets(target: ast.expr) -> Iterable[ast.expr]:
-    return target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+    for node in own_nodes(tree_of(file)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
+            yield node.id, node.lineno
 
 
 def _storages_of(value: object) -> list[torch.UntypedStorage]:

@@ -11,12 +11,13 @@ from typing import Any, Final
 import torch
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
-from torchdebug_magics.instruments.nanhunt.source_edits import called, expression_at, is_named
+from torchdebug_magics.instruments.nanhunt.source_edits import expression_at, is_named
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning
 from torchdebug_magics.probing.ops import is_movement, is_pointwise
 from torchdebug_magics.probing.rerun.attempt import Position
 from torchdebug_magics.probing.rerun.step import Entry
+from torchdebug_magics.probing.syntax import called
 from torchdebug_magics.probing.tensors import NAN, bad_mask, dense, describe, sizes_of
 
 LOGS: Final = {"log", "log2", "log10", "log1p", "xlogy", "special_xlogy", "special_entr"}

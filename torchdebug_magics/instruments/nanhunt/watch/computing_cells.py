@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from torchdebug_magics.probing import syntax
 from torchdebug_magics.probing.rerun.runnable_code import Drawn, runnable
 from torchdebug_magics.probing.rerun.step_slice import Slice
-from torchdebug_magics.probing.rerun.step_statements import draws, root, writes_into
+from torchdebug_magics.probing.rerun.step_statements import draws
 from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.source.statement_lists import lists_around, parse, read_before_written, written
 from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in
 from torchdebug_magics.probing.where import span
 
@@ -39,7 +39,7 @@ class Computed:
         if time.perf_counter() - self._began_s > _MOST_S or not statements:
             return ()
         names, expected = self._names(), _expected(statements)
-        bound = (name for name in sorted(written(statements) - expected) if not name.startswith("_"))
+        bound = (name for name in sorted(syntax.bound_names(*statements) - expected) if not name.startswith("_"))
         return tuple(name for name in bound if any(kind_of(tensor) & NAN for tensor in self.results_in(names.get(name))))
 
     @staticmethod
@@ -53,13 +53,13 @@ class Computed:
     def slice(self, wanted: tuple[str, ...]) -> Slice | None:
         """What made these variables; None where it takes from an iterator, or reads what is not there any more."""
         names = self._names()
-        needed, kept = set(wanted), list[ast.stmt]()
         objects = {name for name in wanted if type(names[name]) not in _LOOKED_INTO}
-        for statement in reversed(self._statements()):
-            if written([statement]) & needed or writes_into(statement, needed) or _tells(statement, objects):
-                kept.insert(0, statement)
-                needed |= read_before_written([statement])
-        if not kept or any(map(draws, kept)) or read_before_written(kept) & written(kept):
+        statements = self._statements()
+        made = syntax.leading_to(
+            statements, set(wanted), lambda statement, needed: syntax.makes(statement, needed) or _tells(statement, objects)
+        )
+        kept = [statements[place] for place in made][::-1]
+        if not kept or any(map(draws, kept)) or syntax.read_before_bound(kept) & syntax.bound_names(*kept):
             return None
         code, given = runnable(kept, self._frame, 0, Drawn(kept, names, 0), wanted)
         return Slice(code, {**names, **given}, tuple(kept), {name: names[name] for name in wanted}, {})
@@ -68,8 +68,7 @@ class Computed:
         return {**self._frame.f_globals, **local_values(self._frame)}
 
     def _statements(self) -> list[ast.stmt]:
-        tree = parse(self._frame.f_code.co_filename)
-        lists = [] if tree is None else lists_around(tree, self._where)
+        lists = syntax.lists_around(syntax.tree_of(self._frame.f_code.co_filename), self._where)
         if not lists:
             return []
         body, place = lists[0]
@@ -79,12 +78,9 @@ class Computed:
 
 def _tells(statement: ast.stmt, objects: set[str]) -> bool:
     """Whether it calls a method of an object for what that does, as ``metric.add_batch(scores)``."""
-    calls = (node.value for node in ast.walk(statement) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
-    return any(root(call.func) in objects for call in calls)
+    return any(isinstance(node.value, ast.Call) and syntax.root_of(node.value) in objects for node in syntax.nodes(ast.Expr, statement))
 
 
 def _expected(statements: list[ast.stmt]) -> set[str]:
     """Variables that are asked whether they are NaN, or given to what leaves NaN out."""
-    calls = (node for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Call))
-    asking = (call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in _EXPECTING)
-    return {node.id for call in asking for node in ast.walk(call) if isinstance(node, ast.Name)}
+    return syntax.names_in(*(call for call in syntax.nodes(ast.Call, *statements) if syntax.method(call) in _EXPECTING))

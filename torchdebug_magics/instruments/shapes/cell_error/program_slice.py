@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
-import linecache
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import is_quiet, may_run
-from torchdebug_magics.instruments.shapes.repair.source import site_of, tree_of
+from torchdebug_magics.instruments.shapes.repair.source import site_of
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors
 from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.syntax import bound_names, lists_around, nodes, read_names, targets_of, tree_of
 
 _NAMES: WeakKeyDictionary[Lines, tuple[CodeType, dict[str, Any]]]
 
@@ -94,7 +94,7 @@ def expression_of(error: BaseException) -> tuple[Lines, dict[str, Any]] | None:
     names, parts = {**frame.f_globals, **frame.f_locals}, dict[str, torch.nn.Module]()
     if not may_run(statement, names, parts) or any(isinstance(one, (ast.Await, ast.Yield, ast.NamedExpr)) for one in ast.walk(statement)):
         return None
-    return _made(frame, _Taken((statement,), frozenset(_loaded(statement)), parts), names)
+    return _made(frame, _Taken((statement,), frozenset(read_names(statement)), parts), names)
 
 
 def _may_rerun(frame: FrameType) -> bool:
@@ -115,11 +115,11 @@ def _returns(statement: ast.stmt) -> bool:
 
 
 def _taken(filename: str, line: int, names: Mapping[str, Any]) -> _Taken | None:
-    tree = tree_of("".join(linecache.getlines(filename)))
-    found = _around(tree, line) if tree is not None else None
-    if found is None:
+    lists = lists_around(tree_of(filename), (line, -1, line, -1))
+    if not lists:
         return None
-    before, failing = found
+    before = [statement for body, place in reversed(lists) for statement in body[:place]]
+    failing = lists[0][0][lists[0][1]]
     parts: dict[str, torch.nn.Module] = {}
     if not _is_simple(failing) or not may_run(failing, names, parts):
         return None
@@ -130,7 +130,7 @@ def _taken(filename: str, line: int, names: Mapping[str, Any]) -> _Taken | None:
             break
         refused.add(id(lost))
     statements = (*_of_models([*reversed(chosen)], before, names, parts), failing)
-    return _Taken(statements, frozenset(name for one in statements for name in _loaded(one)), parts)
+    return _Taken(statements, frozenset(read_names(*statements)), parts)
 
 
 def _of_models(
@@ -141,9 +141,9 @@ def _of_models(
     for statement in chosen:
         called: dict[str, torch.nn.Module] = {}
         may_run(statement, names, called)
-        stored = set(_stored(statement))
+        stored = bound_names(statement)
         later = (one for one in before[list(before).index(statement) + 1 :])
-        if called or live & set(_loaded(statement)) or any(stored & set(_stored(one)) for one in later):
+        if called or live & read_names(statement) or any(stored & bound_names(one) for one in later):
             parts |= called
             live |= stored
             yield statement
@@ -153,16 +153,16 @@ def _chosen(
     before: Sequence[ast.stmt], failing: ast.stmt, names: Mapping[str, Any], refused: set[int]
 ) -> tuple[list[ast.stmt], ast.stmt | None]:
     """Those of the statements before that lead to the failing one, the last first; and one of them that reads what is no more."""
-    needed, written = set(_loaded(failing)), set[str]()
+    needed, written = read_names(failing), set[str]()
     chosen: list[ast.stmt] = []
     owed: dict[str, ast.stmt] = {}
     for statement in reversed(before):
-        stored = set(_stored(statement))
+        stored = bound_names(statement)
         if stored & needed:
             needed -= stored
             makes_module = any(isinstance(names.get(name), torch.nn.Module) for name in stored)
             if id(statement) not in refused and not makes_module and _is_simple(statement) and may_run(statement, names, {}):
-                loaded = set(_loaded(statement))
+                loaded = read_names(statement)
                 for name in stored & owed.keys():
                     del owed[name]
                 owed.update(dict.fromkeys(loaded & (written | stored), statement))
@@ -172,48 +172,10 @@ def _chosen(
     return chosen, next(iter(owed.values()), None)
 
 
-def _around(tree: ast.Module, line: int) -> tuple[list[ast.stmt], ast.stmt] | None:
-    """The statements before a line in the blocks around it, of one function, and the statement there."""
-    before: list[ast.stmt] = []
-    body: list[ast.stmt] = tree.body
-    while True:
-        at = next((at for at, one in enumerate(body) if one.lineno <= line <= (one.end_lineno or one.lineno)), None)
-        if at is None:
-            return None
-        statement = body[at]
-        is_scope = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-        before = [] if is_scope else [*before, *body[:at]]
-        inner = next((block for block in _blocks(statement) if block[0].lineno <= line <= (block[-1].end_lineno or line)), None)
-        if inner is None:
-            return before, statement
-        body = inner
-
-
-def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    for name in ("body", "orelse", "finalbody"):
-        if isinstance(block := getattr(statement, name, None), list) and block:
-            yield block
-    for handler in getattr(statement, "handlers", []):
-        yield handler.body
-
-
 def _is_simple(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.With):
         return all(map(_is_simple, statement.body))
     if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)):
         return False
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    plain = all(isinstance(one, (ast.Name, ast.Tuple, ast.List, ast.Store, ast.Load)) for top in targets if top for one in ast.walk(top))
+    plain = all(isinstance(one, (ast.Name, ast.Tuple, ast.List)) for one in nodes(ast.expr, *targets_of(statement)))
     return plain and not any(isinstance(one, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)) for one in ast.walk(statement))
-
-
-def _loaded(node: ast.AST) -> Iterator[str]:
-    for one in ast.walk(node):
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load):
-            yield one.id
-        elif isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name):
-            yield one.target.id
-
-
-def _stored(node: ast.AST) -> Iterator[str]:
-    return (one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import linecache
 import traceback
 from collections.abc import Mapping
 from types import FrameType
@@ -15,9 +14,9 @@ import torch
 from torchdebug_magics.format import listed, shape
 from torchdebug_magics.instruments.shapes.explain import place, underlined
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.source import tree_of
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.syntax import dotted, nodes, tree_of
 
 _SHOWN = 2
 _MOST_CHANGED = 2
@@ -126,13 +125,8 @@ def _made_with(model: torch.nn.Module, changed: list[tuple[int, int]], frames: l
         return ""
     old, new = changed[0]
     files = dict.fromkeys(frame.f_code.co_filename for frame in frames if is_user_code(frame.f_code))
-    trees = [tree for file in files if (tree := tree_of("".join(linecache.getlines(file)))) is not None]
-    calls = {
-        ast.unparse(one): one
-        for tree in trees
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id == type(model).__name__
-    }
+    name = type(model).__name__
+    calls = {ast.unparse(one): one for one in nodes(ast.Call, *map(tree_of, files)) if dotted(one.func) == name}
     if len(calls) != 1:
         return ""
     call = next(iter(calls.values()))

@@ -27,6 +27,7 @@ from torchdebug_magics.instruments.shapes.repair.source import Site, site_at, si
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.dry_runs.inputs import sizes
 from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.syntax import expression
 from torchdebug_magics.probing.where import locate, location, part_of_line, span
 from torchdebug_magics.report import Location
 
@@ -367,7 +368,7 @@ def _turn(order: list[int]) -> str:
 
 
 def _as_reshape(code: str) -> str:
-    tree = ast.parse(code, mode="eval")
-    if isinstance(tree.body, ast.Call) and isinstance(tree.body.func, ast.Attribute):
-        tree.body.func.attr = "reshape"
-    return ast.unparse(tree)
+    call = expression(code)
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+        call.func.attr = "reshape"
+    return ast.unparse(call)

@@ -8,7 +8,6 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -21,6 +20,7 @@ from torchdebug_magics.instruments.shapes.repair.source import Caller
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
+from torchdebug_magics.probing.syntax import exchanged, expression
 
 _SHOWN = 4
 _NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|[\d x]+")
@@ -171,18 +171,10 @@ def _in_one(edits: Sequence[Edit], caller: Caller | None) -> list[str]:
 def _with_part(code: str, part: str, new: str) -> str:
     """An expression in which a part, as it reads, is another one; the code itself where it is none, or has no such part."""
     try:
-        return ast.unparse(_Replace(part, ast.parse(new, mode="eval").body).visit(ast.parse(code, mode="eval").body))
+        whole, other = expression(code), expression(new)
     except SyntaxError:
         return code
-
-
-class _Replace(ast.NodeTransformer):
-    def __init__(self, part: str, new: ast.expr) -> None:
-        self._part = part
-        self._new = new
-
-    def visit(self, node: ast.AST) -> Any:
-        return self._new if isinstance(node, ast.expr) and ast.unparse(node) == self._part else self.generic_visit(node)
+    return ast.unparse(exchanged(whole, lambda node: other if isinstance(node, ast.expr) and ast.unparse(node) == part else None))
 
 
 def _of_caller(code: str, caller: Caller | None) -> str:

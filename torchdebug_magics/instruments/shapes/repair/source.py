@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
-import functools
-import linecache
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, MappingProxyType
@@ -14,6 +11,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.probing.source.code_owner import local_values, owner
+from torchdebug_magics.probing.syntax import as_atom, dotted, exchanged, expression, expressions, nodes, span_of, statement_at, tree_of
 from torchdebug_magics.probing.where import span
 
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
@@ -66,7 +64,8 @@ class Site:
         whole = self.expression
         if isinstance(whole, ast.AugAssign) and node is whole.target:
             return f"{ast.unparse(node)} = {text(ast.unparse(node))} {_SIGNS.get(type(whole.op), '+')} {ast.unparse(whole.value)}"
-        return ast.unparse(_Put(node, ast.parse(text(_in_brackets(node)), mode="eval").body).visit(copy.deepcopy(self.expression)))
+        new, place = expression(text(as_atom(node))), span_of(node)
+        return ast.unparse(exchanged(whole, lambda one: new if type(one) is type(node) and span_of(one) == place else None))
 
     def within(self, node: ast.expr) -> Site | None:
         """A part of the same statement, as the expression; None where no instruction of the line has its place."""
@@ -101,15 +100,13 @@ class Site:
         """The tensor whose method is called."""
         if not isinstance(node.func, ast.Attribute):
             return []
-        root: ast.expr = node.func.value
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        if isinstance(root, ast.Name):
-            if isinstance(self.names.get(root.id), torch.nn.Module):
-                called = _attribute(self.names[root.id], node.func)
-                return [] if isinstance(called, torch.nn.Module) or called is None else [node.func.value]
-            return [node.func.value] if isinstance(self.names.get(root.id), torch.Tensor) else []
-        return [node.func.value]
+        root, *path = dotted(node.func).split(".")
+        value = self.names.get(root)
+        if isinstance(value, torch.nn.Module):
+            for name in path:
+                value = getattr(value, name, None)
+            return [] if isinstance(value, torch.nn.Module) or value is None else [node.func.value]
+        return [node.func.value] if not root or isinstance(value, torch.Tensor) else []
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,46 +164,22 @@ def site_in(frame: FrameType) -> Site:
 
 def assignments(site: Site, name: str) -> list[ast.Assign]:
     """The lines of the same function, above this one, that give a variable; the last one first."""
-    tree = tree_of("".join(linecache.getlines(site.code.co_filename)))
     lines = range(site.code.co_firstlineno, site.line + 1)
-    found = [one for one in ast.walk(tree) if isinstance(one, ast.Assign) and one.lineno in lines] if tree is not None else []
-    given = [one for one in found if len(one.targets) == 1 and isinstance(one.targets[0], ast.Name) and one.targets[0].id == name]
-    return sorted(given, key=lambda one: -one.lineno)
+    found = (one for one in nodes(ast.Assign, tree_of(site.code.co_filename)) if one.lineno in lines)
+    return sorted((one for one in found if [dotted(target) for target in one.targets] == [name]), key=lambda one: -one.lineno)
 
 
 def _nodes(code: CodeType, instruction: int, line: int) -> tuple[ast.stmt | None, ast.AST | None]:
-    tree = tree_of("".join(linecache.getlines(code.co_filename)))
+    tree = tree_of(code.co_filename)
     if tree is None:
         return None, None
-    statements = [one for one in ast.walk(tree) if isinstance(one, ast.stmt) and one.lineno <= line <= (one.end_lineno or one.lineno)]
-    statement = max(statements, key=lambda one: (one.lineno, one.col_offset), default=None)
-    place = span(code, instruction)
-    if place is None:
-        return statement, _only(statement)
-    first, column, last, end = place
-    fits = (
-        one
-        for one in ast.walk(tree)
-        if isinstance(one, (ast.expr, ast.AugAssign))
-        and (one.lineno, one.col_offset, one.end_lineno, one.end_col_offset) == (first, column, last, end)
-    )
-    return statement, next(fits, None)
-
-
-@functools.lru_cache(maxsize=16)
-def tree_of(source: str) -> ast.Module | None:
-    """A file or cell; None where it is not Python code."""
-    try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError):
-        return None
+    statement, place = statement_at(tree, line), span(code, instruction)
+    return statement, _only(statement) if place is None else expressions(tree).get(place)
 
 
 def _only(statement: ast.stmt | None) -> ast.AST | None:
     """Before Python 3.11 the instruction does not tell its place: the one call or operator of the statement, if there is but one."""
-    if statement is None:
-        return None
-    whole = [one for one in ast.walk(statement) if isinstance(one, (ast.Call, ast.BinOp, ast.Subscript, ast.AugAssign))]
+    whole = [one for one in nodes(ast.AST, statement) if isinstance(one, (ast.Call, ast.BinOp, ast.Subscript, ast.AugAssign))]
     return whole[0] if len(whole) == 1 else None
 
 
@@ -216,26 +189,3 @@ def _spread(nodes: list[ast.expr]) -> Iterator[ast.expr]:
             yield from _spread(node.elts)
         elif not isinstance(node, (ast.Constant, ast.Slice, ast.JoinedStr)):
             yield node
-
-
-def _attribute(module: torch.nn.Module, func: ast.Attribute) -> object:
-    value: object = module
-    for name in ast.unparse(func).split(".")[1:]:
-        value = getattr(value, name, None)
-    return value
-
-
-def _in_brackets(node: ast.expr) -> str:
-    text = ast.unparse(node)
-    return text if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)) else f"({text})"
-
-
-class _Put(ast.NodeTransformer):
-    def __init__(self, old: ast.expr, new: ast.expr) -> None:
-        self._place = (old.lineno, old.col_offset, old.end_lineno, old.end_col_offset)
-        self._kind = type(old)
-        self._new = new
-
-    def visit(self, node: ast.AST) -> Any:
-        place = tuple(getattr(node, name, None) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset"))
-        return self._new if type(node) is self._kind and place == self._place else self.generic_visit(node)

@@ -16,6 +16,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnos
 from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted, rotary
 from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, features_last, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
+from torchdebug_magics.probing.syntax import expression
 
 _PICTURES = (4, 5)
 """Dimensions of a batch of pictures, or of volumes."""
@@ -231,6 +232,6 @@ def unpacked_to(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
     many = other.sizes[wrong[0]]
     name, dim = next(((name, at) for name, one in facts.inputs for at, size in enumerate(one.shape) if at and size == many), ("", 0))
     told = f"{name}.size({dim})" if name.isidentifier() else str(many)
-    new = ast.Call(call.func, call.args, [*call.keywords, ast.keyword("total_length", ast.parse(told, mode="eval").body)])
+    new = ast.Call(call.func, call.args, [*call.keywords, ast.keyword("total_length", expression(told))])
     run = OpEdit(site, _UNPACKS, lambda func, args, _: func(*args[:-1], many))
     return [Edit(ast.unparse(new), "as long as before they were packed", 4, ops=(run,))]

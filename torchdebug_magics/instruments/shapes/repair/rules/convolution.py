@@ -28,6 +28,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
 )
 from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
 from torchdebug_magics.instruments.shapes.repair.size_history import channels_first
+from torchdebug_magics.probing.syntax import nodes
 
 _WORDS = {1: "length", 2: "height, width", 3: "depth, height, width"}
 _RGB = 3
@@ -279,8 +280,8 @@ def _why(facts: Facts, size: int) -> str:
     site, call = facts.site, facts.written_call
     if site is None or call is None:
         return ""
-    differences = [one for one in ast.walk(call) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub)]
-    names = dict.fromkeys(one.id for part in differences for one in ast.walk(part) if isinstance(one, ast.Name))
+    differences = [one for one in nodes(ast.BinOp, call) if isinstance(one.op, ast.Sub)]
+    names = dict.fromkeys(one.id for one in nodes(ast.Name, *differences))
     known = [f"`{name}` is {shape(tuple(site.names[name].shape))}" for name in names if isinstance(site.names.get(name), torch.Tensor)]
     whole = [f"`{name}` is {site.names[name]}" for name in names if type(site.names.get(name)) is int]
     return (

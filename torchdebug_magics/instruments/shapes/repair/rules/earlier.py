@@ -26,6 +26,7 @@ from torchdebug_magics.instruments.shapes.repair.size_history import (
     steps,
 )
 from torchdebug_magics.instruments.shapes.repair.source import site_at
+from torchdebug_magics.probing.syntax import expression
 
 _REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "logsumexp"])
 _IMAGES = 4
@@ -238,7 +239,7 @@ def _flat_rows(_: ast.Call, x: str) -> str:
 
 def _along(call: ast.Call, dim: int) -> str:
     rest = [ast.keyword(one.arg, one.value) for one in call.keywords if one.arg not in {"dim", "axis"}]
-    number = ast.parse(str(dim), mode="eval").body
+    number = expression(str(dim))
     return ast.unparse(ast.Call(call.func, call.args[:1], [*rest, ast.keyword("dim", number)])) if call.args else ""
 
 

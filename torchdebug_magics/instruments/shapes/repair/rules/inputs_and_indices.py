@@ -18,6 +18,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Ope
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
 from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, TURNS, came_from, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
+from torchdebug_magics.probing.syntax import expression
 
 FACTORIES = frozenset(["zeros", "ones", "empty", "rand", "randn", "new_zeros", "new_ones", "new_empty"])
 _FINDS = frozenset(["argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial"])
@@ -42,7 +43,7 @@ def created(facts: Facts, operand: Operand, wanted: Sizes, *, rank: int) -> list
     for at, (now, then) in enumerate(zip(step.shape, wanted, strict=True)):
         if now != then:
             names = site.code.co_varnames[: site.code.co_argcount]
-            parts[at] = ast.parse(_told(facts, parts[at], now, then, names), mode="eval").body
+            parts[at] = expression(_told(facts, parts[at], now, then, names))
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         given = {name: value for name, value in kwargs.items() if name != "size"}

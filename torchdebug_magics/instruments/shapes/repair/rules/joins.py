@@ -16,6 +16,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Ope
 from torchdebug_magics.instruments.shapes.repair.rules.residual import interpolated, is_rounded, padded
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, orders, producer_edits, rewritten, shown, turned
 from torchdebug_magics.instruments.shapes.repair.size_history import TURNS, comes_from, of_inputs
+from torchdebug_magics.probing.syntax import expression
 
 _CATS = frozenset({"cat", "concat", "concatenate"})
 _IMAGES = (4, 5)
@@ -101,7 +102,7 @@ def _along(facts: Facts, dim: int, *, rank: int) -> list[Edit]:
 
     def write(call: ast.Call) -> ast.expr | str:
         rest = [ast.keyword(one.arg, one.value) for one in call.keywords if one.arg not in {"dim", "axis"}]
-        number = ast.parse(str(dim), mode="eval").body
+        number = expression(str(dim))
         return ast.Call(call.func, call.args[:1], [*rest, ast.keyword("dim", number)]) if call.args else ""
 
     return rewritten(facts, write, lambda func, args, _: func(args[0], dim=dim), rank=rank)

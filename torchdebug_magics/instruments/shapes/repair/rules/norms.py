@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import linecache
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,8 @@ from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, rebui
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, squeezed, taken_apart
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, gets, producer_edits, reordered, there_and_back
 from torchdebug_magics.instruments.shapes.repair.size_history import channels_first, features_last
-from torchdebug_magics.instruments.shapes.repair.source import Site, tree_of
+from torchdebug_magics.instruments.shapes.repair.source import Site
+from torchdebug_magics.probing.syntax import enclosing, nodes, tree_of
 
 _BY_CHANNEL = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _DIMENSIONS = {"1d": (2, 3), "2d": (4,), "3d": (5,)}
@@ -177,12 +177,10 @@ def left_out(facts: Facts) -> list[Edit]:
 
 def _loaders(site: Site) -> Iterator[tuple[str, DataLoader[Any]]]:
     """Those that the loops around a line go through, by name."""
-    tree = tree_of("".join(linecache.getlines(site.code.co_filename)))
-    for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.For) and node.lineno <= site.line <= (node.end_lineno or node.lineno):
-            for part in ast.walk(node.iter):
-                if isinstance(part, ast.Name) and isinstance(loader := site.names.get(part.id), DataLoader):
-                    yield part.id, loader
+    loops = (loop for loop in enclosing(tree_of(site.code.co_filename), site.line) if isinstance(loop, ast.For))
+    for part in nodes(ast.Name, *(loop.iter for loop in loops)):
+        if isinstance(loader := site.names.get(part.id), DataLoader):
+            yield part.id, loader
 
 
 def _sizes(loader: DataLoader[Any]) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnos
 from torchdebug_magics.instruments.shapes.repair.source import Site, assignments
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors
 from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.syntax import dotted, last_name
 
 _IMAGE = 4
 _SIZE = re.compile(r"(\d+) ?[*x,] ?(\d+)")
@@ -61,7 +62,7 @@ def unpacking(facts: Facts) -> Diagnosis | None:
 def _chunks(site: Site, statement: ast.Assign, many: int) -> list[Edit]:
     """As many pieces as there are names for them."""
     call = statement.value
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "chunk" or not call.args:
+    if not isinstance(call, ast.Call) or last_name(call.func) != "chunk" or not call.args:
         return []
     inner = site.within(call)
     if inner is None or not isinstance(call.args[0], ast.Constant) or many < 1:
@@ -260,19 +261,8 @@ def called(facts: Facts, site: Site, node: ast.expr) -> str | None:
     """The path of the module that the expression calls."""
     if not isinstance(node, ast.Call):
         return None
-    module: Any = site.names.get(next(_names(node.func), ""))
-    for name in list(_names(node.func))[1:]:
-        module = getattr(module, name, None)
+    module = _held(site.names, dotted(node.func))
     return next((path for path, one in facts.modules.items() if one is module), None)
-
-
-def _names(node: ast.expr) -> Iterator[str]:
-    """``self``, ``rnn`` of ``self.rnn``."""
-    if isinstance(node, ast.Attribute):
-        yield from _names(node.value)
-        yield node.attr
-    elif isinstance(node, ast.Name):
-        yield node.id
 
 
 def _told(facts: Facts, path: str, what: str, code: str, value: object) -> Diagnosis:

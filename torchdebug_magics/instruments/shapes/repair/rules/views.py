@@ -19,6 +19,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.residual import padded
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, producer_edits, rewritten, told
 from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted, rotary
 from torchdebug_magics.instruments.shapes.repair.size_history import channels_first, of_inputs, steps
+from torchdebug_magics.probing.syntax import as_atom, expression
 
 _RGB = 3
 _COMPUTED = 10
@@ -192,7 +193,7 @@ def _place_rank(at: int, sizes: tuple[int, ...], wanted: tuple[int, ...]) -> int
 def _receiver(facts: Facts) -> str:
     call = facts.written_call
     if call is not None and isinstance(call.func, ast.Attribute) and facts.op == call.func.attr:
-        return ast.unparse(call.func.value) if not isinstance(call.func.value, ast.BinOp) else f"({ast.unparse(call.func.value)})"
+        return as_atom(call.func.value)
     return ""
 
 
@@ -202,7 +203,7 @@ def _with_sizes(facts: Facts, sizes: tuple[int, ...], *, rank: int, text: str = 
 
 def _call_with(call: ast.Call, sizes: tuple[int, ...]) -> str:
     """The same call with other sizes; those that stay are written as they were."""
-    new = [ast.parse(str(size), mode="eval").body for size in sizes]
+    new = [expression(str(size)) for size in sizes]
     old: list[ast.expr] = list(call.args)
     if len(old) == 1 and isinstance(old[0], (ast.Tuple, ast.List)):
         inner = [was if _same(was, size) else one for was, one, size in zip(old[0].elts, new, sizes, strict=False)]
