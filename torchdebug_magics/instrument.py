@@ -326,7 +326,7 @@ def short_traceback(error: BaseException, leaves: str, *, is_folded: bool = True
 
     They end in how everything was left.
     """
-    from torchdebug_magics.probing.interrupted import without_libraries  # noqa: PLC0415
+    from torchdebug_magics.probing.safety import without_libraries  # noqa: PLC0415
 
     lines = without_libraries(error)
     full = "; the report holds the full traceback" if is_folded else ""

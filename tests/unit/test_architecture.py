@@ -70,7 +70,7 @@ VIOLATIONS = {
     ],
     "machine-without-torch": [
         ("machine/planted.py", "import torch"),
-        ("machine/limits.py", "def late():\n    import torchdebug_magics.probing.guard"),
+        ("machine/limits.py", "def late():\n    import torchdebug_magics.probing.safety"),
     ],
     "spine-bare": [("session.py", "import torch"), ("errors.py", "import torchdebug_magics.html"), ("instrument.py", "import matplotlib")],
     "probing-shows-nothing": [
@@ -85,7 +85,7 @@ VIOLATIONS = {
     ],
     "exercises-stand-alone": [
         ("exercises/checking.py", "import IPython"),
-        ("exercises/nan.py", "import torchdebug_magics.probing.guard"),
+        ("exercises/nan.py", "import torchdebug_magics.probing.safety"),
     ],
     "exercises-are-leaves": [
         ("__init__.py", "def late():\n    import torchdebug_magics.exercises.nan"),

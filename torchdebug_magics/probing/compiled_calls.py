@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import local_values
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from torchdebug_magics.probing.compiling import not_compiled
-from torchdebug_magics.probing.dispatch import modes, take_off
+from torchdebug_magics.probing.dispatch import modes, not_compiled, take_off
 from torchdebug_magics.probing.wrappers import MARK, tracers, unwrap_all, wrap, wrap_switch
 
 _TABLES: tuple[tuple[object, str], ...] = (

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch._C._autograd import _get_sequence_nr
 
-from torchdebug_magics.probing.compiling import is_rewritten
+from torchdebug_magics.probing.dispatch import is_rewritten
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.where import adopt_timed, location

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch.compiler import is_compiling
 
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.safety import Guard
 
 T = TypeVar("T")
 Entered: TypeAlias = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 
 
 class Setting(NamedTuple):

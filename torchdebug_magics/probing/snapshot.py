@@ -18,11 +18,11 @@ from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.graphs import is_graph_leaf
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.holders.walk import undisturbed
 from torchdebug_magics.probing.kinds import LEAVES, Kind
 from torchdebug_magics.probing.process_settings import ProcessSettings
 from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.states import ways_of
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.nn.modules import module as torch_module
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from torchdebug_magics.probing.compiling import not_compiled
+from torchdebug_magics.probing.dispatch import not_compiled
 
 MARK = "_torchdebug_owner"
 """Found by name, as `%autoreload` replaces classes and would defeat `isinstance`."""

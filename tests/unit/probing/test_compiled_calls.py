@@ -12,8 +12,8 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.safety import Guard
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from torchdebug_magics.machine.limits import Limit
 from torchdebug_magics.machine.process import Worker
 from torchdebug_magics.probing import gauges
 from torchdebug_magics.probing.gauges import Gauges, read_gauges
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.report import Gauge
 
 if TYPE_CHECKING:

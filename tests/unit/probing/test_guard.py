@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 
 
 def test_what_works_is_passed_through() -> None:

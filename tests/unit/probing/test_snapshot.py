@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from torchdebug_magics.probing.attributes import Names
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.process_settings import SETTINGS
 from torchdebug_magics.probing.rerun.weak_snapshot import WeakSnapshot
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from torchdebug_magics.instruments.autograd.silences.judged import silent_faults
 from torchdebug_magics.instruments.autograd.silences.watched import Watched, roots_of
 from torchdebug_magics.instruments.autograd.training_course import Backward, Course
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
-from torchdebug_magics.probing.compiling import is_being_compiled
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import fast_path_parts, is_compiled, live, unwrapped
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
 P = ParamSpec("P")

@@ -31,11 +31,11 @@ from torchdebug_magics.instruments.deterministic.twice.runs import Outside, Runs
 from torchdebug_magics.instruments.deterministic.twice.verify import NOT_SEEN, second_run
 from torchdebug_magics.probing.attributes import attributes_of, referents
 from torchdebug_magics.probing.contents import Contents
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.kinds import same
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.outside.effects import Irrevocable
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import local_values
 from torchdebug_magics.probing.states import ways_of
 from torchdebug_magics.probing.this_rank import collectives_count

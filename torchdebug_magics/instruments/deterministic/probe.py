@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.deterministic.report import DeterministicRepo
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
 from torchdebug_magics.instruments.deterministic.twice.body import FunctionBody
 from torchdebug_magics.probing import this_rank
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.session import Session
 
 

@@ -22,10 +22,10 @@ from torchdebug_magics.instruments.gradwatch.optimizer_watch import OptimizerWat
 from torchdebug_magics.instruments.gradwatch.report import GradReport, LiveGrad, verdict
 from torchdebug_magics.instruments.gradwatch.run_record import RunRecord
 from torchdebug_magics.instruments.gradwatch.step_history import StepLog
-from torchdebug_magics.probing.compiling import is_being_compiled
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.lines import Line, Lines
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.storages import is_shard, local_of, shards_note
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 

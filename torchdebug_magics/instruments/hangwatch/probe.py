@@ -21,9 +21,8 @@ from torchdebug_magics.instruments.hangwatch.watcher import Watcher
 from torchdebug_magics.machine.process_state import has_proc
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing.children.launching import Children
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.interrupted import traceback_of
+from torchdebug_magics.probing.safety import Guard, traceback_of
 from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.probing.wrappers import MARK

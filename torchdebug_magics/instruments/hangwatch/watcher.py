@@ -31,7 +31,7 @@ from torchdebug_magics.machine.process_state import main_thread_ran_s
 from torchdebug_magics.probing.children.launching import Children
 from torchdebug_magics.probing.children.rank_session import folder_here
 from torchdebug_magics.probing.children.rank_traces import Child
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.where import locate, location, running_shell
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap

@@ -15,8 +15,7 @@ from torchdebug_magics.machine.process import PeakRss, RssCourse, rss_bytes
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing.accelerators import Allocator
 from torchdebug_magics.probing.gauges import Gauges
-from torchdebug_magics.probing.guard import Guard
-from torchdebug_magics.probing.interrupted import traceback_of
+from torchdebug_magics.probing.safety import Guard, traceback_of
 
 _EVERY_S = 0.5
 _LEAST_PART = 0.02

@@ -27,7 +27,7 @@ from torchdebug_magics.instruments.memtrace.ledger.process_memory import Devices
 from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, MemtraceReport, Peak, Stretch, Timeline
 from torchdebug_magics.instruments.memtrace.verdict import leading, line_to_change
 from torchdebug_magics.machine.interrupts import Interrupt
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.syntax import loops_around, tree_of
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 from torchdebug_magics.report import Location

@@ -31,12 +31,11 @@ from torchdebug_magics.instruments.memtrace.report import LiveMemory, MemtraceRe
 from torchdebug_magics.machine.limits import Limits
 from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
-from torchdebug_magics.probing.compiling import is_being_compiled
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.heap import given_out_bytes
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.interrupted import traceback_of
 from torchdebug_magics.probing.modules import ModuleCalls, OutermostCalls, live_modules, parts_of
+from torchdebug_magics.probing.safety import Guard, traceback_of
 from torchdebug_magics.probing.storages import shards_note
 
 _CREATES_GRAPH = 3

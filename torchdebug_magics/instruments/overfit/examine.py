@@ -21,12 +21,11 @@ from torchdebug_magics.instruments.overfit.suspects.units import unusual_weights
 from torchdebug_magics.instruments.overfit.training.change import Change
 from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.rerun.replay_state import KeptState, eager
 from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.safety import Guard, interrupts_held
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import excerpt
 

@@ -19,12 +19,11 @@ from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress
 from torchdebug_magics.instruments.overfit.subjects import Subject
 from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.attributes import Names
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.rerun.replay_state import KeptState, eager
+from torchdebug_magics.probing.safety import Guard, interrupts_held
 
 _NO_BATCH = "the cell draws no batch from a DataLoader: write `%overfit model batch loss_function optimizer`"
 

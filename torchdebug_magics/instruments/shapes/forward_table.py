@@ -16,8 +16,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import Examined
 from torchdebug_magics.instruments.shapes.columns import layout
-from torchdebug_magics.instruments.shapes.follow.confirm import is_limit_of_fakes, real_error
-from torchdebug_magics.instruments.shapes.follow.forward import forward
+from torchdebug_magics.instruments.shapes.follow.forward import forward, is_limit_of_fakes, real_error
 from torchdebug_magics.instruments.shapes.follow.parameters import packed_weights
 from torchdebug_magics.instruments.shapes.follow.seen import Seen
 from torchdebug_magics.instruments.shapes.repair.source import Site, caller_of

@@ -31,9 +31,9 @@ from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dispatch import enter, is_free, take_function_mode_off
 from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import is_compiled, unwrapped
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import frames_above
 from torchdebug_magics.probing.where import user_frame
 

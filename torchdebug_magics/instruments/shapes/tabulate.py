@@ -17,8 +17,8 @@ from torchdebug_magics.machine.gpus import Gpus
 from torchdebug_magics.machine.limits import smallest_limit
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, sizes
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.modules import named_followed
+from torchdebug_magics.probing.safety import Guard
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.follow.seen import Seen

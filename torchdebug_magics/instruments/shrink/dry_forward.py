@@ -23,8 +23,8 @@ from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas, NoFormulas
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, sizes, zeros
 from torchdebug_magics.probing.dry_runs.untouched import answers, untouched
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.storages import storage_of
 
 _WORDS, _BATCH = 8, 2

@@ -11,12 +11,11 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.machine.kept_files import FileStore, Stamp, Version, stamp_of
 from torchdebug_magics.probing import this_rank
-from torchdebug_magics.probing.guard import Guard
-from torchdebug_magics.probing.interrupted import interrupts_held
 from torchdebug_magics.probing.outside.acts import Asker, hear
 from torchdebug_magics.probing.outside.open_files import OpenFiles, mapped_paths, path_of_descriptor, paths_written_by_others
 from torchdebug_magics.probing.outside.surroundings import Surroundings
 from torchdebug_magics.probing.outside.unseen_changes import Folders, strings_in
+from torchdebug_magics.probing.safety import Guard, interrupts_held
 
 _Phase: TypeAlias = Literal["idle", "first", "rerun", "trial"]
 _MOST_BYTES, _ROOM_BYTES = 64 << 20, 256 << 20

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdebug_magics.machine.process_state import child_pids
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 
 _DESCRIPTORS = "/proc/self/fd"
 _SQLITE = b"SQLite format 3\0"

@@ -15,11 +15,11 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from torchdebug_magics.machine.process_state import child_pids, process_state
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.names import Named, values_found
 from torchdebug_magics.probing.outside.acts import Asker
 from torchdebug_magics.probing.outside.open_files import is_stream
 from torchdebug_magics.probing.outside.unseen_changes import is_shareable, used_by, used_in
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import is_user_code, local_values
 
 _MOST_WAIT_S = 5.0

@@ -20,9 +20,9 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torchdebug_magics.probing.contents import Writes, write_into
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.outside.effects import Effects
 from torchdebug_magics.probing.rerun.step import Step
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
 from torchdebug_magics.probing.unsent_collectives import LoneRerun
 

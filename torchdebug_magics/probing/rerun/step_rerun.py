@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchdebug_magics.probing.graphs import leaves_of
-from torchdebug_magics.probing.interrupted import quiet
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.rerun.attempt import (
     Attempt,
@@ -36,6 +35,7 @@ from torchdebug_magics.probing.rerun.step import Entry, Step
 from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
 from torchdebug_magics.probing.rerun.step_slice import Slice, cut, cut_graphs, guesses, rest, values_in
 from torchdebug_magics.probing.rerun.weak_snapshot import iterators_in
+from torchdebug_magics.probing.safety import quiet
 from torchdebug_magics.probing.source.code_owner import frames_above
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.probing.unsent_collectives import LoneRerun, OthersNeeded

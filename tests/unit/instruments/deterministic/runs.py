@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import torchdebug_magics
 from torchdebug_magics.instruments.deterministic.origin import Origin, first_difference
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 
 
 class Stop(BaseException):

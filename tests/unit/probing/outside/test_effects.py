@@ -26,9 +26,9 @@ import pytest
 
 from tests import children
 from torchdebug_magics.machine.kept_files import FileStore, abandoned_copies
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.outside import open_files
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
+from torchdebug_magics.probing.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -542,7 +542,7 @@ def test_a_file_that_stays_open_also_where_copies_are_on_another_disk(
 
 SHARES = """
 import torch.multiprocessing
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.outside.effects import Effects
 items = torch.multiprocessing.get_context("fork").Queue()
 with Effects(Guard(), sentence="{}").trial():

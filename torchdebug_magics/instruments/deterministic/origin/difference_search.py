@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.deterministic.origin.line_steps import Files,
 from torchdebug_magics.instruments.deterministic.origin.line_tracer import Tracer
 from torchdebug_magics.instruments.deterministic.origin.nondeterminism_sources import OF_THREADS
 from torchdebug_magics.instruments.deterministic.origin.pairing import Origin, Pairing
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 
 _MOST_STEPS = 300_000
 _LEAST_RUNS = 4

@@ -26,7 +26,7 @@ from torchdebug_magics.instruments.deterministic.origin.nondeterminism_sources i
     called_from,
 )
 from torchdebug_magics.instruments.deterministic.twice.body import TooLong
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import frames_above, is_in_comprehension, is_user_code, owner
 
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})

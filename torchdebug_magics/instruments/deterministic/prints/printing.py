@@ -20,9 +20,9 @@ from torchdebug_magics.instruments.deterministic.report import DeterministicRepo
 from torchdebug_magics.probing.children.rank_session import rank_here
 from torchdebug_magics.probing.compiled_calls import away_from_the_compiler
 from torchdebug_magics.probing.contents import memory_of
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import location

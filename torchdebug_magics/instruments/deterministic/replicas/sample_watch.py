@@ -20,8 +20,8 @@ from torch.utils.data import DistributedSampler
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
 from torchdebug_magics.probing.children.launching import start_method
 from torchdebug_magics.probing.digest import EMPTY, folded, of_tensor
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.rng import same_state
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 from torchdebug_magics.probing.where import locate, user_frame
 from torchdebug_magics.probing.wrappers import wrap

@@ -22,10 +22,10 @@ from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.probing.compiled_calls import away_from_the_compiler
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.digest import of_tensor
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.syntax import binding, nodes
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location

@@ -17,8 +17,8 @@ from torch.nn.parameter import is_lazy
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.probing.attributes import Names, attributes_of
 from torchdebug_magics.probing.contents import Contents
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.kinds import hashes_by_itself
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
 from torchdebug_magics.probing.where import runs_alone
 

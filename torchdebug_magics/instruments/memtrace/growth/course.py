@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, mark_called
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
 from torchdebug_magics.instruments.memtrace.ledger.phases import Phases, Places
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.tensors import tensors_in
 
 _Call: TypeAlias = "tuple[int, int]"

@@ -17,8 +17,8 @@ from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Chain, L
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, has_graph, saved_tensors
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, Place, Places, Span
 from torchdebug_magics.probing.dispatch import ResultListener, modes, put_unnoticed
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.storages import owner_of, storages
 from torchdebug_magics.probing.tensors import tensors_in
 

@@ -12,9 +12,9 @@ from torchdebug_magics.instruments.memtrace.report import DeviceMemory, TraceMar
 from torchdebug_magics.machine.process import PeakRss, rss_bytes
 from torchdebug_magics.probing.accelerators import Allocator
 from torchdebug_magics.probing.gauges import Gauges
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.heap import kept_free_bytes
 from torchdebug_magics.probing.marks import ledger as marks
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.report import Gauge, Mark
 
 

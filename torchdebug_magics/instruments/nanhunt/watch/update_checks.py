@@ -23,10 +23,9 @@ from torchdebug_magics.instruments.nanhunt.report import NanFinding
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
 from torchdebug_magics.probing.contents import Writes
-from torchdebug_magics.probing.guard import Guard
-from torchdebug_magics.probing.interrupted import quiet
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.rerun.buffers import Buffers
+from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.snapshot import Snapshot
 from torchdebug_magics.probing.source.code_owner import frames_above
 from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, largest

@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.shapes.follow.seen import Failed, Made
 from torchdebug_magics.instruments.shapes.follow.suspects import Suspects
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.where import user_frame
 
 _QUESTIONS = frozenset(

@@ -18,8 +18,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.storages import held_of, is_shard, storage_of
 
 _UNCOUNTED: Final = "activations saved inside `torch.func` transforms are not counted"

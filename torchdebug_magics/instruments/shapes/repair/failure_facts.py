@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.shapes.cell_error.program_slice import Lines
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import COMPARES, is_judge
 from torchdebug_magics.instruments.shapes.repair.source import Caller, Site, site_of
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
-from torchdebug_magics.probing.guard import Guard
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import owner
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.follow.confirm import is_limit_of_fakes, real_error
-from torchdebug_magics.instruments.shapes.follow.forward import forward
+from torchdebug_magics.instruments.shapes.follow.forward import forward, is_limit_of_fakes, real_error
 from torchdebug_magics.instruments.shapes.follow.origins import function_name
 from torchdebug_magics.instruments.shapes.follow.seen import Forward
 from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit
@@ -22,8 +21,8 @@ from torchdebug_magics.instruments.shapes.repair.source import Site
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, rebuilt, zeros
-from torchdebug_magics.probing.guard import Guard
 from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.storages import ranks_of
 from torchdebug_magics.probing.where import span, user_frame
 

@@ -1,4 +1,4 @@
-"""Tracebacks of interrupts and errors that a report explains, and interrupts held back until all state is restored."""
+"""What must not reach the user's cell: our own failure in a callback is one line of the report; an interrupt waits for what puts back."""
 
 from __future__ import annotations
 
@@ -10,12 +10,49 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, ParamSpec, TypeVar
 
 from torchdebug_magics.report import own_traceback
 from torchdebug_magics.session import first_interrupt
+
+P = ParamSpec("P")
+
+
+T = TypeVar("T")
+
+
+class Guard:
+    """Runs our callbacks and collects what went wrong in them, each thing once."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+
+    def note(self, problem: str) -> None:
+        """Add a line to the report's problems, once."""
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def remark(self, text: str) -> None:
+        """Add a line to the report's notes, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def run(self, what: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What `call` returns, or None and a note that `what` failed."""
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - any failure of ours must leave the user's cell alone; it is reported
+            self.note(f"{what} failed: {_one_line(error)}")
+            return None
+
+
+def _one_line(error: BaseException) -> str:
+    text: Any = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
 def traceback_of(error: BaseException, reason: str) -> list[str]:
