@@ -8,6 +8,7 @@ import torch
 
 from torchdebug_magics.probing.rng import RandomState
 
+GLOBAL = np.random  # the global one is the one that users seed
 DRAWS = {
     "python": lambda: [random.random(), random.gauss(0, 1), random.randrange(100)],
     "numpy": lambda: [*np.random.rand(3), np.random.randn()],  # noqa: NPY002 - the global one is the one that users seed
@@ -32,6 +33,31 @@ def test_taking_the_state_draws_nothing() -> None:
     assert [draw() for draw in DRAWS.values()] == wanted
 
 
+def test_a_state_that_follows_another_is_the_one_that_is_read_anew() -> None:
+    chosen = random.Random(0)
+    acts = [
+        lambda: None,
+        GLOBAL.rand,
+        GLOBAL.randn,
+        lambda: GLOBAL.rand(700),
+        lambda: GLOBAL.seed(3),
+        lambda: GLOBAL.set_bit_generator(GLOBAL.PCG64(1)),
+        lambda: GLOBAL.set_bit_generator(GLOBAL.MT19937(1)),
+    ]
+    before, state = GLOBAL.get_bit_generator(), RandomState.take()
+    kept = 0
+    try:
+        for _ in range(300):
+            chosen.choice(acts)()
+            later = RandomState.take(state)
+            kept += later.numpy is state.numpy
+            state = later
+            assert state.holds()
+        assert kept > 10
+    finally:
+        GLOBAL.set_bit_generator(before)
+
+
 def test_a_state_may_be_put_back_twice() -> None:
     state = RandomState.take()
     state.put_back()
@@ -44,9 +70,6 @@ def test_cuda_is_not_woken() -> None:
     before = torch.cuda.is_initialized()
     RandomState.take().put_back()
     assert torch.cuda.is_initialized() is before
-
-
-GLOBAL = np.random  # the global one is the one that users seed
 
 
 def test_numpy_with_another_kind_of_generator() -> None:

@@ -44,6 +44,7 @@ class StepRecorder:
         """Torch's random state at the last boundary between steps."""
         self.batches = Batches()
         self._live_in = LiveInKeeper()
+        self._random: RandomState | None = None
         self._done = done
         self._depth = 0
         self._outermost = OutermostCalls(hooks, guard, self._before, self._after, found=self.models.found_another)
@@ -131,7 +132,8 @@ class StepRecorder:
             step.buffers.append(known.buffers.take())
             if known.places:
                 step.python.append(WeakSnapshot(known.places))
-        step.add(Entry.take(module, args, kwargs, random=RandomState.take(), place=here, copied=known.writes_input))
+        self._random = RandomState.take(self._random)
+        step.add(Entry.take(module, args, kwargs, random=self._random, place=here, copied=known.writes_input))
 
     def _see_writes(self, entry: Entry) -> None:
         if entry.writes_input():
