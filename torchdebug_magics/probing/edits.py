@@ -13,7 +13,7 @@ import linecache
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, TypeVar
 
 from torchdebug_magics.fixes import applied, dedented
@@ -35,6 +35,8 @@ _MOVE = re.compile(r"\bmove\s*$")
 _UNDER = re.compile(r"\b(?:under|in|inside|within)\s*$")
 _IN_LINE = re.compile(r"\s+in line (\d+)")
 _BESIDE_LINE = re.compile(r"\b(before|after|above|below) (?:that|this|the) line\b[^`]*$")
+_AT_TOP = re.compile(r"\s+at the top of this cell\b")
+_ON_A_COPY = re.compile(r"\bon a copy, $")
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return, ast.Delete, ast.Raise, ast.Assert)
 _HEADS = (ast.For, ast.While, ast.With, ast.If)
 
@@ -85,7 +87,8 @@ def _edits_of(finding: Finding) -> tuple[Edit, ...]:
     if where is None or tree is None:
         return ()
     source = _Source(where, tree)
-    for way in (_blocks, _moves, _expressions, _insertions, _statements):
+    was_tried = finding.fix_state == "verified"
+    for way in (_blocks, _moves, _expressions, _insertions, _statements, _running_calls if was_tried else _copies):
         edits = tuple(way(finding.fix, source))
         if edits and all(_parses_with([edit for edit in edits if edit.file == file]) for file in {edit.file for edit in edits}):
             return edits
@@ -95,8 +98,12 @@ def _edits_of(finding: Finding) -> tuple[Edit, ...]:
 def _parses_with(edits: Sequence[Edit]) -> bool:
     """Whether the file of the edits is a program with them, and another one."""
     tree = tree_of(edits[0].file)
-    where = Location(cell=edits[0].cell, file=edits[0].file, line=edits[0].line, function="", source="")
-    return tree is not None and _Source(where, tree).parses_with(edits)
+    if tree is None:
+        return False
+    source = _Source(Location(cell=edits[0].cell, file=edits[0].file, line=edits[0].line, function="", source=""), tree)
+    moved = [dataclasses.replace(edit, line=edit.line + source.offset) for edit in edits]
+    new = parsed(applied("\n".join(source.lines), moved))
+    return new is not None and not _same(new, tree)
 
 
 class _Source:
@@ -116,14 +123,6 @@ class _Source:
         """The innermost statement at a line, as the user numbers lines."""
         here = [node for node in self.near if covers(node, line + self.offset)]
         return max(here, key=lambda node: (node.lineno, -last_line(node)), default=None)
-
-    def earlier_cells(self) -> Iterator[_Source]:
-        """The other cells of the notebook, the latest first, as looked at from their ends."""
-        for file in reversed(list(linecache.cache)):
-            here = location(file, len(linecache.getlines(file)) + 1, "")
-            tree = tree_of(file) if here.cell is not None and file != self.where.file else None
-            if tree is not None:
-                yield _Source(here, tree)
 
     def loop(self) -> ast.stmt | None:
         """The outermost loop around the line."""
@@ -154,12 +153,20 @@ class _Source:
             return self.replacing(node, f"{self.text(node)}\n{new}")
         return Edit(cell=self.where.cell, file=self.where.file, line=last_line(node) + 1 - self.offset, old="", new=new)
 
-    def parses_with(self, edits: Sequence[Edit]) -> bool:
-        """Whether the file with the edits is a program, and another one."""
-        text = "\n".join(self.lines)
-        moved = [dataclasses.replace(edit, line=edit.line + self.offset) for edit in edits]
-        new = parsed(applied(text, moved))
-        return new is not None and not _same(new, self.tree)
+
+def _cells() -> Iterator[_Source]:
+    """The cells of the notebook, the latest first, as looked at from their ends."""
+    for file in reversed(list(linecache.cache)):
+        here = location(file, len(linecache.getlines(file)) + 1, "")
+        tree = None if here.cell is None else tree_of(file)
+        if tree is not None:
+            yield _Source(here, tree)
+
+
+def _running_cell() -> Iterator[_Source]:
+    """The latest cell, which is the one that has the report; none in a script."""
+    cells = sorted((cell for cell in _cells() if cell.tree.body), key=lambda cell: cell.where.cell or 0)
+    yield from cells[-1:]
 
 
 def _line_in_file(where: Location, lines: list[str]) -> int:
@@ -273,16 +280,34 @@ def _statements(fix: str, source: _Source) -> Iterator[Edit]:
                 yield source.after(alike[0], code)
             else:
                 yield source.replacing(alike[0], _as_written(alike[0], new, code, source))
-        elif (
-            isinstance(new, ast.Expr)
-            and id(at) not in taken
-            and not _EFFECT.search(before)
-            and (changed := _with_part(at, new.value, code, source))
-        ):
-            taken.add(id(at))
-            yield source.replacing(at, changed)
+        elif isinstance(new, ast.Expr) and id(at) not in taken and not _EFFECT.search(before):
+            if changed := _with_part(at, new.value, code, source):
+                taken.add(id(at))
+                yield source.replacing(at, changed)
         elif isinstance(new, ast.Assign) and not alike and (edit := _after_making(new.targets[0], code, source)) is not None:
             yield edit
+
+
+def _running_calls(fix: str, _: _Source) -> Iterator[Edit]:
+    """The call in the running cell from which the fix was tried: ``net(image.flatten(1))`` where the error is in a module of `net`."""
+    for cell, (code, _before, _after) in product(_running_cell(), _codes(fix)[:1]):
+        call = _parsed(code)
+        changed = [(node, new) for node in cell.near if isinstance(call, ast.Expr) and (new := _with_part(node, call.value, code, cell))]
+        if len(changed) == 1:
+            yield cell.replacing(*changed[0])
+
+
+def _copies(fix: str, _: _Source) -> Iterator[Edit]:
+    """A copy in place of a variable that the running cell reads in one statement; what copies is imported."""
+    for cell, (code, before, _after) in product(_running_cell(), _codes(fix)):
+        match _parsed(code) if _ON_A_COPY.search(before) else None:
+            case ast.Expr(ast.Call(args=[original])) | ast.Expr(ast.Call(ast.Attribute(original), args=[])):
+                changed = [(node, new) for node in cell.near if (new := _replaced(node, ast.unparse(original), code, cell))]
+                if len(changed) == 1:
+                    module, imports = code.partition(".")[0], [name for place in _cells() for name in nodes(ast.alias, place.tree)]
+                    if module in sys.stdlib_module_names and module not in {name.asname or name.name for name in imports}:
+                        yield cell.before(cell.tree.body[0], f"import {module}")
+                    yield cell.replacing(*changed[0])
 
 
 def _goes_on(old: ast.stmt, new: ast.stmt) -> bool:
@@ -317,7 +342,7 @@ def _after_making(target: ast.expr, code: str, source: _Source) -> Edit | None:
     if isinstance(target, ast.Name) or not root_of(target):
         return None
     name = ast.Name(root_of(target), ast.Store())
-    for place in (source, *source.earlier_cells()):
+    for place in (source, *(cell for cell in _cells() if cell.where.file != source.where.file)):
         for node in sorted(place.near, key=lambda node: -node.lineno):
             if isinstance(node, ast.Assign) and node.lineno < place.line and _same(node.targets[0], name):
                 return place.after(node, code)
@@ -407,6 +432,9 @@ def _insertions(fix: str, source: _Source) -> Iterator[Edit]:
         if (beside := _BESIDE_LINE.search(before)) and source.statement is not None:
             is_before = beside[1] in {"before", "above"}
             yield source.before(source.statement, code) if is_before else source.after(source.statement, code)
+            return
+        if _AT_TOP.match(after):
+            yield from (cell.before(cell.tree.body[0], code) for cell in _running_cell())
             return
         place = _BEFORE.search(after) or _AFTER.search(after)
         if place is None:

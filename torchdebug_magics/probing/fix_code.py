@@ -238,7 +238,7 @@ class _Resolver:
                 self.run([child])
             else:
                 self._values(child)
-        return [_UNKNOWN]
+        return [node.value if isinstance(node, ast.Constant) and node.value is not ... else _UNKNOWN]
 
 
 def _fails(*, is_name: bool) -> list[Any]:

@@ -7,7 +7,7 @@ import dataclasses
 import linecache
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,10 +15,13 @@ import torchdebug_magics
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.fixes import applied, changes
 from torchdebug_magics.probing.edits import with_edits
+from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Edit, Finding, Location, Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from IPython.core.interactiveshell import InteractiveShell
 
 SOURCE = """\
 import torch
@@ -257,3 +260,53 @@ def test_edits_are_applied_from_below() -> None:
     assert applied(text, edits) == "if x:\n    b = [\n        4,\n    ]\nd = 5\nc = 3\n"
     with pytest.raises(ValueError, match="line 2"):
         applied(text, [edit(2, "a = 2", "a = 3")])
+
+
+CELLS = (
+    "import torch",
+    "class Net(torch.nn.Module):\n    def forward(self, x):\n        return self.mod(x)",
+    "state, images = [3, 1, 2], torch.zeros(2, 4, 1, 1)\nnet = Net()",
+    "# the call\nscores = net(images)\nsmall = min(state)",
+)
+
+
+@pytest.mark.parametrize(
+    ("fix", "state", "fixed"),
+    [
+        ("write `net(images.flatten(1))`", "verified", "# the call\nscores = net(images.flatten(1))\nsmall = min(state)"),
+        ("write `net(images.flatten(1))`", "advice", ""),  # nobody has tried it: the words may mean another call
+        (
+            "add `torch.manual_seed(42)` at the top of this cell",
+            "advice",
+            "# the call\ntorch.manual_seed(42)\nscores = net(images)\nsmall = min(state)",
+        ),
+        (
+            "work on a copy, `images.clone()`, or create `images` in this cell",
+            "advice",
+            "# the call\nscores = net(images.clone())\nsmall = min(state)",
+        ),
+        (
+            "work on a copy, `copy.deepcopy(state)`, or create `state` in this cell",
+            "advice",
+            "# the call\nimport copy\nscores = net(images)\nsmall = min(copy.deepcopy(state))",
+        ),
+        (
+            "work on a copy, `copy.deepcopy(net)`, or create `net` in this cell",
+            "advice",
+            "# the call\nimport copy\nscores = copy.deepcopy(net)(images)\nsmall = min(state)",
+        ),
+        ("work on a copy, `copy.deepcopy(absent)`", "advice", ""),
+    ],
+)
+def test_what_changes_the_running_cell(shell: InteractiveShell, fix: str, state: Any, fixed: str) -> None:
+    for cell in CELLS:
+        shell.run_cell(cell, store_history=True)
+    files = [name for name in linecache.cache if name in shell.compile._filename_map]
+    where = location(files[1], 3, "forward")
+    assert where.cell == 2
+    report = with_edits(Found(finding=Finding(location=where, fix=fix, fix_state=state)))
+    if fixed:
+        assert torchdebug_magics.fixed_source(report) == {4: fixed}
+        assert {edit.cell for edit in report.edits} == {4}
+    else:
+        assert report.edits == ()

@@ -263,8 +263,8 @@ def _puts(node: ast.AST, file: str, around: _Around) -> Iterator[_Put]:
     elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
         read = {name for one in nodes(ast.expr, node.value) for name in _names(one)}
         for part in targets_of(node):
-            is_put = isinstance(part, ast.Subscript)
-            is_first = not is_put and _is_empty(node.value)
+            is_part, is_empty = isinstance(part, ast.Subscript), _is_empty(node.value)  # `losses["total"] = 0` keeps nothing of a step
+            is_first, is_put = is_empty and not is_part, is_part and not is_empty
             yield from (_Put(name, node, file, around, adds=name in read, is_initial=is_first, is_put=is_put) for name in _names(part))
     elif isinstance(node, ast.Call):
         function = node.func
