@@ -38,7 +38,8 @@ def changes(report: Report) -> str:
 def applied(text: str, edits: Sequence[Edit]) -> str:
     """A source with edits of it, from the last line to the first. Raises ValueError where a statement does not stand where it should."""
     lines = text.split("\n")
-    for edit in sorted(reversed(edits), key=lambda edit: (-edit.line, not edit.old)):  # what goes before a line comes after its change
+    numbered = enumerate(edits)  # what goes before a line comes after its change, the last of several first
+    for _, edit in sorted(numbered, key=lambda pair: (-pair[1].line, not pair[1].old, -pair[0])):
         at = edit.line - 1
         old = edit.old.split("\n") if edit.old else []
         beside = lines[min(at, len(lines) - 1)]

@@ -77,6 +77,11 @@ class Finding:
     """The same as code; empty for advice."""
     fix_state: FixState = "advice"
 
+    @property
+    def fix_at(self) -> Location | None:
+        """The line that the fix changes."""
+        return self.location
+
 
 def located(headline: str, location: Location | None) -> str:
     """``h was overwritten · In[4] line 7: `h += 1```: a headline, the line of code that it concerns, and its text."""

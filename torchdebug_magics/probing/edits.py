@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import linecache
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise, product
 from typing import Any, TypeVar
 
-from torchdebug_magics.fixes import applied, dedented
+from torchdebug_magics.probing.edited_source import HEADS, SIMPLE, Source, cells, parse_with, running_cell, same
 from torchdebug_magics.probing.fix_code import ALIASES
-from torchdebug_magics.probing.syntax import covers, first_line, last_line, loops_around, names_in, nodes, parsed, root_of, tree_of
-from torchdebug_magics.probing.where import location
-from torchdebug_magics.report import Edit, Finding, Location, Report
+from torchdebug_magics.probing.syntax import names_in, nodes, parsed, root_of, tree_of
+from torchdebug_magics.report import Edit, Finding, Report
 
 ReportT = TypeVar("ReportT", bound=Report)
 
@@ -32,13 +30,12 @@ _AFTER = re.compile(r"\b(?:after|below|behind)\b[^`]{0,20}$")
 _OPTION = re.compile(r"\w+=[^=\s]")
 _EFFECT = re.compile(r"\b(?:call|run|calls)\s*$")  # before a call that is made for what it does: it stands for no value
 _MOVE = re.compile(r"\bmove\s*$")
+_OUT_OF, _AND = re.compile(r"\s+out of\b"), re.compile(r"\s*(?:,|and|, and)\s*")
 _UNDER = re.compile(r"\b(?:under|in|inside|within)\s*$")
 _IN_LINE = re.compile(r"\s+in line (\d+)")
 _BESIDE_LINE = re.compile(r"\b(before|after|above|below) (?:that|this|the) line\b[^`]*$")
 _AT_TOP = re.compile(r"\s+at the top of this cell\b")
 _ON_A_COPY = re.compile(r"\bon a copy, $")
-_SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return, ast.Delete, ast.Raise, ast.Assert)
-_HEADS = (ast.For, ast.While, ast.With, ast.If)
 
 
 def with_edits(report: ReportT) -> ReportT:
@@ -52,7 +49,7 @@ def with_edits(report: ReportT) -> ReportT:
 
 def _findings(value: object) -> Iterator[Finding]:
     """All findings in a report that have a fix at a line and no edits yet."""
-    if isinstance(value, Finding) and value.fix and not value.edits and value.location is not None:
+    if isinstance(value, Finding) and value.fix and not value.edits and value.fix_at is not None:
         yield value
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
@@ -82,99 +79,17 @@ def _with(value: Any, changed: Mapping[int, tuple[Edit, ...]], done: dict[int, A
 
 
 def _edits_of(finding: Finding) -> tuple[Edit, ...]:
-    where = finding.location
+    where = finding.fix_at
     tree = None if where is None else tree_of(where.file)
     if where is None or tree is None:
         return ()
-    source = _Source(where, tree)
+    source = Source(where, tree)
     was_tried = finding.fix_state == "verified"
     for way in (_blocks, _moves, _expressions, _insertions, _statements, _running_calls if was_tried else _copies):
         edits = tuple(way(finding.fix, source))
-        if edits and all(_parses_with([edit for edit in edits if edit.file == file]) for file in {edit.file for edit in edits}):
+        if edits and all(parse_with([edit for edit in edits if edit.file == file]) for file in {edit.file for edit in edits}):
             return edits
     return ()
-
-
-def _parses_with(edits: Sequence[Edit]) -> bool:
-    """Whether the file of the edits is a program with them, and another one."""
-    tree = tree_of(edits[0].file)
-    if tree is None:
-        return False
-    source = _Source(Location(cell=edits[0].cell, file=edits[0].file, line=edits[0].line, function="", source=""), tree)
-    moved = [dataclasses.replace(edit, line=edit.line + source.offset) for edit in edits]
-    new = parsed(applied("\n".join(source.lines), moved))
-    return new is not None and not _same(new, tree)
-
-
-class _Source:
-    """The file or cell in which a finding lies."""
-
-    def __init__(self, where: Location, tree: ast.Module) -> None:
-        self.where = where
-        self.tree = tree
-        self.lines = [line.rstrip("\r\n") for line in linecache.getlines(where.file)]
-        self.offset = _line_in_file(where, self.lines) - where.line
-        """A cell's file may begin with lines that the user does not see."""
-        self.line = where.line + self.offset
-        self.near = sorted(nodes(ast.stmt, tree), key=lambda node: abs(node.lineno - self.line))
-        self.statement = self.at(where.line)
-
-    def at(self, line: int) -> ast.stmt | None:
-        """The innermost statement at a line, as the user numbers lines."""
-        here = [node for node in self.near if covers(node, line + self.offset)]
-        return max(here, key=lambda node: (node.lineno, -last_line(node)), default=None)
-
-    def loop(self) -> ast.stmt | None:
-        """The outermost loop around the line."""
-        return next(iter(loops_around(self.tree, self.line)), None)
-
-    def text(self, node: ast.stmt | ast.expr, *, whole: bool = False) -> str:
-        """As the user wrote it; a statement dedented to its first line, a compound one without its body unless `whole`."""
-        body = getattr(node, "body", None)
-        is_head = isinstance(node, _HEADS) and isinstance(body, list) and not whole
-        end = (body[0].lineno - 1, None) if is_head and body else (node.end_lineno, node.end_col_offset)
-        lines = [line.encode() for line in self.lines[node.lineno - 1 : end[0]]]
-        if end[1] is not None:
-            lines[-1] = lines[-1][: end[1]]
-        lines[0] = lines[0][node.col_offset :]
-        first, *rest = [line.decode() for line in lines]
-        columns = node.col_offset if isinstance(node, ast.stmt) else 0
-        return "\n".join([first, *(dedented(line, columns) for line in rest)])
-
-    def replacing(self, node: ast.stmt, new: str, old: str = "") -> Edit:
-        return Edit(cell=self.where.cell, file=self.where.file, line=node.lineno - self.offset, old=old or self.text(node), new=new)
-
-    def before(self, node: ast.stmt, new: str) -> Edit:
-        return Edit(cell=self.where.cell, file=self.where.file, line=first_line(node) - self.offset, old="", new=new)
-
-    def after(self, node: ast.stmt, new: str) -> Edit:
-        """As a replacement of a simple statement; of a compound one, before the line that follows it, in the same column."""
-        if isinstance(node, _SIMPLE):
-            return self.replacing(node, f"{self.text(node)}\n{new}")
-        return Edit(cell=self.where.cell, file=self.where.file, line=last_line(node) + 1 - self.offset, old="", new=new)
-
-
-def _cells() -> Iterator[_Source]:
-    """The cells of the notebook, the latest first, as looked at from their ends."""
-    for file in reversed(list(linecache.cache)):
-        here = location(file, len(linecache.getlines(file)) + 1, "")
-        tree = None if here.cell is None else tree_of(file)
-        if tree is not None:
-            yield _Source(here, tree)
-
-
-def _running_cell() -> Iterator[_Source]:
-    """The latest cell, which is the one that has the report; none in a script."""
-    cells = sorted((cell for cell in _cells() if cell.tree.body), key=lambda cell: cell.where.cell or 0)
-    yield from cells[-1:]
-
-
-def _line_in_file(where: Location, lines: list[str]) -> int:
-    """Where the line of a location stands in its file: magics above a cell are in its source, too, so that it mostly is the same."""
-    if where.line <= len(lines) and lines[where.line - 1].strip() == where.source:
-        return where.line
-    same = [number for number, line in enumerate(lines, 1) if where.source and line.strip() == where.source]
-    return min(same, key=lambda number: abs(number - where.line), default=where.line)
 
 
 def _codes(fix: str) -> list[tuple[str, str, str]]:
@@ -193,36 +108,63 @@ def _parsed(code: str) -> ast.stmt | None:
     return None
 
 
-def _same(one: ast.AST, other: ast.AST) -> bool:
-    return ast.dump(one) == ast.dump(other)
-
-
-def _blocks(fix: str, source: _Source) -> Iterator[Edit]:
+def _blocks(fix: str, source: Source) -> Iterator[Edit]:
     """A block around the loop, or around the statement at the line: ``with torch.no_grad():``."""
     for code, before, _ in _codes(fix):
-        head = _parsed(code) if code.endswith(":") else None
+        head = _parsed(code)
+        if isinstance(head, ast.With) and source.statement is not None and len(head.body) == 1 and same(head.body[0], source.statement):
+            around = ", ".join(map(ast.unparse, head.items))
+            yield source.replacing(source.statement, f"with {around}:\n    {_indented(source.text(source.statement))}")
+            return
         inside = source.loop() if re.search(r"\bloop\b", before) else source.statement
-        if isinstance(head, ast.With) and inside is not None and _UNDER.search(before):
+        if code.endswith(":") and isinstance(head, ast.With) and inside is not None and _UNDER.search(before):
             text = source.text(inside, whole=True)
-            yield source.replacing(inside, "\n".join([code, *(f"    {line}" if line else line for line in text.split("\n"))]), old=text)
+            yield source.replacing(inside, f"{code}\n    {_indented(text)}", old=text)
             return
 
 
-def _moves(fix: str, source: _Source) -> Iterator[Edit]:
-    """The statement at the line goes before or after another."""
+def _indented(text: str) -> str:
+    """Text in a block, but for its first line."""
+    return "\n".join(f"    {line}" if line and at else line for at, line in enumerate(text.split("\n")))
+
+
+def _moves(fix: str, source: Source) -> Iterator[Edit]:
+    """Statements near the line go before or after another one, or out of the block that they stand in."""
     codes = _codes(fix)
-    for (first, before, between), (second, _, _) in pairwise(codes):
-        moved, anchor = _parsed(first), _anchor(second, "", source)
-        place = _BEFORE.search(between) or _AFTER.search(between)
-        here = next((node for node in source.near if moved is not None and _same(node, moved)), None)
-        if _MOVE.search(before) and place is not None and here is not None and anchor is not None and anchor is not here:
-            text = source.text(here)
-            yield source.replacing(here, "")
-            yield source.before(anchor, text) if _BEFORE.search(between) else source.after(anchor, text)
+    start = next((at for at, (_, before, _) in enumerate(codes) if _MOVE.search(before)), len(codes))
+    moved: list[ast.stmt] = []
+    for at, (code, _, after) in enumerate(codes[start:], start):
+        statement = _parsed(code)
+        here = next((node for node in source.near if statement is not None and same(node, statement)), None)
+        if here is None:
+            return
+        moved.append(here)
+        place = _BEFORE.search(after) or _AFTER.search(after)
+        anchor = _anchor(codes[at + 1][0], "", source) if place is not None and at + 1 < len(codes) else None
+        if anchor is not None and anchor not in moved:
+            text = "\n".join(map(source.text, moved))
+            yield from (source.replacing(node, "") for node in moved)
+            yield source.before(anchor, text) if _BEFORE.search(after) else source.after(anchor, text)
+        elif _OUT_OF.match(after) and len(moved) == 1:
+            yield from _moved_out(here, source)
+        if place is not None or not _AND.fullmatch(after):
             return
 
 
-def _expressions(fix: str, source: _Source) -> Iterator[Edit]:
+def _moved_out(statement: ast.stmt, source: Source) -> Iterator[Edit]:
+    """The statement goes before the `with` in which it is the first one, or after that in which it is the last one."""
+    block = next((node for node in source.near if isinstance(node, ast.With) and statement in node.body), None)
+    if block is None or block.end_lineno is None or statement not in (block.body[0], block.body[-1]):
+        return
+    text, old = source.text(statement), source.text(block, whole=True)
+    inside = old.split("\n")
+    first, last = statement.lineno - block.lineno, (statement.end_lineno or 0) - block.lineno
+    rest = "\n".join(inside[:first] + inside[last + 1 :])
+    parts = [text] if len(block.body) == 1 else [text, rest] if statement is block.body[0] else [rest, text]
+    yield source.replacing(block, "\n".join(parts), old=old)
+
+
+def _expressions(fix: str, source: Source) -> Iterator[Edit]:
     """Edits of an expression: `new` in place of `old`, where `old` stands in the statement at the line, or in one near it."""
     codes = _codes(fix)
     for (first, _, between), (second, _, _) in pairwise(codes):
@@ -238,18 +180,18 @@ def _expressions(fix: str, source: _Source) -> Iterator[Edit]:
                 return
 
 
-def _replaced(statement: ast.stmt, old: str, new: str, source: _Source) -> str | None:
+def _replaced(statement: ast.stmt, old: str, new: str, source: Source) -> str | None:
     """The statement with an expression of it exchanged wherever it stands; None where it does not stand there."""
     was = _parsed(old)
-    if was is None or not isinstance(statement, (*_SIMPLE, *_HEADS)):
+    if was is None or not isinstance(statement, (*SIMPLE, *HEADS)):
         return None
-    if _same(statement, was):
+    if same(statement, was):
         return new
     if not isinstance(was, ast.Expr):
         return None
     text = source.text(statement)
     body = [*nodes(ast.expr, *getattr(statement, "body", ()))]
-    spots = [node for node in nodes(ast.expr, statement) if node not in body and _same(node, was.value)]
+    spots = [node for node in nodes(ast.expr, statement) if node not in body and same(node, was.value)]
     if not spots or any(node.lineno != node.end_lineno for node in spots):
         return None
     lines = [line.encode() for line in text.split("\n")]
@@ -261,7 +203,7 @@ def _replaced(statement: ast.stmt, old: str, new: str, source: _Source) -> str |
     return b"\n".join(lines).decode()
 
 
-def _statements(fix: str, source: _Source) -> Iterator[Edit]:
+def _statements(fix: str, source: Source) -> Iterator[Edit]:
     """Edits of whole statements: code of the same shape as a statement at the line, or as the only one of that shape in the file."""
     taken: set[int] = set()
     for code, before, after in _codes(fix):
@@ -288,23 +230,23 @@ def _statements(fix: str, source: _Source) -> Iterator[Edit]:
             yield edit
 
 
-def _running_calls(fix: str, _: _Source) -> Iterator[Edit]:
+def _running_calls(fix: str, _: Source) -> Iterator[Edit]:
     """The call in the running cell from which the fix was tried: ``net(image.flatten(1))`` where the error is in a module of `net`."""
-    for cell, (code, _before, _after) in product(_running_cell(), _codes(fix)[:1]):
+    for cell, (code, _before, _after) in product(running_cell(), _codes(fix)[:1]):
         call = _parsed(code)
         changed = [(node, new) for node in cell.near if isinstance(call, ast.Expr) and (new := _with_part(node, call.value, code, cell))]
         if len(changed) == 1:
             yield cell.replacing(*changed[0])
 
 
-def _copies(fix: str, _: _Source) -> Iterator[Edit]:
+def _copies(fix: str, _: Source) -> Iterator[Edit]:
     """A copy in place of a variable that the running cell reads in one statement; what copies is imported."""
-    for cell, (code, before, _after) in product(_running_cell(), _codes(fix)):
+    for cell, (code, before, _after) in product(running_cell(), _codes(fix)):
         match _parsed(code) if _ON_A_COPY.search(before) else None:
             case ast.Expr(ast.Call(args=[original])) | ast.Expr(ast.Call(ast.Attribute(original), args=[])):
                 changed = [(node, new) for node in cell.near if (new := _replaced(node, ast.unparse(original), code, cell))]
                 if len(changed) == 1:
-                    module, imports = code.partition(".")[0], [name for place in _cells() for name in nodes(ast.alias, place.tree)]
+                    module, imports = code.partition(".")[0], [name for place in cells() for name in nodes(ast.alias, place.tree)]
                     if module in sys.stdlib_module_names and module not in {name.asname or name.name for name in imports}:
                         yield cell.before(cell.tree.body[0], f"import {module}")
                     yield cell.replacing(*changed[0])
@@ -317,19 +259,24 @@ def _goes_on(old: ast.stmt, new: ast.stmt) -> bool:
     return [new.targets[0].id in names_in(value) for value in (old.value, new.value)] == [False, True]
 
 
-def _with_options(new: ast.stmt, source: _Source) -> Iterator[Edit]:
+def _with_options(new: ast.stmt, source: Source) -> Iterator[Edit]:
     """The user's own call with further options: ``DataLoader(..., generator=g)``."""
-    call = _call_of(new)
-    if call is None or not call.keywords or not any(isinstance(arg, ast.Constant) and arg.value is ... for arg in call.args):
+    call = new.value if isinstance(new, (ast.Expr, ast.Assign)) else None
+    if (
+        not isinstance(call, ast.Call)
+        or not call.keywords
+        or not any(isinstance(arg, ast.Constant) and arg.value is ... for arg in call.args)
+    ):
         return
-    options = ", ".join(ast.unparse(keyword) for keyword in call.keywords)
     for statements in ([source.statement], source.near):
-        simple = [node for node in statements if isinstance(node, _SIMPLE)]
-        calls = [(node, part) for node in simple for part in nodes(ast.Call, node) if _same(part.func, call.func)]
+        simple = [node for node in statements if isinstance(node, SIMPLE)]
+        calls = [(node, part) for node in simple for part in nodes(ast.Call, node) if same(part.func, call.func)]
         if len(calls) == 1:
             node, part = calls[0]
-            if {keyword.arg for keyword in part.keywords} & {keyword.arg for keyword in call.keywords}:
+            given = {keyword.arg: keyword.value for keyword in part.keywords}
+            if any(keyword.arg in given and not same(keyword.value, given[keyword.arg]) for keyword in call.keywords):
                 return
+            options = ", ".join(ast.unparse(keyword) for keyword in call.keywords if keyword.arg not in given)
             old = ast.unparse(part)
             changed = _replaced(node, old, f"{source.text(part)[:-1]}{', ' if part.args or part.keywords else ''}{options})", source)
             if changed is not None:
@@ -337,21 +284,21 @@ def _with_options(new: ast.stmt, source: _Source) -> Iterator[Edit]:
             return
 
 
-def _after_making(target: ast.expr, code: str, source: _Source) -> Edit | None:
+def _after_making(target: ast.expr, code: str, source: Source) -> Edit | None:
     """Sets a part of an object after the statement that made it: the last above the line, or in an earlier cell."""
     if isinstance(target, ast.Name) or not root_of(target):
         return None
     name = ast.Name(root_of(target), ast.Store())
-    for place in (source, *(cell for cell in _cells() if cell.where.file != source.where.file)):
+    for place in (source, *(cell for cell in cells() if cell.where.file != source.where.file)):
         for node in sorted(place.near, key=lambda node: -node.lineno):
-            if isinstance(node, ast.Assign) and node.lineno < place.line and _same(node.targets[0], name):
+            if isinstance(node, ast.Assign) and node.lineno < place.line and same(node.targets[0], name):
                 return place.after(node, code)
     return None
 
 
-def _with_part(statement: ast.stmt, new: ast.expr, code: str, source: _Source) -> str | None:
+def _with_part(statement: ast.stmt, new: ast.expr, code: str, source: Source) -> str | None:
     """The statement with `new` in place of the largest expression of it that `new` is a change of; None where two would do."""
-    if not isinstance(statement, (*_SIMPLE, *_HEADS)) or any(_same(node, new) for node in ast.walk(statement)):
+    if not isinstance(statement, (*SIMPLE, *HEADS)) or any(same(node, new) for node in ast.walk(statement)):
         return None
     call = _call_of(statement)  # made for its effect: what it is called on stays
     kept = (*getattr(statement, "body", ()), *getattr(statement, "targets", ()), *([] if call is None else [call.func]))
@@ -364,28 +311,28 @@ def _with_part(statement: ast.stmt, new: ast.expr, code: str, source: _Source) -
 
 def _is_changed(old: ast.expr, new: ast.expr) -> bool:  # noqa: PLR0911 - one for each way to change
     """Whether `new` is the same call with other arguments, the same operation with another operand, or a method of `old`."""
-    if _same(old, new):
+    if same(old, new):
         return False
     match old, new:
         case (ast.Call(), ast.Call()) if old.args and list(map(ast.dump, old.args)) == list(map(ast.dump, new.args)):
             return True
-        case (ast.Call(), ast.Call()) if _same(old.func, new.func):
+        case (ast.Call(), ast.Call()) if same(old.func, new.func):
             return True
         case (ast.BinOp(), ast.BinOp()) if type(old.op) is type(new.op):
-            return _same(old.left, new.left) or _same(old.right, new.right)
-    if isinstance(new, ast.Call) and len(new.args) == 1 and _same(old, new.args[0]):
+            return same(old.left, new.left) or same(old.right, new.right)
+    if isinstance(new, ast.Call) and len(new.args) == 1 and same(old, new.args[0]):
         return True
     inner = new
     while isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute):
         inner = inner.func.value
-        if _same(old, inner):
+        if same(old, inner):
             return not (isinstance(old, ast.Name) and (old.id in sys.modules or old.id in ALIASES))  # a module is no value
     return False
 
 
-def _as_written(old: ast.stmt, new: ast.stmt, code: str, source: _Source) -> str:
+def _as_written(old: ast.stmt, new: ast.stmt, code: str, source: Source) -> str:
     """The code with the targets of the user's statement: ``self.fc1`` where it only says ``fc1``."""
-    if isinstance(old, ast.Assign) and isinstance(new, ast.Assign) and not all(map(_same, old.targets, new.targets)):
+    if isinstance(old, ast.Assign) and isinstance(new, ast.Assign) and not all(map(same, old.targets, new.targets)):
         targets = "".join(f"{source.text(target)} = " for target in old.targets)
         return targets + (ast.get_source_segment(code, new.value) or "")
     return code
@@ -403,38 +350,38 @@ def _alike(one: ast.stmt, new: ast.stmt) -> bool:  # noqa: PLR0911 - one for eac
             return len(one.targets) == len(new.targets) and all(map(_same_place, one.targets, new.targets))
         case (ast.AugAssign(), ast.Assign()):
             return (
-                len(new.targets) == 1 and _same_place(one.target, new.targets[0]) and any(_same(one.value, part) for part in ast.walk(new))
+                len(new.targets) == 1 and _same_place(one.target, new.targets[0]) and any(same(one.value, part) for part in ast.walk(new))
             )
         case (ast.AugAssign(), ast.AugAssign()):
-            return _same_place(one.target, new.target) and not _same(one, new)
+            return _same_place(one.target, new.target) and not same(one, new)
         case (ast.Return(), ast.Return()):
             return True
         case (ast.Expr(value=ast.Call() as old), ast.Expr(value=ast.Call() as call)):
-            return _same(old.func, call.func) and not _same(old, call)
+            return same(old.func, call.func) and not same(old, call)
         case (ast.For(), ast.For()):
-            return _same(one.target, new.target) and not _same(one.iter, new.iter)
+            return same(one.target, new.target) and not same(one.iter, new.iter)
     return False
 
 
 def _same_place(one: ast.expr, new: ast.expr) -> bool:
     """The same target; a fix names an attribute of a module without the module: ``fc1`` for ``self.fc1``."""
-    return _same(one, new) or (isinstance(one, ast.Attribute) and isinstance(new, ast.Name) and one.attr == new.id)
+    return same(one, new) or (isinstance(one, ast.Attribute) and isinstance(new, ast.Name) and one.attr == new.id)
 
 
-def _insertions(fix: str, source: _Source) -> Iterator[Edit]:
+def _insertions(fix: str, source: Source) -> Iterator[Edit]:
     """New statements before or after one that the fix names, or before or after the statement at the line."""
     codes = _codes(fix)
     for at, (code, before, after) in enumerate(codes):
         new = _parsed(code)
         is_statement = isinstance(new, (ast.Assign, ast.AugAssign)) or (new is not None and _call_of(new) is not None)
-        if new is None or not is_statement or any(_same(node, new) for node in source.near[:40]):
+        if new is None or not is_statement or any(same(node, new) for node in source.near[:40]):
             continue
         if (beside := _BESIDE_LINE.search(before)) and source.statement is not None:
             is_before = beside[1] in {"before", "above"}
             yield source.before(source.statement, code) if is_before else source.after(source.statement, code)
             return
         if _AT_TOP.match(after):
-            yield from (cell.before(cell.tree.body[0], code) for cell in _running_cell())
+            yield from (cell.before(cell.tree.body[0], code) for cell in running_cell())
             return
         place = _BEFORE.search(after) or _AFTER.search(after)
         if place is None:
@@ -445,15 +392,15 @@ def _insertions(fix: str, source: _Source) -> Iterator[Edit]:
             return
 
 
-def _anchor(code: str, words: str, source: _Source) -> ast.stmt | None:
+def _anchor(code: str, words: str, source: Source) -> ast.stmt | None:
     """The statement that a fix puts code beside: the nearest that is, or calls, what it names; else the loop, or the line itself."""
     named = _parsed(code) if code else None
     if named is not None:
         for node in source.near:
-            if not isinstance(node, _SIMPLE):
+            if not isinstance(node, SIMPLE):
                 continue
             call = _call_of(named)
-            if _same(node, named) or (call is not None and any(_same(part.func, call.func) for part in nodes(ast.Call, node))):
+            if same(node, named) or (call is not None and any(same(part.func, call.func) for part in nodes(ast.Call, node))):
                 return node
         return None
     return source.loop() if re.search(r"\bloop\b", words) else source.statement

@@ -47,6 +47,7 @@ for x in torch.randn(5, 8, 4):
     total += loss
     optimizer.step()
 with torch.no_grad():
+    x = model(x)
     print(total)
 """
 
@@ -129,6 +130,36 @@ CASES = {
         "loss.backward",
         "move `loss.backward()` below `losses.append(loss)`",
         [("    loss.backward()\n    losses.append(loss)", "    losses.append(loss)\n    loss.backward()")],
+    ),
+    "two statements that move": (
+        "loss.backward",
+        "move `loss.backward()`, `losses.append(loss)` below `optimizer.step()`, or compute it again",
+        [
+            (
+                "    loss.backward()\n    losses.append(loss)\n    total += loss\n    optimizer.step()",
+                "    total += loss\n    optimizer.step()\n    loss.backward()\n    losses.append(loss)",
+            )
+        ],
+    ),
+    "a statement that moves out of its block": (
+        "x = model",
+        "move `x = model(x)` out of `torch.no_grad()`",
+        [("with torch.no_grad():\n    x = model(x)\n", "x = model(x)\nwith torch.no_grad():\n")],
+    ),
+    "the last statement of a block moves out of it": (
+        "print(total)",
+        "move `print(total)` out of `torch.no_grad()`",
+        [("    print(total)", "print(total)")],
+    ),
+    "a block around the statement, with the statement in it": (
+        "total +=",
+        "write `with torch.no_grad(): total += loss`, or write into a clone",
+        [("    total += loss", "    with torch.no_grad():\n        total += loss")],
+    ),
+    "an option that is there already": (
+        "losses.append",
+        "write `torch.optim.SGD(..., lr=0.1, momentum=0.9)`",
+        [("lr=0.1)", "lr=0.1, momentum=0.9)")],
     ),
     "what is made of a value comes after it": (
         "loss.backward",

@@ -32,6 +32,11 @@ class Growth(Finding):
     share_ratio: float = 1.0
     """The share of the growth of the process in the loop; 1 for tensors."""
 
+    @property
+    def fix_at(self) -> Location | None:
+        """Where it is kept, if that is known; else where it is allocated."""
+        return self.kept_at or self.location
+
 
 @dataclass(frozen=True, kw_only=True)
 class GraphGrowth(Finding):

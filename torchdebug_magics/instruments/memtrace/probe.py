@@ -26,13 +26,12 @@ from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, 
 from torchdebug_magics.instruments.memtrace.ledger.memory_snapshot import Snapshot
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
 from torchdebug_magics.instruments.memtrace.ledger.phases import Phases, Place, Places
-from torchdebug_magics.instruments.memtrace.ledger.process_memory import Devices, MarkListener, ProcessMemory
+from torchdebug_magics.instruments.memtrace.ledger.process_memory import Devices, MarkListener, ProcessMemory, given_out_bytes
 from torchdebug_magics.instruments.memtrace.report import LiveMemory, MemtraceReport
 from torchdebug_magics.machine.limits import Limits
 from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_compiled
-from torchdebug_magics.probing.heap import given_out_bytes
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls, OutermostCalls, live_modules, parts_of
 from torchdebug_magics.probing.safety import Guard, traceback_of

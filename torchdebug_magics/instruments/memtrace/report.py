@@ -202,7 +202,7 @@ def compared(report: MemtraceReport) -> Compared:
     sizes = sorted(((_size_bytes(site, report.steps_count), site) for site in report.sites), key=lambda pair: -pair[0])
     kept: tuple[tuple[str, int, Location | None], ...] = ()
     if (growth := report.growth) is not None:
-        kept = ((growth.holder, growth.bytes_per_iteration * growth.iterations_count, growth.kept_at or growth.location),)
+        kept = ((growth.holder, growth.bytes_per_iteration * growth.iterations_count, growth.fix_at),)
     return Compared(
         worked=bool(report.ops_count or report.interrupts or report.oom),
         found_at=(report.steps_count, 0) if report.oom or report.growth or report.graph_growth or report.interrupts else None,

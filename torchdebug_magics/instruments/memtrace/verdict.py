@@ -66,7 +66,7 @@ def leading(report: MemtraceReport) -> Leading | None:
 
 def line_to_change(found: Leading) -> Location | None:
     """The line to look at: where the memory is kept, or else where it is allocated."""
-    return (found.kept_at or found.location) if isinstance(found, Growth) else found.location
+    return found.fix_at
 
 
 def _sentence(found: Leading) -> str:
@@ -141,7 +141,7 @@ def _grows_by_run(growth: Growth) -> str:
 
 
 def _why(growth: Growth) -> str:
-    where = _at(growth.kept_at or growth.location)
+    where = _at(growth.fix_at)
     made, put = growth.location, growth.kept_at
     if made is not None and put is not None and (made.file, made.line) != (put.file, put.line):
         where += f" · allocated at {made}"

@@ -14,8 +14,8 @@ from torchdebug_magics.instruments.memtrace.findings import Growth
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
 from torchdebug_magics.instruments.memtrace.held.keepers import KeepingLines
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, as_code, emptied, fix, is_hidden
+from torchdebug_magics.instruments.memtrace.ledger.process_memory import kept_free_bytes
 from torchdebug_magics.machine.process import own_bytes, rss_bytes, workers
-from torchdebug_magics.probing.heap import kept_free_bytes
 from torchdebug_magics.probing.holders import PlainCollection, plain_collections
 from torchdebug_magics.probing.holders.outside import is_a
 from torchdebug_magics.probing.holders.roots import roots

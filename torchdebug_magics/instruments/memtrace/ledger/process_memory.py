@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import NamedTuple
+
+import torch
 
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Book, Ledger
 from torchdebug_magics.instruments.memtrace.report import DeviceMemory, TraceMark
 from torchdebug_magics.machine.process import PeakRss, rss_bytes
 from torchdebug_magics.probing.accelerators import Allocator
 from torchdebug_magics.probing.gauges import Gauges
-from torchdebug_magics.probing.heap import kept_free_bytes
 from torchdebug_magics.probing.marks import ledger as marks
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.report import Gauge, Mark
@@ -136,3 +140,44 @@ class Devices:
 def _risen(now_bytes: int, before_bytes: int) -> int | None:
     """A counter that stood as high before says nothing of this cell."""
     return now_bytes if now_bytes > before_bytes else None
+
+
+class _Info(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    ]
+
+
+def given_out_bytes() -> int | None:
+    """By the C heap of this process, and by CUDA's allocator where that runs; None where the system does not tell."""
+    ask = _mallinfo()
+    if ask is None:
+        return None
+    info = ask()
+    return int(info.uordblks + info.hblkhd) + _on_cuda()
+
+
+def kept_free_bytes() -> int:
+    """What was freed and is still the C heap's, at most as large in memory; 0 where the system does not tell."""
+    ask = _mallinfo()
+    return 0 if ask is None else int(ask().fordblks)
+
+
+def _on_cuda() -> int:
+    if not torch.cuda.is_initialized():  # never ours to wake
+        return 0
+    return sum(torch._C._cuda_memoryStats(index)["allocated_bytes"]["all"]["current"] for index in range(torch.cuda.device_count()))
+
+
+@functools.cache
+def _mallinfo() -> Callable[[], _Info] | None:
+    """Glibc's own counter, since 2.33; macOS, Windows and musl have none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return None
+    ask.restype = _Info
+    found: Callable[[], _Info] = ask
+    return found

@@ -1,0 +1,105 @@
+"""Source in which an edit is made: its statements by line, their text as the user wrote it, and what replaces or stands beside one."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import linecache
+from collections.abc import Iterator, Sequence
+
+from torchdebug_magics.fixes import applied, dedented
+from torchdebug_magics.probing.syntax import covers, first_line, last_line, loops_around, nodes, parsed, tree_of
+from torchdebug_magics.probing.where import location
+from torchdebug_magics.report import Edit, Location
+
+SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return, ast.Delete, ast.Raise, ast.Assert)
+HEADS = (ast.For, ast.While, ast.With, ast.If)
+
+
+def parse_with(edits: Sequence[Edit]) -> bool:
+    """Whether the file of the edits is a program with them, and another one."""
+    tree = tree_of(edits[0].file)
+    if tree is None:
+        return False
+    source = Source(Location(cell=edits[0].cell, file=edits[0].file, line=edits[0].line, function="", source=""), tree)
+    moved = [dataclasses.replace(edit, line=edit.line + source.offset) for edit in edits]
+    new = parsed(applied("\n".join(source.lines), moved))
+    return new is not None and not same(new, tree)
+
+
+class Source:
+    """The file or cell in which a finding lies."""
+
+    def __init__(self, where: Location, tree: ast.Module) -> None:
+        self.where = where
+        self.tree = tree
+        self.lines = [line.rstrip("\r\n") for line in linecache.getlines(where.file)]
+        self.offset = _line_in_file(where, self.lines) - where.line
+        """A cell's file may begin with lines that the user does not see."""
+        self.line = where.line + self.offset
+        self.near = sorted(nodes(ast.stmt, tree), key=lambda node: abs(node.lineno - self.line))
+        self.statement = self.at(where.line)
+
+    def at(self, line: int) -> ast.stmt | None:
+        """The innermost statement at a line, as the user numbers lines."""
+        here = [node for node in self.near if covers(node, line + self.offset)]
+        return max(here, key=lambda node: (node.lineno, -last_line(node)), default=None)
+
+    def loop(self) -> ast.stmt | None:
+        """The outermost loop around the line."""
+        return next(iter(loops_around(self.tree, self.line)), None)
+
+    def text(self, node: ast.stmt | ast.expr, *, whole: bool = False) -> str:
+        """As the user wrote it; a statement dedented to its first line, a compound one without its body unless `whole`."""
+        body = getattr(node, "body", None)
+        is_head = isinstance(node, HEADS) and isinstance(body, list) and not whole
+        end = (body[0].lineno - 1, None) if is_head and body else (node.end_lineno, node.end_col_offset)
+        lines = [line.encode() for line in self.lines[node.lineno - 1 : end[0]]]
+        if end[1] is not None:
+            lines[-1] = lines[-1][: end[1]]
+        lines[0] = lines[0][node.col_offset :]
+        first, *rest = [line.decode() for line in lines]
+        columns = node.col_offset if isinstance(node, ast.stmt) else 0
+        return "\n".join([first, *(dedented(line, columns) for line in rest)])
+
+    def replacing(self, node: ast.stmt, new: str, old: str = "") -> Edit:
+        """The statement becomes `new`; `old` is its text where that is more than `text` gives."""
+        return Edit(cell=self.where.cell, file=self.where.file, line=node.lineno - self.offset, old=old or self.text(node), new=new)
+
+    def before(self, node: ast.stmt, new: str) -> Edit:
+        """A new statement in the line before it."""
+        return Edit(cell=self.where.cell, file=self.where.file, line=first_line(node) - self.offset, old="", new=new)
+
+    def after(self, node: ast.stmt, new: str) -> Edit:
+        """As a replacement of a simple statement; of a compound one, before the line that follows it, in the same column."""
+        if isinstance(node, SIMPLE):
+            return self.replacing(node, f"{self.text(node)}\n{new}")
+        return Edit(cell=self.where.cell, file=self.where.file, line=last_line(node) + 1 - self.offset, old="", new=new)
+
+
+def cells() -> Iterator[Source]:
+    """The cells of the notebook, the latest first, as looked at from their ends."""
+    for file in reversed(list(linecache.cache)):
+        here = location(file, len(linecache.getlines(file)) + 1, "")
+        tree = None if here.cell is None else tree_of(file)
+        if tree is not None:
+            yield Source(here, tree)
+
+
+def running_cell() -> Iterator[Source]:
+    """The latest cell, which is the one that has the report; none in a script."""
+    numbered = sorted((cell for cell in cells() if cell.tree.body), key=lambda cell: cell.where.cell or 0)
+    yield from numbered[-1:]
+
+
+def _line_in_file(where: Location, lines: list[str]) -> int:
+    """Where the line of a location stands in its file: magics above a cell are in its source, too, so that it mostly is the same."""
+    if where.line <= len(lines) and lines[where.line - 1].strip() == where.source:
+        return where.line
+    alike = [number for number, line in enumerate(lines, 1) if where.source and line.strip() == where.source]
+    return min(alike, key=lambda number: abs(number - where.line), default=where.line)
+
+
+def same(one: ast.AST, other: ast.AST) -> bool:
+    """Whether two trees are alike, wherever they stand."""
+    return ast.dump(one) == ast.dump(other)
