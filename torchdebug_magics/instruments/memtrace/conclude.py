@@ -25,7 +25,7 @@ from torchdebug_magics.instruments.memtrace.ledger.op_tracer import OutOfMemory,
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, TEMPORARY, Phases, Span
 from torchdebug_magics.instruments.memtrace.ledger.process_memory import Devices, MarkListener, ProcessMemory
 from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, MemtraceReport, Peak, Stretch, Timeline
-from torchdebug_magics.instruments.memtrace.verdict import leading, line_to_change
+from torchdebug_magics.instruments.memtrace.verdict import leading
 from torchdebug_magics.machine.interrupts import Interrupt
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.syntax import loops_around, tree_of
@@ -121,7 +121,7 @@ def concluded(seen: Seen, error: BaseException | None) -> MemtraceReport:
         is_light=seen.is_light,
     )
     lead = leading(report)
-    where = None if lead is None else line_to_change(lead)
+    where = None if lead is None else lead.fix_at
     lines = guard.run("reading the line", excerpt, where) if where is not None else None
     return replace(report, excerpt=lines or (), problems=tuple(guard.problems))
 

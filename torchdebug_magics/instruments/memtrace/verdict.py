@@ -64,11 +64,6 @@ def leading(report: MemtraceReport) -> Leading | None:
     return report.graph_growth if report.graph_growth is not None else report.undeleted
 
 
-def line_to_change(found: Leading) -> Location | None:
-    """The line to look at: where the memory is kept, or else where it is allocated."""
-    return found.fix_at
-
-
 def _sentence(found: Leading) -> str:
     match found:
         case Oom():
@@ -205,7 +200,7 @@ def headline(report: MemtraceReport) -> str:
     if found is None:
         return _stopped(report) if report.interrupts else _peak(report)
     what = f"each run of this cell adds {_more(found)}" if found is report.rerun_growth else _what(found)
-    where = line_to_change(found)
+    where = found.fix_at
     place = "" if where is None else str(where).partition(" in ")[0]
     short = _TIMES.sub("", what)
     guarded = [f"stopped by guard: {text}" for text in (what, short)] if report.interrupts else []

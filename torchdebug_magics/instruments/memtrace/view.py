@@ -9,7 +9,7 @@ from torchdebug_magics.html.page import Areas, Bars, Block, Code, Facts, Fold, M
 from torchdebug_magics.instruments.memtrace.figures import Comparison, change, figures, growth, remaining
 from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Leading, Oom, Undeleted
 from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, LiveMemory, MemtraceReport, Stretch, Timeline, TraceMark
-from torchdebug_magics.instruments.memtrace.verdict import FAR_MORE, TOO_LARGE, leading, line_to_change, many, variable
+from torchdebug_magics.instruments.memtrace.verdict import FAR_MORE, TOO_LARGE, leading, many, variable
 
 _SITES: dict[str, Format] = {
     "line": "text", "code": "code", "module": "code", "kind": "text", "phase": "text",
@@ -186,7 +186,7 @@ def _best(oom: Oom) -> str:
 
 
 def _excerpt(report: MemtraceReport, found: Leading | None) -> list[Block]:
-    where = None if found is None else line_to_change(found)
+    where = None if found is None else found.fix_at
     if where is None or not (report.excerpt or where.source):
         return []
     return [Code(report.excerpt or ((where.line, where.source),), where.line, str(where))]
@@ -223,7 +223,7 @@ def _other_findings(report: MemtraceReport, lead: object) -> list[Block]:
     for one in found:
         if one is None or one is lead or (keeps_graph and one is report.graph_growth):
             continue
-        where = line_to_change(one)
+        where = one.fix_at
         line = [("line", f"{where}: `{where.source}`")] if where is not None else []
         rows.append(Facts(tuple((name, text) for name, text in (*line, *_rows(one, _each(report, one))) if text)))
     return [Fold(f"Also found: {len(rows)} more", tuple(rows))] if rows else []
