@@ -6,6 +6,7 @@ Its row says what it is called and which options it takes; what it does is found
 ``probe.watch(context, **options)``            the `Probe` of a session; without ``probe.py`` it watches no cell
 ``examine.examine(context, *values, **...)``   a report on values, or `Examined`; without values, None where there is nothing to report
 ``report.compared(report)``                    the part of a rank's report that is compared; without it, launched ranks are not followed
+``report.LEAVES``                              how everything is after an error or an interrupt, if not as the user's code left it
 ``view.page(report)``                          its `Page`
 ``view.live_page(snapshot)``                   the page of a live snapshot; without it, nothing is shown while the cell runs
 ``view.page_after_cell(before, now)``          the page after each cell of a lasting session, from two live snapshots, or None
@@ -168,7 +169,7 @@ class Instrument:
     def __getattr__(self, name: str) -> Any:
         """A further function of ``probe``, such as ``torchdebug_magics.hangwatch.look()``."""
         function = None if name.startswith("_") else self._function("probe", name)
-        if isinstance(function, FunctionType):
+        if isinstance(function, FunctionType) and function.__module__ == f"{self.module}.probe":
             return function
         msg = f"{type(self).__name__!r} object has no attribute {name!r}"
         raise AttributeError(msg)
@@ -182,6 +183,12 @@ class Instrument:
     def examines(self) -> bool:
         """Whether values can be examined."""
         return self._has("examine")
+
+    @property
+    def leaves(self) -> str:
+        """How everything is after an error or an interrupt, for below its shortened traceback."""
+        leaves: str = self._function("report", "LEAVES") or "everything is as your code left it"
+        return leaves
 
     @property
     def is_live(self) -> bool:
@@ -289,6 +296,14 @@ class Instrument:
         page = cut_short_by(page, report.cut_short) if report.cut_short else page
         return applicable(page, report.fix_state) if report.edits else page
 
+    def traceback_of(self, error: BaseException, *, is_folded: bool = True) -> list[str]:
+        """The lines shown in place of an error's traceback, which a report holds if it `is_folded`; empty for the plain traceback."""
+        from torchdebug_magics.probing.safety import without_libraries  # noqa: PLC0415
+
+        lines = without_libraries(error)
+        full = "; the report holds the full traceback" if is_folded else ""
+        return [*lines, f"({self.leaves}{full})"] if lines else []
+
     def live_page(self, snapshot: object) -> Page:
         """The page of a live snapshot."""
         page: Page = self._function("view", "live_page")(snapshot)
@@ -319,18 +334,6 @@ class Instrument:
                 msg = f"{self.name}() has no option {name!r}; it has {', '.join(names) or 'none'}"
                 raise TypeError(msg)
         return options
-
-
-def short_traceback(error: BaseException, leaves: str, *, is_folded: bool = True) -> list[str]:
-    """The lines shown in place of an error's traceback, which a report holds if it `is_folded`; empty for the plain traceback.
-
-    They end in how everything was left.
-    """
-    from torchdebug_magics.probing.safety import without_libraries  # noqa: PLC0415
-
-    lines = without_libraries(error)
-    full = "; the report holds the full traceback" if is_folded else ""
-    return [*lines, f"({leaves}{full})"] if lines else []
 
 
 def writable_path(text: str) -> Path:

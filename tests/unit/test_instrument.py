@@ -45,6 +45,8 @@ def look(*args: object) -> str:
 def toy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Instrument]:
     """Makes a row whose package has the parts that are named."""
 
+    look.__module__ = "a_late_package.probe"
+
     def made(*parts: str, **fields: Any) -> Instrument:
         package = types.ModuleType("a_late_package")
         package.__path__ = []

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 _SWITCHES = ("on", "off")
+_LITERAL = re.compile(r'"([a-z]+)"')
+"""A subject that is always that very word."""
 _QUOTED_OR_COMMENT = re.compile(r"""'[^']*'|"[^"]*"|(?:^|(?<=\s))\#.*""")
 _QUOTED_OR_HASH = re.compile(r"""'[^']*'|"[^"]*"|\#""")
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
@@ -61,7 +63,7 @@ class MagicParser:
             prog=row.magic, description=row.description, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         parser.allow_abbrev = False
-        self.words = _SWITCHES if row.lasting else ()
+        self.words = (*(_SWITCHES if row.lasting else ()), *_LITERAL.findall(row.subjects))
         """Words allowed on a line of their own, for completion."""
         if self.words:
             parser.add_argument("word", nargs="?", metavar="|".join(self.words), help=_on_words(row))
@@ -135,7 +137,10 @@ class MagicParser:
                     words += _words(word)
                     rest = rest[len(word) :].lstrip()
             elif not expressions and (word := rest.split(None, 1)[0]) in self.words:
-                words.append(word)
+                if word in _SWITCHES:
+                    words.append(word)
+                else:
+                    expressions.append(repr(word))
                 rest = rest[len(word) :].lstrip()
             elif self._row.takes_words and (bare := _BARE.match(rest)) and _is_bare(bare[0], names):
                 expressions.append(repr(_expanded(bare[0], names)))
@@ -232,7 +237,9 @@ def _parses(text: str) -> bool:
 
 def _on_words(row: Instrument) -> str:
     on = f"%{row.name}, or %{row.name} on" if row.lasting == "line" else f"%{row.name} on"
-    return f"{on}: from now on, over all cells, until %{row.name} off".replace("%", "%%")
+    lasts = [f"{on}: from now on, over all cells, until %{row.name} off"] if row.lasting else []
+    words = [f"%{row.name} {word}: a report at once" for word in _LITERAL.findall(row.subjects)]
+    return "; ".join([*lasts, *words]).replace("%", "%%")
 
 
 def _unknown(row: Instrument, word: str, words: tuple[str, ...]) -> str:

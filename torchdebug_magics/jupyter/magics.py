@@ -17,7 +17,7 @@ from IPython.utils.capture import capture_output
 
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instrument import CellContext, Examined, short_traceback
+from torchdebug_magics.instrument import CellContext, Examined
 from torchdebug_magics.jupyter.arguments import MagicParser, evaluated
 from torchdebug_magics.jupyter.cell import running_cells
 from torchdebug_magics.jupyter.showing import Delivery, ShownSession, folded, watched_work
@@ -42,7 +42,6 @@ _RUN_CODE = InteractiveShell.run_code.__code__
 _OF_PYTHON = frozenset({"time", "capture", "prun"})
 """Cell magics that run the code below them unchanged, once."""
 _SHELL_COMMANDS = frozenset({"system", "getoutput"})
-_AS_BEFORE = "everything is as it was before"
 _CELLS = 32
 _RUNS = 5
 """Runs remembered for each cell."""
@@ -114,7 +113,7 @@ class InstrumentMagic:
                 context = CellContext(
                     names=asked.subjects,
                     keywords=keywords,
-                    last_error=None if asked.subjects else self._last_error(),
+                    last_error=self._last_error() if self.row.watches and not asked.subjects else None,
                     live=self._homes.lasting.live(self.row.name),
                     progress=progress,
                 )
@@ -153,7 +152,7 @@ class InstrumentMagic:
     def _shorten(self, error: BaseException, asked: Arguments, *, is_folded: bool) -> None:
         """Show the error by the user's own calls, or whole where no report is shown: between them and the cell are ours."""
         if not isinstance(error, (UsageError, TorchDebugError)):
-            self._homes.cells.shorten(error, [] if asked.quiet else short_traceback(error, _AS_BEFORE, is_folded=is_folded))
+            self._homes.cells.shorten(error, [] if asked.quiet else self.row.traceback_of(error, is_folded=is_folded))
 
     def _open(self, text: str, names: Mapping[str, object], *, subjects: bool, after: BaseException | None = None) -> None:
         __tracebackhide__ = True

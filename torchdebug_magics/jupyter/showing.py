@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.errors import SessionError
 from torchdebug_magics.html.page import Fold, Verbatim
-from torchdebug_magics.instrument import short_traceback
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.session import first_interrupt, past_ours, without_ours
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 _FIRST_S = 0.3
 """Delay before the first view, so that a quick cell shows only its report."""
 _EVERY_S = 0.25
-_LEFT = "everything is as your code left it"
 
 
 class Delivery:
@@ -74,12 +72,14 @@ def watched_work(row: Instrument, screen: Screen, *, is_quiet: bool) -> Iterator
             drawn[:] = [(snapshot, screen.draw(row.live_page(snapshot)))]
         return drawn[0][1]
 
-    def take(snapshot: object) -> None:
-        latest[:] = [snapshot]
-
     view = LiveView(draw, screen)
-    if not is_quiet and row.is_live:
-        view.start()
+
+    def take(snapshot: object) -> None:
+        is_first = not latest
+        latest[:] = [snapshot]
+        if is_first and not is_quiet:
+            view.start()
+
     try:
         yield take
     finally:
@@ -150,7 +150,7 @@ class ShownSession:
         draws_itself = callable(getattr(error, "_render_traceback_", None))
         lines = [] if draws_itself and not self._is_seen else self._session.traceback_of(error)
         if not lines and not draws_itself and not self._deliver.asked.quiet:
-            lines = short_traceback(error, _LEFT)
+            lines = self._deliver.row.traceback_of(error)
         if lines:
             self._full_traceback = _full(error)
         return lines

@@ -92,7 +92,7 @@ class TableView:
         column = None if self.column.value == _AS_IS else self._table.columns.index(self.column.value)
         shown = arranged(self._table, needle=self.filter.value, column=column, descending=self.descending.value)
         if not shown.rows:
-            self.html.value = "<p>no row matches the filter</p>"
+            self.html.value = "no row matches the filter"
         elif shown.tree:
             everything = range(len(shown.rows)) if self.filter.value and opened is None else opened
             self.html.value = str(tree_html(shown, opened=everything, head=_HEADS))

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 
 from torchdebug_magics.probing.dispatch import OpListener, Run
 from torchdebug_magics.probing.ops import written_by
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.storages import held_of, is_freed, local_of, storage_of
 from torchdebug_magics.probing.tensors import tensors_in
 
@@ -50,10 +51,13 @@ class Contents:
         """Those that were kept."""
         return [kept.tensor for kept in self._kept.values()]
 
-    def put_back(self) -> None:
-        """Undo the writes, the last one first: an earlier copy of the same memory is the older one."""
+    def put_back(self, guard: Guard | None = None) -> None:
+        """Undo the writes, the last one first: an earlier copy of the same memory is the older one. `guard` notes a tensor that resists."""
         for kept in reversed(self._kept.values()):
-            _write(kept)
+            if guard is None:
+                _write(kept)
+            else:
+                guard.run("putting back what a tensor held", _write, kept)
 
     def exchange(self, now: Contents) -> None:
         """Put everything back; `now` gets what was there instead, in the memory of the copies, where none overlap.
@@ -98,9 +102,9 @@ class Writes:
         if memories := _memories(values):
             self._own |= memories - _memories(given)
 
-    def put_back(self) -> None:
-        """Undo the writes."""
-        self.contents.put_back()
+    def put_back(self, guard: Guard | None = None) -> None:
+        """Undo the writes; `guard` as in `Contents.put_back`."""
+        self.contents.put_back(guard)
 
     def _seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
         self.before(func, args, kwargs)

@@ -19,6 +19,8 @@ ABSENT: Any = object()
 """In the place of what was not there."""
 _BYTES_EACH = 16
 _MOST_TURNS = 50
+_MOST_ADDED = 25_000
+"""Items that are added in all turns, four times each: a large set is put back in the order that it happens to get."""
 
 
 class State(list[Any]):
@@ -97,7 +99,8 @@ def _write_deque(value: deque[Any], parts: list[Any]) -> None:
 def _write_set(value: set[Any], parts: list[Any]) -> None:
     """In the order that it had, where one of its turns leads to it: items whose hashes collide stand as they came."""
     _rewind(value, len(parts))
-    turns = min(len(parts), _MOST_TURNS) if all(map(hashes_by_itself, parts)) else 1
+    most = min(len(parts), _MOST_TURNS, _MOST_ADDED // (len(parts) or 1))
+    turns = most if all(map(hashes_by_itself, parts)) else 1
     for order in (parts, parts[::-1]):
         for start in range(max(1, turns)):
             turned = [*order[start:], *order[:start]]

@@ -108,7 +108,7 @@ def interrupts_held(*, all_of_them: bool = False) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-@contextlib.contextmanager
+@contextmanager
 def quiet() -> Iterator[None]:
     """What it prints, warns of and logs is not seen."""
     disabled = logging.root.manager.disable

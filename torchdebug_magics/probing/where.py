@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import CodeType, FrameType
 from typing import Any
 
-from torchdebug_magics.probing.source.code_owner import Owner, frames_above, is_user_code, owner
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, owner
 from torchdebug_magics.report import Location
 
 _MAGIC_CALL = "get_ipython().run_cell_magic("
@@ -22,31 +22,17 @@ _KEY = "TorchDebug"
 
 def user_frame(frame: FrameType | None, *, below: FrameType | CodeType | None = None) -> FrameType | None:
     """The innermost frame of the user's own code, stopping before `below`: a frame, or any that runs this code."""
-    return _innermost(frame, below, "user")
+    for inner in frames_above(frame):
+        if inner is below or inner.f_code is below:
+            return None
+        if owner(inner.f_code.co_filename) == "user":
+            return inner
+    return None
 
 
 def user_calls(frame: FrameType | None) -> list[Location]:
     """Where the user's own frames stand, the outermost first."""
     return [locate(one) for one in frames_above(frame) if is_user_code(one.f_code)][::-1]
-
-
-def library_frame(frame: FrameType | None, *, below: FrameType | None = None) -> FrameType | None:
-    """The innermost frame of installed code that stands above the user's: where inside a library it happened."""
-    for one in frames_above(frame):
-        if one is below or owner(one.f_code.co_filename) == "user":
-            return None
-        if owner(one.f_code.co_filename) == "library":
-            return one
-    return None
-
-
-def _innermost(frame: FrameType | None, below: FrameType | CodeType | None, whose: Owner) -> FrameType | None:
-    for one in frames_above(frame):
-        if one is below or one.f_code is below:
-            return None
-        if owner(one.f_code.co_filename) == whose:
-            return one
-    return None
 
 
 def runs_alone() -> bool:

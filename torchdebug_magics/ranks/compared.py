@@ -1,4 +1,4 @@
-"""The plain values by which ranks are compared; a function that the instrument's row names takes them from one rank's report."""
+"""The plain values by which ranks are compared; `compared` of an instrument's report takes them from one rank."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ HEALTHY_BYTES = 4096
 """The size limit of a rank that finished and found nothing, before compression; unpickled it takes a few times as much."""
 
 
-_ATTEMPTS = ((64, 64), (16, 16), (8, 8), (8, 0))
+_ATTEMPTS = ((64, 64), (16, 16), (8, 8), (8, 1))
 """(longest list that stays whole, items kept of a longer one); fewer than eight items may be a point or a shape."""
 
 

@@ -156,11 +156,16 @@ def test_words_that_stand_on_the_line_by_themselves(word: str) -> None:
     assert WITH_WORDS.parse("-q", subjects=True).word is None
     assert word in WITH_WORDS.words
     assert word in WITH_WORDS.help
-    with pytest.raises(UsageError, match=f"takes no value such as '{word}'; on a line of its own, `%keep on` and `%keep off`"):
+    with pytest.raises(
+        UsageError, match=f"takes no value such as '{word}'; on a line of its own, `%keep on`, `%keep off` and `%keep status`"
+    ):
         WITH_WORDS.parse(word)
     with pytest.raises(UsageError, match="takes no value such as 'status'"):
         WITH_WORDS.parse(f"{word} status", subjects=True, names={})
 
 
 def test_a_value_that_is_a_word_needs_no_quotes() -> None:
-    assert WITH_WORDS.parse("status -q", subjects=True, names={}).subjects == ("'status'",)
+    for names in ({}, {"status": "ok"}, {"status": 200}):
+        assert WITH_WORDS.parse("status -q", subjects=True, names=names).subjects == ("'status'",)
+    assert WITH_WORDS.words == ("on", "off", "status")
+    assert "%keep status: a report at once" in WITH_WORDS.help

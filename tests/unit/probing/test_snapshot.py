@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchdebug_magics.probing import kinds
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.process_settings import SETTINGS
 from torchdebug_magics.probing.rerun.weak_snapshot import WeakSnapshot
@@ -342,3 +343,17 @@ def test_gradients_tensors_and_random_numbers_are_as_they_were() -> None:
     snapshot.put_back(Guard())
     assert (model.weight.tolist(), model.weight.requires_grad, torch.rand(2).tolist()) == (before, True, drawn)
     assert model.weight.grad is gradient
+
+
+def test_a_large_set_is_filled_a_few_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(kinds, "same", lambda now, parts: looks.append(len(now)) or now == parts)
+    names = {f"name {number}" for number in range(30_000)}
+    snapshot = Snapshot([Box(names=names)])
+    before = set(names)
+    names.clear()
+    names.update(str(number) for number in range(40_000))
+    looks.clear()
+    snapshot.put_back(Guard())
+    assert names == before
+    assert sum(looks) < 12 * 30_000

@@ -13,7 +13,7 @@ import torch
 
 import torchdebug_magics
 from torchdebug_magics.probing.source.code_owner import is_user_code, owner
-from torchdebug_magics.probing.where import excerpt, library_frame, locate, location, part_of_line, span, user_frame
+from torchdebug_magics.probing.where import excerpt, locate, location, part_of_line, span, user_frame
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:
@@ -87,13 +87,12 @@ def test_the_users_frame_above_and_below_a_library() -> None:
     names: dict[str, Any] = {}
     exec(compile("def call(f):\n    return f()\n", "/x/site-packages/lib.py", "exec"), names)
 
-    def ask() -> tuple[str, str]:
-        frame = sys._getframe(1)
-        user, library = user_frame(frame), library_frame(frame)
-        return user.f_code.co_name if user else "", library.f_code.co_name if library else ""
+    def ask() -> str:
+        user = user_frame(sys._getframe(1))
+        return user.f_code.co_name if user else ""
 
-    assert names["call"](lambda: names["call"](ask)) == ("<lambda>", "call")
-    assert ask() == ("test_the_users_frame_above_and_below_a_library", "")
+    assert names["call"](lambda: names["call"](ask)) == "<lambda>"
+    assert ask() == "test_the_users_frame_above_and_below_a_library"
 
 
 def test_the_search_stops_below_a_frame() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.ranks.built import LINE, WELL, record
+from tests.unit.ranks.built import FOUND, LINE, WELL, record
 from torchdebug_magics import catalog
 from torchdebug_magics.html import plain
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanReport
@@ -112,3 +112,10 @@ def test_the_collector_is_as_it_was() -> None:
 
 def test_a_record_is_plain_data() -> None:
     assert pickle.loads(pickle.dumps(record(0))) == record(0)
+
+
+def test_a_shortened_report_keeps_its_first_finding() -> None:
+    one = with_report(record(1, found_at=(3, 2)), replace(large(), findings=(FOUND,) * 400))
+    (back,) = unpacked([packed(one, 2_500)])
+    assert is_cut(of(back))
+    assert (of(back).found, of(back).finding) == (True, FOUND)

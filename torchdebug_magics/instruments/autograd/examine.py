@@ -1,4 +1,4 @@
-"""``%autograd loss``: what a loss can reach, read from its graph; nothing runs again."""
+"""``%autograd loss``: what a loss can reach, read from its graph; bare, the error of autograd that ended the previous cell."""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ from torchdebug_magics.ranks.compared import Compared, Details, Moment, Samples
 from torchdebug_magics.ranks.report import RankFindingKind
 from torchdebug_magics.report import Finding, Location, Report
 
+LEAVES = "everything is as one run of your code left it"
+
 SeededBy: TypeAlias = Literal["hand", "ritual", "entropy", "default", "unknown"]
 """``"ritual"``: seeded by the ``%deterministic`` that is on.
 

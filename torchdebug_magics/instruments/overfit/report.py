@@ -15,6 +15,8 @@ Cause = Literal[
     "batchnorm_of_one", "output_ignores_input", "input_scale", "capacity",
 ]  # fmt: skip
 
+LEAVES = "everything is as it was before the training"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:

@@ -21,11 +21,13 @@ from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.modules import followed, unwrapped
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.snapshot import Snapshot
+from torchdebug_magics.probing.snapshot import Bound, Snapshot
 from torchdebug_magics.probing.unsent_collectives import LoneRerun, is_spread
 
 _UNDONE = "the forward {}, which cannot be undone after a dry run"
 _TABLES = ("_parameters", "_buffers", "_modules")
+_MOST_BESIDE, _MOST_OF_A_MODULE = 200_000, 64
+"""Objects that are kept: the tables of all modules, which get stand-ins, and of what they lead to, the nearest."""
 _DEEP = 4
 """How far lists in lists are searched for modules that no table knows."""
 
@@ -43,9 +45,10 @@ def untouched(
     effects = Effects(guard, sentence=_UNDONE, looks=False)
     try:
         with effects.trial(), ExitStack() as stack:
-            before = Snapshot([given, *modules, *_global_hooks()])
+            bound = Bound(objects=_MOST_BESIDE + _MOST_OF_A_MODULE * len(modules))
+            before = Snapshot([given, *modules, *_global_hooks()], bound)
             stack.callback(before.put_back, guard)
-            stack.callback(guard.run, "putting back what tensors held", writes.put_back)
+            stack.callback(writes.put_back, guard)
             _set_flags(stack)
             stack.enter_context(_quiet())
             for module in modules:

@@ -17,6 +17,7 @@ from torch.nn.modules import module as torch_module
 
 import torchdebug_magics
 from torchdebug_magics.instruments.shapes.forward_table import examine_model
+from torchdebug_magics.probing.dry_runs import untouched
 
 if TYPE_CHECKING:
     from tests.torch_forks import TorchForks
@@ -450,3 +451,12 @@ except UserWarning as warning:
 
 def test_what_torch_says_but_once_is_still_to_be_said(torch_forks: TorchForks):
     assert "LSTM with projections is not supported" in torch_forks.check(ONCE)
+
+
+def test_however_large_a_model_is_it_gets_its_own_tensors_back(monkeypatch):
+    """What is kept beside the tables of modules is bounded; the tables themselves get stand-ins, and are all kept."""
+    monkeypatch.setattr(untouched, "_MOST_BESIDE", 0)
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(400)])
+    before = [id(parameter) for parameter in model.parameters()]
+    assert examine_model(model, torch.zeros(1, 2)).report.failure is None
+    assert [id(parameter) for parameter in model.parameters()] == before

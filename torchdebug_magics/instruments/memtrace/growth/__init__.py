@@ -1,1 +1,1 @@
-"""What goes on growing: ``steps of a loop -> looks at what each variable holds -> what is meant -> the worst that is not``."""
+"""What goes on growing: `loop_steps` -> `line_growth` (what stays of a line) -> `worst` (what of it leaks); `growth_watch` joins them."""
