@@ -153,13 +153,13 @@ def test_an_interactive_view_is_left_when_asked(display_mode: Kernel, cell: str)
 
 def test_the_interactive_view_filters(kernel: Kernel) -> None:
     ran = kernel.run(
-        "from torchdebug_magics.jupyter.widget import TableView\n"
-        "table = TableView(view.page(FakeReport(name='x')).blocks[1].blocks[0])\n"
+        "from torchdebug_magics.jupyter.widget import TableView\nfrom tests.kernel.fakes.one import report, view\n"
+        "table = TableView(view.page(report.FakeReport(name='x')).blocks[1].blocks[0])\n"
         "table.filter.value = 'gam'\nprint('gamma' in table.html.value, 'alpha' in table.html.value)\n"
         "table.filter.value, table.column.value = '', 'size'\n"
         "print(sorted(('alpha', 'beta', 'gamma'), key=table.html.value.index))\n"
         "table.descending.value = False\nprint(sorted(('alpha', 'beta', 'gamma'), key=table.html.value.index))\n"
-        "table.filter.value = 'zzz'\nprint('no row' in table.html.value)\ntable.box.close()\ndel table, TableView"
+        "table.filter.value = 'zzz'\nprint('no row' in table.html.value)\ntable.box.close()\ndel table, TableView, report, view"
     )
     assert ran.stdout == "True False\n['beta', 'gamma', 'alpha']\n['alpha', 'gamma', 'beta']\nTrue\n", ran.text
 

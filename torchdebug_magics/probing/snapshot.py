@@ -63,10 +63,6 @@ class Snapshot:
         """All that was met and may change."""
         return [value for value, _ in self._held]
 
-    def keep_settings(self) -> None:
-        """Let the settings as they are now be those that are put back."""
-        self._settings = ProcessSettings()
-
     def put_back(self, guard: Guard) -> None:
         """Make all of it as it was; what resists is left, and noted. May be done again, as where an interrupt has ended the first time."""
         self._settings.put_back(guard)

@@ -130,12 +130,3 @@ def test_where_there_is_no_report_none_is_said_to_hold_the_traceback(shell: Inte
     assert "Traceback of your own code" in shown
     assert f": {STOP}" in shown
     assert shown.rstrip().endswith("(everything is as it was before the training)")
-
-
-def test_what_an_overfit_cell_has_set_stays_and_what_its_trials_set_does_not(shell: InteractiveShell) -> None:
-    setting = "sys.path.append(f'set {sys.calls_of_step}')"
-    try:
-        ended(shell, f"%%overfit --steps 20 -q\n{setting}\n{BATCHES}", 0, "pass")
-        assert [path for path in sys.path if path.startswith("set ")] == ["set 0"]
-    finally:
-        sys.path[:] = [path for path in sys.path if not path.startswith("set ")]

@@ -162,7 +162,6 @@ class OverfitProbe:
     def _ended(self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         assert self._start is not None
         bound = {} if self._body is None else dict(self._body.namespace)
-        self._start.keep_settings()  # as its names, what the cell has set stays
         try:
             if self._feed.loader is not None and (kind is None or issubclass(kind, Exception)):
                 self._base.error = error if isinstance(error, Exception) else None

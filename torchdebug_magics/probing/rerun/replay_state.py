@@ -122,10 +122,6 @@ class KeptState:
         """What is reachable of a type."""
         return self._kept.of_kind(kind)
 
-    def keep_settings(self) -> None:
-        """Let the settings of the process as they are now be those that are put back."""
-        self._kept.keep_settings()
-
     def put_back(self) -> None:
         """Make all of it as it was. May be done again, also where an interrupt has ended the first time."""
         self.effects.again()

@@ -78,8 +78,7 @@ def layer(module: str, *, nan_count: int = 0, call: int = 1) -> LayerRow:
 
 
 def report_of(*findings: NanFinding, **fields: object) -> NanReport:
-    known = {"found": bool(findings), "finding": findings[0] if findings else None, "findings": findings}
-    draft = NanReport(**{**known, **fields})
+    draft = NanReport(findings=findings, **fields)  # type: ignore[arg-type]
     return dataclasses.replace(draft, sentence=sentence(draft), headline=headline(draft))
 
 

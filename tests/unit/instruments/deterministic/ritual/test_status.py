@@ -11,6 +11,7 @@ import torch
 
 import torchdebug_magics
 from tests.unit.instruments.deterministic.everything import flags, random_states
+from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.html import plain
 from torchdebug_magics.instruments.deterministic.view import page
 
@@ -66,7 +67,7 @@ def test_loaders_with_the_source_of_their_workers_seeds():
 
 
 def test_a_word_that_there_is_not_is_no_status():
-    with pytest.raises(TypeError, match="takes no positional values"):
+    with pytest.raises(TorchDebugError, match=r"takes no value such as 'stats': `%deterministic status` alone"):
         torchdebug_magics.deterministic("stats")
 
 
