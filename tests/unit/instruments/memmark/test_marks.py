@@ -43,6 +43,7 @@ def said(capsys: pytest.CaptureFixture[str], label: str) -> str:
     return capsys.readouterr().out.strip()
 
 
+@pytest.mark.waits  # what earlier tests have freed may be given back meanwhile: then it is repeated alone
 def test_the_function_prints_the_row_and_keeps_it(capsys: pytest.CaptureFixture[str]):
     first = said(capsys, "before")
     assert re.match(r"before: RSS [\d.]+ [MG]iB \| the whole machine .* of .*", first)

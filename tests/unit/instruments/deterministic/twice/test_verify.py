@@ -44,7 +44,10 @@ def test_what_differs_is_named(shell: InteractiveShell, case: Planted, capsys: p
     assert f"{changed.place}: `{changed.source}` · " in found.verdict
 
 
-@pytest.mark.parametrize("name", LINES)
+BY_THE_CLOCK = pytest.mark.waits  # two runs may take equally many steps while others use the machine: then it is repeated alone
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=BY_THE_CLOCK if "how long" in name else ()) for name in LINES])
 def test_the_line_of_the_op_and_the_one_to_change_are_named(shell: InteractiveShell, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     case = LINES[name]
     found = verified(shell, case.setup, case.body)
