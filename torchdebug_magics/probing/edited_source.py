@@ -86,10 +86,11 @@ def cells() -> Iterator[Source]:
             yield Source(here, tree)
 
 
-def running_cell() -> Iterator[Source]:
-    """The latest cell, which is the one that has the report; none in a script."""
-    numbered = sorted((cell for cell in cells() if cell.tree.body), key=lambda cell: cell.where.cell or 0)
-    yield from numbered[-1:]
+def running_cell() -> Iterator[tuple[Source, ast.stmt]]:
+    """The latest cell, which is the one that has the report, and its first statement below the magics; none in a script."""
+    for cell in sorted(cells(), key=lambda cell: cell.where.cell or 0)[-1:]:
+        own = [statement for statement in cell.tree.body if not ast.unparse(statement).startswith("get_ipython().run_")]
+        yield from ((cell, statement) for statement in own[:1])
 
 
 def _line_in_file(where: Location, lines: list[str]) -> int:

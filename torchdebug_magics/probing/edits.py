@@ -180,8 +180,8 @@ def _expressions(fix: str, source: Source) -> Iterator[Edit]:
                 return
 
 
-def _replaced(statement: ast.stmt, old: str, new: str, source: Source) -> str | None:
-    """The statement with an expression of it exchanged wherever it stands; None where it does not stand there."""
+def _replaced(statement: ast.stmt, old: str, new: str, source: Source, *, once: bool = False) -> str | None:
+    """The statement with an expression of it exchanged wherever it stands; None where it does not, or, if only `once`, not just there."""
     was = _parsed(old)
     if was is None or not isinstance(statement, (*SIMPLE, *HEADS)):
         return None
@@ -192,7 +192,7 @@ def _replaced(statement: ast.stmt, old: str, new: str, source: Source) -> str | 
     text = source.text(statement)
     body = [*nodes(ast.expr, *getattr(statement, "body", ()))]
     spots = [node for node in nodes(ast.expr, statement) if node not in body and same(node, was.value)]
-    if not spots or any(node.lineno != node.end_lineno for node in spots):
+    if not spots or (once and len(spots) > 1) or any(node.lineno != node.end_lineno for node in spots):
         return None
     lines = [line.encode() for line in text.split("\n")]
     for node in sorted(spots, key=lambda node: (-node.lineno, -node.col_offset)):
@@ -232,7 +232,7 @@ def _statements(fix: str, source: Source) -> Iterator[Edit]:
 
 def _running_calls(fix: str, _: Source) -> Iterator[Edit]:
     """The call in the running cell from which the fix was tried: ``net(image.flatten(1))`` where the error is in a module of `net`."""
-    for cell, (code, _before, _after) in product(running_cell(), _codes(fix)[:1]):
+    for (cell, _first), (code, _before, _after) in product(running_cell(), _codes(fix)[:1]):
         call = _parsed(code)
         changed = [(node, new) for node in cell.near if isinstance(call, ast.Expr) and (new := _with_part(node, call.value, code, cell))]
         if len(changed) == 1:
@@ -241,14 +241,14 @@ def _running_calls(fix: str, _: Source) -> Iterator[Edit]:
 
 def _copies(fix: str, _: Source) -> Iterator[Edit]:
     """A copy in place of a variable that the running cell reads in one statement; what copies is imported."""
-    for cell, (code, before, _after) in product(running_cell(), _codes(fix)):
+    for (cell, first), (code, before, _after) in product(running_cell(), _codes(fix)):
         match _parsed(code) if _ON_A_COPY.search(before) else None:
             case ast.Expr(ast.Call(args=[original])) | ast.Expr(ast.Call(ast.Attribute(original), args=[])):
-                changed = [(node, new) for node in cell.near if (new := _replaced(node, ast.unparse(original), code, cell))]
+                changed = [(node, new) for node in cell.near if (new := _replaced(node, ast.unparse(original), code, cell, once=True))]
                 if len(changed) == 1:
                     module, imports = code.partition(".")[0], [name for place in cells() for name in nodes(ast.alias, place.tree)]
                     if module in sys.stdlib_module_names and module not in {name.asname or name.name for name in imports}:
-                        yield cell.before(cell.tree.body[0], f"import {module}")
+                        yield cell.before(first, f"import {module}")
                     yield cell.replacing(*changed[0])
 
 
@@ -381,7 +381,7 @@ def _insertions(fix: str, source: Source) -> Iterator[Edit]:
             yield source.before(source.statement, code) if is_before else source.after(source.statement, code)
             return
         if _AT_TOP.match(after):
-            yield from (cell.before(cell.tree.body[0], code) for cell in running_cell())
+            yield from (cell.before(first, code) for cell, first in running_cell())
             return
         place = _BEFORE.search(after) or _AFTER.search(after)
         if place is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -191,6 +191,8 @@ class History:
     owner: Owner | None
     latest: int
     """The sequence number of the node that was made last."""
+    entry: str
+    """The key under which each item of the collection, a dict, holds its tensor; empty where it is not one key, or items are tensors."""
 
     @property
     def count(self) -> int:
@@ -208,11 +210,12 @@ def histories(step_of: Callable[[int], int]) -> dict[str, History]:
         starts = [root for root in roots() if root.rank not in {Rank.ERROR, Rank.DEBUGGER, Rank.IN_FLIGHT}]
         walk = stack.enter_context(closing(Walk(starts, (), _MOST_OBJECTS, enters=lambda kind: not is_node(kind), most_steps=_STEPS)))
         groups: dict[int, list[Any]] = {}
-        larger = set[int]()
+        larger, entries = set[int](), defaultdict[int, set[str]](set)
         for number, held in enumerate(walk.objects):
             if is_a(type(held), torch.Tensor) and (node := history_of(held)) is not None:
                 group = _collection(walk, number)
                 groups.setdefault(group, []).append(node)
+                entries[group].add(_key(walk, number, group))
                 if torch._C.TensorBase.dim(held):
                     larger.add(group)
         ways, left, found = Paths(walk), _MOST_NODES, {}
@@ -225,6 +228,7 @@ def histories(step_of: Callable[[int], int]) -> dict[str, History]:
                 is_collection=of_type(CONTAINERS, type(holder)) is not None,
                 is_number=number not in larger,
                 owner=owner_of(walk, ways, number),
+                entry=next(iter(entries[number])) if len(entries[number]) == 1 else "",
             )
             left -= history.count
             found[ways.to(number)] = history
@@ -237,6 +241,14 @@ def _collection(walk: Walk, number: int) -> int:
     while holder >= 0 and of_type(CONTAINERS, type(walk.objects[holder])) is not None and not _is_attributes(walk, holder):
         number, holder = holder, walk.first[holder]
     return number
+
+
+def _key(walk: Walk, number: int, group: int) -> str:
+    """Under which a dict in the collection holds it; empty where no dict does, or not by a text."""
+    holder = walk.first[number]
+    item = walk.objects[holder] if holder >= 0 and holder != group else None
+    keys = [key for key, value in item.items() if value is walk.objects[number]] if type(item) is dict else []
+    return keys[0] if keys and type(keys[0]) is str else ""
 
 
 def _is_attributes(walk: Walk, number: int) -> bool:

@@ -29,7 +29,7 @@ from torchdebug_magics.instruments.deterministic.twice.op_causes import drawn_fr
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.rng import same_state
-from torchdebug_magics.probing.syntax import nodes
+from torchdebug_magics.probing.syntax import loops_around, nodes, tree_of
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 
@@ -261,9 +261,15 @@ def _seeded(generator: Seedable, at: Location | None, drawing: str) -> Dependenc
     if generator.seeded in {"hand", "default", "ritual"} or (generator.seeded == "unknown" and not generator.is_global):
         what = f"{drawing} from {whose}, which was seeded before this cell and continues from where the last run left off"
         return Dependence(on="carried_state", op="", location=at, what=what, fix=f"add `{generator.fix}` at the top of this cell")
-    return Dependence(
-        on="seed", op="", location=at, what=f"{drawing} from {whose}, which is not seeded", fix=f"add `{generator.fix}` before this line"
-    )
+    what = f"{drawing} from {whose}, which is not seeded"
+    return Dependence(on="seed", op="", location=at, what=what, fix=f"add `{generator.fix}` {_before_all_draws(at)}")
+
+
+def _before_all_draws(at: Location | None) -> str:
+    """Where a seed goes: before a line that runs again, in a function or a loop, each run would draw the same numbers."""
+    if at is None or at.function.isidentifier() or ((tree := tree_of(at.file)) is not None and loops_around(tree, at.line)):
+        return "at the top of this cell" if at is None or at.cell is not None else "where the program begins"
+    return "before this line"
 
 
 def _of_dropout(found: Dependence, begin: Difference) -> Dependence | None:

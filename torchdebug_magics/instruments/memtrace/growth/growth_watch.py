@@ -219,6 +219,7 @@ class GraphWatch:
                 is_collection=seen[-1].is_collection,
                 is_number=any(history.is_number for history in seen),
                 line="" if location is None else location.source,
+                entry=seen[-1].entry,
                 cure=".detach().requires_grad_()" if seen[-1].begins_anew else ".detach()",
             ),
         )

@@ -166,6 +166,10 @@ class KeepingLines:
         local = _LOCAL.match(path)
         function, name = local.groups() if local is not None else ("", "")
         if owner is None:
+            inner = collection(path).rpartition(".")[2] if "." in collection(path) else ""
+            written = self._best(f".{inner}", (), "", self._files, adds_up=adds_up) if inner.isidentifier() else None
+            if written is not None:
+                return written
             first = None if local is not None else _FIRST.match(path)
             return self._best(name or (first[0] if first is not None else ""), (), function, self._files, adds_up=adds_up)
         if owner.is_users:

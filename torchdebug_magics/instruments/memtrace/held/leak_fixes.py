@@ -16,6 +16,8 @@ _LOCAL = re.compile(r".*\(\) local '([^']*)'(?: in thread '[^']*')?")
 _INSIDE = re.compile(r"[^\[{]*\.<(closure|default) (\w+)>")
 _PLACE = re.compile(r"\[-?\d+\]|\[\.\.\.\]|\{\.\.\.\}|\.grad_fn| -> |\.<")
 """Where in a path the collection ends, and one of the many things in it begins."""
+_ENTRY = re.compile(r"\[(?:-?\d+|\.\.\.)\]\['(\w+)'\]\.grad_fn")
+"""Behind a collection of dicts: where in one of them a tensor is."""
 _CHILD = re.compile(r"\.(\d+)(?=\.|\[|$)")
 _PLAIN = re.compile(r"\w+(?:\.\w+|\[(?:-?\d+|'\w+')\])*$")
 _STATE = re.compile(r"\.state\[\.\.\.\]\['(exp_avg|exp_avg_sq|step|momentum_buffer|square_avg)'\]$")
@@ -112,15 +114,20 @@ def _of_data(path: str, kept: str, cause: Cause) -> str:
     return f"keep in `{kept}` only what is needed, such as a number or a mean; or clear it after use, `{kept}.clear()`; or {bound}"
 
 
-def graph_fix(path: str, *, is_collection: bool, is_number: bool, line: str = "", cure: str = ".detach()") -> str:
-    """What to write where the graph itself grows; `is_collection`: whether `path` is a list or the like, of tensors with a graph."""
+def graph_fix(path: str, *, is_collection: bool, is_number: bool, line: str = "", entry: str = "", cure: str = ".detach()") -> str:
+    """What to write where the graph itself grows.
+
+    `is_collection`: whether `path` is a list or the like, of tensors with a graph, or of dicts that hold one as their `entry`.
+    """
     kept = as_code(collection(path))
     if kept.endswith(_GRADIENT):
         return of_gradients()
-    better = rewritten(line, cure)
+    better = rewritten(line, cure, entry)
     if better:
         number = (
-            f"; `{rewritten(line, '.item()')}` if only the number is needed" if is_number and (is_collection or adds_a_number(line)) else ""
+            f"; `{rewritten(line, '.item()', entry)}` if only the number is needed"
+            if is_number and (is_collection or adds_a_number(line))
+            else ""
         )
         return f"write `{better}`: otherwise `{kept}` keeps the graph of every step{number}"
     if is_collection:
@@ -147,14 +154,16 @@ def of_gradients() -> str:
 def _of_graph(path: str, kept: str, cause: Cause) -> str:
     if kept.endswith(_GRADIENT):
         return of_gradients()
-    better = rewritten(cause.line, ".detach()")
+    found = _ENTRY.match(path.removeprefix(collection(path)))
+    entry = "" if found is None else found[1]
+    better = rewritten(cause.line, ".detach()", entry)
     if cause.trains_later:
         return f"call `backward()` in each iteration: until it is called, `{kept}` keeps the graph of every iteration"
     if not cause.trains:
         why = f"it never calls `backward()`, and `{kept}` keeps the graph of every iteration"
         return f"run the loop under `with torch.no_grad():`: {why}"
     if better:
-        number = f"; or `{rewritten(cause.line, '.item()')}` if only the number is needed"
+        number = f"; or `{rewritten(cause.line, '.item()', entry)}` if only the number is needed"
         return f"write `{better}`: `{kept}` keeps the graph of every iteration{number}"
     if is_in_collection(path):
         return f"store `.item()` (a number) or `.detach()` (a tensor) in `{kept}`: it keeps the graph of every iteration"
@@ -203,8 +212,11 @@ def _up_to_cache(path: str) -> str:
     return path if found is None else found[0]
 
 
-def rewritten(source: str, cure: str) -> str:
-    """The line with `cure`, such as ``.detach()``, behind what it puts somewhere; empty where it is not one plain statement."""
+def rewritten(source: str, cure: str, entry: str = "") -> str:
+    """The line with `cure`, such as ``.detach()``, behind what it puts somewhere, or behind the `entry` of the dict that it puts there.
+
+    Empty where it is not one plain statement.
+    """
     statement = _statement(source)
     if isinstance(statement, ast.AugAssign) and isinstance(statement.op, (ast.Add, ast.Sub)):
         statement.value = _cured(statement.value, cure)
@@ -214,9 +226,12 @@ def rewritten(source: str, cure: str) -> str:
         statement.value = _cured(statement.value, cure)
     elif isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
         is_put = isinstance(call.func, ast.Attribute) and call.func.attr in _ADDS
-        if not is_put or len(call.args) != 1 or call.keywords or not isinstance(call.args[0], (*_SIMPLE, ast.BinOp)):
+        if not is_put or len(call.args) != 1 or call.keywords:
             return ""
-        call.args[0] = _cured(call.args[0], cure)
+        value = _with_entry(call.args[0], cure, entry) if entry else call.args[0]
+        if value is None or not (entry or isinstance(value, (*_SIMPLE, ast.BinOp))):
+            return ""
+        call.args[0] = value if entry else _cured(value, cure)
     else:
         return ""
     return ast.unparse(statement)
@@ -241,6 +256,17 @@ def _statement(source: str) -> ast.stmt | None:
     except (SyntaxError, ValueError):
         return None
     return body[0] if len(body) == 1 else None
+
+
+def _with_entry(value: ast.expr, cure: str, entry: str) -> ast.expr | None:
+    """A dict, written out or by its name, whose `entry` is cured; None of anything else."""
+    if isinstance(value, ast.Name):
+        return ast.parse(f"{{**{value.id}, {entry!r}: {value.id}[{entry!r}]{cure}}}", mode="eval").body
+    if isinstance(value, ast.Dict) and any(isinstance(key, ast.Constant) and key.value == entry for key in value.keys):
+        pairs = zip(value.keys, value.values, strict=True)
+        cured = [_cured(part, cure) if isinstance(key, ast.Constant) and key.value == entry else part for key, part in pairs]
+        return ast.Dict(value.keys, cured)
+    return None
 
 
 def _cured(value: ast.expr, cure: str) -> ast.expr:
