@@ -230,6 +230,21 @@ for idx in range(2):
         edits=(("j_.norm(dim=1) ** 2)\n", "j_.norm(dim=1) ** 2).sum()\n"),),
     ),
     Case(
+        name="the gradient of a scalar has one element",
+        kind="non_scalar",
+        text="""\
+critic = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(critic.parameters())
+one = torch.FloatTensor([1])
+for real in torch.randn(2, 16, 4):
+    optimizer.zero_grad()
+    loss = critic(real).mean()
+    loss.backward(one * -1)  #> location
+    optimizer.step()
+""",
+        edits=(("loss.backward(one * -1)", "loss.backward((one * -1).reshape(loss.shape))"),),
+    ),
+    Case(
         name="class weights need reduction='none', and no mean follows",
         kind="non_scalar",
         text="""\

@@ -25,6 +25,21 @@ def test_a_line_with_its_cure(line: str, wanted: str) -> None:
     assert rewritten(line, ".detach()") == wanted
 
 
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("log.append(row)", "log.append({**row, 'loss': row['loss'].detach()})"),
+        ("log.append({'loss': loss, 'n': n})", "log.append({'loss': loss.detach(), 'n': n})"),
+        ("log.append({'total': total})", ""),
+        ("log.append(made())", ""),
+    ],
+)
+def test_a_line_with_its_cure_in_an_entry_of_a_dict(line: str, wanted: str) -> None:
+    assert rewritten(line, ".detach()", "loss") == wanted
+    kept = fix("log[0]['loss'].grad_fn -> PowBackward0.saved_self", Cause(keeps_graph=True, trains=True, line=line))
+    assert f"`{wanted}`" in kept if wanted else "store `.item()`" in kept
+
+
 def test_what_a_line_does() -> None:
     assert adds_a_number("total += loss")
     assert not adds_a_number("ema = 0.9 * ema + 0.1 * loss")

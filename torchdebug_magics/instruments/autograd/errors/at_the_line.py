@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 
 import torch
@@ -32,6 +33,7 @@ from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.syntax import called, nodes
 from torchdebug_magics.report import Location
 
+_SHAPES = re.compile(r"has a shape of torch\.Size\(\[([\d, ]*)\]\)")
 _NO_REDUCTION = re.compile(r"reduction\s*=\s*['\"]none['\"]")
 
 
@@ -124,7 +126,32 @@ def _line(op: RecordedOp | None) -> Location | None:
     return op.line.location if op is not None and op.line is not None else None
 
 
+def _of_gradient(raised: Raised) -> AutogradFinding | None:
+    """The gradient that is given to ``backward()`` has another shape than what it is the gradient of; None where none is given."""
+    call = next(
+        (node for node in nodes(ast.Call, raised.statement) if called(node) == "backward" and isinstance(node.func, ast.Attribute)), None
+    )
+    shapes = [f"[{shape}]" for shape in _SHAPES.findall(raised.message)]
+    given = [] if call is None else [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "gradient")]
+    if call is None or len(shapes) != 2 or not given or not isinstance(call.func, ast.Attribute):  # noqa: PLR2004 - given, and asked for
+        return None
+    loss, gradient = ast.unparse(call.func.value), ast.unparse(given[0])
+    value = gradient if isinstance(given[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({gradient})"
+    sizes = [math.prod(ast.literal_eval(shape)) for shape in shapes]
+    fits = f"reshape({loss}.shape)" if sizes[0] == sizes[1] else f"expand_as({loss})" if sizes[0] == 1 else ""
+    other = f"pass a gradient of shape {shapes[1]}, or reduce `{loss}` to one number before backward(): `.mean()` or `.sum()`"
+    return finding_at(
+        raised,
+        f"`{gradient}`, the gradient given to backward(), has shape {shapes[0]}, and `{loss}` has {shapes[1]}",
+        f"`{loss}.backward({value}.{fits})`" if fits else other,
+        tensor=loss,
+        explanation="the gradient of a tensor has its shape",
+    )
+
+
 def _non_scalar(raised: Raised) -> AutogradFinding:
+    if (of_gradient := _of_gradient(raised)) is not None:
+        return of_gradient
     root = raised.roots[0] if raised.roots else None
     name = raised.name_of(root) if root is not None else None
     made = None if root is None else next((op for op in reversed(raised.tape.ops) if any(use.tensor == id(root) for use in op.makes)), None)

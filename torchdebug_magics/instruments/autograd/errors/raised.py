@@ -121,9 +121,9 @@ class Raised:
 
     @property
     def code(self) -> str:
-        """The statement as it stands on its line."""
+        """The statement as it stands on its line, alone."""
         source = self.here.source if self.here is not None else ""
-        return ast.unparse(self.statement) if ";" in source and self.statement is not None else source
+        return ast.unparse(self.statement) if {";", "#"} & set(source) and self.statement is not None else source
 
     @property
     def module(self) -> str | None:
