@@ -96,6 +96,7 @@ class ShownSession:
         self._live = LiveView(self._draw, deliver.screen, lasting=lasting)
         self._drawn: tuple[object, tuple[str, str]] = (None, ("", ""))
         screen, row = deliver.screen, deliver.row
+        self._is_live = row.is_live  # now: it imports the view, which a probe that is attached would see
         self._engine: EngineCell | None = None
         if screen.is_engine and row.is_followed and not lasting:
             from torchdebug_magics.run.meeting import EngineCell  # noqa: PLC0415 - it imports torch
@@ -112,7 +113,7 @@ class ShownSession:
             self._recorder.start(self)
         if self._engine is not None:
             self._engine.begin()
-        if self._is_seen and self._deliver.row.is_live:
+        if self._is_seen and self._is_live:
             self._live.start()
         return self
 
