@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import TypeAlias
 
+from torchdebug_magics.fixes import dedented
+from torchdebug_magics.probing.edited_source import SIMPLE, Source
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.rerun.attempt import Place
 from torchdebug_magics.probing.source.code_owner import owner
-from torchdebug_magics.probing.syntax import EDITED, Edited, as_atom, expressions, nodes, parsed, span_of
-from torchdebug_magics.probing.where import span
+from torchdebug_magics.probing.syntax import EDITED, Edited, as_atom, expressions, nodes, parsed, span_of, tree_of
+from torchdebug_magics.probing.where import location, span
+from torchdebug_magics.report import Edit
 
 Sources: TypeAlias = Mapping[str, str]
 """The whole text of each file or cell that was changed, by name."""
@@ -94,6 +97,22 @@ def changed_lines(sources: Sources) -> list[tuple[str, int, str]]:
         pairs = zip(linecache.getlines(file), text.splitlines(keepends=True), strict=False)
         changed += [(file, number, _bare(new)) for number, (old, new) in enumerate(pairs, 1) if old.rstrip() != new.rstrip()]
     return changed
+
+
+def changed_statements(sources: Sources) -> tuple[Edit, ...]:
+    """Each statement that differs from what the user wrote, as an edit; none where a head of a block differs."""
+    edits: dict[tuple[str, int, int], Edit] = {}
+    for file, number, _ in changed_lines(sources):
+        old, new = tree_of(file), parsed(sources[file])
+        source = None if old is None else Source(location(file, number, ""), old)
+        node = None if source is None else source.statement
+        if source is None or node is None or not isinstance(node, SIMPLE):
+            return ()
+        place = node.lineno, node.col_offset
+        text = next(ast.get_source_segment(sources[file], one) for one in nodes(ast.stmt, new) if (one.lineno, one.col_offset) == place)
+        first, *rest = (text or "").split("\n")
+        edits[file, *place] = source.replacing(node, "\n".join([first, *(dedented(line, node.col_offset) for line in rest)]))
+    return tuple(edits.values())
 
 
 def user_functions() -> list[FunctionType]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +31,7 @@ from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import averaged, bare, conclude
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding
-from torchdebug_magics.instruments.nanhunt.source_edits import Sources, changed_lines, in_force, user_functions
+from torchdebug_magics.instruments.nanhunt.source_edits import Sources, changed_lines, changed_statements, in_force, user_functions
 from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.probing.rerun.attempt import Attempt, CannotReplay
@@ -341,9 +342,14 @@ def with_verified_fix(finding: NanFinding, evidence: Evidence, again: Again, bir
     if not lines or any(len(text) > _MOST_SHOWN * 2 for _, _, text in lines):
         return finding
     here = finding.location.line if finding.location is not None else 0
-    said = [f"`{text}`" + (f" in line {line}" if line != here or len(lines) > 1 else "") for _, line, text in lines]
+    edits = [] if cured is None else changed_statements(cured)
+    changed = [(edit.line, ast.unparse(ast.parse(edit.new)) if "\n" in edit.new else edit.new) for edit in edits]
+    changed = changed or [(line, text) for _, line, text in lines]
+    said = [f"`{text}`" + (f" in line {line}" if line != here or len(changed) > 1 else "") for line, text in changed]
     sign = "; also check why it is negative" if finding.diagnosis.endswith("_negative") else ""
-    return replace(finding, fix=f"write {' and '.join(said)}: rerun with it, {what} is finite{sign}", fix_state="verified")
+    return replace(
+        finding, fix=f"write {' and '.join(said)}: rerun with it, {what} is finite{sign}", edits=tuple(edits), fix_state="verified"
+    )
 
 
 def _site(evidence: Evidence) -> tuple[object, ...]:
