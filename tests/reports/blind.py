@@ -325,7 +325,7 @@ CASES: tuple[ReportCase, ...] = (
             """,
         ),
         op=("reshape",),
-        says=("13", "323|17 x 19|19 x 17|10659"),
+        says=("13|429", "323|17 x 19|19 x 17|10,?659"),
         fix=r"self\.embed_dim|, -1\)",
         fixed=(("values.reshape(batch_size, seq_length, embed_dim)", "values.reshape(batch_size, seq_length, self.embed_dim)"),),
         works="values.shape == (3, 11, 323)",
