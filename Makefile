@@ -60,6 +60,7 @@ check: $(READY)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
+	$(PY) -m pytest -q tests/docs tests/unit/test_architecture.py
 
 ## make format    let ruff repair and format
 format: $(READY)
