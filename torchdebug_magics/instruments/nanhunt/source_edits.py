@@ -109,7 +109,11 @@ def changed_statements(sources: Sources) -> tuple[Edit, ...]:
         if source is None or node is None or not isinstance(node, SIMPLE):
             return ()
         place = node.lineno, node.col_offset
-        text = next(ast.get_source_segment(sources[file], one) for one in nodes(ast.stmt, new) if (one.lineno, one.col_offset) == place)
+        text = next(
+            ast.get_source_segment(sources[file], changed)
+            for changed in nodes(ast.stmt, new)
+            if (changed.lineno, changed.col_offset) == place
+        )
         first, *rest = (text or "").split("\n")
         edits[file, *place] = source.replacing(node, "\n".join([first, *(dedented(line, node.col_offset) for line in rest)]))
     return tuple(edits.values())

@@ -154,8 +154,8 @@ def of_gradients() -> str:
 def _of_graph(path: str, kept: str, cause: Cause) -> str:
     if kept.endswith(_GRADIENT):
         return of_gradients()
-    found = _ENTRY.match(path.removeprefix(collection(path)))
-    entry = "" if found is None else found[1]
+    in_dict = _ENTRY.match(path.removeprefix(collection(path)))
+    entry = "" if in_dict is None else in_dict[1]
     better = rewritten(cause.line, ".detach()", entry)
     if cause.trains_later:
         return f"call `backward()` in each iteration: until it is called, `{kept}` keeps the graph of every iteration"
