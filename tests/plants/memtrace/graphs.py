@@ -15,7 +15,7 @@ PLANTS = (
         for a, b in batches(40):
             losses.append(learn(a, b))
     """),
-    plant("a-list-of-dicts", graph_growth("rows", "`rows.append({**row, 'loss': row['loss'].detach()})`"))("""
+    plant("losses-in-a-list-of-dicts", graph_growth("rows", "`rows.append({**row, 'loss': row['loss'].detach()})`"))("""
         rows = []
         for a, b in batches(40):
             row = {'loss': learn(a, b), 'count': len(a)}

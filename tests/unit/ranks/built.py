@@ -20,7 +20,7 @@ LINE = Location(cell=None, file="/home/ada/train.py", line=12, function="train",
 
 def record(number: int, verdict: str = WELL, *, state: Any = "finished", exit_code: int | None = 0, **compared: Any) -> RankRecord:
     """A rank of a nanhunt; `compared` are the fields of what is compared."""
-    report = NanReport(sentence=verdict)
+    report = NanReport(sentence=verdict, headline=verdict, findings=(FOUND,)) if "found_at" in compared else NanReport(sentence=verdict)
     rank = Rank(
         rank=number, host="node", pid=100 + number, device="cpu", state=state, exit_code=exit_code, report=report, elapsed_s=1.0 + number
     )  # fmt: skip
