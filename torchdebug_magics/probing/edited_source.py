@@ -87,10 +87,12 @@ def cells() -> Iterator[Source]:
 
 
 def running_cell() -> Iterator[tuple[Source, ast.stmt]]:
-    """The latest cell, which is the one that has the report, and its first statement below the magics; none in a script."""
-    for cell in sorted(cells(), key=lambda cell: cell.where.cell or 0)[-1:]:
+    """The latest cell that is more than magics, which the report is about, and its first statement below them; none in a script."""
+    for cell in sorted(cells(), key=lambda cell: -(cell.where.cell or 0)):
         own = [statement for statement in cell.tree.body if not ast.unparse(statement).startswith("get_ipython().run_")]
-        yield from ((cell, statement) for statement in own[:1])
+        if own:
+            yield cell, own[0]
+            return
 
 
 def _line_in_file(where: Location, lines: list[str]) -> int:

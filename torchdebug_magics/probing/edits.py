@@ -16,13 +16,12 @@ from itertools import pairwise, product
 from typing import Any, TypeVar
 
 from torchdebug_magics.probing.edited_source import HEADS, SIMPLE, Source, cells, parse_with, running_cell, same
-from torchdebug_magics.probing.fix_code import ALIASES
+from torchdebug_magics.probing.fix_code import ALIASES, CODE
 from torchdebug_magics.probing.syntax import names_in, nodes, parsed, root_of, tree_of
 from torchdebug_magics.report import Edit, Finding, Report
 
 ReportT = TypeVar("ReportT", bound=Report)
 
-_CODE = re.compile(r"`([^`\n]+)`")
 _IN_PLACE = re.compile(r"\s*,?\s*(?:in place of|instead of|rather than|for)\s*$")
 _BECOMES = re.compile(r"\s*(?:by|with|becomes|->)\s*$")
 _BEFORE = re.compile(r"\b(?:before|above|ahead of|in front of)\b[^`]{0,20}$")
@@ -94,7 +93,7 @@ def _edits_of(finding: Finding) -> tuple[Edit, ...]:
 
 def _codes(fix: str) -> list[tuple[str, str, str]]:
     """(code, the words before it, the words after it) of each piece of code in a fix."""
-    parts = _CODE.split(fix)
+    parts = CODE.split(fix)
     return [(parts[at], parts[at - 1], parts[at + 1]) for at in range(1, len(parts), 2)]
 
 

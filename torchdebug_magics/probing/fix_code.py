@@ -25,7 +25,7 @@ from torchdebug_magics.report import Location, Report
 T = TypeVar("T")
 ReportT = TypeVar("ReportT", bound=Report)
 
-_CODE = re.compile(r"`([^`\n]+)`")
+CODE = re.compile(r"`([^`\n]+)`")
 _FORMS = ("{}", "{} pass", "{}\ndef _(): pass", "try: pass\n{} pass")
 """What code of a fix may be: statements, the head of a block, a decorator, ``finally:``."""
 _PROSE = re.compile(r"[-%!*/\d]|[^(=;]*$|\W+$")
@@ -54,7 +54,7 @@ def checked(report: ReportT, error: BaseException | None = None) -> ReportT:
     `error` is what ended the cell: its frames still hold the variables of the functions that ran. Never raises.
     """
     try:
-        fixes = dict.fromkeys(fix for fix in _texts(report, "fix") if _CODE.search(fix))
+        fixes = dict.fromkeys(fix for fix in _texts(report, "fix") if CODE.search(fix))
         if not fixes:
             return report
         place = _Place(report, error)
@@ -115,7 +115,7 @@ def _replaced(value: Any, changed: Mapping[str, str], done: dict[int, Any]) -> A
 def _in_words(fix: str, place: _Place) -> str:
     """A fix in which only code is shown as code that could stand there."""
     start, bound = 0, {"_"}
-    while (match := _CODE.search(fix, start)) is not None:
+    while (match := CODE.search(fix, start)) is not None:
         lacks = _lacks(match[1], place, bound)
         if not lacks:
             start = match.end()

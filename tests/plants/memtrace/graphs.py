@@ -21,6 +21,14 @@ PLANTS = (
             row = {'loss': learn(a, b), 'count': len(a)}
             rows.append(row)
     """),
+    plant("records-with-a-loss", graph_growth("log", "store `.item()` (a number) or `.detach()` (a tensor) in `log`"))("""
+        class Row:
+            def __init__(self, loss):
+                self.loss = loss
+        log = []
+        for a, b in batches(40):
+            log.append(Row(learn(a, b)))
+    """),
     plant(
         "a-dict-of-an-object-in-an-object",
         graph_growth("trainer.memory.state", "`self.state[name] = (0.9 * self.state[name] + value).detach()`"),

@@ -341,3 +341,11 @@ def test_what_changes_the_running_cell(shell: InteractiveShell, fix: str, state:
         assert {edit.cell for edit in report.edits} == {4}
     else:
         assert report.edits == ()
+
+
+def test_a_line_of_magics_is_not_the_cell_that_is_changed(shell: InteractiveShell) -> None:
+    for cell in (*CELLS, "%load_ext torchdebug_magics"):
+        shell.run_cell(cell, store_history=True)
+    where = location(next(name for name in linecache.cache if shell.compile._filename_map.get(name) == 2), 3, "forward")
+    report = with_edits(Found(finding=Finding(location=where, fix="write `net(images.flatten(1))`", fix_state="verified")))
+    assert torchdebug_magics.fixed_source(report) == {4: "# the call\nscores = net(images.flatten(1))\nsmall = min(state)"}

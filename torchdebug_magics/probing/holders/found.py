@@ -28,6 +28,8 @@ _CACHED: Any = type(lru_cache(len))
 _STEPS = 5
 _MOST_OBJECTS, _MOST_NODES, _MOST_NAMES = 30_000, 30_000, 50
 """Of all graphs together: see `probing.graphs`."""
+_MANY_RECORDS = 8
+IN_A_RECORD = "."
 _MOST_ASKED = 20
 """Nodes of one step that are asked whether they were let go."""
 
@@ -192,7 +194,8 @@ class History:
     latest: int
     """The sequence number of the node that was made last."""
     entry: str
-    """The key under which each item of the collection, a dict, holds its tensor; empty where it is not one key, or items are tensors."""
+    """The key under which each item of the collection, a dict, holds its tensor; `IN_A_RECORD` where items are objects that hold it as an
+    attribute; empty where it is not one key, or items are tensors."""
 
     @property
     def count(self) -> int:
@@ -236,17 +239,42 @@ def histories(step_of: Callable[[int], int]) -> dict[str, History]:
 
 
 def _collection(walk: Walk, number: int) -> int:
-    """The outermost collection that it is in, as the places in it change from step to step; itself where it is in none."""
+    """The outermost collection that it is in, as the places in it change from step to step; itself where it is in none.
+
+    An attribute of one of many records in a collection is in that collection.
+    """
     holder = walk.first[number]
-    while holder >= 0 and of_type(CONTAINERS, type(walk.objects[holder])) is not None and not _is_attributes(walk, holder):
-        number, holder = holder, walk.first[holder]
+    while holder >= 0:
+        if not _is_of_object(walk, holder):
+            number, holder = holder, walk.first[holder]
+            continue
+        record = walk.first[holder] if _is_attributes(walk, holder) else holder
+        if walk.first[record] < 0 or not _is_record(walk, record, walk.first[record]):
+            break
+        number, holder = walk.first[record], walk.first[walk.first[record]]
     return number
+
+
+def _is_of_object(walk: Walk, holder: int) -> bool:
+    """Whether it is an object, or the dict of an object's attributes, and no collection."""
+    return of_type(CONTAINERS, type(walk.objects[holder])) is None or _is_attributes(walk, holder)
+
+
+def _is_record(walk: Walk, number: int, holder: int) -> bool:
+    """Whether an object is in a list, deque or the like of objects of its kind, which modules and their parts are not."""
+    records = walk.objects[holder]
+    is_a_list = type(records) in {list, deque} and len(records) >= _MANY_RECORDS
+    return is_a_list and all(type(record) is type(walk.objects[number]) for record in records)
 
 
 def _key(walk: Walk, number: int, group: int) -> str:
     """Under which a dict in the collection holds it; empty where no dict does, or not by a text."""
     holder = walk.first[number]
-    item = walk.objects[holder] if holder >= 0 and holder != group else None
+    if group in {number, holder}:
+        return ""
+    if _is_of_object(walk, holder):
+        return IN_A_RECORD
+    item = walk.objects[holder]
     keys = [key for key, value in item.items() if value is walk.objects[number]] if type(item) is dict else []
     return keys[0] if keys and type(keys[0]) is str else ""
 

@@ -23,6 +23,7 @@ from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, has_graph
 from torchdebug_magics.instruments.memtrace.ledger.phases import Place, Places
 from torchdebug_magics.probing.holders import History, addresses_of, find_holders, histories
+from torchdebug_magics.probing.holders.found import IN_A_RECORD
 from torchdebug_magics.report import Location
 
 _LOOKS_AT = frozenset({3, 5, 8, 13, 21, 34, 55, 89, 233, 610, 1597})
@@ -218,7 +219,7 @@ class GraphWatch:
                 path,
                 is_collection=seen[-1].is_collection,
                 is_number=any(history.is_number for history in seen),
-                line="" if location is None else location.source,
+                line="" if location is None or seen[-1].entry == IN_A_RECORD else location.source,
                 entry=seen[-1].entry,
                 cure=".detach().requires_grad_()" if seen[-1].begins_anew else ".detach()",
             ),

@@ -18,6 +18,8 @@ _PLACE = re.compile(r"\[-?\d+\]|\[\.\.\.\]|\{\.\.\.\}|\.grad_fn| -> |\.<")
 """Where in a path the collection ends, and one of the many things in it begins."""
 _ENTRY = re.compile(r"\[(?:-?\d+|\.\.\.)\]\['(\w+)'\]\.grad_fn")
 """Behind a collection of dicts: where in one of them a tensor is."""
+_RECORD = re.compile(r"\[(?:-?\d+|\.\.\.)\]\.(?!grad_fn\b)\w")
+"""Behind a collection of objects: an attribute of one of them."""
 _CHILD = re.compile(r"\.(\d+)(?=\.|\[|$)")
 _PLAIN = re.compile(r"\w+(?:\.\w+|\[(?:-?\d+|'\w+')\])*$")
 _STATE = re.compile(r"\.state\[\.\.\.\]\['(exp_avg|exp_avg_sq|step|momentum_buffer|square_avg)'\]$")
@@ -156,7 +158,7 @@ def _of_graph(path: str, kept: str, cause: Cause) -> str:
         return of_gradients()
     in_dict = _ENTRY.match(path.removeprefix(collection(path)))
     entry = "" if in_dict is None else in_dict[1]
-    better = rewritten(cause.line, ".detach()", entry)
+    better = "" if _RECORD.match(path.removeprefix(collection(path))) else rewritten(cause.line, ".detach()", entry)
     if cause.trains_later:
         return f"call `backward()` in each iteration: until it is called, `{kept}` keeps the graph of every iteration"
     if not cause.trains:
