@@ -63,14 +63,18 @@ class Snapshot:
         """All that was met and may change."""
         return [value for value, _ in self._held]
 
-    def put_back(self, guard: Guard) -> None:
-        """Make all of it as it was; what resists is left, and noted. May be done again, as where an interrupt has ended the first time."""
+    def put_back(self, guard: Guard, without: frozenset[int] = frozenset()) -> None:
+        """Make all of it as it was, `without` the objects of these ids; what resists is left, and noted.
+
+        May be done again, as where an interrupt has ended the first time.
+        """
         self._settings.put_back(guard)
         self.contents.put_back(guard)
         for kind, (value, faces) in zip(self._kinds, self._held, strict=True):
             if type(value) is not kind:  # as a lazy layer becomes another one
                 guard.run(f"putting back a {kind.__name__}", object.__setattr__, value, "__class__", kind)
-            write_back(value, faces, guard)
+            if id(value) not in without:
+                write_back(value, faces, guard)
         for gradient in self.gradients:
             guard.run("putting back a gradient", gradient.put_back)
         self._random.put_back()

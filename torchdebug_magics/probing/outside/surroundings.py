@@ -20,7 +20,7 @@ from torchdebug_magics.probing.outside.acts import Asker
 from torchdebug_magics.probing.outside.open_files import is_stream
 from torchdebug_magics.probing.outside.unseen_changes import is_shareable, used_by, used_in
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import is_user_code, local_values
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
 
 _MOST_WAIT_S = 5.0
 """For threads that a rerun has started and not joined."""
@@ -121,6 +121,15 @@ def _streams_in(used: list[Named]) -> Iterator[str]:
     """Reasons: streams that cannot be put back, by the variables that lead to them."""
     for stream in values_found(iter(used), is_stream):
         yield f"may write to the open stream `{stream.name}`"
+
+
+def used_by_other_threads() -> frozenset[int]:
+    """The ids of what the user's code in other threads works on now, such as a deque that one of them empties: nobody may rewind it."""
+    here = threading.get_ident()
+    frames = [inner for thread, frame in sys._current_frames().items() if thread != here for inner in frames_above(frame)]
+    of_users = [frame for frame in frames if is_user_code(frame.f_code)]
+    values = [value for frame in of_users for _, value in (*local_values(frame).items(), *used_in(frame.f_code, frame.f_globals))]
+    return frozenset(id(value) for value in values if is_shareable(value) and not _is_plain(value))
 
 
 def _shared_with_threads(used: list[Named], threads: frozenset[threading.Thread]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torchdebug_magics.probing.contents import Writes, write_into
 from torchdebug_magics.probing.outside.effects import Effects
+from torchdebug_magics.probing.outside.surroundings import used_by_other_threads
 from torchdebug_magics.probing.rerun.step import Step
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
@@ -59,6 +60,7 @@ class ReplayState:
             if tensor is not None and not is_lazy(tensor):
                 self._kept.contents.keep(tensor)
         self.writes = Writes(self._kept.contents)
+        self._others = used_by_other_threads()
 
     def start(self) -> None:
         """All as it was when the step began."""
@@ -68,7 +70,7 @@ class ReplayState:
         for kept in self._step.buffers:
             kept.put_back()
         for state in self._step.python:
-            state.put_back(self._guard)
+            state.put_back(self._guard, self._others)
         if self._step.entries:
             self._step.entries[0].random.put_back()
         if self._before is not None:
@@ -79,7 +81,7 @@ class ReplayState:
 
     def undo(self) -> None:
         """All as it was when this was made. May be done twice, where an interrupt has ended the first time."""
-        self._kept.put_back(self._guard)
+        self._kept.put_back(self._guard, self._others)
         self.alone.put_back()
 
 

@@ -76,8 +76,8 @@ class WeakSnapshot:
         objects = [value for held in self._held.values() if held.faces and (value := held.pointer()) is not None]
         return [*self._places, *objects]
 
-    def put_back(self, guard: Guard) -> None:
-        """Make all of it as it was; what is no more is left; what resists, too, and is noted."""
+    def put_back(self, guard: Guard, without: frozenset[int] = frozenset()) -> None:
+        """Make all of it as it was, `without` the objects of these ids; what is no more is left; what resists, too, and is noted."""
         now = _Now(self._places)
         written = [
             (owner, [(kind, now.values(parts)) for kind, parts in held.faces])
@@ -85,7 +85,8 @@ class WeakSnapshot:
             if held.faces and (owner := now.value_of(held)) is not GONE
         ]
         for owner, faces in written:
-            write_back(owner, faces, guard)
+            if id(owner) not in without:
+                write_back(owner, faces, guard)
 
 
 class _Now:
