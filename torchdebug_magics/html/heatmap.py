@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torchdebug_magics.format import number, plural, sparkline
 from torchdebug_magics.html import style
 from torchdebug_magics.html.pictures import image
-from torchdebug_magics.html.style import Markup, el
+from torchdebug_magics.html.style import Markup, el, framed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +52,7 @@ def heatmap(block: Heatmap) -> Markup:
     )
     more = len(block.rows) - len(rows)
     title = block.title + (f" ({len(rows)} of {plural(len(block.rows), 'row')}, evenly chosen)" if more else "")
-    whole = el("table", el("caption", title, style=style.CAPTION), el("tbody", *lines), style=style.FACTS)
-    return el("div", whole, el("div", *scale.key(levels), style=style.KEY), style=style.BLOCK)
+    return framed(title, lines, below=el("div", *scale.key(levels), style=style.KEY))
 
 
 def describe(block: Heatmap) -> str:
@@ -119,15 +118,8 @@ def _shown(block: Heatmap) -> list[tuple[str, tuple[float | None, ...]]]:
 
 
 def _colour(level: int | None) -> str:
-    return (
-        "transparent"
-        if level is None
-        else style.CHART_FRAME
-        if level == _ZERO
-        else style.CHART_BAD
-        if level == _LOST
-        else style.HEAT[level]
-    )
+    outside = {None: "transparent", _ZERO: style.CHART_FRAME, _LOST: style.CHART_BAD}
+    return outside[level] if level is None or level < 0 else style.HEAT[level]
 
 
 def _characters(levels: Sequence[Sequence[int | None]]) -> list[Markup]:

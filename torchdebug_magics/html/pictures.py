@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import cell, number, plural, sparkline
 from torchdebug_magics.html import style
-from torchdebug_magics.html.style import Markup, el, prose
+from torchdebug_magics.html.style import Markup, el, framed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from matplotlib.axes import Axes
+    from PIL.Image import Image
 
     from torchdebug_magics.html.page import Areas, Chart
 
@@ -132,50 +133,36 @@ def picture(draw: Callable[[Axes], None], words: Words, *, alt: str, height: flo
         drawn = image(draw, alt, height=height)
     except Exception:  # noqa: BLE001 - a picture that fails never costs the reader the verdict
         return el("p", otherwise, style=style.BLOCK)
-    below = (
-        [_word(words.below, "center", "top")]
-        if isinstance(words.below, str)
-        else [_word(text, side, "top") for text, side in zip(words.below, ("left", "center", "right"), strict=True)]
-    )
-    corner = _word("", "left", "top")
+    below = [words.below] if isinstance(words.below, str) else words.below
+    sides = ["center"] if len(below) == 1 else ["left", "center", "right"]
+    # The image is as high as both ends of the scale, and as wide as all that stands below it.
+    shown = el("td", drawn, rowspan=2, colspan=len(below) if len(below) > 1 else "", style=style.CHART_IMAGE)
     rows = [
-        [_word(words.top, "right", "top"), _image_cell(drawn, len(below))],
+        [_word(words.top, "right", "top"), shown],
         [_word(words.bottom, "right", "bottom")],
-        [corner, *below],
+        [_word("", "left", "top"), *(_word(text, side, "top") for text, side in zip(below, sides, strict=True))],
     ]
-    whole = el(
-        "table",
-        el("caption", prose(words.caption, code_style=style.INLINE_CODE), style=style.CAPTION),
-        el("tbody", *(el("tr", *cells, style=style.CHART_ROW) for cells in rows)),
-        style=style.FACTS,
-    )
     # Below the table: within it, a long key would widen the column of the image, and part the image from its scale.
     key = el("div", *words.key, style=style.KEY) if words.key else ""
-    return el("div", whole, key, style=style.BLOCK)
+    return framed(words.caption, (el("tr", *cells, style=style.CHART_ROW) for cells in rows), below=key)
 
 
 def _word(text: str, side: str, edge: str) -> Markup:
     return el("td", text, style=style.CHART_WORD.format(side=side, edge=edge))
 
 
-def _image_cell(drawn: Markup, wide: int) -> Markup:
-    """As high as both ends of the scale, and as wide as all that stands below it."""
-    return el("td", drawn, rowspan=2, colspan=wide if wide > 1 else "", style=style.CHART_IMAGE)
-
-
 def image(draw: Callable[[Axes], None], alt: str, *, height: float, css_height: int | None = None) -> Markup:
     """What `draw` puts on axes that fill the picture, `height` inches of 7.2 high; shown so many pixels high, or in proportion."""
-    data = base64.b64encode(_png(draw, height)).decode("ascii")
     return el(
         "img",
-        src=f"data:image/png;base64,{data}",
+        src=_drawn_url(draw, height),
         alt=alt,
         width=_CSS_WIDTH,
         style=style.IMAGE if css_height is None else style.IMAGE_OF_ROWS.format(height=css_height),
     )
 
 
-def _png(draw: Callable[[Axes], None], height: float) -> bytes:
+def _drawn_url(draw: Callable[[Axes], None], height: float) -> str:
     import matplotlib.style  # noqa: PLC0415 - half a second, and only where there is something to draw
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - as above
     from matplotlib.figure import Figure  # noqa: PLC0415 - as above
@@ -187,10 +174,21 @@ def _png(draw: Callable[[Axes], None], height: float) -> bytes:
         canvas = FigureCanvasAgg(figure)
         draw(figure.add_axes((0.0, 0.0, 1.0, 1.0), facecolor="none"))
         canvas.draw()
-    target = io.BytesIO()
     picture = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba()), "raw", "RGBA", 0, 1)
-    picture.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE).save(target, format="png", optimize=True)
-    return target.getvalue()
+    return _url(picture.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE))
+
+
+def dot(colour: str) -> str:
+    """The URL of an image of one dot, which is as wide and high as it is told to be."""
+    from PIL import Image  # noqa: PLC0415 - as above
+
+    return _url(Image.new("RGB", (1, 1), colour))
+
+
+def _url(picture: Image) -> str:
+    target = io.BytesIO()
+    picture.save(target, format="png", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(target.getvalue()).decode('ascii')}"
 
 
 def areas(block: Areas) -> Markup:

@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import get_ident
 from types import FrameType, SimpleNamespace
@@ -46,6 +46,12 @@ def running_cells() -> Iterator[ExecutionResult]:
         frame = frame.f_back
 
 
+def on_event(shell: InteractiveShell, event: str, function: Callable[..., None], stack: ExitStack) -> None:
+    """Call `function` at an event of IPython's, until the stack closes."""
+    shell.events.register(event, function)
+    stack.callback(shell.events.unregister, event, function)  # the same object: each access to a method makes another one
+
+
 @dataclass(eq=False)
 class _Opened:
     name: str
@@ -67,18 +73,12 @@ class CellSessions:
         self._tracebacks = PlainTracebacks(shell, self._traceback_of)
         self._explained: tuple[BaseException, list[str]] | None = None
         """An error of a line magic, and the lines shown in place of its traceback."""
-        self._ender = self._close_ended  # kept, as %autoreload would make another one, which could not be unregistered
 
-    def install(self) -> None:
-        """Register for the end of each cell."""
+    def install(self, stack: ExitStack) -> None:
+        """Close sessions at the end of each cell, and all of them when the stack closes."""
         for event in self.EVENTS:
-            self._shell.events.register(event, self._ender)
-
-    def uninstall(self) -> None:
-        """Close all sessions and unregister."""
-        self._close(self._opened)
-        for event in self.EVENTS:
-            self._shell.events.unregister(event, self._ender)
+            on_event(self._shell, event, self._close_ended, stack)
+        stack.callback(self._close, self._opened)
 
     def open(self, name: str, session: ShownSession) -> None:
         """Enter `session` until the end of the running cell."""

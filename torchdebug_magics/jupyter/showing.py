@@ -62,17 +62,7 @@ class Delivery:
 def watched_work(row: Instrument, screen: Screen, *, is_quiet: bool) -> Iterator[Callable[[object], None]]:
     """Yields a callable that takes snapshots of long work; the latest one is shown live."""
     latest: list[object] = []
-    drawn: list[tuple[object, tuple[str, str]]] = []
-
-    def draw() -> tuple[str, str] | None:
-        if not latest:
-            return None
-        snapshot = latest[0]
-        if not drawn or drawn[0][0] is not snapshot:
-            drawn[:] = [(snapshot, screen.draw(row.live_page(snapshot)))]
-        return drawn[0][1]
-
-    view = LiveView(draw, screen)
+    view = LiveView(lambda: latest[0] if latest else None, row, screen)
 
     def take(snapshot: object) -> None:
         is_first = not latest
@@ -93,8 +83,7 @@ class ShownSession:
         self._session = session
         self._deliver = deliver
         self._recorder = recorder
-        self._live = LiveView(self._draw, deliver.screen, lasting=lasting)
-        self._drawn: tuple[object, tuple[str, str]] = (None, ("", ""))
+        self._live = LiveView(session.live, deliver.row, deliver.screen, lasting=lasting)
         screen, row = deliver.screen, deliver.row
         self._is_live = row.is_live  # now: it imports the view, which a probe that is attached would see
         self._engine: EngineCell | None = None
@@ -178,14 +167,6 @@ class ShownSession:
             return None
         return report
 
-    def _draw(self) -> tuple[str, str] | None:
-        snapshot = self._session.live()
-        if snapshot is None:
-            return None
-        if snapshot is not self._drawn[0]:  # a probe that has nothing new gives the same again
-            self._drawn = (snapshot, self._deliver.screen.draw(self._deliver.row.live_page(snapshot)))
-        return self._drawn[1]
-
 
 def folded(error: BaseException) -> tuple[Fold, ...]:
     """The full traceback of an error, folded."""
@@ -206,9 +187,11 @@ def _full(error: BaseException) -> str:
 class LiveView:
     """Draws and sends a view from `start` to `stop`."""
 
-    def __init__(self, draw: Callable[[], tuple[str, str] | None], screen: Screen, *, lasting: bool = False) -> None:
-        self._draw = draw
-        """Returns the current view as text and HTML, or None."""
+    def __init__(self, snapshot: Callable[[], object | None], row: Instrument, screen: Screen, *, lasting: bool = False) -> None:
+        self._snapshot = snapshot
+        self._row = row
+        self._drawn: tuple[object, tuple[str, str]] = (None, ("", ""))
+        """The latest snapshot, as text and HTML."""
         self._screen = screen
         self._lasting = lasting
         self._channel: Channel | None = None
@@ -241,6 +224,14 @@ class LiveView:
         self._failure = self._sampler.failure = None
         if failure is not None:
             self._screen.say(f"(the live view failed: {type(failure).__name__}: {failure})")
+
+    def _draw(self) -> tuple[str, str] | None:
+        snapshot = self._snapshot()
+        if snapshot is None:
+            return None
+        if snapshot is not self._drawn[0]:  # a probe that has nothing new gives the same again
+            self._drawn = (snapshot, self._screen.draw(self._row.live_page(snapshot)))
+        return self._drawn[1]
 
     def _look(self) -> None:
         drawn = self._draw()
