@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -115,17 +115,20 @@ class Table:
         counts = Counter(depths)
         many = accumulate(counts[level] for level in range(max(depths) + 1))
         deepest = max(1, sum(count <= tree_rows for count in many) - 1)
-        around = {at for mark in self.marked for at in self._around(mark)}
+        around = {*self.with_those_around(self.marked)}
         seen = [at for at, depth in enumerate(depths) if depth <= deepest or at in around]
         return sorted({*seen[:tree_rows], *(at for at in seen if at in self.marked)})
 
-    def _around(self, position: int) -> set[int]:
-        depth, found = self.tree[position].depth, {position}
-        for at in range(position - 1, -1, -1):
-            if self.tree[at].depth < depth:
-                depth = self.tree[at].depth
-                found.add(at)
-        return found
+    def with_those_around(self, positions: Collection[int]) -> list[int]:
+        """Rows of a tree, and those that they stand in; one pass from the last row to the first."""
+        found: list[int] = []
+        depth = -1  # of the last row that stays and whose holder is still to come
+        for at in range(len(self.tree) - 1, -1, -1):
+            own = self.tree[at].depth
+            if at in positions or own < depth:
+                found.append(at)
+                depth = own
+        return found[::-1]
 
 
 @dataclass(frozen=True)

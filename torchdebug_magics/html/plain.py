@@ -40,18 +40,6 @@ def _block(block: Block) -> str:
     )
 
 
-def _chart(block: Chart) -> str:
-    return f"{_wrapped(describe(block))}\n  {sparkline(block.values, span=block.span)}"
-
-
-def _areas(block: Areas) -> str:
-    return f"{_wrapped(f'{block.title}: {describe_areas(block)}')}\n  {sparkline(totals(block))}"
-
-
-def _heatmap(block: Heatmap) -> str:
-    return "\n".join([_wrapped(heatmap.describe(block)), *map(one_line, heatmap.heat_lines(block))])
-
-
 def _note(block: Note) -> str:
     look = STATUS[block.status]
     return _wrapped(block.text, first=f"{look.symbol} {look.word}: ", indent="  ")
@@ -164,11 +152,11 @@ _WRITERS: Mapping[type[Block], Callable[[Any], str]] = {
     Facts: _facts,
     Code: _code,
     Table: _table,
-    Chart: _chart,
-    Areas: _areas,
+    Chart: lambda block: f"{_wrapped(describe(block))}\n  {sparkline(block.values, span=block.span)}",
+    Areas: lambda block: f"{_wrapped(f'{block.title}: {describe_areas(block)}')}\n  {sparkline(totals(block))}",
     Bars: _bars,
     Boxes: _boxes,
-    Heatmap: _heatmap,
+    Heatmap: lambda block: "\n".join([_wrapped(heatmap.describe(block)), *map(one_line, heatmap.heat_lines(block))]),
     Meters: _meters,
     Note: _note,
     Verbatim: lambda block: block.text,

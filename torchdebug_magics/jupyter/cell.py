@@ -22,7 +22,7 @@ from torchdebug_magics.jupyter.arguments import without_comment
 from torchdebug_magics.session import without_ours
 
 if TYPE_CHECKING:
-    from types import CodeType, TracebackType
+    from types import TracebackType
 
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 # IPython's runner and ours; each holds, in a local called `result`, what its cell will result in.
-_RUNNERS = ("run_cell_async", "run_as_cell", "run_cell_again")
+_RUNNERS = ("run_cell_async", "run_as_cell")
 _CALL = re.compile(r"get_ipython\(\)\.run_cell_magic\((.*), None\)\n")
 
 
@@ -99,14 +99,29 @@ class CellSessions:
         self._explained = error, lines
         self._tracebacks.begin()
 
-    def run_as_cell(self, source: str) -> object:
+    def run_source(self, source: str) -> object:
         """Run `source`, including magic lines, outside a cell of its own, and return its last value."""
         __tracebackhide__ = True
-        result = ExecutionResult(SimpleNamespace(raw_cell=source))  # of IPython's own, each version has another form
         code = self._shell.transform_cell(source)
+        compiler: Any = self._shell.compile
+        file, space = compiler.cache(code), self._shell.user_ns
+
+        def run() -> object:
+            __tracebackhide__ = True
+            body = compiler.ast_parse(code, filename=file).body
+            last = compiler(ast.Expression(body.pop().value), file, "eval") if isinstance(body[-1], ast.Expr) else "None"
+            exec(compiler(ast.Module(body, []), file, "exec"), space)  # noqa: S102 - the user's own cell
+            return eval(last, space)  # noqa: S307 - the user's own cell
+
+        return self.run_as_cell(run, source)
+
+    def run_as_cell(self, run: Callable[[], object], source: str | None = None) -> object:
+        """Call `run` as a cell of its own; errors of its sessions are not shown."""
+        __tracebackhide__ = True
+        result = ExecutionResult(SimpleNamespace(raw_cell=source))  # of IPython's own, each version has another form
         value = None
         try:
-            value = self._evaluate(code)
+            value = run()
         except BaseException as error:
             result.error_in_exec = error
             raise
@@ -114,27 +129,6 @@ class CellSessions:
             self._close([one for one in self._opened if one.cell is result], show=False)
         result.raise_error()
         return value
-
-    def run_cell_again(self, code: CodeType) -> None:
-        """Run compiled code as a cell of its own; reports of its sessions are not shown."""
-        __tracebackhide__ = True
-        result = ExecutionResult(None)
-        try:
-            exec(code, self._shell.user_ns)  # noqa: S102 - the user's own cell
-        except BaseException as error:
-            result.error_in_exec = error
-            raise
-        finally:
-            self._close([one for one in self._opened if one.cell is result], show=False)
-
-    def _evaluate(self, code: str) -> object:
-        __tracebackhide__ = True
-        compiler: Any = self._shell.compile
-        file, space = compiler.cache(code), self._shell.user_ns
-        body = compiler.ast_parse(code, filename=file).body
-        last = compiler(ast.Expression(body.pop().value), file, "eval") if isinstance(body[-1], ast.Expr) else "None"
-        exec(compiler(ast.Module(body, []), file, "exec"), space)  # noqa: S102 - the user's own cell
-        return eval(last, space)  # noqa: S307 - the user's own cell
 
     def _traceback_of(self, error: BaseException) -> list[str]:
         if self._explained is not None and self._explained[0] is error:
@@ -192,25 +186,20 @@ class PlainTracebacks:
         """Show the traceback of an error that ended no code of the cell, but what follows it."""
         self._show(type(error), error, error.__traceback__)
 
-    def _show(self, kind: type[BaseException], error: BaseException, _trace: TracebackType | None, tb_offset: int | None = None) -> Any:
+    def _show(self, kind: type[BaseException], error: Any, _trace: TracebackType | None, tb_offset: int | None = None) -> Any:
         without_ours(error)
         with lines_as_typed(error):
-            return self._drawn(kind, error, tb_offset)
-
-    def _drawn(self, kind: type[BaseException], error: BaseException, tb_offset: int | None) -> Any:
-        if lines := self._traceback_of(error):
-            return self._shown_as(lines, kind, error)
-        handled, handler = self._before or ((), None)
-        if handler is not None and isinstance(error, handled):
-            return handler(kind, error, error.__traceback__, tb_offset)
-        return self._shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)
-
-    def _shown_as(self, lines: list[str], kind: type[BaseException], error: Any) -> Any:
-        error._render_traceback_ = lambda: lines  # by this name IPython asks an error how it looks
-        try:
-            return self._shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)
-        finally:
-            del error._render_traceback_
+            lines = self._traceback_of(error)
+            handled, handler = self._before or ((), None)
+            if not lines and handler is not None and isinstance(error, handled):
+                return handler(kind, error, error.__traceback__, tb_offset)
+            if lines:
+                error._render_traceback_ = lambda: lines  # by this name IPython asks an error how it looks
+            try:
+                return self._shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)
+            finally:
+                if lines:
+                    del error._render_traceback_
 
 
 class MagicLines:

@@ -84,7 +84,7 @@ class InstrumentMagic:
                 self._open(text, self._screen.shell.user_ns, subjects=False)
                 return None
             # Reached by code that calls run_cell_magic itself, as a notebook exported to a script does.
-            return self._home.cells.run_as_cell(f"%%{self.row.name} {text}\n{body}")
+            return self._home.cells.run_source(f"%%{self.row.name} {text}\n{body}")
 
         line.__doc__ = cell.__doc__ = self.parser.help
         line.__name__ = cell.__name__ = self.row.name
@@ -231,9 +231,10 @@ class CellBody:
     def run(self) -> None:
         """Run the body again: its exceptions propagate, its output is hidden."""
         __tracebackhide__ = True
-        assert self._code is not None
+        code = self._code
+        assert code is not None
         with capture_output(stdout=False, stderr=False):
-            self._cells.run_cell_again(self._code)
+            self._cells.run_as_cell(lambda: exec(code, self.namespace))  # noqa: S102 - the user's own cell
 
 
 def _file_of(shell: InteractiveShell) -> str:

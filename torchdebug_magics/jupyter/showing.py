@@ -99,7 +99,7 @@ class ShownSession:
     def __enter__(self) -> Self:
         self._session.__enter__()
         if self._session.is_recorded:
-            self._recorder.start(self)
+            self._recorder.start(self._session)
         if self._engine is not None:
             self._engine.begin()
         if self._is_seen and self._is_live:
@@ -113,13 +113,13 @@ class ShownSession:
             self.traceback_of(failure)  # its report comes first, and folds the full one
             raise
         finally:
-            self._recorder.stop(self)
+            self._recorder.stop(self._session)
             try:
                 if not self._delivered and (report := self._report()) is not None:
                     is_shown = True
                     if self._engine is not None:
                         report, is_shown = self._engine.merged(report, error), not self._engine.is_shown_elsewhere
-                    self._deliver(report, is_shown=is_shown, below=self._folded_traceback())
+                    self._deliver(report, is_shown=is_shown, below=_fold(self._full_traceback))
                     self._delivered = True
             finally:
                 self._live.stop()  # last: the output never shrinks to nothing between the live view and the report
@@ -127,10 +127,6 @@ class ShownSession:
     def live(self) -> object | None:
         """The probe's snapshot."""
         return self._session.live()
-
-    def standing(self) -> str:
-        """See `Session`."""
-        return self._session.standing()
 
     def traceback_of(self, error: BaseException) -> list[str]:
         """See `Session`; also where the report explains an error that was raised in a library.
@@ -157,9 +153,6 @@ class ShownSession:
         """Whether its report is shown below the cell."""
         return not (self._deliver.asked.quiet or (self._engine is not None and self._engine.is_shown_elsewhere))
 
-    def _folded_traceback(self) -> tuple[Fold, ...]:
-        return _fold(self._full_traceback) if self._full_traceback else ()
-
     def _report(self) -> Report | None:
         try:
             report: Report = self._session.report
@@ -174,7 +167,7 @@ def folded(error: BaseException) -> tuple[Fold, ...]:
 
 
 def _fold(text: str) -> tuple[Fold, ...]:
-    return (Fold("The full traceback", (Verbatim(text),)),)
+    return (Fold("The full traceback", (Verbatim(text),)),) if text else ()
 
 
 def _full(error: BaseException) -> str:
