@@ -53,44 +53,44 @@ class Arguments:
     help: bool = False
 
 
-class MagicParser:
+class MagicParser(argparse.ArgumentParser):
     """Parses the lines of one instrument's magic; an invalid line raises a `UsageError` of one line."""
 
     def __init__(self, row: Instrument) -> None:
-        self._row = row
-        self._parser = parser = _Parser(
-            prog=row.magic, description=row.description, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        super().__init__(
+            prog=row.magic,
+            description=row.description,
+            add_help=False,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        parser.allow_abbrev = False
+        self._row = row
         self.words = (*(_SWITCHES if row.lasting else ()), *_LITERAL.findall(row.subjects))
         """Words allowed on a line of their own, for completion."""
         if self.words:
-            parser.add_argument("word", nargs="?", metavar="|".join(self.words), help=_on_words(row))
-        row.add_options(parser)
-        parser.add_argument("-o", "--output", metavar="NAME", type=_name, help="keep the report in the variable NAME, also after an error")
-        parser.add_argument("-q", "--quiet", action="store_true", help="show nothing")
-        parser.add_argument("-w", "--widget", action="store_true", help="leave an interactive view: filter, sort, expand")
-        parser.add_argument("--json", metavar="PATH", type=writable_path, help="write the report to a file")
-        parser.add_argument("-h", "--help", action="store_true", help="show this, and run nothing")
+            self.add_argument("word", nargs="?", metavar="|".join(self.words), help=_on_words(row))
+        row.add_options(self)
+        self.add_argument("-o", "--output", metavar="NAME", type=_name, help="keep the report in the variable NAME, also after an error")
+        self.add_argument("-q", "--quiet", action="store_true", help="show nothing")
+        self.add_argument("-w", "--widget", action="store_true", help="leave an interactive view: filter, sort, expand")
+        self.add_argument("--json", metavar="PATH", type=writable_path, help="write the report to a file")
+        self.add_argument("-h", "--help", action="store_true", help="show this, and run nothing")
+        self.flags = tuple(flag for action in self._actions for flag in action.option_strings)
+        """All flags, for completion."""
 
     @property
     def help(self) -> str:
         """The instrument's description and every flag."""
-        return self._parser.format_help()
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """All flags, for completion."""
-        return tuple(flag for action in self._actions for flag in action.option_strings)
+        return self.format_help()
 
     @property
     def rows(self) -> tuple[tuple[str, str], ...]:
         """Each word and flag as written, such as ``--seed N``, with its help."""
         return tuple((_written(action), (action.help or "").replace("%%", "%")) for action in self._actions)
 
-    @property
-    def _actions(self) -> Sequence[argparse.Action]:
-        return self._parser._actions  # noqa: SLF001 - argparse has no other way
+    def error(self, message: str) -> NoReturn:
+        """Raise ValueError, of which `parse` makes one line."""
+        raise ValueError(message)
 
     def parse(self, line: str, *, subjects: bool = False, names: Mapping[str, object] | None = None) -> Arguments:
         """Parse `line`; expressions are allowed if `subjects` is true.
@@ -115,13 +115,13 @@ class MagicParser:
         return Arguments(options=values, word=values.pop("word", None), subjects=tuple(expressions), **common)
 
     def _values(self, words: list[str], expressions: list[str], *, alone: bool) -> dict[str, Any]:
-        found, unknown = self._parser.parse_known_args(words)
+        found, unknown = self.parse_known_args(words)
         if unknown:
-            self._parser.error(_unknown(self._row, unknown[0], self.words) + _nearest(unknown[0], self.flags))
+            self.error(_unknown(self._row, unknown[0], self.words) + _nearest(unknown[0], self.flags))
         word = getattr(found, "word", None)
         if word is not None and (expressions or not alone or word not in self.words):
             wrong = expressions[0].strip("'") if alone and word in self.words else word
-            self._parser.error(_unknown(self._row, wrong, self.words))
+            self.error(_unknown(self._row, wrong, self.words))
         return vars(found)
 
     def _split(self, line: str, names: Mapping[str, object]) -> tuple[list[str], list[str]]:
@@ -158,11 +158,6 @@ class MagicParser:
                 return expression, rest
         msg = f"cannot read {text!r} as an expression: put parentheses around each"
         raise UsageError(msg)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
 
 
 def _written(action: argparse.Action) -> str:

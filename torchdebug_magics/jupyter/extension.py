@@ -99,7 +99,7 @@ class Extension:
         note_cell_numbers(shell, stack)
         home.lasting.install(shell, stack)
         home.cells.install(stack)
-        for words in (home.recorder.last_words(), _lost_files(abandoned_copies())):
+        for words in (home.recorder.last_words(), _lost_files()):
             if words:
                 self.screen.say(words)
 
@@ -113,8 +113,9 @@ class Extension:
             self.last_session = session
 
 
-def _lost_files(copies: dict[str, str]) -> str:
+def _lost_files() -> str:
     """What a kernel that was killed in the middle of a rerun has not put back."""
+    copies = abandoned_copies()
     if not copies:
         return ""
     folders = " ".join(shlex.quote(folder) for folder in sorted({str(Path(path).parent) for path in copies}))
@@ -141,15 +142,13 @@ def unload(shell: InteractiveShell) -> None:
 
 def last_session() -> Session[Any] | None:
     """The latest session of the running shell, or None."""
-    shell = get_ipython()
-    extension = None if shell is None else loaded(shell)
+    extension = loaded(get_ipython())
     return None if extension is None else extension.last_session
 
 
 def show(report: Report, *, widget: bool = False) -> None:
     """Show a report as its magic does; print it where no shell has loaded the extension."""
-    shell = get_ipython()
-    extension = None if shell is None else loaded(shell)
+    extension = loaded(get_ipython())
     row = catalog.instrument_of(report)
     if row is None:
         print(report)  # noqa: T201 - a script has no other screen
@@ -161,9 +160,9 @@ def show(report: Report, *, widget: bool = False) -> None:
         print(plain.render(row.page(report)))  # noqa: T201 - a script has no other screen
 
 
-def loaded(shell: InteractiveShell) -> Extension | None:
+def loaded(shell: InteractiveShell | None) -> Extension | None:
     """The shell's extension object; it is stored with the shell's magics, not in a global."""
-    found = shell.magics_manager.registry.get(_KEY)
+    found = None if shell is None else shell.magics_manager.registry.get(_KEY)
     return found if isinstance(found, Extension) else None
 
 
@@ -197,8 +196,13 @@ class FrontDoor:
                 self._screen.show_page(self.welcome())
             case ["doctor"]:
                 self._screen.show_page(self.doctor())
+            case ["last"] if not self._reports:
+                self._screen.say("there is no report yet")
             case ["last"]:
-                self._last()
+                name, report = self._reports[-1]
+                row = next((row for row in self._rows if row.name == name), None) or catalog.instrument_of(report)
+                if row is not None:
+                    self._screen.show(report, row)
             case ["fix"]:
                 self._screen.say(self._fix())
             case ["display"]:
@@ -260,15 +264,6 @@ class FrontDoor:
             lines = [f"line {edit.line}: `{edit.new}`" for edit in report.edits]
             return f"the cell below is In[{cells[0][0]}] with the fix ({state}): {'; '.join(lines)}"
         return changes(report)
-
-    def _last(self) -> None:
-        if not self._reports:
-            self._screen.say("there is no report yet")
-            return
-        report = self._reports[-1][1]
-        row = next((row for row in self._rows if row.name == self._reports[-1][0]), None) or catalog.instrument_of(report)
-        if row is not None:
-            self._screen.show(report, row)
 
 
 def note_cell_numbers(shell: InteractiveShell, stack: ExitStack) -> None:

@@ -17,7 +17,7 @@ from IPython.utils.capture import capture_output
 
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instrument import CellContext, Examined
+from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.jupyter.arguments import MagicParser, evaluated
 from torchdebug_magics.jupyter.cell import on_event, running_cells
 from torchdebug_magics.jupyter.showing import Delivery, ShownSession, folded, watched_work
@@ -107,7 +107,10 @@ class InstrumentMagic:
     def _examine(self, asked: Arguments, local_ns: dict[str, object]) -> bool:
         """Whether the line was examined: a bare one of a magic that watches cells may have nothing to report."""
         __tracebackhide__ = True
-        subjects, keywords = self._evaluated(asked.subjects, local_ns)
+        subjects, keywords = evaluated(asked.subjects, self._screen.shell.user_ns, local_ns, self.row.subject_of)
+        if keywords and not self.row.takes_keywords:
+            msg = f"%{self.row.name} takes no named value such as {next(iter(keywords))}=..."
+            raise UsageError(msg)
         try:
             with _in_one_line(), watched_work(self.row, self._screen, is_quiet=asked.quiet) as progress:
                 context = CellContext(
@@ -121,25 +124,8 @@ class InstrumentMagic:
         except BaseException as error:
             self._shorten(error, asked, is_folded=False)
             raise
-        is_examined = bool(asked.subjects) or examined.report is not None or not self.row.watches
-        if is_examined:
-            self._show(asked, examined)
-        return is_examined
-
-    def _evaluated(self, sources: tuple[str, ...], local_ns: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Evaluate the expressions as arguments of a call."""
-        values, named = evaluated(sources, self._screen.shell.user_ns, local_ns, self.row.subject_of)
-        if named and not self.row.takes_keywords:
-            msg = f"%{self.row.name} takes no named value such as {next(iter(named))}=..."
-            raise UsageError(msg)
-        return values, named
-
-    def _last_error(self) -> BaseException | None:
-        last = self._screen.shell.last_execution_result
-        return None if last is None else last.error_in_exec
-
-    def _show(self, asked: Arguments, examined: Examined) -> None:
-        __tracebackhide__ = True
+        if not asked.subjects and examined.report is None and self.row.watches:
+            return False
         below: tuple[Fold, ...] = ()
         if examined.error is not None:
             self._shorten(examined.error, asked, is_folded=examined.report is not None)
@@ -148,6 +134,11 @@ class InstrumentMagic:
             Delivery(self.row, asked, self._screen, lambda name, kept: self._home.keep(name, kept, None))(examined.report, below=below)
         if examined.error is not None:
             raise examined.error
+        return True
+
+    def _last_error(self) -> BaseException | None:
+        last = self._screen.shell.last_execution_result
+        return None if last is None else last.error_in_exec
 
     def _shorten(self, error: BaseException, asked: Arguments, *, is_folded: bool) -> None:
         """Show the error by the user's own calls, or whole where no report is shown: between them and the cell are ours."""

@@ -41,7 +41,7 @@ class Surroundings:
         spaces = [root for root in roots if type(root) is dict] if looks else []
         self._names = lambda: [*used, *(Named(name, value) for space in spaces for name, value in space.items() if name[:1] != "_")]
         self._children = _children() if looks else frozenset()
-        self._databases = [(found.name, found.value, _changes_count(found.value)) for found in self._connections()]
+        self._databases = [(found.name, found.value, _state_of(found.value)) for found in self._connections()]
         self._used_databases = [(found.name, found.value) for found in values_found(iter(used), _is_connection)]
         self.shared = (*_streams_in(used), *_shared_with_threads(used, self._threads))
         """What the run may do to streams and threads that are older."""
@@ -89,12 +89,12 @@ class Surroundings:
             yield from (f"hands work to the thread `{name}`, which goes on" for name in _consumers(items, None))
         if self._has_forked and _children() - self._children:
             yield "leaves a process running"
-        for name, connection, count in self._databases:
-            if count is not None and _changes_count(connection) not in {count, None}:
+        for name, connection, state in self._databases:
+            if state is not None and _state_of(connection) not in {state, None}:
                 yield f"changes the database behind `{name}`"
         known = {id(connection) for _, connection, _ in self._databases}
         for found in self._connections():
-            if id(found.value) not in known and _is_in_transaction(found.value):
+            if id(found.value) not in known and (_state_of(found.value) or (0, False))[1]:
                 yield f"leaves the database behind `{found.name}` in a transaction"
 
     def forbid_writes(self, stack: ExitStack, note: Callable[[str], None]) -> None:
@@ -190,16 +190,9 @@ def _is_connection(value: object) -> bool:
     return issubclass(type(value), sqlite3.Connection)
 
 
-def _changes_count(connection: sqlite3.Connection) -> int | None:
-    """None where it is closed, or another thread's."""
+def _state_of(connection: sqlite3.Connection) -> tuple[int, bool] | None:
+    """How much it has changed, and whether it is in a transaction; None where it is closed, or another thread's."""
     try:
-        return connection.total_changes + connection.in_transaction
+        return connection.total_changes, connection.in_transaction
     except sqlite3.Error:
         return None
-
-
-def _is_in_transaction(connection: sqlite3.Connection) -> bool:
-    try:
-        return connection.in_transaction
-    except sqlite3.Error:
-        return False
