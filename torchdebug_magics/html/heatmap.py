@@ -39,17 +39,13 @@ def heatmap(block: Heatmap) -> Markup:
         cells = _characters(levels) if block.is_quick else [_image(levels, wide, describe(block))]
     except Exception:  # noqa: BLE001 - a picture that fails never costs the reader the verdict
         return el("p", describe(block), style=style.BLOCK)
-    lines = []
-    for at, (name, _) in enumerate(rows):
-        label = el("td", name, style=style.HEAT_NAME.format(height=_ROW_PX))
-        cell = [cells[at]] if block.is_quick else cells if at == 0 else []
-        spans = "" if block.is_quick else len(rows)
-        lines.append(el("tr", label, *(el("td", one, rowspan=spans, style=style.HEAT_CELL) for one in cell), style=style.CHART_ROW))
+    # One image beside all names, or a line of characters beside each.
+    beside = [el("td", cell, rowspan="" if block.is_quick else len(rows), style=style.HEAT_CELL) for cell in cells]
+    label = style.HEAT_NAME.format(height=_ROW_PX)
+    lines = [el("tr", el("td", name, style=label), *beside[at : at + 1], style=style.CHART_ROW) for at, (name, _) in enumerate(rows)]
     last = f"{block.x_label} {wide * block.columns_per_value - 1:,}" if wide > 1 else ""
     ends = el("div", el("span", f"{block.x_label} 0"), el("span", last), style=style.HEAT_ENDS)
-    lines.append(
-        el("tr", el("td", style=style.HEAT_NAME.format(height=_ROW_PX)), el("td", ends, style=style.HEAT_CELL), style=style.CHART_ROW)
-    )
+    lines.append(el("tr", el("td", style=label), el("td", ends, style=style.HEAT_CELL), style=style.CHART_ROW))
     more = len(block.rows) - len(rows)
     title = block.title + (f" ({len(rows)} of {plural(len(block.rows), 'row')}, evenly chosen)" if more else "")
     return framed(title, lines, below=el("div", *scale.key(levels), style=style.KEY))

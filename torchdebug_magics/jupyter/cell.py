@@ -68,9 +68,11 @@ class CellSessions:
     """Events after which ended sessions are closed: after an interrupt, or a silent run, only some of them fire."""
 
     def __init__(self, shell: InteractiveShell) -> None:
-        self._shell = shell
+        self._shell: Any = shell
         self._opened: list[_Opened] = []
-        self._tracebacks = PlainTracebacks(shell, self._traceback_of)
+        self._handler = self._show  # kept, so that it can be recognised
+        self._handler_before: tuple[Any, Any] | None = None
+        """The shell's handler of exceptions, called before a traceback is drawn, while ours stands there."""
         self._explained: tuple[BaseException, list[str]] | None = None
         """An error of a line magic, and the lines shown in place of its traceback."""
 
@@ -91,19 +93,19 @@ class CellSessions:
             msg = f"%{name} is open in this cell already"
             raise UsageError(msg)
         self._opened.append(_Opened(name, cell, get_ident(), session))  # first, so that an interrupt cannot lose it
-        self._tracebacks.begin()
+        self._handle_errors()
         session.__enter__()
 
     def shorten(self, error: BaseException, lines: list[str]) -> None:
         """Let an error that is about to end the running cell be shown as `lines`; without any, whole but for our frames."""
         self._explained = error, lines
-        self._tracebacks.begin()
+        self._handle_errors()
 
     def run_source(self, source: str) -> object:
         """Run `source`, including magic lines, outside a cell of its own, and return its last value."""
         __tracebackhide__ = True
         code = self._shell.transform_cell(source)
-        compiler: Any = self._shell.compile
+        compiler = self._shell.compile
         file, space = compiler.cache(code), self._shell.user_ns
 
         def run() -> object:
@@ -151,46 +153,27 @@ class CellSessions:
                 else:
                     one.cell.error_in_exec = failure
                     if show:
-                        self._tracebacks.show(failure)
+                        self._show(type(failure), failure, None)
                 if isinstance(failure, KeyboardInterrupt):
                     one.is_closing = False
                     continue  # what it cut short is finished at the next event
             self._opened.remove(one)
         if not self._opened:
             self._explained = None
-            self._tracebacks.end()
+            if self._handler_before is not None and self._shell.CustomTB is self._handler:  # else another one was installed since
+                self._shell.custom_exceptions, self._shell.CustomTB = self._handler_before
+            self._handler_before = None
 
-
-class PlainTracebacks:
-    """Installed as the shell's custom exception handler, which runs before a traceback is drawn."""
-
-    def __init__(self, shell: InteractiveShell, traceback_of: Callable[[BaseException], list[str]]) -> None:
-        self._shell: Any = shell
-        self._traceback_of = traceback_of
-        self._before: tuple[Any, Any] | None = None
-        self._handler = self._show  # kept, so that it can be recognised
-
-    def begin(self) -> None:
-        """Install; idempotent."""
-        if self._before is None:
-            self._before = self._shell.custom_exceptions, self._shell.CustomTB
+    def _handle_errors(self) -> None:
+        if self._handler_before is None:
+            self._handler_before = self._shell.custom_exceptions, self._shell.CustomTB
             self._shell.custom_exceptions, self._shell.CustomTB = (Exception, KeyboardInterrupt), self._handler
-
-    def end(self) -> None:
-        """Restore the previous handler, unless another one was installed since."""
-        if self._before is not None and self._shell.CustomTB is self._handler:
-            self._shell.custom_exceptions, self._shell.CustomTB = self._before
-        self._before = None
-
-    def show(self, error: BaseException) -> None:
-        """Show the traceback of an error that ended no code of the cell, but what follows it."""
-        self._show(type(error), error, error.__traceback__)
 
     def _show(self, kind: type[BaseException], error: Any, _trace: TracebackType | None, tb_offset: int | None = None) -> Any:
         without_ours(error)
         with lines_as_typed(error):
             lines = self._traceback_of(error)
-            handled, handler = self._before or ((), None)
+            handled, handler = self._handler_before or ((), None)
             if not lines and handler is not None and isinstance(error, handled):
                 return handler(kind, error, error.__traceback__, tb_offset)
             if lines:

@@ -21,7 +21,7 @@ from torchdebug_magics.html.page import Facts, Note, Page, Table
 from torchdebug_magics.jupyter.arguments import without_comment
 from torchdebug_magics.jupyter.cell import CellSessions, MagicLines, on_event
 from torchdebug_magics.jupyter.display import MODES, Screen, show_reports
-from torchdebug_magics.jupyter.magics import Home, InstrumentMagic, LastingSessions, Reruns
+from torchdebug_magics.jupyter.magics import Home, InstrumentMagic, LastingSessions, memories
 from torchdebug_magics.jupyter.recorder import Recorder
 from torchdebug_magics.machine import gpus
 from torchdebug_magics.machine.kept_files import abandoned_copies
@@ -76,7 +76,7 @@ class Extension:
     def install(self) -> None:
         """Add everything to the shell."""
         shell, stack = self.shell, self._undo
-        home = Home(CellSessions(shell), LastingSessions(), Reruns(), Recorder(shell), self.screen, self._keep)
+        home = Home(CellSessions(shell), LastingSessions(), memories(), Recorder(shell), self.screen, self._keep)
         magics = {row.name: InstrumentMagic(row, home) for row in catalog.instruments()}
         door = FrontDoor([magic.row for magic in magics.values()], self.screen, self.reports)
         flags = {name: (*magic.parser.words, *magic.parser.flags) for name, magic in magics.items()}

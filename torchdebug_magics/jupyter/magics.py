@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections import ChainMap, OrderedDict, deque
+from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from IPython.core.error import UsageError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 Keep: TypeAlias = "Callable[[str, Report, Session[Any] | None], None]"
 """Called with each report: the magic's name, the report, and its session if there was one."""
+Memories: TypeAlias = Callable[[str, str], "deque[Any]"]
 _RUN_CODE = InteractiveShell.run_code.__code__
 _OF_PYTHON = frozenset({"time", "capture", "prun"})
 """Cell magics that run the code below them unchanged, once."""
@@ -52,7 +54,7 @@ class Home(NamedTuple):
 
     cells: CellSessions
     lasting: LastingSessions
-    reruns: Reruns
+    memories: Memories
     recorder: Recorder
     screen: Screen
     keep: Keep
@@ -177,7 +179,8 @@ class _MagicContext(CellContext):
         return None if self.is_lasting else CellBody(self.home.screen.shell, self.home.cells)
 
     def earlier_runs(self) -> deque[Any] | None:
-        return self.home.reruns.of_running_cell(self.name)
+        source = _running_source()
+        return None if source is None else self.home.memories(self.name, source)
 
 
 @contextmanager
@@ -319,19 +322,6 @@ class LastingSessions:
         return self._on[name].live() if name in self._on else None
 
 
-class Reruns:
-    """Memories of the latest cells, by their text, as a rerun cell has a new number."""
-
-    def __init__(self) -> None:
-        self._runs: OrderedDict[tuple[str, str], deque[Any]] = OrderedDict()
-
-    def of_running_cell(self, name: str) -> deque[Any] | None:
-        """The memory of the instrument `name` for the running cell; None outside a cell."""
-        source = _running_source()
-        if source is None:
-            return None
-        runs = self._runs.setdefault((name, source), deque(maxlen=_RUNS))
-        self._runs.move_to_end((name, source))
-        while len(self._runs) > _CELLS:
-            self._runs.popitem(last=False)
-        return runs
+def memories() -> Memories:
+    """Memories of the latest cells, by a magic's name and the cell's text, as a rerun cell has a new number."""
+    return lru_cache(_CELLS)(lambda _name, _source: deque(maxlen=_RUNS))

@@ -296,22 +296,19 @@ class Outputs:
 
     def __init__(self, row: Instrument, json: Path | None, html: Path | None) -> None:
         self._row = row
-        self._files = [path.absolute() for path in (json, html) if path is not None]  # the script may go to another folder
-        self._html = None if html is None else html.absolute()
+        writers: tuple[tuple[Path | None, Callable[[Report], str]], ...] = ((json, Report.to_json), (html, self._page))
+        self._files = [(path.absolute(), text_of) for path, text_of in writers if path is not None]  # the script may go to another folder
 
     def own(self, report: Report, rank: int) -> None:
         """Write the files of this process or, if it launched ranks, of each rank."""
         reports = {one.rank: one.report for one in report.ranks} if isinstance(report, RanksReport) else {rank: report}
-        for path in self._files:
-            for number, one in reports.items():
-                if _RANK in path.name and one is not None:
-                    self._write(path, path.with_name(path.name.replace(_RANK, str(number))), one)
+        for number, one in reports.items():
+            if one is not None:
+                self._write(one, str(number))
 
     def of_all(self, report: Report) -> None:
         """On the terminal, too; last, so that it is what one sees."""
-        for path in self._files:
-            if _RANK not in path.name:
-                self._write(path, path, report)
+        self._write(report)
         try:
             text = plain.render(self._row.page(report))
         except Exception as failure:  # noqa: BLE001 - a view that fails costs its picture, never the run
@@ -322,11 +319,15 @@ class Outputs:
         """One line on the terminal."""
         print(f"{self._row.name}: {text}", file=sys.stderr, flush=True)  # noqa: T201 - as above
 
-    def _write(self, asked: Path, path: Path, report: Report) -> None:
-        try:
-            path.write_text(f"{self._page(report) if asked == self._html else report.to_json()}\n", encoding="utf-8")
-        except OSError as error:
-            self.say(f"the report could not be written to {path}: {error.strerror}")
+    def _write(self, report: Report, rank: str = "") -> None:
+        """Write the files of a rank; without one, those that all have in common."""
+        for path, text_of in self._files:
+            if (_RANK in path.name) == bool(rank):
+                place = path.with_name(path.name.replace(_RANK, rank))
+                try:
+                    place.write_text(f"{text_of(report)}\n", encoding="utf-8")
+                except OSError as error:
+                    self.say(f"the report could not be written to {place}: {error.strerror}")
 
     def _page(self, report: Report) -> str:
         head = f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{self._row.name}</title></head>\n<body>'

@@ -26,7 +26,6 @@ from torchdebug_magics.probing.children.rank_traces import Standing, leave_whole
 from torchdebug_magics.ranks.compared import Details, RankRecord
 from torchdebug_magics.ranks.disagreements import Asked
 from torchdebug_magics.ranks.merging import merged
-from torchdebug_magics.ranks.report import RankFindingKind
 from torchdebug_magics.ranks.transport import packed, unpacked
 from torchdebug_magics.report import Report
 
@@ -258,18 +257,15 @@ class Meeting:
     def details_beside(self, own: RankRecord) -> Asked:
         """From what the ranks have left, and what this one has."""
 
-        def details(kind: RankFindingKind, step: int | None, ranks: Sequence[int]) -> Mapping[int, Details]:
-            return {rank: self._details_of(rank, own).get((kind, step), {}) for rank in ranks}
+        def details_of(rank: int) -> Mapping[Any, Details]:
+            if rank == own.rank.rank:
+                return own.compared.details
+            data = self._place.get(f"{rank}.details")
+            left: Mapping[Any, Details] = {} if data is None else pickle.loads(zlib.decompress(data))  # noqa: S301 - of the same job
+            return left
 
-        return details
+        return lambda kind, step, ranks: {rank: details_of(rank).get((kind, step), {}) for rank in ranks}
 
     def clear(self) -> None:
         """Leave nothing behind."""
         self._place.clear([f"{rank}.{kind}" for rank in range(self.ranks_count) for kind in _KINDS])
-
-    def _details_of(self, rank: int, own: RankRecord) -> Mapping[Any, Details]:
-        data = None if rank == own.rank.rank else self._place.get(f"{rank}.details")
-        details: Mapping[Any, Details] = own.compared.details
-        if rank != own.rank.rank:
-            details = {} if data is None else pickle.loads(zlib.decompress(data))  # noqa: S301 - from a rank of the same job
-        return details
