@@ -22,7 +22,6 @@ from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.jupyter.arguments import MagicParser, evaluated
 from torchdebug_magics.jupyter.cell import on_event, running_cells
 from torchdebug_magics.jupyter.showing import Delivery, ShownSession, folded, watched_work
-from torchdebug_magics.probing.syntax import nodes, own_nodes
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -211,7 +210,7 @@ class CellBody:
         self.file = _file_of(shell)
         body = compiler.ast_parse(lines, filename=self.file).body
         self.statements = tuple(part for part in body if _cell_magic(part) not in {(name, None) for name in catalog.INSTRUMENTS})
-        named = {node.id for node in nodes(ast.Name, *self.statements)}
+        named = {node.id for statement in self.statements for node in ast.walk(statement) if isinstance(node, ast.Name)}
         self.variables = {name: value for name, value in shell.user_ns.items() if name in named - self.hidden}
         self.refusal = _refusal(self.statements)
         self._code: CodeType | None = (
@@ -265,13 +264,20 @@ def _refusal(statements: Sequence[ast.stmt]) -> str:
             return f"`%%{name}` is above it: write `%%{ours}` first"
         if name and body is not None and name not in _OF_PYTHON:
             return f"`%%{name}` runs the body, and would run it again"
-    for node in own_nodes(ast.Module([*statements], [])):
+    for node in (node for statement in statements for node in _outside_functions(statement)):
         match node:
             case ast.Await() | ast.AsyncFor() | ast.AsyncWith():
                 return "the cell awaits at top level"
             case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), name)) if name in _SHELL_COMMANDS:
                 return "the cell runs a shell command, which a second run would repeat"
     return ""
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from _outside_functions(child)
 
 
 class LastingSessions:
