@@ -94,10 +94,6 @@ class Screen:
         # Colab would save the widget's state, in a form for which GitHub refuses the whole notebook.
         return "html" if "google.colab" in sys.modules or not _has_widgets() else "widgets"
 
-    def cell_source(self) -> str:
-        """The source of the running cell."""
-        return str((self.shell.user_ns.get("_ih") or [""])[-1])
-
     @property
     def is_engine(self) -> bool:
         """Whether this is an ipyparallel engine, whose output the client shows for every engine."""

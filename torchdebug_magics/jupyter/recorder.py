@@ -59,18 +59,15 @@ class Recorder:
         except OSError:  # a full disk, or none to write on: then nobody will be told
             return
         self._latest.clear()
-        self._open.callback(atexit.unregister, self._close)
-        atexit.register(self._close)
+        self._open.callback(atexit.unregister, self._open.close)
+        atexit.register(self._open.close)
         self._open.enter_context(Sampler(lambda: self._write(box), name="recorder", every_s=_EVERY_S))
 
     def stop(self, session: Session[Any]) -> None:
         """Stop recording `session`; idempotent."""
         self._wanted.pop(session, None)
         if not self._wanted:
-            self._close()
-
-    def _close(self) -> None:
-        self._open.close()
+            self._open.close()
 
     def _write(self, box: BlackBox) -> None:
         limit = self._limits.binding()

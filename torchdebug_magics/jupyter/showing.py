@@ -90,7 +90,7 @@ class ShownSession:
         if screen.is_engine and row.is_followed and not lasting:
             from torchdebug_magics.run.meeting import EngineCell  # noqa: PLC0415 - it imports torch
 
-            self._engine = EngineCell(row, screen.cell_source())
+            self._engine = EngineCell(row, str((screen.shell.user_ns.get("_ih") or [""])[-1]))
         self._after_last_cell: object | None = None
         self._delivered = False
         self._full_traceback = ""

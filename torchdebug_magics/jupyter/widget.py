@@ -37,13 +37,9 @@ def view(page: Page) -> ipywidgets.Widget:
     """The widget for a page, block by block."""
     head = ipywidgets.HTML(markup.render(replace(page, blocks=())))
     fix = next((text for block in page.blocks if isinstance(block, Facts) for name, text in block.rows if name == "fix" and text), "")
-    copying = [ipywidgets.HTML(str(el("button", "copy the fix", onclick=_COPY, **{"data-fix": _code_of(fix)})))] if fix else []
+    code = "\n".join(_CODE.findall(fix)) or fix  # a fix in words, whole
+    copying = [ipywidgets.HTML(str(el("button", "copy the fix", onclick=_COPY, **{"data-fix": code})))] if fix else []
     return ipywidgets.VBox([head, *copying, *_parts(page.blocks)])
-
-
-def _code_of(fix: str) -> str:
-    """The code of a fix, a line each; a fix in words, whole."""
-    return "\n".join(_CODE.findall(fix)) or fix
 
 
 def _parts(blocks: Sequence[Block]) -> Iterator[ipywidgets.Widget]:

@@ -43,7 +43,8 @@ class Surroundings:
         self._children = _children() if looks else frozenset()
         self._databases = [(found.name, found.value, _state_of(found.value)) for found in self._connections()]
         self._used_databases = [(found.name, found.value) for found in values_found(iter(used), _is_connection)]
-        self.shared = (*_streams_in(used), *_shared_with_threads(used, self._threads))
+        streams = (f"may write to the open stream `{stream.name}`" for stream in values_found(iter(used), is_stream))
+        self.shared = (*streams, *_shared_with_threads(used, self._threads))
         """What the run may do to streams and threads that are older."""
 
     def is_older_thread(self) -> bool:
@@ -119,12 +120,6 @@ class Surroundings:
 def _this_thread() -> threading.Thread | None:
     known: dict[int, threading.Thread] = vars(threading)["_active"]  # `current_thread` may make an object
     return known.get(threading.get_ident())
-
-
-def _streams_in(used: list[Named]) -> Iterator[str]:
-    """Reasons: streams that cannot be put back, by the variables that lead to them."""
-    for stream in values_found(iter(used), is_stream):
-        yield f"may write to the open stream `{stream.name}`"
 
 
 def used_by_other_threads() -> frozenset[int]:

@@ -222,7 +222,8 @@ def _parts_of(root: Any) -> list[Any]:
     elif kind is MethodType:
         parts = (root.__func__, root.__self__)
     elif kind is FunctionType and is_user_code(root.__code__):
-        parts = _parts_of_function(root)
+        named = (root.__globals__.get(name) for name in root.__code__.co_names)
+        parts = (root.__code__, *(root.__defaults__ or ()), *(root.__kwdefaults__ or {}).values(), *_cells(root), *named)
     elif issubclass(kind, ast.AST):
         parts = [node.value for node in nodes(ast.Constant, root)]
     elif issubclass(kind, type) and _has_user_code(root):
@@ -230,12 +231,6 @@ def _parts_of(root: Any) -> list[Any]:
     elif _has_user_code(kind):
         parts = (kind, *(attributes_of(root) or {}).values())
     return list(parts)
-
-
-def _parts_of_function(function: FunctionType) -> list[Any]:
-    named = (function.__globals__.get(name) for name in function.__code__.co_names)
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return [function.__code__, *defaults, *_cells(function), *named]
 
 
 def _has_user_code(kind: type) -> bool:
