@@ -139,12 +139,7 @@ def _line(*cells: str) -> str:
 
 def _wrapped(text: str, *, first: str = "", indent: str = "") -> str:
     return textwrap.fill(
-        one_line(text),
-        _WIDTH,
-        initial_indent=one_line(first),
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+        one_line(text), _WIDTH, initial_indent=one_line(first), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 

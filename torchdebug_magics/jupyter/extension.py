@@ -231,12 +231,7 @@ class FrontDoor:
         return Page("torchdebug", "info", f"torchdebug_magics {__version__}, and what it finds on this machine", self._state())
 
     def _state(self) -> tuple[Block, ...]:
-        facts = (
-            ("versions", gpus.versions()),
-            ("device", gpus.device()),
-            ("memory", gpus.memory_limit()),
-            ("display", self._display()),
-        )
+        facts = (("versions", gpus.versions()), ("device", gpus.device()), ("memory", gpus.memory_limit()), ("display", self._display()))
         if not self._reports:
             return (Facts(facts),)
         magics = {row.name: row.magic for row in self._rows}

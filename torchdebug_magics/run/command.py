@@ -26,13 +26,12 @@ from torchdebug_magics.instrument import Instrument, writable_path
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.after_import import AfterImport
-from torchdebug_magics.probing.children.rank_traces import record_of, standing_here
+from torchdebug_magics.probing.children.rank_traces import record_of
 from torchdebug_magics.probing.where import locate, user_frame
 from torchdebug_magics.ranks.compared import RankRecord
-from torchdebug_magics.ranks.merging import merged
 from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.report import Report
-from torchdebug_magics.run.meeting import Meeting, collected, meeting_place, sign_every_s
+from torchdebug_magics.run.meeting import Meeting, meeting_place, sign_every_s
 from torchdebug_magics.session import Session
 
 _PROGRAM = "python -m torchdebug_magics"
@@ -250,20 +249,17 @@ class Watch:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _deliver(self, record: RankRecord, *, is_hurried: bool) -> None:
-        assert record.rank.report is not None
-        self._outputs.own(record.rank.report, self._rank)
-        if self._meeting is not None and self._rank:
-            self._meeting.leave(record)
-        elif self._meeting is not None:
-            records = collected(self._meeting, record, is_hurried=is_hurried)
-            self._outputs.of_all(merged(self._row.name, records, self._meeting.details_beside(record)))
-            self._meeting.clear()
-        elif self._rank == 0:
-            self._outputs.of_all(record.rank.report)
+        report = record.rank.report
+        assert report is not None
+        self._outputs.own(report, self._rank)
+        if self._meeting is not None:
+            report = self._meeting.merged(self._row.name, record, is_hurried=is_hurried)
+        if report is not None and self._rank == 0:
+            self._outputs.of_all(report)
 
     def _stand(self) -> None:
         if self._meeting is not None:
-            self._meeting.stand(standing_here(self._rank, time.monotonic() - self._began_s, is_in_job=True))
+            self._meeting.stand(time.monotonic() - self._began_s)
 
     def _told_to_end(self, number: int, frame: FrameType | None) -> None:
         """SIGTERM, by a launcher or a scheduler: the report is made, and the process ends by that signal, as it would have done."""
