@@ -253,6 +253,8 @@ class Watch:
         assert report is not None
         self._outputs.own(report, self._rank)
         if self._meeting is not None:
+            if self._rank == 0:
+                self._stack.close()  # nothing stands there any more when all is removed
             report = self._meeting.merged(self._row.name, record, is_hurried=is_hurried)
         if report is not None and self._rank == 0:
             self._outputs.of_all(report)
