@@ -13,21 +13,11 @@ if TYPE_CHECKING:
     from torchdebug_magics.report import Report
 
 
-INSTRUMENTS = {
-    "nanhunt": "torchdebug_magics.instruments.nanhunt",
-    "shapes": "torchdebug_magics.instruments.shapes",
-    "memtrace": "torchdebug_magics.instruments.memtrace",
-    "memgauge": "torchdebug_magics.instruments.memgauge",
-    "memmark": "torchdebug_magics.instruments.memmark",
-    "memclean": "torchdebug_magics.instruments.memclean",
-    "deterministic": "torchdebug_magics.instruments.deterministic",
-    "hangwatch": "torchdebug_magics.instruments.hangwatch",
-    "autograd": "torchdebug_magics.instruments.autograd",
-    "gradwatch": "torchdebug_magics.instruments.gradwatch",
-    "shrink": "torchdebug_magics.instruments.shrink",
-    "stepzero": "torchdebug_magics.instruments.stepzero",
-    "overfit": "torchdebug_magics.instruments.overfit",
-}
+_NAMES = (
+    "nanhunt", "shapes", "memtrace", "memgauge", "memmark", "memclean", "deterministic", "hangwatch", "autograd", "gradwatch", "shrink",
+    "stepzero", "overfit",
+)  # fmt: skip
+INSTRUMENTS = {name: f"{__package__}.instruments.{name}" for name in _NAMES}
 
 
 def instrument(name: str) -> Instrument:

@@ -240,15 +240,13 @@ class Instrument:
         """A new session; raises TypeError for an unknown option."""
         return self.session_of_cell(options, SCRIPT)
 
-    def session_of_cell(self, options: Mapping[str, object], context: CellContext) -> Session[Any]:
-        """A new session for a cell."""
-        return self._session(self._known(options), context)
-
     def session_in_rank(self, job: Job) -> Session[Any]:
         """A new session in a process that another session launched."""
-        return self._session(job.options, SCRIPT, job)
+        return self.session_of_cell(job.options, SCRIPT, job)
 
-    def _session(self, options: Mapping[str, Any], context: CellContext, job: Job | None = None) -> Session[Any]:
+    def session_of_cell(self, options: Mapping[str, Any], context: CellContext, job: Job | None = None) -> Session[Any]:
+        """A new session for a cell."""
+        options = self._known(options)
         watch = self._function("probe", "watch")
         if watch is None:
             msg = f"{self.name} looks at once and takes no body: write `{self.magic}` on a line of its own"
@@ -283,14 +281,10 @@ class Instrument:
         """The page of a report."""
         from torchdebug_magics.html.page import applicable, cut_short_by  # noqa: PLC0415
 
-        if isinstance(report, RanksReport):
+        if isinstance(report, RanksReport) or is_cut(report):
             from torchdebug_magics.ranks import view  # noqa: PLC0415
 
-            page = view.page(report, self.page)
-        elif is_cut(report):
-            from torchdebug_magics.ranks import view  # noqa: PLC0415
-
-            page = view.short_page(report, self.name)
+            page = view.page(report, self.page) if isinstance(report, RanksReport) else view.short_page(report, self.name)
         else:
             page = self._function("view", "page")(report)
         page = cut_short_by(page, report.cut_short) if report.cut_short else page

@@ -78,11 +78,7 @@ class Kernel:
 
     def __init__(self, python: str, folder: Path) -> None:
         self.folder = folder
-        env = {
-            **os.environ,
-            "IPYTHONDIR": str(folder / ".ipython"),
-            "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-        }
+        env = {**os.environ, "IPYTHONDIR": str(folder / ".ipython"), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
         self.manager = KernelManager()
         self.manager._kernel_spec = KernelSpec(
             argv=[python, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--HistoryManager.enabled=False", "--log-level=ERROR"],

@@ -108,12 +108,7 @@ def test_stop_in_a_trial_restores_everything(ready: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("unknown (x, y)", "unknown"),
-        ("step --steps 0", "--steps must be at least 1"),
-        ("step --unknown", "--unknown"),
-    ],
+    ("line", "says"), [("unknown (x, y)", "unknown"), ("step --steps 0", "--steps must be at least 1"), ("step --unknown", "--unknown")]
 )
 def test_wrong_use_is_said_in_a_line(ready: Kernel, line: str, says: str) -> None:
     ran = ready.run(f"%overfit {line}")

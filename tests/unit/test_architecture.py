@@ -83,10 +83,7 @@ VIOLATIONS = {
         ("instruments/other/__init__.py", "from torchdebug_magics.instruments.other import probe"),
         ("__init__.py", "def late():\n    import torch"),
     ],
-    "exercises-stand-alone": [
-        ("exercises/checking.py", "import IPython"),
-        ("exercises/nan.py", "import torchdebug_magics.probing.safety"),
-    ],
+    "exercises-stand-alone": [("exercises/checking.py", "import IPython"), ("exercises/nan.py", "import torchdebug_magics.probing.safety")],
     "exercises-are-leaves": [
         ("__init__.py", "def late():\n    import torchdebug_magics.exercises.nan"),
         ("jupyter/planted.py", "import torchdebug_magics.exercises"),

@@ -88,12 +88,6 @@ def notebooks(limit_s: float = 3600.0, job_limit_s: float = 60.0, **environment:
             yield run
 
 
-def outcome_of(writer: Writer, door: str) -> Outcome:
-    """The outcome of a single run, in a process of its own."""
-    with notebooks() as run:
-        return run(writer, door)
-
-
 def _read(root: Path, ended: str) -> Outcome:
     aside = root / "aside"
     text = aside / "out.txt"
@@ -102,28 +96,9 @@ def _read(root: Path, ended: str) -> Outcome:
         why = broken.read_text() if broken.exists() else f"{ended} without an outcome"
         return Outcome((), {}, {}, "", {}, 0, (), (), (), text.read_text() if text.exists() else "", (), None, "", "", 0.0, why)
     values = json.loads((aside / "outcome.json").read_text())
-    return Outcome(
-        tuple(
-            sorted(
-                (_settled(path), kind, mode, _settled(content) if kind == "link" else content)
-                for path, kind, mode, content in values["files"]
-            )
-        ),
-        values["variables"],
-        values["after"],
-        values["cwd"],
-        values["environ"],
-        values["requests"],
-        tuple(values["threads"]),
-        tuple(values["processes"]),
-        tuple(values["printed"]),
-        values["text"],
-        tuple(values["errors"]),
-        values["report"],
-        values["verdict"],
-        values.get("shown", ""),
-        values["seconds"],
-    )
+    files = ((_settled(path), kind, mode, _settled(text) if kind == "link" else text) for path, kind, mode, text in values.pop("files"))
+    known = {"shown": "", **{name: value for name, value in values.items() if name in Outcome.__dataclass_fields__}}
+    return Outcome(tuple(sorted(files)), **{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
 
 
 def _settled(name: str) -> str:

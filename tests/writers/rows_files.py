@@ -5,12 +5,7 @@ from __future__ import annotations
 from tests.writers.writer import Writer
 
 ROWS = (
-    Writer(
-        "torch_save_new",
-        "",
-        'n += torch.rand(3).sum()\ntorch.save({"n": n.clone()}, "best.pt")',
-        ("file best.pt",),
-    ),
+    Writer("torch_save_new", "", 'n += torch.rand(3).sum()\ntorch.save({"n": n.clone()}, "best.pt")', ("file best.pt",)),
     Writer(
         "torch_save_over",
         'torch.save({"n": n}, "best.pt")',

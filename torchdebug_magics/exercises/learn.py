@@ -37,8 +37,7 @@ def prepared(prepare: Callable[[], tuple[nn.Module, torch.optim.Optimizer]]) -> 
     expect_kind(made, tuple, "`prepare` should still give the model and its optimizer")
     model, optimizer = made
     expect(
-        getattr(model.head, "out_features", 0) == _CLASSES,
-        f"there are {_CLASSES} rings, so the new head should have {_CLASSES} outputs.",
+        getattr(model.head, "out_features", 0) == _CLASSES, f"there are {_CLASSES} rings, so the new head should have {_CLASSES} outputs."
     )
     held = {id(one) for group in optimizer.param_groups for one in group["params"]}
     missing = [name for name, one in model.named_parameters() if id(one) not in held]

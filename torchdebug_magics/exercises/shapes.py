@@ -69,10 +69,7 @@ def read(reader: nn.Module) -> None:
         )
         changed = tokens.clone()
         changed[:, 0] = 51
-        expect(
-            not torch.allclose(reader(changed), together, atol=1e-6),
-            "the first word of a sentence makes no difference; read them all.",
-        )
+        expect(not torch.allclose(reader(changed), together, atol=1e-6), "the first word of a sentence makes no difference; read them all.")
 
 
 @check.task

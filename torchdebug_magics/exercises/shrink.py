@@ -27,10 +27,7 @@ def weighed(gibibytes: float, giant: nn.Module) -> None:
     said = re.search(r"\d+\.?\d*(e[-+]?\d+)?", str(gibibytes))  # "67 GiB" is a number, too
     named = float(said[0]) if said else 0.0
     expect(said, f"{shown(gibibytes)} is not a number of GiB.")
-    expect(
-        abs(named - size) < 0.02 * size,
-        f"the weights do not take {named:.12g} GiB; a GiB is 2**30 bytes, and a float32 takes four.",
-    )
+    expect(abs(named - size) < 0.02 * size, f"the weights do not take {named:.12g} GiB; a GiB is 2**30 bytes, and a float32 takes four.")
 
 
 def _kinds(model: nn.Module) -> set[str]:

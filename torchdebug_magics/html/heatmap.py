@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torchdebug_magics.format import number, plural, sparkline
 from torchdebug_magics.html import style
 from torchdebug_magics.html.pictures import image
-from torchdebug_magics.html.style import Markup, el
+from torchdebug_magics.html.style import Markup, el, framed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,21 +39,16 @@ def heatmap(block: Heatmap) -> Markup:
         cells = _characters(levels) if block.is_quick else [_image(levels, wide, describe(block))]
     except Exception:  # noqa: BLE001 - a picture that fails never costs the reader the verdict
         return el("p", describe(block), style=style.BLOCK)
-    lines = []
-    for at, (name, _) in enumerate(rows):
-        label = el("td", name, style=style.HEAT_NAME.format(height=_ROW_PX))
-        cell = [cells[at]] if block.is_quick else cells if at == 0 else []
-        spans = "" if block.is_quick else len(rows)
-        lines.append(el("tr", label, *(el("td", one, rowspan=spans, style=style.HEAT_CELL) for one in cell), style=style.CHART_ROW))
+    # One image beside all names, or a line of characters beside each.
+    beside = [el("td", cell, rowspan="" if block.is_quick else len(rows), style=style.HEAT_CELL) for cell in cells]
+    label = style.HEAT_NAME.format(height=_ROW_PX)
+    lines = [el("tr", el("td", name, style=label), *beside[at : at + 1], style=style.CHART_ROW) for at, (name, _) in enumerate(rows)]
     last = f"{block.x_label} {wide * block.columns_per_value - 1:,}" if wide > 1 else ""
     ends = el("div", el("span", f"{block.x_label} 0"), el("span", last), style=style.HEAT_ENDS)
-    lines.append(
-        el("tr", el("td", style=style.HEAT_NAME.format(height=_ROW_PX)), el("td", ends, style=style.HEAT_CELL), style=style.CHART_ROW)
-    )
+    lines.append(el("tr", el("td", style=label), el("td", ends, style=style.HEAT_CELL), style=style.CHART_ROW))
     more = len(block.rows) - len(rows)
     title = block.title + (f" ({len(rows)} of {plural(len(block.rows), 'row')}, evenly chosen)" if more else "")
-    whole = el("table", el("caption", title, style=style.CAPTION), el("tbody", *lines), style=style.FACTS)
-    return el("div", whole, el("div", *scale.key(levels), style=style.KEY), style=style.BLOCK)
+    return framed(title, lines, below=el("div", *scale.key(levels), style=style.KEY))
 
 
 def describe(block: Heatmap) -> str:
@@ -119,15 +114,8 @@ def _shown(block: Heatmap) -> list[tuple[str, tuple[float | None, ...]]]:
 
 
 def _colour(level: int | None) -> str:
-    return (
-        "transparent"
-        if level is None
-        else style.CHART_FRAME
-        if level == _ZERO
-        else style.CHART_BAD
-        if level == _LOST
-        else style.HEAT[level]
-    )
+    outside = {None: "transparent", _ZERO: style.CHART_FRAME, _LOST: style.CHART_BAD}
+    return outside[level] if level is None or level < 0 else style.HEAT[level]
 
 
 def _characters(levels: Sequence[Sequence[int | None]]) -> list[Markup]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -100,32 +100,35 @@ class Table:
             end += 1
         return range(position + 1, end)
 
-    def seen_first(self, cap: int) -> list[int]:
-        """The rows of a tree down to the depth at which there are at most `cap`, and marked rows with their ancestors."""
+    def shown(self, rows: int, tree_rows: int) -> list[int]:
+        """The positions that are shown first.
+
+        Of a flat table, at most `rows`; marked ones move up where they would be hidden. Of a tree, the levels that have at most
+        `tree_rows`, and marked rows with those around them.
+        """
+        if not self.tree:
+            positions = list(range(len(self.rows)))
+            if any(position >= rows for position in self.marked):
+                positions.sort(key=lambda position: position not in self.marked)
+            return positions[:rows]
         depths = [place.depth for place in self.tree]
-        deepest = self.open_depth(cap)
-        around = {at for mark in self.marked for at in self._around(mark)}
-        return [at for at, depth in enumerate(depths) if depth <= deepest or at in around]
+        counts = Counter(depths)
+        many = accumulate(counts[level] for level in range(max(depths) + 1))
+        deepest = max(1, sum(count <= tree_rows for count in many) - 1)
+        around = {*self.with_those_around(self.marked)}
+        seen = [at for at, depth in enumerate(depths) if depth <= deepest or at in around]
+        return sorted({*seen[:tree_rows], *(at for at in seen if at in self.marked)})
 
-    def open_depth(self, cap: int) -> int:
-        """The deepest level down to which a tree has at most `cap` rows; at least 1."""
-        depths = Counter(place.depth for place in self.tree)
-        many = list(accumulate(depths[level] for level in range(max(depths, default=0) + 1)))
-        return max(1, sum(rows <= cap for rows in many) - 1)
-
-    def _around(self, position: int) -> set[int]:
-        depth, found = self.tree[position].depth, {position}
-        for at in range(position - 1, -1, -1):
-            if self.tree[at].depth < depth:
-                depth = self.tree[at].depth
-                found.add(at)
-        return found
-
-    def order(self, cap: int) -> list[int]:
-        """Positions in display order: unchanged, unless a marked row would be beyond `cap`."""
-        positions = range(len(self.rows))
-        hidden = any(position >= cap for position in self.marked)
-        return sorted(positions, key=lambda position: position not in self.marked) if hidden else list(positions)
+    def with_those_around(self, positions: Collection[int]) -> list[int]:
+        """Rows of a tree, and those that they stand in; one pass from the last row to the first."""
+        found: list[int] = []
+        depth = -1  # of the last row that stays and whose holder is still to come
+        for at in range(len(self.tree) - 1, -1, -1):
+            own = self.tree[at].depth
+            if at in positions or own < depth:
+                found.append(at)
+                depth = own
+        return found[::-1]
 
 
 @dataclass(frozen=True)

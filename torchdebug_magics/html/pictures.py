@@ -6,18 +6,16 @@ import base64
 import io
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import cell, number, plural, sparkline
 from torchdebug_magics.html import style
-from torchdebug_magics.html.style import Markup, el, prose
+from torchdebug_magics.html.style import Markup, el, framed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from matplotlib.axes import Axes
+    from PIL.Image import Image
 
     from torchdebug_magics.html.page import Areas, Chart
 
@@ -41,8 +39,22 @@ _STRIP = 0.06
 def chart(block: Chart) -> Markup:
     """An image between its words; where it cannot be drawn, bars of text."""
     alt = describe(block)
-    otherwise = f"{block.title}: {sparkline(block.values, span=block.span)} {alt}"
-    return picture(lambda axes: _draw(axes, block), _words(block), alt=alt, height=_HEIGHT, otherwise=otherwise)
+    shown = [value for value in _drawn(block) if not math.isnan(value)]
+    ends = block.span or ((min(shown), max(shown)) if shown else None)
+    low, high = ("", "") if ends is None else (number(float(ends[0])), number(float(ends[1])))
+    first, last = block.ends or (f"{block.first_x:,}", f"{block.first_x + len(block.values) - 1:,}")
+    lost = next((step for step, value in enumerate(block.values, block.first_x) if not math.isfinite(value)), None)
+    said = "" if lost is None else f" (red cross: not finite, first at {lost:,})"
+    return picture(
+        lambda axes: _draw(axes, block),
+        f"{block.title}{said}",
+        top=high,
+        bottom=low if low != high else "",
+        below=(first, block.x_label, last),
+        alt=alt,
+        height=_HEIGHT,
+        otherwise=f"{block.title}: {sparkline(block.values, span=block.span)} {alt}",
+    )
 
 
 def describe(block: Chart) -> str:
@@ -55,17 +67,6 @@ def describe(block: Chart) -> str:
     if lost:
         parts.append(f"{lost:,} not finite")
     return "; ".join(parts)
-
-
-def _words(block: Chart) -> Words:
-    """The ends of both axes are named: the largest and the smallest value, the first and the last step."""
-    shown = [value for value in _drawn(block) if not math.isnan(value)]
-    ends = block.span or ((min(shown), max(shown)) if shown else None)
-    low, high = ("", "") if ends is None else (number(float(ends[0])), number(float(ends[1])))
-    first, last = block.ends or (f"{block.first_x:,}", f"{block.first_x + len(block.values) - 1:,}")
-    lost = next((step for step, value in enumerate(block.values, block.first_x) if not math.isfinite(value)), None)
-    said = "" if lost is None else f" (red cross: not finite, first at {lost:,})"
-    return Words(f"{block.title}{said}", top=high, bottom=low if low != high else "", below=(first, block.x_label, last))
 
 
 def _drawn(block: Chart) -> list[float]:
@@ -102,80 +103,62 @@ def _dress(axes: Axes, block: Chart, shown: list[float]) -> None:
         axes.set_yscale("log")
     if block.span is not None:
         axes.set_ylim(*_with_margin(block.span, log=block.log))
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.set_yticks([], minor=True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(style.CHART_FRAME)
+    _frame(axes)
     if shown:
         axes.hlines(
             (min(shown), max(shown)), 0, 1, color=style.CHART_FRAME, linewidth=0.5, linestyle=":", transform=axes.get_yaxis_transform()
         )
 
 
-@dataclass(frozen=True)
-class Words:
-    """What stands around an image."""
+def picture(  # noqa: PLR0913 - what stands around an image
+    draw: Callable[[Axes], None],
+    caption: str,
+    *,
+    top: str,
+    bottom: str,
+    below: Sequence[str],
+    alt: str,
+    height: float,
+    otherwise: str,
+    key: Sequence[Markup] = (),
+) -> Markup:
+    """What `draw` puts on axes, `height` inches high; the sentence `otherwise` where it cannot be drawn.
 
-    caption: str
-    top: str
-    """At the upper end of the scale, on the left."""
-    bottom: str
-    below: str | tuple[str, str, str]
-    """In the middle; or at the left, in the middle and at the right."""
-    key: tuple[Markup, ...] = ()
-
-
-def picture(draw: Callable[[Axes], None], words: Words, *, alt: str, height: float, otherwise: str) -> Markup:
-    """What `draw` puts on axes, `height` inches high; the sentence `otherwise` where it cannot be drawn."""
+    `top` and `bottom` stand at the ends of the scale, `below` one word in the middle, or three at the left, in the middle and at the right.
+    """
     try:
         drawn = image(draw, alt, height=height)
     except Exception:  # noqa: BLE001 - a picture that fails never costs the reader the verdict
         return el("p", otherwise, style=style.BLOCK)
-    below = (
-        [_word(words.below, "center", "top")]
-        if isinstance(words.below, str)
-        else [_word(text, side, "top") for text, side in zip(words.below, ("left", "center", "right"), strict=True)]
-    )
-    corner = _word("", "left", "top")
+    sides = ["center"] if len(below) == 1 else ["left", "center", "right"]
+    # The image is as high as both ends of the scale, and as wide as all that stands below it.
+    shown = el("td", drawn, rowspan=2, colspan=len(below) if len(below) > 1 else "", style=style.CHART_IMAGE)
     rows = [
-        [_word(words.top, "right", "top"), _image_cell(drawn, len(below))],
-        [_word(words.bottom, "right", "bottom")],
-        [corner, *below],
+        [_word(top, "right", "top"), shown],
+        [_word(bottom, "right", "bottom")],
+        [_word("", "left", "top"), *(_word(text, side, "top") for text, side in zip(below, sides, strict=True))],
     ]
-    whole = el(
-        "table",
-        el("caption", prose(words.caption, code_style=style.INLINE_CODE), style=style.CAPTION),
-        el("tbody", *(el("tr", *cells, style=style.CHART_ROW) for cells in rows)),
-        style=style.FACTS,
-    )
     # Below the table: within it, a long key would widen the column of the image, and part the image from its scale.
-    key = el("div", *words.key, style=style.KEY) if words.key else ""
-    return el("div", whole, key, style=style.BLOCK)
+    below_it = el("div", *key, style=style.KEY) if key else ""
+    return framed(caption, (el("tr", *cells, style=style.CHART_ROW) for cells in rows), below=below_it)
 
 
 def _word(text: str, side: str, edge: str) -> Markup:
     return el("td", text, style=style.CHART_WORD.format(side=side, edge=edge))
 
 
-def _image_cell(drawn: Markup, wide: int) -> Markup:
-    """As high as both ends of the scale, and as wide as all that stands below it."""
-    return el("td", drawn, rowspan=2, colspan=wide if wide > 1 else "", style=style.CHART_IMAGE)
-
-
 def image(draw: Callable[[Axes], None], alt: str, *, height: float, css_height: int | None = None) -> Markup:
     """What `draw` puts on axes that fill the picture, `height` inches of 7.2 high; shown so many pixels high, or in proportion."""
-    data = base64.b64encode(_png(draw, height)).decode("ascii")
     return el(
         "img",
-        src=f"data:image/png;base64,{data}",
+        src=_drawn_url(draw, height),
         alt=alt,
         width=_CSS_WIDTH,
         style=style.IMAGE if css_height is None else style.IMAGE_OF_ROWS.format(height=css_height),
     )
 
 
-def _png(draw: Callable[[Axes], None], height: float) -> bytes:
+def _drawn_url(draw: Callable[[Axes], None], height: float) -> str:
     import matplotlib.style  # noqa: PLC0415 - half a second, and only where there is something to draw
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - as above
     from matplotlib.figure import Figure  # noqa: PLC0415 - as above
@@ -187,18 +170,38 @@ def _png(draw: Callable[[Axes], None], height: float) -> bytes:
         canvas = FigureCanvasAgg(figure)
         draw(figure.add_axes((0.0, 0.0, 1.0, 1.0), facecolor="none"))
         canvas.draw()
-    target = io.BytesIO()
     picture = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba()), "raw", "RGBA", 0, 1)
-    picture.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE).save(target, format="png", optimize=True)
-    return target.getvalue()
+    return _url(picture.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE))
+
+
+def dot(colour: str) -> str:
+    """The URL of an image of one dot, which is as wide and high as it is told to be."""
+    from PIL import Image  # noqa: PLC0415 - as above
+
+    return _url(Image.new("RGB", (1, 1), colour))
+
+
+def _url(picture: Image) -> str:
+    target = io.BytesIO()
+    picture.save(target, format="png", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(target.getvalue()).decode('ascii')}"
 
 
 def areas(block: Areas) -> Markup:
     """The image between its words; where it cannot be drawn, the words."""
     alt = describe_areas(block)
     bottom = cell(block.bottom, block.format) if block.bottom else "0"
-    words = Words(block.title, top=cell(_top(block), block.format), bottom=bottom, below=block.x_label, key=tuple(_key(block)))
-    return picture(lambda axes: _draw_areas(axes, block), words, alt=alt, height=_AREAS_HEIGHT, otherwise=f"{block.title}: {alt}")
+    return picture(
+        lambda axes: _draw_areas(axes, block),
+        block.title,
+        top=cell(_top(block), block.format),
+        bottom=bottom,
+        below=(block.x_label,),
+        alt=alt,
+        height=_AREAS_HEIGHT,
+        otherwise=f"{block.title}: {alt}",
+        key=_key(block),
+    )
 
 
 def describe_areas(block: Areas) -> str:
@@ -238,14 +241,6 @@ def _area_colours(block: Areas) -> list[str]:
     return style.colours([name for name, _ in block.series], style.KINDS, style.AREAS)
 
 
-def _cumulated(block: Areas) -> Iterator[list[float]]:
-    """The upper edge of each quantity on top of those before it."""
-    upper = [0.0] * len(block.series[0][1])
-    for _, values in block.series:
-        upper = [below + value for below, value in zip(upper, values, strict=True)]
-        yield upper
-
-
 def _strip_colours(block: Areas) -> dict[str, str]:
     named = list(dict.fromkeys(name for name, _ in block.stretches))
     return dict(zip(named, style.colours(named, style.PHASES, style.STRIPES), strict=True))
@@ -259,7 +254,9 @@ def _draw_areas(axes: Axes, block: Areas) -> None:
     axes.set_xlim(0, max(1, count - 1))
     axes.set_ylim(low - _STRIP * 1.5 * high, low + high * 1.04)
     lower = [low] * count
-    for colour, total in zip(_area_colours(block), _cumulated(block), strict=True):
+    total = [0.0] * count
+    for colour, (_, values) in zip(_area_colours(block), block.series, strict=True):
+        total = [below + value for below, value in zip(total, values, strict=True)]
         upper = [max(low, value) for value in total]
         axes.fill_between(edges, lower, upper, color=colour, step="post", linewidth=0)
         lower = upper
@@ -270,7 +267,12 @@ def _draw_areas(axes: Axes, block: Areas) -> None:
         axes.axvline(point, color=style.CHART_FRAME, linewidth=1.0, linestyle=":")
         axes.text(point, most, f" {mark}", color=style.CHART_FRAME, fontsize=8, va="top")
     axes.axvline(block.marked, color=style.CHART_BAD, linewidth=1.2, linestyle="--")
+    _frame(axes)
+
+
+def _frame(axes: Axes) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
+    axes.set_yticks([], minor=True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(style.CHART_FRAME)

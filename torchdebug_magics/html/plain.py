@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.format import cell, one_line, share, sparkline
-from torchdebug_magics.html import heatmap, pictures
+from torchdebug_magics.html import heatmap
 from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table, Verbatim
-from torchdebug_magics.html.pictures import describe
+from torchdebug_magics.html.pictures import describe, describe_areas, totals
 from torchdebug_magics.html.style import STATUS
 from torchdebug_magics.html.table import details, leads_on, level, shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from torchdebug_magics.html.page import Block, Measure
+    from torchdebug_magics.html.page import Block
     from torchdebug_magics.report import Gauge
 
 
@@ -33,36 +34,20 @@ def render(page: Page) -> str:
     return "\n\n".join(text for text in (headline, *map(_block, page.blocks)) if text)
 
 
-def _block(block: Block) -> str:  # noqa: C901, PLR0911 - one for each kind
-    match block:
-        case Facts():
-            return _facts(block) if block.rows else ""
-        case Code():
-            return _code(block)
-        case Table():
-            return _table(block) if block.rows else ""
-        case Chart():
-            return f"{_wrapped(describe(block))}\n  {sparkline(block.values, span=block.span)}"
-        case Areas():
-            return f"{_wrapped(f'{block.title}: {pictures.describe_areas(block)}')}\n  {sparkline(pictures.totals(block))}"
-        case Bars():
-            return _bars(block)
-        case Boxes():
-            return _boxes(block)
-        case Heatmap():
-            return "\n".join([_wrapped(heatmap.describe(block)), *map(one_line, heatmap.heat_lines(block))])
-        case Meters():
-            return _meters(block)
-        case Note():
-            look = STATUS[block.status]
-            return _wrapped(block.text, first=f"{look.symbol} {look.word}: ", indent="  ")
-        case Verbatim():
-            return block.text
-        case Fold():
-            return "\n\n".join((f"{one_line(block.title)}:", *map(_block, block.blocks)))
+def _block(block: Block) -> str:
+    return (
+        "\n\n".join((f"{one_line(block.title)}:", *map(_block, block.blocks))) if isinstance(block, Fold) else _WRITERS[type(block)](block)
+    )
+
+
+def _note(block: Note) -> str:
+    look = STATUS[block.status]
+    return _wrapped(block.text, first=f"{look.symbol} {look.word}: ", indent="  ")
 
 
 def _facts(block: Facts) -> str:
+    if not block.rows:
+        return ""
     names = max(len(name) for name, _ in block.rows) + 2
     rows = [_wrapped(value, first=f"{name:<{names}}", indent=" " * names) for name, value in block.rows]
     return "\n".join([one_line(block.title), *rows] if block.title else rows)
@@ -79,38 +64,37 @@ def _code(block: Code) -> str:
 
 
 def _table(block: Table) -> str:
-    shown = _shown(block)
-    texts = [tuple(map(one_line, block.columns)), *(_texts(block, position, position + 1 not in shown) for position in shown)]
+    if not block.rows:
+        return ""
+    shown = block.shown(_ROWS, _TREE_ROWS)
+
+    def name(position: int) -> str:
+        return block.label(position, closed=position + 1 not in shown) if block.tree else block.text(position)[0]
+
+    texts = [tuple(map(one_line, block.columns)), *((name(position), *block.text(position)[1:]) for position in shown)]
     marks = ["  ", *("->" if position in block.marked else "  " for position in shown)]
-    aligned = [_column(block, name, [row[column] for row in texts]) for column, name in enumerate(block.columns)]
+    aligned: list[list[str]] = []
+    for column, cells in zip(block.columns, zip(*texts, strict=True), strict=True):
+        width = max(map(len, cells))
+        aligned.append([text.ljust(width) if block.is_text(column) else text.rjust(width) for text in cells])
     bands = ["\n".join(map(_line, marks, *band)) for band in _bands(aligned)]
     left_out = len(block.rows) - len(shown)
     return "\n".join([one_line(block.caption), "\n\n".join(bands), *([f"   {left_out:,} more, see the report"] if left_out else [])])
 
 
-def _shown(block: Table) -> list[int]:
-    if not block.tree:
-        return block.order(_ROWS)[:_ROWS]
-    seen = block.seen_first(_TREE_ROWS)
-    return sorted({*seen[:_TREE_ROWS], *(at for at in seen if at in block.marked)})
-
-
-def _texts(block: Table, position: int, closed: bool) -> tuple[str, ...]:
-    name, *cells = block.text(position)
-    return (block.label(position, closed=closed) if block.tree else name, *cells)
-
-
 def _bars(block: Bars) -> str:
     width = max(map(len, block.labels), default=0)
-    labels = [f"  {one_line(label):<{width}}" for label in block.labels]
-    return "\n\n".join([one_line(block.title), *("\n".join([one_line(one.name), *_bar_lines(labels, one)]) for one in block.measures)])
-
-
-def _bar_lines(labels: Sequence[str], one: Measure) -> Iterator[str]:
-    longest = max(one.values, default=0) or 1
-    for label, value, part in zip(labels, one.values, shares(one), strict=True):
-        bar = "█" * round(_BAR * value / longest) or ("▏" if value else "")
-        yield _line(label, f"{bar:<{_BAR}}", f"{cell(value, one.format)} ({share(part)})" if value else "-")
+    parts = [one_line(block.title)]
+    for measure in block.measures:
+        lines = [one_line(measure.name)]
+        longest = max(measure.values, default=0) or 1
+        for label, value, part in zip(block.labels, measure.values, shares(measure), strict=True):
+            bar = "█" * round(_BAR * value / longest) or ("▏" if value else "")
+            lines.append(
+                _line(f"  {one_line(label):<{width}}", f"{bar:<{_BAR}}", f"{cell(value, measure.format)} ({share(part)})" if value else "-")
+            )
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
 def _boxes(block: Boxes) -> str:
@@ -139,11 +123,6 @@ def _meter_lines(gauge: Gauge, width: int) -> list[str]:
     return [first, _wrapped(more, first=indent, indent=indent)] if said and more else [_wrapped(first, first="", indent=indent)]
 
 
-def _column(block: Table, name: str, texts: Sequence[str]) -> list[str]:
-    width = max(map(len, texts))
-    return [text.ljust(width) if block.is_text(name) else text.rjust(width) for text in texts]
-
-
 def _bands(columns: Sequence[list[str]]) -> list[list[list[str]]]:
     """Columns side by side as far as the width goes; each further band begins with the first column again."""
     bands = [[columns[0]]]
@@ -160,10 +139,21 @@ def _line(*cells: str) -> str:
 
 def _wrapped(text: str, *, first: str = "", indent: str = "") -> str:
     return textwrap.fill(
-        one_line(text),
-        _WIDTH,
-        initial_indent=one_line(first),
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+        one_line(text), _WIDTH, initial_indent=one_line(first), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+
+
+_WRITERS: Mapping[type[Block], Callable[[Any], str]] = {
+    Facts: _facts,
+    Code: _code,
+    Table: _table,
+    Chart: lambda block: f"{_wrapped(describe(block))}\n  {sparkline(block.values, span=block.span)}",
+    Areas: lambda block: f"{_wrapped(f'{block.title}: {describe_areas(block)}')}\n  {sparkline(totals(block))}",
+    Bars: _bars,
+    Boxes: _boxes,
+    Heatmap: lambda block: "\n".join([_wrapped(heatmap.describe(block)), *map(one_line, heatmap.heat_lines(block))]),
+    Meters: _meters,
+    Note: _note,
+    Verbatim: lambda block: block.text,
+}
+"""Of each kind of block but folds."""

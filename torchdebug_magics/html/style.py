@@ -6,7 +6,7 @@ Text keeps the theme's own colour; what is tinted is half transparent. Only the 
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -135,17 +135,30 @@ def el(tag: str, *children: str, **attributes: str | int) -> Markup:
     return Markup(f"<{tag}{opening}>" if tag in _VOID else f"<{tag}{opening}>{join(children)}</{tag}>")
 
 
-def join(parts: tuple[str, ...] | list[str]) -> Markup:
+def join(parts: Iterable[str]) -> Markup:
     """Parts one after the other, each escaped unless it is `Markup`."""
     return Markup("".join(part if isinstance(part, Markup) else _escape(part) for part in parts))
 
 
-def prose(text: str, *, code_style: str = "") -> Markup:
+def prose(text: str) -> Markup:
     """A sentence in which what stands between backticks is code."""
     pieces = text.split("`")
     if len(pieces) % 2 == 0:
         return join([text])
-    return join([el("code", piece, style=code_style) if odd % 2 else piece for odd, piece in enumerate(pieces)])
+    return join([el("code", piece, style=INLINE_CODE) if odd % 2 else piece for odd, piece in enumerate(pieces)])
+
+
+def framed(caption: str, rows: Iterable[Markup], head: Sequence[Markup] = (), *, below: str = "") -> Markup:
+    """A table and what stands below it; one without headings states facts, whose cells have their own padding."""
+    whole = el(
+        "table",
+        el("caption", prose(caption), style=CAPTION) if caption else "",
+        el("thead", el("tr", *head)) if head else "",
+        el("tbody", *rows),
+        style=TABLE if head else FACTS,
+        cellpadding=4 if head else "",
+    )
+    return el("div", whole, below, style=BLOCK)
 
 
 def _escape(text: str) -> str:

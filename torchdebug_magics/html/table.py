@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import re
-import struct
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size, cell, plural, share
 from torchdebug_magics.html import style
-from torchdebug_magics.html.style import Markup, el, join, prose
+from torchdebug_magics.html.pictures import dot
+from torchdebug_magics.html.style import Markup, el, framed, join, prose
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from torchdebug_magics.format import Format
-    from torchdebug_magics.html.page import Bars, Box, Boxes, Measure, Meters, Table
+    from torchdebug_magics.html.page import Bars, Boxes, Measure, Meters, Table
     from torchdebug_magics.report import Gauge
 
 
@@ -28,9 +26,9 @@ _SEAM = re.compile(r"(?<=, )|(?<=[A-Za-z_]{2} )(?=\d)")
 """After a comma, and between a name and its shape."""
 _NARROW_SEAM = re.compile(r"(?<=, )|(?<= )(?=x \d)|(?<=[A-Za-z]{2} )(?=\d)|(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=\w_)(?=\w)")
 """Also within a shape, and within a name: a line breaks there only where the page is too narrow for the table."""
+_DOT = re.compile(r"(?<=\.)(?=\w)")
 _LOOKS: Mapping[Format, str] = {"text": style.TEXT, "prose": style.PROSE, "code": style.CODE_CELL}
 _WIDTH, _HEIGHT = 140, 12
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HIGH, _FULL = 0.75, 0.9
 """Shares from which a browser draws the bar in its colours for caution and for danger."""
 _MOST = 3000
@@ -64,128 +62,72 @@ def table(block: Table, room: int, head: Mapping[str, str] = NO_ATTRIBUTES) -> M
     Of a tree that is long, the upper levels are open; what is inside follows in the fold, each row under its full name. Each heading has
     the attributes `head`.
     """
-    order, opened = _order(block)
-    closed = _closed(block, order[:opened])
+    if not block.rows:
+        return Markup()
+    first = block.shown(OPEN_ROWS, OPEN_ROWS)
+    known = {*first}
     rows: list[Markup] = []
-    for number, position in enumerate(order):
-        in_tree = block.tree and number < opened
-        name = block.label(position, step=_STEP, closed=position in closed) if in_tree else block.text(position)[0]
+    for position in (*first, *(at for at in range(len(block.rows)) if at not in known)):
+        in_tree = block.tree and position in known
+        name = block.label(position, step=_STEP, closed=position + 1 not in known) if in_tree else block.text(position)[0]
         row = _row(block, position, name)
         room -= len(row.encode())
         if room < 0 and rows:
             break
         rows.append(row)
-    left_out = len(block.rows) - len(rows)
-    return join(
-        [
-            _framed(block, block.caption, rows[:opened], head),
-            _fold(block, rows[opened:]),
-            el("p", f"{left_out:,} more, see the report", style=style.BLOCK) if left_out else "",
-        ]
-    )
+    more, left_out = rows[len(first) :], len(block.rows) - len(rows)
+    parts = [framed(block.caption, rows[: len(first)], _heads(block, head))]
+    if more:
+        summary = el("summary", plural(len(more), "further row"), style=style.SUMMARY)
+        parts.append(el("details", summary, framed(f"{block.caption} (continued)", more, _heads(block, NO_ATTRIBUTES)), style=style.FOLD))
+    if left_out:
+        parts.append(el("p", f"{left_out:,} more, see the report", style=style.BLOCK))
+    return join(parts)
 
 
-def _order(block: Table) -> tuple[list[int], int]:
-    """The positions as they are shown, and how many of them are open."""
-    if not block.tree:
-        return block.order(OPEN_ROWS), OPEN_ROWS
-    seen = block.seen_first(OPEN_ROWS)
-    first = {*seen[:OPEN_ROWS], *(at for at in seen if at in block.marked)}
-    rest = [at for at in range(len(block.rows)) if at not in first]
-    return [*sorted(first), *rest], len(first)
-
-
-def _closed(block: Table, shown: Sequence[int]) -> set[int]:
-    """Those of a tree after which what they hold is not shown."""
-    known = {*shown}
-    return {at for at in shown if block.tree and at + 1 not in known}
-
-
-def _fold(block: Table, rows: Sequence[Markup]) -> Markup:
-    if not rows:
-        return Markup()
-    return el(
-        "details",
-        el("summary", plural(len(rows), "further row"), style=style.SUMMARY),
-        _framed(block, f"{block.caption} (continued)", rows),
-        style=style.FOLD,
-    )
-
-
-def _framed(block: Table, caption: str, rows: Sequence[Markup], head: Mapping[str, str] = NO_ATTRIBUTES) -> Markup:
-    looks = [style.HEAD.format(side=_side(block, column)) for column in block.columns]
-    heads = [el("th", *_broken(column), scope="col", style=look, **head) for column, look in zip(block.columns, looks, strict=True)]
-    whole = el(
-        "table",
-        el("caption", prose(caption, code_style=style.INLINE_CODE), style=style.CAPTION),
-        el("thead", el("tr", *heads)),
-        el("tbody", *rows),
-        style=style.TABLE,
-        cellpadding=4,
-    )
-    return el("div", whole, style=style.BLOCK)
+def _heads(block: Table, attributes: Mapping[str, str]) -> list[Markup]:
+    """A heading of several words on two lines, so that a column of short numbers stays narrow."""
+    heads: list[Markup] = []
+    for column in block.columns:
+        side = "left" if column == block.columns[0] or block.is_text(column) else "right"
+        *first, last = column.rsplit(" ", 1)
+        words = [*first, el("br"), last] if first else [last]
+        heads.append(el("th", *words, scope="col", style=style.HEAD.format(side=side), **attributes))
+    return heads
 
 
 def _row(block: Table, position: int, name: str) -> Markup:
-    cells = block.text(position)[1:]
     marked = position in block.marked
+    cells: list[Markup] = []
+    for column, text in zip(block.columns[1:], block.text(position)[1:], strict=True):
+        how = block.format(column)
+        shown = prose(text) if how == "prose" else _breakable(text, _NARROW_SEAM if how == "text" else _SEAM)
+        cells.append(el("td", shown, style=_LOOKS.get(how, style.NUMBER if " " in text else "")))
     return el(
         "tr",
-        el("th", _path(f"{name} ✖" if marked else name), scope="row", style=style.ROW_NAME),
-        *(_cell(block, column, text) for column, text in zip(block.columns[1:], cells, strict=True)),
+        el("th", _breakable(f"{name} ✖" if marked else name, _DOT), scope="row", style=style.ROW_NAME),
+        *cells,
         align="right",
         style=style.MARKED if marked else "",
     )
 
 
-def _broken(heading: str) -> list[str]:
-    """On two lines, so that a column of short numbers stays narrow."""
-    *first, last = heading.rsplit(" ", 1)
-    return [*first, el("br"), last] if first else [last]
-
-
-def _cell(block: Table, column: str, text: str) -> Markup:
-    how = block.format(column)
-    shown = prose(text, code_style=style.INLINE_CODE) if how == "prose" else _listed(text, _NARROW_SEAM if how == "text" else _SEAM)
-    return el("td", shown, style=_LOOKS.get(how, style.NUMBER if " " in text else ""))
-
-
-def _listed(text: str, seam: re.Pattern[str]) -> Markup:
+def _breakable(text: str, seam: re.Pattern[str]) -> Markup:
     """Text that may break into a new line at a seam, and nowhere else."""
-    return _joined(seam.split(text))
-
-
-def _path(name: str) -> Markup:
-    """May go on in a new line after a dot."""
-    return _joined(re.split(r"(?<=\.)(?=\w)", name))
-
-
-def _joined(parts: Sequence[str]) -> Markup:
-    first, *more = parts
+    first, *more = seam.split(text)
     return join([first, *(piece for part in more for piece in (el("wbr"), part))])
-
-
-def _side(block: Table, column: str) -> str:
-    return "left" if column == block.columns[0] or block.is_text(column) else "right"
 
 
 def bars(block: Bars) -> Markup:
     """One row a thing, two columns a quantity: the bar, and the number beside it."""
-    dots = [_dot(style.KINDS.get(label, style.CHART_LINE)) for label in block.labels]
-    heads = [el("th", one.name, scope="col", colspan=2, style=style.HEAD.format(side="left")) for one in block.measures]
-    rows = [
-        el("tr", el("th", label, scope="row", style=style.ROW_NAME), *(part for one in block.measures for part in _pair(one, at, dots[at])))
-        for at, label in enumerate(block.labels)
-    ]
-    whole = el(
-        "table",
-        el("caption", prose(block.title, code_style=style.INLINE_CODE), style=style.CAPTION),
-        el("thead", el("tr", el("th", "", scope="col", style=style.HEAD.format(side="left")), *heads)),
-        el("tbody", *rows),
-        style=style.TABLE,
-        cellpadding=4,
-    )
-    return el("div", whole, style=style.BLOCK)
+    rows: list[Markup] = []
+    for at, label in enumerate(block.labels):
+        source = dot(style.KINDS.get(label, style.CHART_LINE))
+        pairs = (part for measure in block.measures for part in _pair(measure, at, source))
+        rows.append(el("tr", el("th", label, scope="row", style=style.ROW_NAME), *pairs))
+    look = style.HEAD.format(side="left")
+    heads = [el("th", measure.name, scope="col", colspan=2, style=look) for measure in block.measures]
+    return framed(block.title, rows, [el("th", "", scope="col", style=look), *heads])
 
 
 def shares(measure: Measure) -> tuple[float, ...]:
@@ -194,35 +136,34 @@ def shares(measure: Measure) -> tuple[float, ...]:
     return tuple(value / total if total else 0.0 for value in measure.values)
 
 
-def _pair(measure: Measure, at: int, dot: str) -> tuple[Markup, Markup]:
+def _pair(measure: Measure, at: int, source: str) -> tuple[Markup, Markup]:
     value, part = measure.values[at], shares(measure)[at]
-    longest = max(measure.values) or 1
-    wide = max(1, round(_WIDTH * value / longest)) if value else 0
-    image = el("img", src=dot, alt=share(part), width=wide, height=_HEIGHT, style=style.BAR.format(wide=wide)) if wide else ""
+    wide = max(1, round(_WIDTH * value / (max(measure.values) or 1))) if value else 0
+    image = el("img", src=source, alt=share(part), width=wide, height=_HEIGHT, style=style.BAR.format(wide=wide)) if wide else ""
     said = f"{cell(value, measure.format)} · {share(part)}" if value else "-"
     return el("td", image, width=_WIDTH, style=style.BAR_CELL.format(wide=_WIDTH)), el("td", said, style=style.BAR_WORD)
 
 
-def _dot(colour: str) -> str:
-    """A PNG of one dot, without any library."""
-    rows = b"\0" + bytes.fromhex(colour[1:])
-    parts = (b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
-    chunks = b"".join(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts)
-    data = base64.b64encode(_SIGNATURE + chunks).decode("ascii")
-    return f"data:image/png;base64,{data}"
-
-
 def boxes(block: Boxes) -> Markup:
     """A list, so that it is read in its order."""
-    parts: list[Markup] = []
+    parts = [el("div", el("b", prose(block.title)))]
     for number, box in enumerate(block.boxes):
-        parts += [_box(box), *map(_stop, box.stops)]
+        look = style.STATUS[box.status]
+        parts.append(
+            el(
+                "div",
+                el("span", f"{look.symbol} ", style=style.BOX_SYMBOL),
+                el("b", box.name, style=style.BOX_NAME),
+                el("div", prose(box.text), style=style.BOX_TEXT),
+                style=style.BOX.format(solid=look.solid, tint=look.tint),
+            )
+        )
+        parts += [el("div", "✂ ", prose(stop), style=style.STOP) for stop in box.stops]
         if leads_on(block, number):
             parts.append(el("div", "↓", style=style.ARROW))
         elif not box.stops:
             parts.append(el("div", style=style.GAP))
-    title = el("div", el("b", prose(block.title, code_style=style.INLINE_CODE)))
-    return el("div", title, *parts, style=style.BLOCK)
+    return el("div", *parts, style=style.BLOCK)
 
 
 def leads_on(block: Boxes, number: int) -> bool:
@@ -231,25 +172,9 @@ def leads_on(block: Boxes, number: int) -> bool:
     return number + 1 < len(block.boxes) and not box.stops and box.status != "bad"
 
 
-def _box(box: Box) -> Markup:
-    look = style.STATUS[box.status]
-    return el(
-        "div",
-        el("span", f"{look.symbol} ", style=style.BOX_SYMBOL),
-        el("b", box.name, style=style.BOX_NAME),
-        el("div", prose(box.text, code_style=style.INLINE_CODE), style=style.BOX_TEXT),
-        style=style.BOX.format(solid=look.solid, tint=look.tint),
-    )
-
-
-def _stop(text: str) -> Markup:
-    return el("div", "✂ ", prose(text, code_style=style.INLINE_CODE), style=style.STOP)
-
-
 def meters(block: Meters) -> Markup:
     """One row a memory."""
-    title = el("caption", prose(block.title, code_style=style.INLINE_CODE), style=style.CAPTION) if block.title else ""
-    return el("div", el("table", title, el("tbody", *map(_meter_row, block.gauges)), style=style.FACTS), style=style.BLOCK)
+    return framed(block.title, map(_meter_row, block.gauges))
 
 
 def level(gauge: Gauge) -> str:
@@ -271,21 +196,17 @@ def _meter_row(gauge: Gauge) -> Markup:
     words = [said] if said else []
     if more:
         words += [el("div", more, style=style.METER_MORE)] if said else [more]
+    meter, limit = Markup(), gauge.limit_bytes
+    if limit:
+        ends: dict[str, str | int] = {"min": 0, "max": limit, "low": int(_HIGH * limit), "high": int(_FULL * limit)}
+        meter = el("meter", said, **ends, optimum=0, value=min(gauge.used_bytes, limit), style=style.METER)
     return el(
         "tr",
         el("th", gauge.label, scope="row", style=style.FACT_NAME),
-        el("td", _meter(gauge, said), style=style.METER_CELL),
+        el("td", meter, style=style.METER_CELL),
         el("td", *words, style=style.FACT),
         style=style.FACT_ROW,
     )
-
-
-def _meter(gauge: Gauge, said: str) -> Markup:
-    if not gauge.limit_bytes:
-        return Markup()
-    high, full = int(_HIGH * gauge.limit_bytes), int(_FULL * gauge.limit_bytes)
-    used = min(gauge.used_bytes, gauge.limit_bytes)
-    return el("meter", said, min=0, max=gauge.limit_bytes, low=high, high=full, optimum=0, value=used, style=style.METER)
 
 
 def tree(block: Table, *, opened: Collection[int] | None = None, head: Mapping[str, str] = NO_ATTRIBUTES) -> Markup:
@@ -294,7 +215,7 @@ def tree(block: Table, *, opened: Collection[int] | None = None, head: Mapping[s
     Each heading has the attributes `head`.
     """
     if opened is None:
-        shown = {*block.seen_first(OPEN_ROWS)}
+        shown = {*block.shown(OPEN_ROWS, OPEN_ROWS)}
         opened = {at for at in shown if at + 1 in shown}
     widths = _widths(block)
     heads = el("div", *(_tree_cell(block, column, column, head) for column in block.columns), **{"class": "row head"})
@@ -302,7 +223,7 @@ def tree(block: Table, *, opened: Collection[int] | None = None, head: Mapping[s
     more = el("p", f"{left_out:,} more: filter to see them") if left_out else ""
     columns = f"--columns:{' '.join(f'{width:.1f}ch' for width in widths)}"
     body = el("div", heads, _nested(block, opened), more, **{"class": "torchdebug-tree", "style": columns})
-    caption = el("div", prose(block.caption, code_style=style.INLINE_CODE), style=style.CAPTION)
+    caption = el("div", prose(block.caption), style=style.CAPTION)
     return el("div", el("style", Markup(_STYLE)), caption, body)
 
 

@@ -8,7 +8,7 @@ import difflib
 import keyword
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -27,7 +27,6 @@ _SWITCHES = ("on", "off")
 _LITERAL = re.compile(r'"([a-z]+)"')
 """A subject that is always that very word."""
 _QUOTED_OR_COMMENT = re.compile(r"""'[^']*'|"[^"]*"|(?:^|(?<=\s))\#.*""")
-_QUOTED_OR_HASH = re.compile(r"""'[^']*'|"[^"]*"|\#""")
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 # Words up to the next flag; quotes and brackets make an expression, braces are expanded.
 _BARE = re.compile(r"""[^\s'"()\[\]-][^'"()\[\]]*?(?=\s+--?[A-Za-z]|\s*$)""")
@@ -54,44 +53,44 @@ class Arguments:
     help: bool = False
 
 
-class MagicParser:
+class MagicParser(argparse.ArgumentParser):
     """Parses the lines of one instrument's magic; an invalid line raises a `UsageError` of one line."""
 
     def __init__(self, row: Instrument) -> None:
-        self._row = row
-        self._parser = parser = _Parser(
-            prog=row.magic, description=row.description, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        super().__init__(
+            prog=row.magic,
+            description=row.description,
+            add_help=False,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        parser.allow_abbrev = False
+        self._row = row
         self.words = (*(_SWITCHES if row.lasting else ()), *_LITERAL.findall(row.subjects))
         """Words allowed on a line of their own, for completion."""
         if self.words:
-            parser.add_argument("word", nargs="?", metavar="|".join(self.words), help=_on_words(row))
-        row.add_options(parser)
-        parser.add_argument("-o", "--output", metavar="NAME", type=_name, help="keep the report in the variable NAME, also after an error")
-        parser.add_argument("-q", "--quiet", action="store_true", help="show nothing")
-        parser.add_argument("-w", "--widget", action="store_true", help="leave an interactive view: filter, sort, expand")
-        parser.add_argument("--json", metavar="PATH", type=writable_path, help="write the report to a file")
-        parser.add_argument("-h", "--help", action="store_true", help="show this, and run nothing")
+            self.add_argument("word", nargs="?", metavar="|".join(self.words), help=_on_words(row))
+        row.add_options(self)
+        self.add_argument("-o", "--output", metavar="NAME", type=_name, help="keep the report in the variable NAME, also after an error")
+        self.add_argument("-q", "--quiet", action="store_true", help="show nothing")
+        self.add_argument("-w", "--widget", action="store_true", help="leave an interactive view: filter, sort, expand")
+        self.add_argument("--json", metavar="PATH", type=writable_path, help="write the report to a file")
+        self.add_argument("-h", "--help", action="store_true", help="show this, and run nothing")
+        self.flags = tuple(flag for action in self._actions for flag in action.option_strings)
+        """All flags, for completion."""
 
     @property
     def help(self) -> str:
         """The instrument's description and every flag."""
-        return self._parser.format_help()
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """All flags, for completion."""
-        return tuple(flag for action in self._actions for flag in action.option_strings)
+        return self.format_help()
 
     @property
     def rows(self) -> tuple[tuple[str, str], ...]:
         """Each word and flag as written, such as ``--seed N``, with its help."""
         return tuple((_written(action), (action.help or "").replace("%%", "%")) for action in self._actions)
 
-    @property
-    def _actions(self) -> Sequence[argparse.Action]:
-        return self._parser._actions  # noqa: SLF001 - argparse has no other way
+    def error(self, message: str) -> NoReturn:
+        """Raise ValueError, of which `parse` makes one line."""
+        raise ValueError(message)
 
     def parse(self, line: str, *, subjects: bool = False, names: Mapping[str, object] | None = None) -> Arguments:
         """Parse `line`; expressions are allowed if `subjects` is true.
@@ -99,48 +98,48 @@ class MagicParser:
         ``$name`` and ``{expression}`` stand for what they have among `names`, as in IPython's own magics; an expression to examine is
         Python as it is, where braces are a dict.
         """
-        takes = subjects and self._row.examines and self._row.subjects
-        if takes:
-            words, expressions = self._split(without_comment(line), names or {})
-            words = [_expanded(word, names) for word in words]
-        else:
-            words, expressions = _words(_expanded(without_comment(line), names)), []
+        line = without_comment(line)
+        typed = f"%{self._row.name}" if subjects else self._row.magic
+        expressions: list[str] = []
         try:
+            if subjects and self._row.examines and self._row.subjects:
+                words, expressions = self._split(line, names or {})
+                words = [_expanded(word, names) for word in words]
+            else:
+                words = _words(_expanded(line, names))
             values = self._values(words, expressions, alone=subjects)
-        except _WrongWordsError as wrong:
-            typed = f"%{self._row.name}" if subjects else self._row.magic
+        except ValueError as wrong:
             msg = f"{typed}: {wrong}; {typed}? lists what it takes"
             raise UsageError(msg) from None
         common = {name: values.pop(name) for name in ("output", "quiet", "widget", "json", "help")}
         return Arguments(options=values, word=values.pop("word", None), subjects=tuple(expressions), **common)
 
     def _values(self, words: list[str], expressions: list[str], *, alone: bool) -> dict[str, Any]:
-        found, unknown = self._parser.parse_known_args(words)
+        found, unknown = self.parse_known_args(words)
         if unknown:
-            self._parser.error(_unknown(self._row, unknown[0], self.words) + _nearest(unknown[0], self.flags))
+            self.error(_unknown(self._row, unknown[0], self.words) + _nearest(unknown[0], self.flags))
         word = getattr(found, "word", None)
-        if word is not None and not (alone and word in self.words):
-            self._parser.error(_unknown(self._row, word, self.words))
-        if word is not None and expressions:
-            self._parser.error(_unknown(self._row, expressions[0].strip("'"), self.words))
+        if word is not None and (expressions or not alone or word not in self.words):
+            wrong = expressions[0].strip("'") if alone and word in self.words else word
+            self.error(_unknown(self._row, wrong, self.words))
         return vars(found)
 
     def _split(self, line: str, names: Mapping[str, object]) -> tuple[list[str], list[str]]:
         words: list[str] = []
         expressions: list[str] = []
-        rest = _code(line)
+        rest = line
+        valued = {flag for action in self._actions if action.nargs != 0 for flag in action.option_strings}
         while rest:
-            flag = rest.split(None, 1)[0].partition("=")[0]
+            word = rest.split(None, 1)[0]
+            flag = word.partition("=")[0]
             if flag in self.flags or flag.startswith("--"):
-                for _ in range(2 if self._takes_value(flag) and not rest.startswith(f"{flag}=") else 1):
-                    word = match[0] if (match := _WORD.match(rest)) else rest
-                    words += _words(word)
-                    rest = rest[len(word) :].lstrip()
-            elif not expressions and (word := rest.split(None, 1)[0]) in self.words:
-                if word in _SWITCHES:
-                    words.append(word)
-                else:
-                    expressions.append(repr(word))
+                for _ in range(2 if flag in valued and not rest.startswith(f"{flag}=") else 1):
+                    quoted = match[0] if (match := _WORD.match(rest)) else rest
+                    words += _words(quoted)
+                    rest = rest[len(quoted) :].lstrip()
+            elif not expressions and word in self.words:
+                words += [word] if word in _SWITCHES else []
+                expressions += [] if word in _SWITCHES else [repr(word)]
                 rest = rest[len(word) :].lstrip()
             elif self._row.takes_words and (bare := _BARE.match(rest)) and _is_bare(bare[0], names):
                 expressions.append(repr(_expanded(bare[0], names)))
@@ -150,26 +149,15 @@ class MagicParser:
                 expressions.append(expression.rstrip().removesuffix(","))
         return words, expressions
 
-    def _takes_value(self, flag: str) -> bool:
-        return any(flag in action.option_strings and action.nargs != 0 for action in self._actions)
-
     def _expression(self, text: str) -> tuple[str, str]:
         """The first expression of `text`, and the rest: split at the first blank where both sides parse."""
-        for end, rest in _blanks(text):
+        for blank in re.finditer(r"\s+|$", text):
+            expression, rest = text[: blank.start()], text[blank.end() :]
             follows_flag = rest.split(" ", 1)[0].partition("=")[0] in self.flags
-            if (follows_flag or not _GOES_ON.match(rest)) and _parses(text[:end]):
-                return text[:end], rest
+            if (follows_flag or not _GOES_ON.match(rest)) and as_argument(expression) is not None:
+                return expression, rest
         msg = f"cannot read {text!r} as an expression: put parentheses around each"
         raise UsageError(msg)
-
-
-class _WrongWordsError(Exception):
-    """Raised with argparse's message about the options."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise _WrongWordsError(message)
 
 
 def _written(action: argparse.Action) -> str:
@@ -195,14 +183,6 @@ def _expanded(text: str, names: Mapping[str, object] | None) -> str:
         return text
 
 
-def _code(line: str) -> str:
-    """`line` without a comment: outside quotes no expression contains a ``#``."""
-    for match in _QUOTED_OR_HASH.finditer(line):
-        if match[0] == "#":
-            return line[: match.start()].strip()
-    return line.strip()
-
-
 def _is_bare(text: str, names: Mapping[str, object]) -> bool:
     """Whether words stand for themselves: they are no expression of known variables, nor the name of a text or a number."""
     try:
@@ -217,22 +197,7 @@ def _is_bare(text: str, names: Mapping[str, object]) -> bool:
 def _words(line: str) -> list[str]:
     lexer = shlex.shlex(line, posix=True)
     lexer.whitespace_split, lexer.commenters, lexer.escape = True, "", ""  # a backslash is a part of a path
-    try:
-        return list(lexer)
-    except ValueError as error:
-        msg = f"{error}: {line}"
-        raise UsageError(msg) from None
-
-
-def _blanks(text: str) -> Iterator[tuple[int, str]]:
-    for match in re.finditer(r"\s+", text):
-        yield match.start(), text[match.end() :]
-    yield len(text), ""
-
-
-def _parses(text: str) -> bool:
-    """Whether `text` is valid as an argument of a call."""
-    return as_argument(text) is not None
+    return list(lexer)
 
 
 def _on_words(row: Instrument) -> str:

@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import get_ident
 from types import FrameType, SimpleNamespace
@@ -22,7 +22,7 @@ from torchdebug_magics.jupyter.arguments import without_comment
 from torchdebug_magics.session import without_ours
 
 if TYPE_CHECKING:
-    from types import CodeType, TracebackType
+    from types import TracebackType
 
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 # IPython's runner and ours; each holds, in a local called `result`, what its cell will result in.
-_RUNNERS = ("run_cell_async", "run_as_cell", "run_cell_again")
+_RUNNERS = ("run_cell_async", "run_as_cell")
 _CALL = re.compile(r"get_ipython\(\)\.run_cell_magic\((.*), None\)\n")
 
 
@@ -44,6 +44,12 @@ def running_cells() -> Iterator[ExecutionResult]:
         if frame.f_code.co_name in _RUNNERS and isinstance(result := frame.f_locals.get("result"), ExecutionResult):
             yield result
         frame = frame.f_back
+
+
+def on_event(shell: InteractiveShell, event: str, function: Callable[..., None], stack: ExitStack) -> None:
+    """Call `function` at an event of IPython's, until the stack closes."""
+    shell.events.register(event, function)
+    stack.callback(shell.events.unregister, event, function)  # the same object: each access to a method makes another one
 
 
 @dataclass(eq=False)
@@ -62,23 +68,19 @@ class CellSessions:
     """Events after which ended sessions are closed: after an interrupt, or a silent run, only some of them fire."""
 
     def __init__(self, shell: InteractiveShell) -> None:
-        self._shell = shell
+        self._shell: Any = shell
         self._opened: list[_Opened] = []
-        self._tracebacks = PlainTracebacks(shell, self._traceback_of)
+        self._handler = self._show  # kept, so that it can be recognised
+        self._handler_before: tuple[Any, Any] | None = None
+        """The shell's handler of exceptions, called before a traceback is drawn, while ours stands there."""
         self._explained: tuple[BaseException, list[str]] | None = None
         """An error of a line magic, and the lines shown in place of its traceback."""
-        self._ender = self._close_ended  # kept, as %autoreload would make another one, which could not be unregistered
 
-    def install(self) -> None:
-        """Register for the end of each cell."""
+    def install(self, stack: ExitStack) -> None:
+        """Close sessions at the end of each cell, and all of them when the stack closes."""
         for event in self.EVENTS:
-            self._shell.events.register(event, self._ender)
-
-    def uninstall(self) -> None:
-        """Close all sessions and unregister."""
-        self._close(self._opened)
-        for event in self.EVENTS:
-            self._shell.events.unregister(event, self._ender)
+            on_event(self._shell, event, self._close_ended, stack)
+        stack.callback(self._close, self._opened)
 
     def open(self, name: str, session: ShownSession) -> None:
         """Enter `session` until the end of the running cell."""
@@ -91,22 +93,37 @@ class CellSessions:
             msg = f"%{name} is open in this cell already"
             raise UsageError(msg)
         self._opened.append(_Opened(name, cell, get_ident(), session))  # first, so that an interrupt cannot lose it
-        self._tracebacks.begin()
+        self._handle_errors()
         session.__enter__()
 
     def shorten(self, error: BaseException, lines: list[str]) -> None:
         """Let an error that is about to end the running cell be shown as `lines`; without any, whole but for our frames."""
         self._explained = error, lines
-        self._tracebacks.begin()
+        self._handle_errors()
 
-    def run_as_cell(self, source: str) -> object:
+    def run_source(self, source: str) -> object:
         """Run `source`, including magic lines, outside a cell of its own, and return its last value."""
         __tracebackhide__ = True
-        result = ExecutionResult(SimpleNamespace(raw_cell=source))  # of IPython's own, each version has another form
         code = self._shell.transform_cell(source)
+        compiler = self._shell.compile
+        file, space = compiler.cache(code), self._shell.user_ns
+
+        def run() -> object:
+            __tracebackhide__ = True
+            body = compiler.ast_parse(code, filename=file).body
+            last = compiler(ast.Expression(body.pop().value), file, "eval") if isinstance(body[-1], ast.Expr) else "None"
+            exec(compiler(ast.Module(body, []), file, "exec"), space)  # noqa: S102 - the user's own cell
+            return eval(last, space)  # noqa: S307 - the user's own cell
+
+        return self.run_as_cell(run, source)
+
+    def run_as_cell(self, run: Callable[[], object], source: str | None = None) -> object:
+        """Call `run` as a cell of its own; errors of its sessions are not shown."""
+        __tracebackhide__ = True
+        result = ExecutionResult(SimpleNamespace(raw_cell=source))  # of IPython's own, each version has another form
         value = None
         try:
-            value = self._evaluate(code)
+            value = run()
         except BaseException as error:
             result.error_in_exec = error
             raise
@@ -114,27 +131,6 @@ class CellSessions:
             self._close([one for one in self._opened if one.cell is result], show=False)
         result.raise_error()
         return value
-
-    def run_cell_again(self, code: CodeType) -> None:
-        """Run compiled code as a cell of its own; reports of its sessions are not shown."""
-        __tracebackhide__ = True
-        result = ExecutionResult(None)
-        try:
-            exec(code, self._shell.user_ns)  # noqa: S102 - the user's own cell
-        except BaseException as error:
-            result.error_in_exec = error
-            raise
-        finally:
-            self._close([one for one in self._opened if one.cell is result], show=False)
-
-    def _evaluate(self, code: str) -> object:
-        __tracebackhide__ = True
-        compiler: Any = self._shell.compile
-        file, space = compiler.cache(code), self._shell.user_ns
-        body = compiler.ast_parse(code, filename=file).body
-        last = compiler(ast.Expression(body.pop().value), file, "eval") if isinstance(body[-1], ast.Expr) else "None"
-        exec(compiler(ast.Module(body, []), file, "exec"), space)  # noqa: S102 - the user's own cell
-        return eval(last, space)  # noqa: S307 - the user's own cell
 
     def _traceback_of(self, error: BaseException) -> list[str]:
         if self._explained is not None and self._explained[0] is error:
@@ -157,60 +153,36 @@ class CellSessions:
                 else:
                     one.cell.error_in_exec = failure
                     if show:
-                        self._tracebacks.show(failure)
+                        self._show(type(failure), failure, None)
                 if isinstance(failure, KeyboardInterrupt):
                     one.is_closing = False
                     continue  # what it cut short is finished at the next event
             self._opened.remove(one)
         if not self._opened:
             self._explained = None
-            self._tracebacks.end()
+            if self._handler_before is not None and self._shell.CustomTB is self._handler:  # else another one was installed since
+                self._shell.custom_exceptions, self._shell.CustomTB = self._handler_before
+            self._handler_before = None
 
-
-class PlainTracebacks:
-    """Installed as the shell's custom exception handler, which runs before a traceback is drawn."""
-
-    def __init__(self, shell: InteractiveShell, traceback_of: Callable[[BaseException], list[str]]) -> None:
-        self._shell: Any = shell
-        self._traceback_of = traceback_of
-        self._before: tuple[Any, Any] | None = None
-        self._handler = self._show  # kept, so that it can be recognised
-
-    def begin(self) -> None:
-        """Install; idempotent."""
-        if self._before is None:
-            self._before = self._shell.custom_exceptions, self._shell.CustomTB
+    def _handle_errors(self) -> None:
+        if self._handler_before is None:
+            self._handler_before = self._shell.custom_exceptions, self._shell.CustomTB
             self._shell.custom_exceptions, self._shell.CustomTB = (Exception, KeyboardInterrupt), self._handler
 
-    def end(self) -> None:
-        """Restore the previous handler, unless another one was installed since."""
-        if self._before is not None and self._shell.CustomTB is self._handler:
-            self._shell.custom_exceptions, self._shell.CustomTB = self._before
-        self._before = None
-
-    def show(self, error: BaseException) -> None:
-        """Show the traceback of an error that ended no code of the cell, but what follows it."""
-        self._show(type(error), error, error.__traceback__)
-
-    def _show(self, kind: type[BaseException], error: BaseException, _trace: TracebackType | None, tb_offset: int | None = None) -> Any:
+    def _show(self, kind: type[BaseException], error: Any, _trace: TracebackType | None, tb_offset: int | None = None) -> Any:
         without_ours(error)
         with lines_as_typed(error):
-            return self._drawn(kind, error, tb_offset)
-
-    def _drawn(self, kind: type[BaseException], error: BaseException, tb_offset: int | None) -> Any:
-        if lines := self._traceback_of(error):
-            return self._shown_as(lines, kind, error)
-        handled, handler = self._before or ((), None)
-        if handler is not None and isinstance(error, handled):
-            return handler(kind, error, error.__traceback__, tb_offset)
-        return self._shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)
-
-    def _shown_as(self, lines: list[str], kind: type[BaseException], error: Any) -> Any:
-        error._render_traceback_ = lambda: lines  # by this name IPython asks an error how it looks
-        try:
-            return self._shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)
-        finally:
-            del error._render_traceback_
+            lines = self._traceback_of(error)
+            handled, handler = self._handler_before or ((), None)
+            if not lines and handler is not None and isinstance(error, handled):
+                return handler(kind, error, error.__traceback__, tb_offset)
+            if lines:
+                error._render_traceback_ = lambda: lines  # by this name IPython asks an error how it looks
+            try:
+                return self._shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)
+            finally:
+                if lines:
+                    del error._render_traceback_
 
 
 class MagicLines:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from uuid import uuid4
 
 from IPython.core.displaypub import CapturingDisplayPublisher
@@ -26,16 +27,6 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 # Nothing to see, in every front end: an output cannot be taken back.
 _NOTHING = {"text/plain": "", "text/html": ""}
-
-
-class Channel(Protocol):
-    """Destination of a live view."""
-
-    def send(self, text: str, html: str) -> None:
-        """Replace the live view."""
-
-    def close(self) -> None:
-        """Remove the live view; called by the thread that runs the cell."""
 
 
 class Screen:
@@ -61,19 +52,16 @@ class Screen:
 
     def show_page(self, page: Page, *, widget: bool = False) -> None:
         """Show a page: frozen, or as a widget that stays alive."""
-        view = self._interactive(page) if widget or self.mode == "widget" else None
+        view = None
+        if (widget or self.mode == "widget") and self._rich and _has_widgets():
+            from torchdebug_magics.jupyter import widget as interactive  # noqa: PLC0415 - imports ipywidgets
+
+            view = interactive.view(page)
         text, html = self.draw(page, is_beside_widget=view is not None)
         self.publish({"text/plain": text, "text/html": html} if html else {"text/plain": text})
         if view is not None:
             # An output of its own: a new kernel has no such widget, and what the file holds of the report must be seen all the same.
             self.publish({"text/plain": "", _WIDGET: _widget_view(view)})
-
-    def _interactive(self, page: Page) -> Any:
-        if not self._rich or not _has_widgets():
-            return None
-        from torchdebug_magics.jupyter import widget as interactive  # noqa: PLC0415 - imports ipywidgets
-
-        return interactive.view(page)
 
     def draw(self, page: Page, *, is_beside_widget: bool = False) -> tuple[str, str]:
         """Render a page as text and as HTML; the HTML is empty in a terminal."""
@@ -92,7 +80,11 @@ class Screen:
         """A new channel, or None if live views are off or cannot be updated; a lasting one may be saved in the notebook."""
         if not self._rich or self.mode == "frozen" or self._captured or self.is_engine:
             return None
-        return _WidgetChannel(self) if self.kind == "widgets" and not lasting else _HtmlChannel(self)
+        if self.kind != "widgets" or lasting:
+            return Channel(self)
+        import ipywidgets  # noqa: PLC0415 - in the cell's thread, as LiveView.start() says
+
+        return Channel(self, ipywidgets.HTML)
 
     @property
     def kind(self) -> Literal["widgets", "html", "text"]:
@@ -101,10 +93,6 @@ class Screen:
             return "text"
         # Colab would save the widget's state, in a form for which GitHub refuses the whole notebook.
         return "html" if "google.colab" in sys.modules or not _has_widgets() else "widgets"
-
-    def cell_source(self) -> str:
-        """The source of the running cell."""
-        return str((self.shell.user_ns.get("_ih") or [""])[-1])
 
     @property
     def is_engine(self) -> bool:
@@ -127,79 +115,54 @@ class Screen:
         return any(getattr(one, "msg_id", "") for one in tuple((module.Widget.widgets if widgets is None else widgets).values()))
 
 
-class _HtmlChannel:
-    """A display handle that is updated; no comm is opened."""
+class Channel:
+    """Where a live view is sent: a display handle that is updated or, as its updates cost least, a widget in it."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, new_widget: Callable[[str], Any] | None = None) -> None:
         self._screen = screen
-        self._id = ""
-
-    def send(self, text: str, html: str) -> None:
-        update = bool(self._id)
-        self._id = self._id or uuid4().hex
-        self._screen.publish({"text/plain": text, "text/html": html}, display_id=self._id, update=update)
-
-    def close(self) -> None:
-        if self._id:
-            self._screen.publish(_NOTHING, display_id=self._id, update=True)
-
-
-class _WidgetChannel:
-    """An HTML widget, created on the first update: widget updates cost least."""
-
-    def __init__(self, screen: Screen) -> None:
-        import ipywidgets  # noqa: PLC0415 - in the cell's thread, as LiveView.start() says
-
-        self._new = ipywidgets.HTML
-        self._screen = screen
-        self._id = uuid4().hex
+        self._new_widget = new_widget
         self._widget: Any = None
+        self._id = uuid4().hex
+        self._is_shown = False
 
     def send(self, text: str, html: str) -> None:
+        """Replace the live view."""
         if self._widget is not None:
             self._widget.value = html
             return
-        self._widget = self._new(html)
+        shown: dict[str, object] = {"text/html": html}
+        if self._new_widget is not None:
+            self._widget = self._new_widget(html)
+            shown = {_WIDGET: _widget_view(self._widget)}
+        is_update, self._is_shown = self._is_shown, True
         # By hand, as ipywidgets 7 drops the display_id, and the widget could not be replaced.
-        self._screen.publish({"text/plain": text, _WIDGET: _widget_view(self._widget)}, display_id=self._id)
+        self._screen.publish({"text/plain": text, **shown}, display_id=self._id, update=is_update)
 
     def close(self) -> None:
-        if self._widget is None:
-            return
-        # Replaced before it is closed: a saved notebook would show "Error displaying widget".
-        self._screen.publish(_NOTHING, display_id=self._id, update=True)
-        for part in (self._widget.layout, getattr(self._widget, "style", None), self._widget):
+        """Remove the live view; called by the thread that runs the cell."""
+        if self._is_shown:
+            # Replaced before it is closed: a saved notebook would show "Error displaying widget".
+            self._screen.publish(_NOTHING, display_id=self._id, update=True)
+        for part in (getattr(self._widget, "layout", None), getattr(self._widget, "style", None), self._widget):
             if part is not None:
                 part.close()
 
 
-# Reports show themselves --------------------------------------------------------------------------------------------
+def show_reports(screen: Screen, stack: ExitStack) -> None:
+    """Display a report that is a cell's value as its page, until the stack closes."""
 
-
-class ReportFormatter:
-    """Displays a report that is a cell's value as its page."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        # Whole bundles: among the formatters of single types, that of text would prefer a dataclass's own repr.
-        formatter: Any = screen.shell.display_formatter
-        self._bundles = formatter.mimebundle_formatter
-
-    def install(self) -> None:
-        """Register for all reports, through their base class."""
-        self._bundles.for_type(Report, self._bundle)
-
-    def uninstall(self) -> None:
-        """Unregister."""
-        self._bundles.pop(Report, None)
-
-    def _bundle(self, report: Report, include: object = None, exclude: object = None) -> dict[str, str]:  # noqa: ARG002 - IPython's signature
+    def bundle(report: Report, include: object = None, exclude: object = None) -> dict[str, str]:  # noqa: ARG001 - IPython's signature
         row = catalog.instrument_of(report)
         try:
-            text, html = (str(report), "") if row is None else self._screen.draw(row.page(report))
+            text, html = (str(report), "") if row is None else screen.draw(row.page(report))
         except Exception as failure:  # noqa: BLE001 - as in Screen.show()
             return {"text/plain": f"{report.verdict}\n(the report could not be shown: {type(failure).__name__}: {failure})"}
         return {"text/plain": text, "text/html": html} if html else {"text/plain": text}
+
+    # Whole bundles: among the formatters of single types, that of text would prefer a dataclass's own repr.
+    formatter: Any = screen.shell.display_formatter
+    formatter.mimebundle_formatter.for_type(Report, bundle)
+    stack.callback(formatter.mimebundle_formatter.pop, Report, None)
 
 
 def _has_widgets() -> bool:

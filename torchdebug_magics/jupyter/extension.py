@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,9 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.fixes import changes, fixed_source
 from torchdebug_magics.html.page import Facts, Note, Page, Table
 from torchdebug_magics.jupyter.arguments import without_comment
-from torchdebug_magics.jupyter.cell import CellSessions, MagicLines
-from torchdebug_magics.jupyter.display import MODES, ReportFormatter, Screen
-from torchdebug_magics.jupyter.magics import Homes, InstrumentMagic, LastingSessions, Reruns
+from torchdebug_magics.jupyter.cell import CellSessions, MagicLines, on_event
+from torchdebug_magics.jupyter.display import MODES, Screen, show_reports
+from torchdebug_magics.jupyter.magics import Home, InstrumentMagic, LastingSessions, memories
 from torchdebug_magics.jupyter.recorder import Recorder
 from torchdebug_magics.machine import gpus
 from torchdebug_magics.machine.kept_files import abandoned_copies
@@ -70,48 +71,41 @@ class Extension:
         """The latest session; it pins the tensors that its probe kept for inspection."""
         self.reports: deque[tuple[str, Report]] = deque(maxlen=5)
         """The latest reports, with the names of their magics."""
-        self._cells = CellSessions(shell)
-        self._numbers = CellNumbers(shell)
-        self._lasting = LastingSessions(shell)
-        self._recorder = Recorder(shell)
-        homes = Homes(self._cells, self._lasting, Reruns())
-        self._magics = {row.name: InstrumentMagic(row, homes, self._recorder, self.screen, self._keep) for row in catalog.instruments()}
-        self._front_door = FrontDoor([magic.row for magic in self._magics.values()], self.screen, self.reports)
-        self._formatter = ReportFormatter(self.screen)
-        self._lines = MagicLines(self._magics)
-        flags = {name: (*magic.parser.words, *magic.parser.flags) for name, magic in self._magics.items()}
-        self._completer = FlagCompleter(shell, {**flags, self._front_door.NAME: self._front_door.WORDS})
+        self._undo = ExitStack()
 
     def install(self) -> None:
         """Add everything to the shell."""
-        register: Any = self.shell.register_magic_function
-        for name, magic in self._magics.items():
+        shell, stack = self.shell, self._undo
+        home = Home(CellSessions(shell), LastingSessions(), memories(), Recorder(shell), self.screen, self._keep)
+        magics = {row.name: InstrumentMagic(row, home) for row in catalog.instruments()}
+        door = FrontDoor([magic.row for magic in magics.values()], self.screen, self.reports)
+        flags = {name: (*magic.parser.words, *magic.parser.flags) for name, magic in magics.items()}
+        # What is added last is removed first.
+        stack.callback(shell.magics_manager.registry.pop, _KEY)
+        shell.magics_manager.registry[_KEY] = self
+        register: Any = shell.register_magic_function
+        register(door.function(), "line", door.NAME)
+        for name, magic in magics.items():
             for kind, function in zip(("line", "cell"), magic.functions(), strict=True):
                 register(function, kind, name)
-        register(self._front_door.function(), "line", self._front_door.NAME)
-        self.shell.input_transformers_cleanup.append(self._lines)
-        self._cells.install()
-        self._lasting.install()
-        self._numbers.install()
-        self._formatter.install()
-        self._completer.install()
-        self.shell.magics_manager.registry[_KEY] = self
-        for words in (self._recorder.last_words(), _lost_files(abandoned_copies())):
+        for kinds in shell.magics_manager.magics.values():
+            for name in (*magics, door.NAME):
+                stack.callback(kinds.pop, name, None)
+        complete_flags(shell, {**flags, door.NAME: door.WORDS}, stack)
+        show_reports(self.screen, stack)
+        lines = MagicLines(magics)
+        shell.input_transformers_cleanup.append(lines)
+        stack.callback(shell.input_transformers_cleanup.remove, lines)
+        note_cell_numbers(shell, stack)
+        home.lasting.install(shell, stack)
+        home.cells.install(stack)
+        for words in (home.recorder.last_words(), _lost_files()):
             if words:
                 self.screen.say(words)
 
     def uninstall(self) -> None:
         """Remove everything; open sessions are closed and show their reports."""
-        self._cells.uninstall()
-        self._lasting.uninstall()
-        self._numbers.uninstall()
-        self.shell.input_transformers_cleanup.remove(self._lines)
-        self._formatter.uninstall()
-        self._completer.uninstall()
-        for magics in self.shell.magics_manager.magics.values():
-            for name in (*self._magics, self._front_door.NAME):
-                magics.pop(name, None)
-        del self.shell.magics_manager.registry[_KEY]
+        self._undo.close()
 
     def _keep(self, name: str, report: Report, session: Session[Any] | None) -> None:
         self.reports.append((name, report))
@@ -119,8 +113,9 @@ class Extension:
             self.last_session = session
 
 
-def _lost_files(copies: dict[str, str]) -> str:
+def _lost_files() -> str:
     """What a kernel that was killed in the middle of a rerun has not put back."""
+    copies = abandoned_copies()
     if not copies:
         return ""
     folders = " ".join(shlex.quote(folder) for folder in sorted({str(Path(path).parent) for path in copies}))
@@ -147,15 +142,13 @@ def unload(shell: InteractiveShell) -> None:
 
 def last_session() -> Session[Any] | None:
     """The latest session of the running shell, or None."""
-    shell = get_ipython()
-    extension = None if shell is None else loaded(shell)
+    extension = loaded(get_ipython())
     return None if extension is None else extension.last_session
 
 
 def show(report: Report, *, widget: bool = False) -> None:
     """Show a report as its magic does; print it where no shell has loaded the extension."""
-    shell = get_ipython()
-    extension = None if shell is None else loaded(shell)
+    extension = loaded(get_ipython())
     row = catalog.instrument_of(report)
     if row is None:
         print(report)  # noqa: T201 - a script has no other screen
@@ -167,9 +160,9 @@ def show(report: Report, *, widget: bool = False) -> None:
         print(plain.render(row.page(report)))  # noqa: T201 - a script has no other screen
 
 
-def loaded(shell: InteractiveShell) -> Extension | None:
+def loaded(shell: InteractiveShell | None) -> Extension | None:
     """The shell's extension object; it is stored with the shell's magics, not in a global."""
-    found = shell.magics_manager.registry.get(_KEY)
+    found = None if shell is None else shell.magics_manager.registry.get(_KEY)
     return found if isinstance(found, Extension) else None
 
 
@@ -203,8 +196,13 @@ class FrontDoor:
                 self._screen.show_page(self.welcome())
             case ["doctor"]:
                 self._screen.show_page(self.doctor())
+            case ["last"] if not self._reports:
+                self._screen.say("there is no report yet")
             case ["last"]:
-                self._last()
+                name, report = self._reports[-1]
+                row = next((row for row in self._rows if row.name == name), None) or catalog.instrument_of(report)
+                if row is not None:
+                    self._screen.show(report, row)
             case ["fix"]:
                 self._screen.say(self._fix())
             case ["display"]:
@@ -233,12 +231,7 @@ class FrontDoor:
         return Page("torchdebug", "info", f"torchdebug_magics {__version__}, and what it finds on this machine", self._state())
 
     def _state(self) -> tuple[Block, ...]:
-        facts = (
-            ("versions", gpus.versions()),
-            ("device", gpus.device()),
-            ("memory", gpus.memory_limit()),
-            ("display", self._display()),
-        )
+        facts = (("versions", gpus.versions()), ("device", gpus.device()), ("memory", gpus.memory_limit()), ("display", self._display()))
         if not self._reports:
             return (Facts(facts),)
         magics = {row.name: row.magic for row in self._rows}
@@ -267,79 +260,38 @@ class FrontDoor:
             return f"the cell below is In[{cells[0][0]}] with the fix ({state}): {'; '.join(lines)}"
         return changes(report)
 
-    def _last(self) -> None:
-        if not self._reports:
-            self._screen.say("there is no report yet")
-            return
-        report = self._reports[-1][1]
-        row = next((row for row in self._rows if row.name == self._reports[-1][0]), None) or catalog.instrument_of(report)
-        if row is not None:
-            self._screen.show(report, row)
 
+def note_cell_numbers(shell: InteractiveShell, stack: ExitStack) -> None:
+    """Record the file name of each cell before it runs, where IPython's compiler does not."""
+    compiler: Any = shell.compile
+    if hasattr(compiler, _TABLE):
+        return
+    numbers: dict[str, int] = {}
 
-class CellNumbers:
-    """Records the file name of each cell before it runs."""
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        self._shell = shell
-        self._compiler: Any = shell.compile
-        self._needed = not hasattr(shell.compile, _TABLE)
-        self._note = self._before_cell  # kept, as each access makes another bound method
-
-    def install(self) -> None:
-        """Start recording."""
-        if self._needed:
-            setattr(self._compiler, _TABLE, {})
-            self._shell.events.register("pre_run_cell", self._note)
-
-    def uninstall(self) -> None:
-        """Stop recording and remove the table."""
-        if self._needed:
-            delattr(self._compiler, _TABLE)
-            self._shell.events.unregister("pre_run_cell", self._note)
-
-    def _before_cell(self, info: ExecutionInfo) -> None:
+    def before_cell(info: ExecutionInfo) -> None:
         if info.store_history and info.raw_cell:
-            number = self._shell.execution_count
-            name = self._compiler.get_code_name(info.raw_cell, info.raw_cell, number)
-            getattr(self._compiler, _TABLE)[name] = number
+            number = shell.execution_count
+            numbers[compiler.get_code_name(info.raw_cell, info.raw_cell, number)] = number
+
+    setattr(compiler, _TABLE, numbers)
+    stack.callback(delattr, compiler, _TABLE)
+    on_event(shell, "pre_run_cell", before_cell, stack)
 
 
-class FlagCompleter:
-    """`words` maps a magic's name to its flags and words."""
+def complete_flags(shell: InteractiveShell, words: Mapping[str, Iterable[str]], stack: ExitStack) -> None:
+    """Complete the flags and words of each magic, where IPython supports matchers (8.6 and later)."""
+    try:
+        from IPython.core.completer import SimpleCompletion, context_matcher  # noqa: PLC0415 - not in IPython 7
+    except ImportError:
+        return
 
-    def __init__(self, shell: InteractiveShell, words: Mapping[str, Iterable[str]]) -> None:
-        self._shell = shell
-        self._words = words
-        self._matcher: Any = None
-
-    def install(self) -> None:
-        """Add the matcher, where IPython supports matchers (8.6 and later)."""
-        try:
-            from IPython.core.completer import SimpleCompletion, context_matcher  # noqa: PLC0415 - not in IPython 7
-        except ImportError:
-            return
-
-        @context_matcher(identifier="torchdebug_magics.flags")
-        def flags(context: CompletionContext) -> Any:
-            found = self.matches(context.text_until_cursor)
-            return {"completions": [SimpleCompletion(text, type="option") for text in found], "suppress": bool(found)}
-
-        self._matcher = flags
-        self._shell.Completer.custom_matchers.append(flags)
-
-    def uninstall(self) -> None:
-        """Remove the matcher."""
-        if self._matcher is not None:
-            self._shell.Completer.custom_matchers.remove(self._matcher)
-            self._matcher = None
-
-    def matches(self, line: str) -> list[str]:
-        """Completions for `line`, the text up to the cursor."""
-        match = _MAGIC_LINE.match(line)
-        if match is None:
-            return []
-        name, begun = match.groups()
-        words = [word for word in self._words.get(name, ()) if word.startswith(begun)]
+    @context_matcher(identifier="torchdebug_magics.flags")
+    def flags(context: CompletionContext) -> Any:
+        match = _MAGIC_LINE.match(context.text_until_cursor)
+        name, begun = match.groups() if match else ("", "")
         # Where a value may stand, flags are only offered once a dash is there; a word such as `doctor` at once.
-        return [word for word in words if begun.startswith("-") or not word.startswith("-")]
+        found = [word for word in words.get(name, ()) if word.startswith(begun) and (begun[:1] == "-" or word[0] != "-")]
+        return {"completions": [SimpleCompletion(text, type="option") for text in found], "suppress": bool(found)}
+
+    shell.Completer.custom_matchers.append(flags)
+    stack.callback(shell.Completer.custom_matchers.remove, flags)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections import ChainMap, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import ChainMap, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from IPython.core.error import UsageError
@@ -17,13 +18,12 @@ from IPython.utils.capture import capture_output
 
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instrument import CellContext, Examined
+from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.jupyter.arguments import MagicParser, evaluated
-from torchdebug_magics.jupyter.cell import running_cells
+from torchdebug_magics.jupyter.cell import on_event, running_cells
 from torchdebug_magics.jupyter.showing import Delivery, ShownSession, folded, watched_work
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from types import CodeType
 
     from torchdebug_magics.html.page import Fold
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Keep: TypeAlias = "Callable[[str, Report, Session[Any] | None], None]"
 """Called with each report: the magic's name, the report, and its session if there was one."""
+Memories: TypeAlias = Callable[[str, str], "deque[Any]"]
 _RUN_CODE = InteractiveShell.run_code.__code__
 _OF_PYTHON = frozenset({"time", "capture", "prun"})
 """Cell magics that run the code below them unchanged, once."""
@@ -47,25 +48,25 @@ _RUNS = 5
 """Runs remembered for each cell."""
 
 
-class Homes(NamedTuple):
-    """Owners of open sessions, and memory across runs of a cell."""
+class Home(NamedTuple):
+    """What the magics of one shell share."""
 
     cells: CellSessions
     lasting: LastingSessions
-    reruns: Reruns
+    memories: Memories
+    recorder: Recorder
+    screen: Screen
+    keep: Keep
 
 
 class InstrumentMagic:
     """``%%name`` around a cell, ``%name`` to its end, ``%name on`` until ``%name off``, ``%name VALUE`` to examine a value."""
 
-    def __init__(self, row: Instrument, homes: Homes, recorder: Recorder, screen: Screen, keep: Keep) -> None:
+    def __init__(self, row: Instrument, home: Home) -> None:
         self.row = row
         self.parser = MagicParser(row)
-        self._homes = homes
-        self._recorder = recorder
-        self._screen = screen
-        self._keep = keep
-        self._names = frozenset(catalog.INSTRUMENTS)
+        self._home = home
+        self._screen = home.screen
 
     def functions(self) -> tuple[Callable[..., object], Callable[..., object]]:
         """The function to register with IPython, for line and cell form."""
@@ -84,7 +85,7 @@ class InstrumentMagic:
                 self._open(text, self._screen.shell.user_ns, subjects=False)
                 return None
             # Reached by code that calls run_cell_magic itself, as a notebook exported to a script does.
-            return self._homes.cells.run_as_cell(f"%%{self.row.name} {text}\n{body}")
+            return self._home.cells.run_source(f"%%{self.row.name} {text}\n{body}")
 
         line.__doc__ = cell.__doc__ = self.parser.help
         line.__name__ = cell.__name__ = self.row.name
@@ -97,62 +98,53 @@ class InstrumentMagic:
         if asked.help:
             self._open(text, names, subjects=True)
         elif asked.word == "off":
-            self._homes.lasting.off(self.row.name)
+            self._home.lasting.off(self.row.name)
         elif asked.word == "on" or (self.row.lasting == "line" and not asked.subjects):
             with _in_one_line():
-                self._homes.lasting.on(self.row.name, self._shown(asked, lasting=True))
+                self._home.lasting.on(self.row.name, self._shown(asked, lasting=True))
         elif not (self.row.examines and self._examine(asked, local_ns)):
             self._open(text, names, subjects=True, after=self._last_error())
 
     def _examine(self, asked: Arguments, local_ns: dict[str, object]) -> bool:
         """Whether the line was examined: a bare one of a magic that watches cells may have nothing to report."""
         __tracebackhide__ = True
-        subjects, keywords = self._evaluated(asked.subjects, local_ns)
+        subjects, keywords = evaluated(asked.subjects, self._screen.shell.user_ns, local_ns, self.row.subject_of)
+        if keywords and not self.row.takes_keywords:
+            msg = f"%{self.row.name} takes no named value such as {next(iter(keywords))}=..."
+            raise UsageError(msg)
         try:
             with _in_one_line(), watched_work(self.row, self._screen, is_quiet=asked.quiet) as progress:
                 context = CellContext(
                     names=asked.subjects,
                     keywords=keywords,
                     last_error=self._last_error() if self.row.watches and not asked.subjects else None,
-                    live=self._homes.lasting.live(self.row.name),
+                    live=self._home.lasting.live(self.row.name),
                     progress=progress,
                 )
                 examined = self.row.examined(subjects, asked.options, context)
         except BaseException as error:
             self._shorten(error, asked, is_folded=False)
             raise
-        is_examined = bool(asked.subjects) or examined.report is not None or not self.row.watches
-        if is_examined:
-            self._show(asked, examined)
-        return is_examined
-
-    def _evaluated(self, sources: tuple[str, ...], local_ns: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Evaluate the expressions as arguments of a call."""
-        values, named = evaluated(sources, self._screen.shell.user_ns, local_ns, self.row.subject_of)
-        if named and not self.row.takes_keywords:
-            msg = f"%{self.row.name} takes no named value such as {next(iter(named))}=..."
-            raise UsageError(msg)
-        return values, named
-
-    def _last_error(self) -> BaseException | None:
-        last = self._screen.shell.last_execution_result
-        return None if last is None else last.error_in_exec
-
-    def _show(self, asked: Arguments, examined: Examined) -> None:
-        __tracebackhide__ = True
+        if not asked.subjects and examined.report is None and self.row.watches:
+            return False
         below: tuple[Fold, ...] = ()
         if examined.error is not None:
             self._shorten(examined.error, asked, is_folded=examined.report is not None)
             below = folded(examined.error)
         if examined.report is not None:
-            Delivery(self.row, asked, self._screen, lambda name, kept: self._keep(name, kept, None))(examined.report, below=below)
+            Delivery(self.row, asked, self._screen, lambda name, kept: self._home.keep(name, kept, None))(examined.report, below=below)
         if examined.error is not None:
             raise examined.error
+        return True
+
+    def _last_error(self) -> BaseException | None:
+        last = self._screen.shell.last_execution_result
+        return None if last is None else last.error_in_exec
 
     def _shorten(self, error: BaseException, asked: Arguments, *, is_folded: bool) -> None:
         """Show the error by the user's own calls, or whole where no report is shown: between them and the cell are ours."""
         if not isinstance(error, (UsageError, TorchDebugError)):
-            self._homes.cells.shorten(error, [] if asked.quiet else self.row.traceback_of(error, is_folded=is_folded))
+            self._home.cells.shorten(error, [] if asked.quiet else self.row.traceback_of(error, is_folded=is_folded))
 
     def _open(self, text: str, names: Mapping[str, object], *, subjects: bool, after: BaseException | None = None) -> None:
         __tracebackhide__ = True
@@ -164,36 +156,30 @@ class InstrumentMagic:
             msg = f"%{self.row.name} stands on a line of its own: it watches no cell"
             raise UsageError(msg)
         with _in_one_line():
-            self._homes.cells.open(self.row.name, self._shown(asked, after=after))
-
-    def body_of_cell(self) -> CellBody:
-        """The running cell below its magics."""
-        return CellBody(self._screen.shell, self._homes.cells, self._names)
-
-    def earlier_runs(self) -> deque[Any] | None:
-        """The memory of this magic across runs of the running cell."""
-        return self._homes.reruns.of_running_cell(self.row.name)
+            self._home.cells.open(self.row.name, self._shown(asked, after=after))
 
     def _shown(self, asked: Arguments, *, lasting: bool = False, after: BaseException | None = None) -> ShownSession:
         __tracebackhide__ = True
-        context = _MagicContext(last_error=after, keeps_output=bool(asked.output), magic=self, is_lasting=lasting)
+        context = _MagicContext(last_error=after, keeps_output=bool(asked.output), home=self._home, name=self.row.name, is_lasting=lasting)
         session = self.row.session_of_cell(asked.options, context)
-        deliver = Delivery(self.row, asked, self._screen, lambda name, report: self._keep(name, report, session))
-        return ShownSession(session, deliver, self._recorder, lasting=lasting)
+        deliver = Delivery(self.row, asked, self._screen, lambda name, report: self._home.keep(name, report, session))
+        return ShownSession(session, deliver, self._home.recorder, lasting=lasting)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _MagicContext(CellContext):
     """Reads the running cell where the probe asks for it."""
 
-    magic: InstrumentMagic
+    home: Home
+    name: str
     is_lasting: bool
 
     def body(self) -> CellBody | None:
-        return None if self.is_lasting else self.magic.body_of_cell()
+        return None if self.is_lasting else CellBody(self.home.screen.shell, self.home.cells)
 
     def earlier_runs(self) -> deque[Any] | None:
-        return self.magic.earlier_runs()
+        source = _running_source()
+        return None if source is None else self.home.memories(self.name, source)
 
 
 @contextmanager
@@ -209,9 +195,9 @@ def _in_one_line() -> Iterator[None]:
 class CellBody:
     """The code after this package's leading magics; `run` may be called any number of times."""
 
-    def __init__(self, shell: InteractiveShell, cells: CellSessions, magics: Collection[str]) -> None:
-        source = getattr(getattr(next(running_cells(), None), "info", None), "raw_cell", None)
-        if not isinstance(source, str):
+    def __init__(self, shell: InteractiveShell, cells: CellSessions) -> None:
+        source = _running_source()
+        if source is None:
             msg = "only a cell can be run a second time: in code, `torchdebug_magics.verify(function)` does it"
             raise UsageError(msg)
         self.namespace: dict[str, Any] = shell.user_ns
@@ -222,12 +208,14 @@ class CellBody:
         lines = shell.transform_cell(source)
         compiler: Any = shell.compile
         self.file = _file_of(shell)
-        body = [one for one in compiler.ast_parse(lines, filename=self.file).body if not _is_magic(one, magics)]
-        self.statements = tuple(body)
-        named = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        body = compiler.ast_parse(lines, filename=self.file).body
+        self.statements = tuple(part for part in body if _cell_magic(part) not in {(name, None) for name in catalog.INSTRUMENTS})
+        named = {node.id for statement in self.statements for node in ast.walk(statement) if isinstance(node, ast.Name)}
         self.variables = {name: value for name, value in shell.user_ns.items() if name in named - self.hidden}
-        self.refusal = _wrapped(self.statements, magics) or _refusal(self.statements)
-        self._code: CodeType | None = None if self.refusal else compiler(shell.transform_ast(ast.Module(body, [])), self.file, "exec")
+        self.refusal = _refusal(self.statements)
+        self._code: CodeType | None = (
+            None if self.refusal else compiler(shell.transform_ast(ast.Module([*self.statements], [])), self.file, "exec")
+        )
 
     def left(self) -> dict[str, object]:
         """The user's namespace."""
@@ -236,9 +224,10 @@ class CellBody:
     def run(self) -> None:
         """Run the body again: its exceptions propagate, its output is hidden."""
         __tracebackhide__ = True
-        assert self._code is not None
+        code = self._code
+        assert code is not None
         with capture_output(stdout=False, stderr=False):
-            self._cells.run_cell_again(self._code)
+            self._cells.run_as_cell(lambda: exec(code, self.namespace))  # noqa: S102 - the user's own cell
 
 
 def _file_of(shell: InteractiveShell) -> str:
@@ -252,69 +241,64 @@ def _file_of(shell: InteractiveShell) -> str:
     return file
 
 
-def _is_magic(statement: ast.stmt, magics: Collection[str]) -> bool:
-    """``get_ipython().run_cell_magic('deterministic', '', None)``: as `MagicLines` writes it."""
+def _running_source() -> str | None:
+    source = getattr(getattr(next(running_cells(), None), "info", None), "raw_cell", None)
+    return source if isinstance(source, str) else None
+
+
+def _cell_magic(statement: ast.stmt) -> tuple[str, str | None]:
+    """Name and body of ``get_ipython().run_cell_magic('time', '', 'x = 1')``; where `MagicLines` wrote it, the body is None."""
     match statement:
         case ast.Expr(
-            ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), "run_cell_magic"), [ast.Constant(name), *_, ast.Constant(None)])
+            ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), "run_cell_magic"), [ast.Constant(name), _, ast.Constant(body)])
         ):
-            return name in magics
-    return False
+            return str(name), None if body is None else str(body)
+    return "", ""
 
 
-def _wrapped(statements: tuple[ast.stmt, ...], magics: Collection[str]) -> str:
-    """The reason why a body run by another cell magic cannot be rerun; empty if it can."""
-    for statement in statements:
-        match statement:
-            case ast.Expr(
-                ast.Call(
-                    ast.Attribute(ast.Call(ast.Name("get_ipython")), "run_cell_magic"),
-                    [ast.Constant(str(name)), _, ast.Constant(str(text))],
-                )
-            ):
-                ours = next((one for one in magics if f"%%{one}" in text.split()), None)
-                if ours is not None:
-                    return f"`%%{name}` is above it: write `%%{ours}` first"
-                if name not in _OF_PYTHON:
-                    return f"`%%{name}` runs the body, and would run it again"
-    return ""
-
-
-def _refusal(statements: tuple[ast.stmt, ...]) -> str:
-    """The reason why the body cannot be rerun; empty if it can."""
-    outside = [node for statement in statements for node in _outside_functions(statement)]
-    if any(isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)) for node in outside):
-        return "the cell awaits at top level"
-    for node in outside:
+def _refusal(statements: Sequence[ast.stmt]) -> str:
+    """The reason why the body cannot be rerun, as where another cell magic runs it; empty if it can."""
+    for name, body in map(_cell_magic, statements):
+        ours = next((ours for ours in catalog.INSTRUMENTS if f"%%{ours}" in (body or "").split()), None)
+        if ours is not None:
+            return f"`%%{name}` is above it: write `%%{ours}` first"
+        if name and body is not None and name not in _OF_PYTHON:
+            return f"`%%{name}` runs the body, and would run it again"
+    for node in (node for statement in statements for node in _outside_functions(statement)):
         match node:
+            case ast.Await() | ast.AsyncFor() | ast.AsyncWith():
+                return "the cell awaits at top level"
             case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), name)) if name in _SHELL_COMMANDS:
                 return "the cell runs a shell command, which a second run would repeat"
     return ""
 
 
-def _outside_functions(node: ast.AST) -> list[ast.AST]:
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-        return []
-    return [node, *(inner for child in ast.iter_child_nodes(node) for inner in _outside_functions(child))]
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from _outside_functions(child)
 
 
 class LastingSessions:
     """Lasting sessions, at most one for each magic; after each cell, a session may show a page."""
 
-    def __init__(self, shell: InteractiveShell) -> None:
-        self._shell = shell
+    def __init__(self) -> None:
         self._on: dict[str, ShownSession] = {}
-        self._after = self._after_cell  # kept, as in CellSessions
 
-    def install(self) -> None:
-        """Register for the end of each cell."""
-        self._shell.events.register("post_run_cell", self._after)
+    def install(self, shell: InteractiveShell, stack: ExitStack) -> None:
+        """Show pages after each cell, and exit all sessions when the stack closes."""
 
-    def uninstall(self) -> None:
-        """Exit all sessions and unregister."""
-        for name in reversed(tuple(self._on)):
-            self.off(name)
-        self._shell.events.unregister("post_run_cell", self._after)
+        def after_cell(*_: object) -> None:
+            for session in tuple(self._on.values()):
+                session.after_cell()
+
+        def off() -> None:
+            for name in reversed(tuple(self._on)):
+                self.off(name)
+
+        on_event(shell, "post_run_cell", after_cell, stack)
+        stack.callback(off)
 
     def on(self, name: str, session: ShownSession) -> None:
         """Enter `session`, until `off`."""
@@ -343,24 +327,7 @@ class LastingSessions:
         """A snapshot of the open session, or None."""
         return self._on[name].live() if name in self._on else None
 
-    def _after_cell(self, *_: object) -> None:
-        for session in tuple(self._on.values()):
-            session.after_cell()
 
-
-class Reruns:
-    """Memories of the latest cells, by their text, as a rerun cell has a new number."""
-
-    def __init__(self) -> None:
-        self._runs: OrderedDict[tuple[str, str], deque[Any]] = OrderedDict()
-
-    def of_running_cell(self, name: str) -> deque[Any] | None:
-        """The memory of the instrument `name` for the running cell; None outside a cell."""
-        source = getattr(getattr(next(running_cells(), None), "info", None), "raw_cell", None)
-        if not isinstance(source, str):
-            return None
-        runs = self._runs.setdefault((name, source), deque(maxlen=_RUNS))
-        self._runs.move_to_end((name, source))
-        while len(self._runs) > _CELLS:
-            self._runs.popitem(last=False)
-        return runs
+def memories() -> Memories:
+    """Memories of the latest cells, by a magic's name and the cell's text, as a rerun cell has a new number."""
+    return lru_cache(_CELLS)(lambda _name, _source: deque(maxlen=_RUNS))

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics.machine.blackbox import BlackBox, Entry, last_words
 from torchdebug_magics.machine.limits import Limits
@@ -20,17 +20,12 @@ from torchdebug_magics.machine.sampler import Sampler
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from torchdebug_magics.session import Session
+
 
 _EVERY_S = 0.25
 _KILLS_EVERY_S = 1.0
 _GROWTH_OVER_S = 2.0
-
-
-class Recorded(Protocol):
-    """A session recorded for the next kernel."""
-
-    def standing(self) -> str:
-        """Why the cell makes no progress; empty if it does."""
 
 
 class Recorder:
@@ -45,7 +40,7 @@ class Recorder:
         self._kills_at_s = -_KILLS_EVERY_S
         self._main = threading.main_thread().ident
         self._open = ExitStack()
-        self._wanted: dict[Recorded, None] = {}
+        self._wanted: dict[Session[Any], None] = {}
         self._latest: deque[tuple[float, int]] = deque()
         """(time, used bytes) of the last two seconds."""
 
@@ -53,7 +48,7 @@ class Recorder:
         """How the previous kernel died, in one sentence; empty if it did not."""
         return "" if self._path is None else last_words(self._path)
 
-    def start(self, session: Recorded) -> None:
+    def start(self, session: Session[Any]) -> None:
         """Record `session`; does nothing outside a kernel."""
         is_open = bool(self._wanted)
         self._wanted[session] = None
@@ -64,18 +59,15 @@ class Recorder:
         except OSError:  # a full disk, or none to write on: then nobody will be told
             return
         self._latest.clear()
-        self._open.callback(atexit.unregister, self._close)
-        atexit.register(self._close)
+        self._open.callback(atexit.unregister, self._open.close)
+        atexit.register(self._open.close)
         self._open.enter_context(Sampler(lambda: self._write(box), name="recorder", every_s=_EVERY_S))
 
-    def stop(self, session: Recorded) -> None:
+    def stop(self, session: Session[Any]) -> None:
         """Stop recording `session`; idempotent."""
         self._wanted.pop(session, None)
         if not self._wanted:
-            self._close()
-
-    def _close(self) -> None:
-        self._open.close()
+            self._open.close()
 
     def _write(self, box: BlackBox) -> None:
         limit = self._limits.binding()

@@ -62,17 +62,7 @@ class Delivery:
 def watched_work(row: Instrument, screen: Screen, *, is_quiet: bool) -> Iterator[Callable[[object], None]]:
     """Yields a callable that takes snapshots of long work; the latest one is shown live."""
     latest: list[object] = []
-    drawn: list[tuple[object, tuple[str, str]]] = []
-
-    def draw() -> tuple[str, str] | None:
-        if not latest:
-            return None
-        snapshot = latest[0]
-        if not drawn or drawn[0][0] is not snapshot:
-            drawn[:] = [(snapshot, screen.draw(row.live_page(snapshot)))]
-        return drawn[0][1]
-
-    view = LiveView(draw, screen)
+    view = LiveView(lambda: latest[0] if latest else None, row, screen)
 
     def take(snapshot: object) -> None:
         is_first = not latest
@@ -93,15 +83,14 @@ class ShownSession:
         self._session = session
         self._deliver = deliver
         self._recorder = recorder
-        self._live = LiveView(self._draw, deliver.screen, lasting=lasting)
-        self._drawn: tuple[object, tuple[str, str]] = (None, ("", ""))
+        self._live = LiveView(session.live, deliver.row, deliver.screen, lasting=lasting)
         screen, row = deliver.screen, deliver.row
         self._is_live = row.is_live  # now: it imports the view, which a probe that is attached would see
         self._engine: EngineCell | None = None
         if screen.is_engine and row.is_followed and not lasting:
             from torchdebug_magics.run.meeting import EngineCell  # noqa: PLC0415 - it imports torch
 
-            self._engine = EngineCell(row, screen.cell_source())
+            self._engine = EngineCell(row, str((screen.shell.user_ns.get("_ih") or [""])[-1]))
         self._after_last_cell: object | None = None
         self._delivered = False
         self._full_traceback = ""
@@ -110,7 +99,7 @@ class ShownSession:
     def __enter__(self) -> Self:
         self._session.__enter__()
         if self._session.is_recorded:
-            self._recorder.start(self)
+            self._recorder.start(self._session)
         if self._engine is not None:
             self._engine.begin()
         if self._is_seen and self._is_live:
@@ -124,13 +113,13 @@ class ShownSession:
             self.traceback_of(failure)  # its report comes first, and folds the full one
             raise
         finally:
-            self._recorder.stop(self)
+            self._recorder.stop(self._session)
             try:
                 if not self._delivered and (report := self._report()) is not None:
                     is_shown = True
                     if self._engine is not None:
                         report, is_shown = self._engine.merged(report, error), not self._engine.is_shown_elsewhere
-                    self._deliver(report, is_shown=is_shown, below=self._folded_traceback())
+                    self._deliver(report, is_shown=is_shown, below=_fold(self._full_traceback))
                     self._delivered = True
             finally:
                 self._live.stop()  # last: the output never shrinks to nothing between the live view and the report
@@ -138,10 +127,6 @@ class ShownSession:
     def live(self) -> object | None:
         """The probe's snapshot."""
         return self._session.live()
-
-    def standing(self) -> str:
-        """See `Session`."""
-        return self._session.standing()
 
     def traceback_of(self, error: BaseException) -> list[str]:
         """See `Session`; also where the report explains an error that was raised in a library.
@@ -168,23 +153,12 @@ class ShownSession:
         """Whether its report is shown below the cell."""
         return not (self._deliver.asked.quiet or (self._engine is not None and self._engine.is_shown_elsewhere))
 
-    def _folded_traceback(self) -> tuple[Fold, ...]:
-        return _fold(self._full_traceback) if self._full_traceback else ()
-
     def _report(self) -> Report | None:
         try:
             report: Report = self._session.report
         except SessionError:  # it could not be opened
             return None
         return report
-
-    def _draw(self) -> tuple[str, str] | None:
-        snapshot = self._session.live()
-        if snapshot is None:
-            return None
-        if snapshot is not self._drawn[0]:  # a probe that has nothing new gives the same again
-            self._drawn = (snapshot, self._deliver.screen.draw(self._deliver.row.live_page(snapshot)))
-        return self._drawn[1]
 
 
 def folded(error: BaseException) -> tuple[Fold, ...]:
@@ -193,7 +167,7 @@ def folded(error: BaseException) -> tuple[Fold, ...]:
 
 
 def _fold(text: str) -> tuple[Fold, ...]:
-    return (Fold("The full traceback", (Verbatim(text),)),)
+    return (Fold("The full traceback", (Verbatim(text),)),) if text else ()
 
 
 def _full(error: BaseException) -> str:
@@ -206,9 +180,11 @@ def _full(error: BaseException) -> str:
 class LiveView:
     """Draws and sends a view from `start` to `stop`."""
 
-    def __init__(self, draw: Callable[[], tuple[str, str] | None], screen: Screen, *, lasting: bool = False) -> None:
-        self._draw = draw
-        """Returns the current view as text and HTML, or None."""
+    def __init__(self, snapshot: Callable[[], object | None], row: Instrument, screen: Screen, *, lasting: bool = False) -> None:
+        self._snapshot = snapshot
+        self._row = row
+        self._drawn: tuple[object, tuple[str, str]] = (None, ("", ""))
+        """The latest snapshot, as text and HTML."""
         self._screen = screen
         self._lasting = lasting
         self._channel: Channel | None = None
@@ -241,6 +217,14 @@ class LiveView:
         self._failure = self._sampler.failure = None
         if failure is not None:
             self._screen.say(f"(the live view failed: {type(failure).__name__}: {failure})")
+
+    def _draw(self) -> tuple[str, str] | None:
+        snapshot = self._snapshot()
+        if snapshot is None:
+            return None
+        if snapshot is not self._drawn[0]:  # a probe that has nothing new gives the same again
+            self._drawn = (snapshot, self._screen.draw(self._row.live_page(snapshot)))
+        return self._drawn[1]
 
     def _look(self) -> None:
         drawn = self._draw()

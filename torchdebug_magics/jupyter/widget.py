@@ -37,13 +37,9 @@ def view(page: Page) -> ipywidgets.Widget:
     """The widget for a page, block by block."""
     head = ipywidgets.HTML(markup.render(replace(page, blocks=())))
     fix = next((text for block in page.blocks if isinstance(block, Facts) for name, text in block.rows if name == "fix" and text), "")
-    copying = [ipywidgets.HTML(str(el("button", "copy the fix", onclick=_COPY, **{"data-fix": _code_of(fix)})))] if fix else []
+    code = "\n".join(_CODE.findall(fix)) or fix  # a fix in words, whole
+    copying = [ipywidgets.HTML(str(el("button", "copy the fix", onclick=_COPY, **{"data-fix": code})))] if fix else []
     return ipywidgets.VBox([head, *copying, *_parts(page.blocks)])
-
-
-def _code_of(fix: str) -> str:
-    """The code of a fix, a line each; a fix in words, whole."""
-    return "\n".join(_CODE.findall(fix)) or fix
 
 
 def _parts(blocks: Sequence[Block]) -> Iterator[ipywidgets.Widget]:
@@ -111,22 +107,10 @@ def arranged(table: Table, *, needle: str = "", column: int | None = None, desce
         rest = [at for at in kept if not _known(table.rows[at][column])]  # what was not measured goes last, whatever the direction
         kept = sorted(known, key=lambda at: _key(table.rows[at][column]), reverse=descending) + rest
     elif table.tree:
-        kept = _with_those_around(table, kept)
+        kept = table.with_those_around({*kept})
     marked = frozenset(new for new, old in enumerate(kept) if old in table.marked)
     tree = tuple(table.tree[at] if column is None else Place(0, str(table.rows[at][0])) for at in kept) if table.tree else ()
     return replace(table, rows=tuple(table.rows[at] for at in kept), marked=marked, tree=tree)
-
-
-def _with_those_around(table: Table, kept: Sequence[int]) -> list[int]:
-    """Keep each row that has a kept descendant; one pass from the last row to the first."""
-    found: list[int] = []
-    wanted, depth = {*kept}, -1  # depth: of the last row that stays and whose holder is still to come
-    for at in range(len(table.rows) - 1, -1, -1):
-        own = table.tree[at].depth
-        if at in wanted or own < depth:
-            found.append(at)
-            depth = own
-    return found[::-1]
 
 
 def _known(cell: object) -> bool:

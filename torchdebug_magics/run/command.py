@@ -26,13 +26,12 @@ from torchdebug_magics.instrument import Instrument, writable_path
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.after_import import AfterImport
-from torchdebug_magics.probing.children.rank_traces import record_of, standing_here
+from torchdebug_magics.probing.children.rank_traces import record_of
 from torchdebug_magics.probing.where import locate, user_frame
 from torchdebug_magics.ranks.compared import RankRecord
-from torchdebug_magics.ranks.merging import merged
 from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.report import Report
-from torchdebug_magics.run.meeting import Meeting, collected, meeting_place, sign_every_s
+from torchdebug_magics.run.meeting import Meeting, meeting_place, sign_every_s
 from torchdebug_magics.session import Session
 
 _PROGRAM = "python -m torchdebug_magics"
@@ -250,20 +249,19 @@ class Watch:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _deliver(self, record: RankRecord, *, is_hurried: bool) -> None:
-        assert record.rank.report is not None
-        self._outputs.own(record.rank.report, self._rank)
-        if self._meeting is not None and self._rank:
-            self._meeting.leave(record)
-        elif self._meeting is not None:
-            records = collected(self._meeting, record, is_hurried=is_hurried)
-            self._outputs.of_all(merged(self._row.name, records, self._meeting.details_beside(record)))
-            self._meeting.clear()
-        elif self._rank == 0:
-            self._outputs.of_all(record.rank.report)
+        report = record.rank.report
+        assert report is not None
+        self._outputs.own(report, self._rank)
+        if self._meeting is not None:
+            if self._rank == 0:
+                self._stack.close()  # nothing stands there any more when all is removed
+            report = self._meeting.merged(self._row.name, record, is_hurried=is_hurried)
+        if report is not None and self._rank == 0:
+            self._outputs.of_all(report)
 
     def _stand(self) -> None:
         if self._meeting is not None:
-            self._meeting.stand(standing_here(self._rank, time.monotonic() - self._began_s, is_in_job=True))
+            self._meeting.stand(time.monotonic() - self._began_s)
 
     def _told_to_end(self, number: int, frame: FrameType | None) -> None:
         """SIGTERM, by a launcher or a scheduler: the report is made, and the process ends by that signal, as it would have done."""
@@ -296,22 +294,19 @@ class Outputs:
 
     def __init__(self, row: Instrument, json: Path | None, html: Path | None) -> None:
         self._row = row
-        self._files = [path.absolute() for path in (json, html) if path is not None]  # the script may go to another folder
-        self._html = None if html is None else html.absolute()
+        writers: tuple[tuple[Path | None, Callable[[Report], str]], ...] = ((json, Report.to_json), (html, self._page))
+        self._files = [(path.absolute(), text_of) for path, text_of in writers if path is not None]  # the script may go to another folder
 
     def own(self, report: Report, rank: int) -> None:
         """Write the files of this process or, if it launched ranks, of each rank."""
         reports = {one.rank: one.report for one in report.ranks} if isinstance(report, RanksReport) else {rank: report}
-        for path in self._files:
-            for number, one in reports.items():
-                if _RANK in path.name and one is not None:
-                    self._write(path, path.with_name(path.name.replace(_RANK, str(number))), one)
+        for number, one in reports.items():
+            if one is not None:
+                self._write(one, str(number))
 
     def of_all(self, report: Report) -> None:
         """On the terminal, too; last, so that it is what one sees."""
-        for path in self._files:
-            if _RANK not in path.name:
-                self._write(path, path, report)
+        self._write(report)
         try:
             text = plain.render(self._row.page(report))
         except Exception as failure:  # noqa: BLE001 - a view that fails costs its picture, never the run
@@ -322,11 +317,15 @@ class Outputs:
         """One line on the terminal."""
         print(f"{self._row.name}: {text}", file=sys.stderr, flush=True)  # noqa: T201 - as above
 
-    def _write(self, asked: Path, path: Path, report: Report) -> None:
-        try:
-            path.write_text(f"{self._page(report) if asked == self._html else report.to_json()}\n", encoding="utf-8")
-        except OSError as error:
-            self.say(f"the report could not be written to {path}: {error.strerror}")
+    def _write(self, report: Report, rank: str = "") -> None:
+        """Write the files of a rank; without one, those that all have in common."""
+        for path, text_of in self._files:
+            if (_RANK in path.name) == bool(rank):
+                place = path.with_name(path.name.replace(_RANK, rank))
+                try:
+                    place.write_text(f"{text_of(report)}\n", encoding="utf-8")
+                except OSError as error:
+                    self.say(f"the report could not be written to {place}: {error.strerror}")
 
     def _page(self, report: Report) -> str:
         head = f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{self._row.name}</title></head>\n<body>'

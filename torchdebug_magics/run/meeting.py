@@ -26,7 +26,6 @@ from torchdebug_magics.probing.children.rank_traces import Standing, leave_whole
 from torchdebug_magics.ranks.compared import Details, RankRecord
 from torchdebug_magics.ranks.disagreements import Asked
 from torchdebug_magics.ranks.merging import merged
-from torchdebug_magics.ranks.report import RankFindingKind
 from torchdebug_magics.ranks.transport import packed, unpacked
 from torchdebug_magics.report import Report
 
@@ -133,16 +132,8 @@ class EngineCell:
         meeting = self._met()
         if meeting is None:
             return own
-        rank = this_rank.rank() or 0
-        record = record_of(self._row.compared(own), rank, own, error, time.monotonic() - self._began_s)
-        if rank:
-            meeting.leave(record)
-            return own
-        records = collected(meeting, record, is_hurried=False)
-        report = merged(self._row.name, records, meeting.details_beside(record))
-        with contextlib.suppress(Exception):  # a store of files keeps what it has
-            meeting.clear()
-        return report
+        record = record_of(self._row.compared(own), this_rank.rank() or 0, own, error, time.monotonic() - self._began_s)
+        return meeting.merged(self._row.name, record, is_hurried=False) or own
 
     def _met(self) -> Meeting | None:
         count = this_rank.world_size()
@@ -152,9 +143,9 @@ class EngineCell:
         return self._meeting
 
     def _stand(self) -> None:
-        meeting: Any = self._met()
+        meeting = self._met()
         if meeting is not None:
-            meeting.stand(standing_here(this_rank.rank() or 0, time.monotonic() - self._began_s, is_in_job=True))
+            meeting.stand(time.monotonic() - self._began_s)
 
 
 class _Place(Protocol):
@@ -232,17 +223,26 @@ class Meeting:
         self._rank = rank
         self.ranks_count = ranks_count
 
-    def stand(self, standing: Standing) -> None:
+    def stand(self, elapsed_s: float) -> None:
         """Say that this rank is alive, and where it stands."""
-        self._place.put(f"{self._rank}.standing", pickle.dumps(standing))
+        self._place.put(f"{self._rank}.standing", pickle.dumps(standing_here(self._rank, elapsed_s, is_in_job=True)))
 
-    def leave(self, record: RankRecord) -> None:
-        """The last that this rank does."""
+    def merged(self, instrument: str, own: RankRecord, *, is_hurried: bool) -> Report | None:
+        """On rank 0 the report of all; on any other None, and its record is left there. The last that a rank does."""
+        if self._rank:
+            self._leave(own)
+            return None
+        report = merged(instrument, collected(self, own, is_hurried=is_hurried), self._details_beside(own))
+        with contextlib.suppress(Exception):  # a store of files keeps what it has
+            self._clear()
+        return report
+
+    def _leave(self, record: RankRecord) -> None:
         self._place.put(f"{self._rank}.details", zlib.compress(pickle.dumps(record.compared.details)))
         self._place.put(f"{self._rank}.record", packed(record))
         first = self.standing_of(0)
         if isinstance(self._place, _Folder) and first is not None and process_state(first.pid) is None:
-            self.clear()  # rank 0 was killed, and nobody comes for it
+            self._clear()  # rank 0 was killed, and nobody comes for it
 
     def record_of(self, rank: int) -> RankRecord | None:
         """Return the record of a rank; None if it has stored none so far."""
@@ -255,21 +255,17 @@ class Meeting:
         standing: Standing | None = None if data is None else pickle.loads(data)  # noqa: S301 - from a rank of the same job
         return standing
 
-    def details_beside(self, own: RankRecord) -> Asked:
+    def _details_beside(self, own: RankRecord) -> Asked:
         """From what the ranks have left, and what this one has."""
 
-        def details(kind: RankFindingKind, step: int | None, ranks: Sequence[int]) -> Mapping[int, Details]:
-            return {rank: self._details_of(rank, own).get((kind, step), {}) for rank in ranks}
+        def details_of(rank: int) -> Mapping[Any, Details]:
+            if rank == own.rank.rank:
+                return own.compared.details
+            data = self._place.get(f"{rank}.details")
+            left: Mapping[Any, Details] = {} if data is None else pickle.loads(zlib.decompress(data))  # noqa: S301 - of the same job
+            return left
 
-        return details
+        return lambda kind, step, ranks: {rank: details_of(rank).get((kind, step), {}) for rank in ranks}
 
-    def clear(self) -> None:
-        """Leave nothing behind."""
+    def _clear(self) -> None:
         self._place.clear([f"{rank}.{kind}" for rank in range(self.ranks_count) for kind in _KINDS])
-
-    def _details_of(self, rank: int, own: RankRecord) -> Mapping[Any, Details]:
-        data = None if rank == own.rank.rank else self._place.get(f"{rank}.details")
-        details: Mapping[Any, Details] = own.compared.details
-        if rank != own.rank.rank:
-            details = {} if data is None else pickle.loads(zlib.decompress(data))  # noqa: S301 - from a rank of the same job
-        return details

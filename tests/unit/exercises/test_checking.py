@@ -42,11 +42,7 @@ RIGHT = "double = lambda x: 2 * x\ncolour = 'red'"
         ("double = lambda x: 2 * x\ncolour = 'blue'", None, "○ Task 2: blue is not the colour."),
         ("colour = 'red'", 2, "✓ Task 2 is solved."),
         ("def double(x):\n    raise LookupError", 1, "○ Task 1: your code was tried, and stopped with LookupError."),
-        (
-            "def double(x):\n    return x @ 2",
-            1,
-            "○ Task 1: your code was tried, and stopped with TypeError: unsupported",
-        ),
+        ("def double(x):\n    return x @ 2", 1, "○ Task 1: your code was tried, and stopped with TypeError: unsupported"),
         (RIGHT, None, "✓ Well done."),
         (RIGHT, 3, "○ There is no task 3 here: they are 1 to 2."),
     ],

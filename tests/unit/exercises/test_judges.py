@@ -158,20 +158,10 @@ ATTEMPTS = {
         "cannot be trained any more",
     ),
     "scores that are gone": ("leak", 4, "model = nn.Linear(2, 2)\nvalidate = lambda n: None", "a list of three"),
-    "a layer that takes no part": (
-        "shapes",
-        1,
-        IDLE_LAYER,
-        "no gradient reaches `two.weight`",
-    ),
+    "a layer that takes no part": ("shapes", 1, IDLE_LAYER, "no gradient reaches `two.weight`"),
     "a test that says yes": ("shapes", 2, "is_independent = lambda model, batch: True", "says True"),
     "a test that says no": ("shapes", 2, "is_independent = lambda model, batch: False", "says False"),
-    "a reader of last words": (
-        "shapes",
-        3,
-        LAST_WORD,
-        "the first word",
-    ),
+    "a reader of last words": ("shapes", 3, LAST_WORD, "the first word"),
     "heads by view": (
         "shapes",
         4,
@@ -184,12 +174,7 @@ ATTEMPTS = {
         "loss_of = lambda p, t: (p.squeeze() - t.unsqueeze(0)).square().sum()",
         "for 8 predictions",
     ),
-    "blocks that are lost in an error": (
-        "shrink",
-        4,
-        UNSAFE,
-        "`try` and `finally`",
-    ),
+    "blocks that are lost in an error": ("shrink", 4, UNSAFE, "`try` and `finally`"),
     "blocks that do not come back": (
         "shrink",
         4,
@@ -249,12 +234,7 @@ ATTEMPTS = {
         "vocabulary = lambda words: {word: number for number, word in enumerate(words)}",
         "each different word",
     ),
-    "a NaN and no logarithm": (
-        "nan",
-        1,
-        SECOND.format(plant="x = x * float('nan') if step > 50 else x"),
-        "the logarithm of 0",
-    ),
+    "a NaN and no logarithm": ("nan", 1, SECOND.format(plant="x = x * float('nan') if step > 50 else x"), "the logarithm of 0"),
     "a counter of its own": ("nan", 1, SECOND.format(plant="self.n = 51"), "when the global `step` is 51"),
     "a hook that raises another error": (
         "nan",
@@ -314,12 +294,7 @@ ATTEMPTS = {
     ),
     "shares that are only bounded": ("shrink", 3, "normalised = lambda w: w / w.sum(-1, keepdim=True).clamp(min=1)", "so are 0.1 and 0.3"),
     "a context without its yield": ("shrink", 4, "@contextmanager\ndef shallow(model, layers):\n    pass", "does it `yield`?"),
-    "two blocks, whatever is asked for": (
-        "shrink",
-        4,
-        UNSAFE.replace("[:layers]", "[:2]"),
-        "the blocks [0, 1] ran, and [0, 1, 2] should",
-    ),
+    "two blocks, whatever is asked for": ("shrink", 4, UNSAFE.replace("[:layers]", "[:2]"), "the blocks [0, 1] ran, and [0, 1, 2] should"),
     "an error that is swallowed": (
         "shrink",
         4,

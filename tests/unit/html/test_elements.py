@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from torchdebug_magics.html.style import Markup, el, join, prose
 
 
@@ -25,7 +27,7 @@ def test_join_mixes_markup_and_text():
 
 
 def test_backticks_are_code_and_an_odd_one_is_itself():
-    assert prose("use `a < b` here") == "use <code>a &lt; b</code> here"
+    assert re.sub(" style=.*?>", ">", prose("use `a < b` here")) == "use <code>a &lt; b</code> here"
     assert prose("it`s") == "it`s"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from torchdebug_magics.html.page import Areas, Chart
-from torchdebug_magics.html.pictures import Words, areas, chart, picture
+from torchdebug_magics.html.pictures import areas, chart, picture
 from torchdebug_magics.html.style import el
 
 if TYPE_CHECKING:
@@ -19,15 +19,15 @@ def line(axes: Axes) -> None:
     axes.plot([1, 2], [3, 4])
 
 
-@pytest.mark.parametrize(("below", "wide"), [("step", ""), (("0", "step", "9"), ' colspan="3"')])
+@pytest.mark.parametrize(("below", "wide"), [(["step"], ""), (["0", "step", "9"], ' colspan="3"')])
 def test_the_image_is_as_wide_as_the_words_below_it(below, wide):
-    html = picture(line, Words("loss", "8", "2", below), alt="a line", height=1.0, otherwise="")
+    html = picture(line, "loss", top="8", bottom="2", below=below, alt="a line", height=1.0, otherwise="")
     assert f'<td rowspan="2"{wide} style=' in html
-    assert re.findall(r">([^<>]+)<", html) == ["loss", "8", "2", *([below] if isinstance(below, str) else below)]
+    assert re.findall(r">([^<>]+)<", html) == ["loss", "8", "2", *below]
 
 
 def test_the_key_stands_under_the_image_and_words_are_escaped():
-    html = picture(line, Words("a `b`", "<8>", "2", "step", (el("span", "■ weights"),)), alt="", height=1.0, otherwise="")
+    html = picture(line, "a `b`", top="<8>", bottom="2", below=["step"], alt="", height=1.0, otherwise="", key=[el("span", "■ weights")])
     assert re.findall(r">([^<>]+)<", html) == ["a ", "b", "&lt;8&gt;", "2", "step", "■ weights"]
 
 

@@ -50,11 +50,7 @@ def test_a_line_with_values(line: str, subjects: tuple[str, ...], options: dict[
 
 @pytest.mark.parametrize(
     ("line", "subjects", "expected"),
-    [
-        ("--count {n + 1}", False, ((), 5)),
-        ("--count $n", False, ((), 4)),
-        ("d[n] {'a': n} --count $n", True, (("d[n]", "{'a': n}"), 4)),
-    ],
+    [("--count {n + 1}", False, ((), 5)), ("--count $n", False, ((), 4)), ("d[n] {'a': n} --count $n", True, (("d[n]", "{'a': n}"), 4))],
 )
 def test_names_stand_for_what_they_hold_but_an_expression_is_python(line: str, subjects: bool, expected: tuple[object, int]) -> None:
     asked = PARSER.parse(line, subjects=subjects, names={"n": 4})
@@ -113,8 +109,7 @@ def test_help_holds_the_description_and_every_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "left"),
-    [("a # b", "a"), ("# b", ""), ("a#b", "a#b"), ("'# a' # b", "'# a'"), ("a # don't", "a"), (" a ", "a")],
+    ("line", "left"), [("a # b", "a"), ("# b", ""), ("a#b", "a#b"), ("'# a' # b", "'# a'"), ("a # don't", "a"), (" a ", "a")]
 )
 def test_comments(line: str, left: str) -> None:
     assert without_comment(line) == left

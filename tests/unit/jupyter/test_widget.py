@@ -51,8 +51,7 @@ TREE = Table(
 
 
 @pytest.mark.parametrize(
-    ("needle", "kept"),
-    [("a.y", ["net", "a", "a.y"]), (".x", ["net", "a", "a.x", "b", "b.x"]), ("net", ["net"]), ("none", [])],
+    ("needle", "kept"), [("a.y", ["net", "a", "a.y"]), (".x", ["net", "a", "a.x", "b", "b.x"]), ("net", ["net"]), ("none", [])]
 )
 def test_what_is_found_in_a_tree_keeps_what_it_stands_in(needle: str, kept: list[str]) -> None:
     shown = arranged(TREE, needle=needle)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from torchdebug_magics.machine.kept_files import FileStore, Stamp, Version, stamp_of
@@ -28,6 +29,17 @@ _CLOCK_NS = 2_000_000_000
 
 class Irrevocable(BaseException):
     """Ends a rerun before an act that nobody can put back, and says so. No `except Exception` of the user's stops it."""
+
+
+@dataclass
+class _Kept:
+    """What stood at a path before the first run, and after it."""
+
+    start: Version
+    end: Version | None = None
+
+    def version(self, *, at_end: bool) -> Version:
+        return self.end or self.start if at_end else self.start
 
 
 class Effects:
@@ -58,8 +70,7 @@ class Effects:
         self._phase: _Phase = "idle"
         self._pid = os.getpid()
         self._store = FileStore()
-        self._start: dict[str, Version] = {}
-        self._end: dict[str, Version] = {}
+        self._kept: dict[str, _Kept] = {}
         self._reasons: dict[str, None] = {}
         self._begin_anew()
 
@@ -84,12 +95,7 @@ class Effects:
     @property
     def changed(self) -> tuple[str, ...]:
         """Names of the files that the run has written, made or removed."""
-        return tuple(dict.fromkeys(os.path.basename(path) for path, was in self._start.items() if was.stamp.kind != "folder"))
-
-    @property
-    def copies(self) -> tuple[str, ...]:
-        """Where copies of files are now."""
-        return tuple(version.copy for version in (*self._start.values(), *self._end.values()) if version.copy)
+        return tuple(dict.fromkeys(os.path.basename(path) for path, kept in self._kept.items() if kept.start.stamp.kind != "folder"))
 
     @property
     def refusal(self) -> str:
@@ -134,8 +140,8 @@ class Effects:
             self._refuse(f"closes {os.path.basename(path)}, which was open before")
         for reason in self._surroundings.shared:
             self._refuse(reason)
-        for path in self._start:
-            self._end[path] = version = self._store.version(path, is_changed=True)
+        for path, kept in self._kept.items():
+            kept.end = version = self._store.version(path, is_changed=True)
             self._store.note("end", path, version)
             if not version.is_whole:
                 self._refuse(f"writes {os.path.basename(path)}, of which no copy could be made")
@@ -175,7 +181,7 @@ class Effects:
             self.recover()
             self._open.close()
             self._store.close()
-            self._start, self._end = {}, {}
+            self._kept = {}
             self._forget()
 
     def _forget(self) -> None:
@@ -195,7 +201,7 @@ class Effects:
         with ExitStack() as stack:
             stack.callback(self.recover)
             with interrupts_held():
-                self._start.clear()
+                self._kept.clear()
                 self._reasons.clear()
                 self._guard.run("looking at files", self._store.begin_anew)
                 self.begin()
@@ -238,7 +244,7 @@ class Effects:
             self._guard.run("looking for changed files", self._see_rerun if self._phase == "rerun" else self._see_trial)
             self._put_back(to_end=self._phase == "rerun")
             if self._phase == "trial":
-                self._start.clear()
+                self._kept.clear()
                 self._forget()
             self._guard.run("removing a mark", self._store.rerunning, is_begun=False)
             self._phase = "idle"  # last: what an interrupt has cut short is done by another call
@@ -253,14 +259,14 @@ class Effects:
         if self._surroundings.is_older_thread():
             if who in {"user", "library"}:  # nothing is raised in it: the thread is the user's
                 self._theirs.add(path)
-                if path in self._start:
+                if path in self._kept:
                     self._note(f"writes {os.path.basename(path)}, as an older thread does")
             return
         if path in self._theirs:
             self._refuse(f"writes {os.path.basename(path)}, as an older thread does")
         if path in self._others:
             self._refuse(f"writes {os.path.basename(path)}, which another process has open")
-        if path not in self._start and not self._guard.run("keeping a file", self._keep, path):
+        if path not in self._kept and not self._guard.run("keeping a file", self._keep, path):
             self._refuse(f"writes {os.path.basename(path)}, of which no copy could be made")
 
     def _keep(self, path: str) -> bool:
@@ -277,7 +283,7 @@ class Effects:
         """As `Listener`."""
         __tracebackhide__ = True
         known = path_of_descriptor(number)
-        if known is not None and known not in self._start and self._phase in {"first", "trial"}:
+        if known is not None and known not in self._kept and self._phase in {"first", "trial"}:
             path = self._open.met(number)
             if path is not None:
                 self.changes(path, "user")
@@ -321,12 +327,10 @@ class Effects:
     # --- files ---------------------------------------------------------------------------------------------------------------------------
 
     def _note_start(self, path: str, version: Version | None = None) -> Version:
-        version = self._start.setdefault(path, version or self._store.version(path))
+        version = self._kept.setdefault(path, _Kept(version or self._store.version(path))).start
         if self._phase in {"rerun", "trial"}:
             self._store.rerunning(is_begun=True)
         self._store.note("start", path, version)
-        if self._phase == "rerun":
-            self._end.setdefault(path, version)
         return version
 
     def _see(self, stamps: Mapping[str, Stamp]) -> None:
@@ -350,7 +354,7 @@ class Effects:
             return []
         self._open.flush()
         now = {**self._folders.look(), **{path: stamp_of(path) for path in self._looked}}
-        return [(path, self._before(path)) for path, stamp in now.items() if path not in self._start and self._has_changed(path, stamp)]
+        return [(path, self._before(path)) for path, stamp in now.items() if path not in self._kept and self._has_changed(path, stamp)]
 
     def _has_changed(self, path: str, stamp: Stamp) -> bool:
         before = self._looked.get(path)
@@ -382,30 +386,28 @@ class Effects:
 
     def _drop_changed_by_others(self) -> None:
         """What has changed since the first run, and while none of ours runs, is another process's."""
-        for path in [path for path, end in self._end.items() if end.stamp.kind == "file" and path not in self._heard]:
-            if not self._store.is_away(self._end[path]) and not stamp_of(path).is_same_content(self._end[path].stamp):
+        for path, end in [(path, kept.version(at_end=True)) for path, kept in self._kept.items() if path not in self._heard]:
+            if end.stamp.kind == "file" and not self._store.is_away(end) and not stamp_of(path).is_same_content(end.stamp):
                 self._guard.note(f"{path} is changed by another process meanwhile: it was left as it is")
-                del self._start[path], self._end[path]
+                del self._kept[path]
 
     def _note_inside(self) -> None:
         """All that is in a folder which the run has made is of the run."""
-        for path in [path for path, was in self._start.items() if was.stamp.kind == "absent"]:
+        for path in [path for path, kept in self._kept.items() if kept.start.stamp.kind == "absent"]:
             for folder, folders, names in os.walk(path) if not os.path.islink(path) else ():
                 for name in (*folders, *names):
-                    self._start.setdefault(os.path.join(folder, name), Version(Stamp("absent")))
+                    self._kept.setdefault(os.path.join(folder, name), _Kept(Version(Stamp("absent"))))
 
     def _hear_children(self) -> None:
         for phase, what, version in self._store.news():
             if phase == "act":
                 self._note(what)
             elif phase == "start" and version is not None:
-                self._start.setdefault(what, version)
+                self._kept.setdefault(what, _Kept(version))
 
     def _see_rerun(self) -> None:
         self._hear_children()
         self._note_inside()
-        for path in self._start:
-            self._end.setdefault(path, self._start[path])
         for path, _ in self._unseen():
             if self._is_of_run(path):
                 self._guard.note(f"{path} has changed during a rerun, unheard by Python: it was left as it is")
@@ -413,20 +415,20 @@ class Effects:
     def _see_trial(self) -> None:
         self._hear_children()
         self._note_inside()
-        known = set(self._start)
+        known = set(self._kept)
         self._note_unseen()
-        for path in self._start.keys() - known if self._is_attributed else ():
+        for path in self._kept.keys() - known if self._is_attributed else ():
             if path not in self._held and stamp_of(path).kind == "file":
                 kept = self._store.set_aside(path)
                 self._guard.note(f"{path} was changed meanwhile, unheard by Python, and put back: what was written is in {kept}")
 
     def _put_back(self, *, to_end: bool) -> None:
         self._open.flush()
-        versions = self._end if to_end else self._start
+        versions = {path: kept.version(at_end=to_end) for path, kept in self._kept.items()}
         if not to_end:
-            for path, end in self._end.items():
-                if end.stamp.kind == "file" and self._start[path].stamp.inode != end.stamp.inode:
-                    self._store.anchor(path, end)
+            for path, kept in self._kept.items():
+                if kept.end is not None and kept.end.stamp.kind == "file" and kept.start.stamp.inode != kept.end.stamp.inode:
+                    self._store.anchor(path, kept.end)
         whole = {path: version for path, version in versions.items() if version.is_whole and path not in self._theirs}
         for path in self._store.put_back(whole):
             copy = self._store.keep(versions[path])

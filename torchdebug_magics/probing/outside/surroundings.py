@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from torchdebug_magics.machine.process_state import child_pids, process_state
@@ -41,19 +41,19 @@ class Surroundings:
         spaces = [root for root in roots if type(root) is dict] if looks else []
         self._names = lambda: [*used, *(Named(name, value) for space in spaces for name, value in space.items() if name[:1] != "_")]
         self._children = _children() if looks else frozenset()
-        self._databases = [(found.name, found.value, _changes_count(found.value)) for found in self._connections()]
+        self._databases = [(found.name, found.value, _state_of(found.value)) for found in self._connections()]
         self._used_databases = [(found.name, found.value) for found in values_found(iter(used), _is_connection)]
-        self.shared = (*_streams_in(used), *_shared_with_threads(used, self._threads))
+        streams = (f"may write to the open stream `{stream.name}`" for stream in values_found(iter(used), is_stream))
+        self.shared = (*streams, *_shared_with_threads(used, self._threads))
         """What the run may do to streams and threads that are older."""
 
     def is_older_thread(self) -> bool:
         """Whether the current thread was there before the run."""
-        known: dict[int, threading.Thread] = vars(threading)["_active"]  # `current_thread` may make an object
-        return known.get(threading.get_ident()) in self._threads
+        return _this_thread() in self._threads
 
     def is_thread_of_run(self) -> bool:
         """Whether the user's code has started the current thread in the run."""
-        return vars(threading)["_active"].get(threading.get_ident()) in self._of_run
+        return _this_thread() in self._of_run
 
     def starts(self, thread: threading.Thread) -> None:
         """The run starts a thread."""
@@ -84,18 +84,18 @@ class Surroundings:
             return
         for thread in threading.enumerate():
             is_new = thread not in self._threads and thread is not threading.current_thread()
-            if is_new and (thread in self._started or _runs_user_code(thread)):
+            if is_new and (thread in self._started or any(_users_frames(thread.ident))):
                 yield f"leaves the thread `{thread.name}` running"
         for items in self._queues:
             yield from (f"hands work to the thread `{name}`, which goes on" for name in _consumers(items, None))
         if self._has_forked and _children() - self._children:
             yield "leaves a process running"
-        for name, connection, count in self._databases:
-            if count is not None and _changes_count(connection) not in {count, None}:
+        for name, connection, state in self._databases:
+            if state is not None and _state_of(connection) not in {state, None}:
                 yield f"changes the database behind `{name}`"
         known = {id(connection) for _, connection, _ in self._databases}
         for found in self._connections():
-            if id(found.value) not in known and _is_in_transaction(found.value):
+            if id(found.value) not in known and (_state_of(found.value) or (0, False))[1]:
                 yield f"leaves the database behind `{found.name}` in a transaction"
 
     def forbid_writes(self, stack: ExitStack, note: Callable[[str], None]) -> None:
@@ -117,19 +117,26 @@ class Surroundings:
         return list(values_found(named, _is_connection))
 
 
-def _streams_in(used: list[Named]) -> Iterator[str]:
-    """Reasons: streams that cannot be put back, by the variables that lead to them."""
-    for stream in values_found(iter(used), is_stream):
-        yield f"may write to the open stream `{stream.name}`"
+def _this_thread() -> threading.Thread | None:
+    known: dict[int, threading.Thread] = vars(threading)["_active"]  # `current_thread` may make an object
+    return known.get(threading.get_ident())
 
 
 def used_by_other_threads() -> frozenset[int]:
     """The ids of what the user's code in other threads works on now, such as a deque that one of them empties: nobody may rewind it."""
-    here = threading.get_ident()
-    frames = [inner for thread, frame in sys._current_frames().items() if thread != here for inner in frames_above(frame)]
-    of_users = [frame for frame in frames if is_user_code(frame.f_code)]
-    values = [value for frame in of_users for _, value in (*local_values(frame).items(), *used_in(frame.f_code, frame.f_globals))]
+    others = [thread for thread in sys._current_frames() if thread != threading.get_ident()]
+    values = [value for thread in others for frame in _users_frames(thread) for value in _values_in(frame)]
     return frozenset(id(value) for value in values if is_shareable(value) and not _is_plain(value))
+
+
+def _users_frames(thread: int | None) -> Iterator[FrameType]:
+    """The frames of the user's code in which a thread is, by its number."""
+    return (frame for frame in frames_above(sys._current_frames().get(thread or 0)) if is_user_code(frame.f_code))
+
+
+def _values_in(frame: FrameType) -> list[object]:
+    """What the code of a frame may use: its variables, and the global ones that it names."""
+    return [value for _, value in (*local_values(frame).items(), *used_in(frame.f_code, frame.f_globals))]
 
 
 def _shared_with_threads(used: list[Named], threads: frozenset[threading.Thread]) -> Iterator[str]:
@@ -138,16 +145,12 @@ def _shared_with_threads(used: list[Named], threads: frozenset[threading.Thread]
     codes = {inner for function in functions if type(function) is FunctionType for inner in _codes(function.__code__)}
     known = {id(variable.value): variable.name for variable in used if is_shareable(variable.value) and not _is_plain(variable.value)}
     for thread in threading.enumerate():
-        frame = sys._current_frames().get(thread.ident or 0) if thread in threads else None  # a dict kept here would hold this frame
-        while frame is not None:
-            if is_user_code(frame.f_code):
-                if frame.f_code in codes:
-                    yield f"uses `{frame.f_code.co_name}`, which the thread `{thread.name}` still runs"
-                values = (*local_values(frame).items(), *used_in(frame.f_code, frame.f_globals))
-                shared = next((known[id(value)] for _, value in values if id(value) in known), "")
-                if shared:
-                    yield f"shares `{shared}` with the thread `{thread.name}`, which is older"
-            frame = frame.f_back
+        for frame in _users_frames(thread.ident) if thread in threads else ():
+            if frame.f_code in codes:
+                yield f"uses `{frame.f_code.co_name}`, which the thread `{thread.name}` still runs"
+            shared = next((known[id(value)] for value in _values_in(frame) if id(value) in known), "")
+            if shared:
+                yield f"shares `{shared}` with the thread `{thread.name}`, which is older"
 
 
 def _is_plain(value: object) -> bool:
@@ -165,23 +168,11 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def _consumers(items: object, among: frozenset[threading.Thread] | None) -> Iterator[str]:
     """Names of other threads that wait for, or work on, what is put into a queue."""
     for thread in threading.enumerate():
-        frame = sys._current_frames().get(thread.ident or 0)
         if thread is threading.current_thread() or (among is not None and thread not in among):
             continue
-        while frame is not None:
-            if any(value is items for value in local_values(frame).values()):
-                yield thread.name
-                break
-            frame = frame.f_back
-
-
-def _runs_user_code(thread: threading.Thread) -> bool:
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        if is_user_code(frame.f_code):
-            return True
-        frame = frame.f_back
-    return False
+        frames = frames_above(sys._current_frames().get(thread.ident or 0))
+        if any(value is items for frame in frames for value in local_values(frame).values()):
+            yield thread.name
 
 
 def _children() -> frozenset[int]:
@@ -194,16 +185,9 @@ def _is_connection(value: object) -> bool:
     return issubclass(type(value), sqlite3.Connection)
 
 
-def _changes_count(connection: sqlite3.Connection) -> int | None:
-    """None where it is closed, or another thread's."""
+def _state_of(connection: sqlite3.Connection) -> tuple[int, bool] | None:
+    """How much it has changed, and whether it is in a transaction; None where it is closed, or another thread's."""
     try:
-        return connection.total_changes + connection.in_transaction
+        return connection.total_changes, connection.in_transaction
     except sqlite3.Error:
         return None
-
-
-def _is_in_transaction(connection: sqlite3.Connection) -> bool:
-    try:
-        return connection.in_transaction
-    except sqlite3.Error:
-        return False

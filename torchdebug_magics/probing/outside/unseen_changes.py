@@ -12,6 +12,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any
 
 from torchdebug_magics.machine.kept_files import Stamp, stamp_of
+from torchdebug_magics.probing.attributes import attributes_of
 from torchdebug_magics.probing.names import Named
 from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.syntax import names_in, nodes
@@ -25,7 +26,6 @@ _OF_THE_SYSTEM = ("/proc", "/sys", "/dev")
 """What is no file on a disk."""
 _OF_THE_SERVER = ".ipynb"
 """What the notebook's server saves while a cell runs; a cell that writes one is heard."""
-_KINDS = frozenset({str, bytes, CodeType, FunctionType, MethodType, dict, list, tuple})
 _IMMUTABLE = (str, bytes, int, float, complex, bool, type(None), ModuleType, FunctionType, MethodType, BuiltinFunctionType, type)
 _MOST_STRINGS, _MOST_PARTS = 5_000, 100
 
@@ -50,12 +50,8 @@ class Folders:
     def add(self, folder: str) -> dict[str, Stamp]:
         """Look into this one, too; what is in it now, if it is new."""
         folder = os.path.realpath(folder)
-        if (
-            folder.startswith(_OF_THE_SYSTEM)
-            or folder in self._depths
-            or self.covers(os.path.join(folder, "x"))
-            or not os.path.isdir(folder)
-        ):
+        is_known = folder in self._depths or self.covers(os.path.join(folder, "x"))
+        if is_known or folder.startswith(_OF_THE_SYSTEM) or not os.path.isdir(folder):
             return {}
         return {path: stamp_of(path) for path in self._admit(folder, 1)}
 
@@ -226,33 +222,15 @@ def _parts_of(root: Any) -> list[Any]:
     elif kind is MethodType:
         parts = (root.__func__, root.__self__)
     elif kind is FunctionType and is_user_code(root.__code__):
-        parts = _parts_of_function(root)
+        named = (root.__globals__.get(name) for name in root.__code__.co_names)
+        parts = (root.__code__, *(root.__defaults__ or ()), *(root.__kwdefaults__ or {}).values(), *_cells(root), *named)
     elif issubclass(kind, ast.AST):
         parts = [node.value for node in nodes(ast.Constant, root)]
     elif issubclass(kind, type) and _has_user_code(root):
         parts = vars(root).values()
     elif _has_user_code(kind):
-        parts = (kind, *_attributes(root))
-    return [part for part in parts if _is_of_interest(part)]
-
-
-def _parts_of_function(function: FunctionType) -> list[Any]:
-    named = (function.__globals__.get(name) for name in function.__code__.co_names)
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return [function.__code__, *defaults, *_cells(function), *named]
-
-
-def _is_of_interest(value: Any) -> bool:
-    kind = type(value)
-    return kind in _KINDS or issubclass(kind, (os.PathLike, type)) or _has_user_code(kind)
-
-
-def _attributes(value: Any) -> Iterable[Any]:
-    """Without asking the object: its own `__getattr__` and `__class__` are the user's code, which a look does not run."""
-    try:
-        return list(object.__getattribute__(value, "__dict__").values())
-    except AttributeError:
-        return ()
+        parts = (kind, *(attributes_of(root) or {}).values())
+    return list(parts)
 
 
 def _has_user_code(kind: type) -> bool:
