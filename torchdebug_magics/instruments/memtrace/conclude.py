@@ -25,7 +25,7 @@ from torchdebug_magics.instruments.memtrace.ledger.op_tracer import OutOfMemory,
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, TEMPORARY, Phases, Span
 from torchdebug_magics.instruments.memtrace.ledger.process_memory import Devices, MarkListener, ProcessMemory
 from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, MemtraceReport, Peak, Stretch, Timeline
-from torchdebug_magics.instruments.memtrace.verdict import leading
+from torchdebug_magics.instruments.memtrace.words import leading
 from torchdebug_magics.machine.interrupts import Interrupt
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.syntax import loops_around, tree_of
