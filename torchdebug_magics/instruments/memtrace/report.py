@@ -198,11 +198,6 @@ class MemtraceReport(Report):
         """What happened and where; the fix and the holder have rows of their own."""
         return words.headline(self)
 
-    @property
-    def any_growth(self) -> Growth | None:
-        """The growth over iterations, or else over runs of the cell."""
-        return self.growth if self.growth is not None else self.rerun_growth
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Report):
@@ -253,7 +248,7 @@ class Comparison(Report):
         return f"{words.many(name)} {byte_size(less.get(name, 0))} instead of {byte_size(more.get(name, 0))}"
 
     def _grows(self) -> str:
-        growing = [report.any_growth for report in self.reports]
+        growing = [report.growth or report.rerun_growth for report in self.reports]
         if (growing[0] is None) == (growing[1] is None):
             return ""
         at = 0 if growing[0] is not None else 1

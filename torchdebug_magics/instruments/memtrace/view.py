@@ -92,7 +92,7 @@ def _sizes(both: Comparison) -> Iterator[tuple[str, tuple[int, int]]]:
         yield f"at the peak: {many(name)}", (first.peak.by_category.get(name, 0), second.peak.by_category.get(name, 0))
     yield "before the cell", (first.start_bytes, second.start_bytes)
     yield "left by the cell", (first.net_bytes, second.net_bytes)
-    yield "growth each time", (_grown(first.any_growth), _grown(second.any_growth))
+    yield "growth each time", (_grown(first.growth or first.rerun_growth), _grown(second.growth or second.rerun_growth))
     yield "peak of the process", (first.rss_peak_bytes or 0, second.rss_peak_bytes or 0)
 
 
@@ -122,7 +122,7 @@ def _path(found: object) -> list[Block]:
     if not isinstance(found, Growth) or start_of(found.holder) == found.holder:
         return []
     steps = found.holder.split(" -> ")
-    return [Fold(f"Path from `{variable(found.holder)}` to the memory: {plural(len(steps), 'step')}", (Verbatim("\n-> ".join(steps)),))]
+    return [Fold(f"Path from {variable(found)} to the memory: {plural(len(steps), 'step')}", (Verbatim("\n-> ".join(steps)),))]
 
 
 def _remedies(oom: Oom | None) -> list[Block]:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size, capitalised, count, listed, plural, share
 from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Leading, Oom, Phase, Undeleted
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import as_code, collection
+from torchdebug_magics.report import short_title
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.memtrace.report import DeviceMemory, MemtraceReport
-    from torchdebug_magics.report import Location
 
 _NODE_BYTES = 500
 """About what an autograd node takes."""
@@ -68,18 +67,14 @@ def headline(report: MemtraceReport) -> str:
     if found is None:
         return _stopped(report) if report.interrupts else _peak(report)
     short, times = _what(found, _each(report, found))
-    where = found.fix_at
-    place = "" if where is None else _BETWEEN + _short(where)
-    guarded = [f"stopped by guard: {text}" for text in (short + times, short)] if report.interrupts else []
-    fitting = (text for text in (*guarded, short + times, short) if len(text) + len(place) <= _LONGEST)
-    source = "" if where is None or not where.source else f": `{where.source}`"
-    return capitalised(next(fitting, short)) + place + source
+    guarded = "stopped by guard: " if report.interrupts else ""
+    return short_title(capitalised(f"{guarded}{short}{times}"), found.fix_at, shorter=capitalised(short))
 
 
-def variable(path: str) -> str:
-    """The collection or variable at the start of a path, as it is written in code; the end of a long one."""
-    name = as_code(collection(path))
-    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
+def variable(found: Growth | GraphGrowth) -> str:
+    """Which variable keeps it, in code; the end of a long one."""
+    name = found.variable
+    return "" if not name else f"`{name}`" if len(name) <= _LONGEST_NAME else f"`…{name[1 - _LONGEST_NAME :]}`"
 
 
 def _what(found: Leading, each: str) -> tuple[str, str]:
@@ -93,8 +88,7 @@ def _what(found: Leading, each: str) -> tuple[str, str]:
         case Growth():
             return _growth(found, each)
         case GraphGrowth():
-            name = f"`{variable(found.holder)}`" if found.holder else "a variable"
-            return f"{name} keeps each iteration's graph (+{plural(found.nodes_per_iteration, 'node')} each)", ""
+            return f"{variable(found) or 'a variable'} keeps each iteration's graph (+{plural(found.nodes_per_iteration, 'node')} each)", ""
         case Undeleted():
             size = byte_size(found.live_bytes)
             of_error = f"{size} of the failed call stay allocated while its error is handled"
@@ -103,7 +97,7 @@ def _what(found: Leading, each: str) -> tuple[str, str]:
 
 def _growth(growth: Growth, each: str) -> tuple[str, str]:
     size, times = byte_size(growth.bytes_per_iteration), f" ({growth.iterations_count:,} so far)"
-    name = f"`{variable(growth.holder)}`" if growth.holder else ""
+    name = variable(growth)
     if each == "run":
         return f"each run of this cell adds {size} " + (f"to {name}" if name else "that no known variable holds"), ""
     if growth.what == "workers":
@@ -142,7 +136,7 @@ def _peak(report: MemtraceReport) -> str:
     is_old = report.peak_bytes <= report.start_bytes
     peak = f"Peak {byte_size(report.peak_bytes)}{' at the start of the cell' if is_old else _WHEN[report.peak.phase]}"
     where = None if is_old else report.peak.location
-    place = "" if where is None else _BETWEEN + _short(where)
+    place = "" if where is None else _BETWEEN + where.place
     return f"{peak}{place if len(f'{peak}{place}; {what}') <= _LONGEST else ''}; {what}"
 
 
@@ -158,10 +152,6 @@ def _outcome(report: MemtraceReport) -> str:
     if report.net_bytes == 0:
         return "all memory was released"
     return f"{byte_size(abs(report.net_bytes))} {'still held' if report.net_bytes > 0 else 'less than before'}"
-
-
-def _short(where: Location) -> str:
-    return str(where).partition(" in ")[0]
 
 
 # The rows ------------------------------------------------------------------------------------------------------------------------
