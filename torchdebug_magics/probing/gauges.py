@@ -20,12 +20,6 @@ _WORKERS_EVERY_S = 2.0
 """Between two looks at the workers: for each, the system adds up all its pages."""
 
 
-def read_gauges() -> tuple[Gauge, ...]:
-    """One reading. Who reads again and again keeps `Gauges` open."""
-    with Gauges() as gauges:
-        return gauges.read()
-
-
 class Gauges:
     """Opens what a reading needs, once. Torch is looked at only where the user has imported it, CUDA only where it is initialised."""
 

@@ -14,7 +14,7 @@ from tests import children
 from torchdebug_magics.machine.limits import Limit
 from torchdebug_magics.machine.process import Worker
 from torchdebug_magics.probing import gauges
-from torchdebug_magics.probing.gauges import Gauges, read_gauges
+from torchdebug_magics.probing.gauges import Gauges
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.report import Gauge
 
@@ -48,12 +48,17 @@ def stats(allocated: int, reserved: int) -> dict[str, Any]:
     return {"allocated_bytes": {"all": {"current": allocated}}, "reserved_bytes": {"all": {"current": reserved}}}
 
 
+def read() -> tuple[Gauge, ...]:
+    with Gauges() as gauges:
+        return gauges.read()
+
+
 def gpu_gauges() -> list[Gauge]:
-    return [gauge for gauge in read_gauges() if gauge.label.startswith(("GPU", "XPU"))]
+    return [gauge for gauge in read() if gauge.label.startswith(("GPU", "XPU"))]
 
 
 def test_without_a_gpu_one_line_says_so():
-    first, limit, gpu = read_gauges()
+    first, limit, gpu = read()
     assert first.label == "this process (RSS)"
     assert first.limit_bytes == limit.limit_bytes
     assert 0 < first.used_bytes < (limit.limit_bytes or 0)
@@ -140,7 +145,7 @@ def test_the_cache_that_is_dropped_first_is_not_on_the_gauge(monkeypatch: pytest
 
 def test_workers_are_summed_by_their_share(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gauges, "workers", lambda: (Worker(1, 300, 100), Worker(2, 200, 50)))
-    found = read_gauges()[1]
+    found = read()[1]
     assert (found.label, found.used_bytes, found.note) == ("2 workers (PSS)", 500, "150 B would be freed if they ended")
 
 
@@ -175,7 +180,7 @@ def test_torch_is_left_alone_while_the_user_imports_it(monkeypatch: pytest.Monke
 
 def test_torch_is_not_imported_for_a_gauge_of_it():
     code = (
-        "import sys\nfrom torchdebug_magics.machine.process import rss_bytes\nfrom torchdebug_magics.probing.gauges import read_gauges\n"
-        "assert len(read_gauges()) >= 2\nassert 'torch' not in sys.modules"
+        "import sys\nfrom torchdebug_magics.machine.process import rss_bytes\nfrom torchdebug_magics.probing.gauges import Gauges\n"
+        "with Gauges() as gauges: assert len(gauges.read()) >= 2\nassert 'torch' not in sys.modules"
     )
     children.python("-c", code)

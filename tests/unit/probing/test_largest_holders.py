@@ -22,7 +22,7 @@ def test_tensors_and_plain_objects_by_the_variable_that_holds_them(shell: Intera
         "nowhere": torch.empty(1 << 40, device="meta"),
     }
     shell.user_ns["again"] = shell.user_ns["hoard"][0]
-    found = dict(largest_holders(most=50))
+    found = dict(largest_holders(most=1000))
     assert found["hoard"] + found.get("again", 0) == 16 * MIB
     assert abs(found["rows"] - 6 * MIB) < MIB
     assert found["few"] == 16

@@ -7,7 +7,7 @@ import re
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -60,8 +60,8 @@ def examine(_: CellContext, *, free: str = "") -> MemcleanReport:
     )
     freed: list[Freed] = []
     if asked:
-        cleaner = _Cleaner(shell, before, problems)
-        freed = [cleaner.free(name) for name in asked]
+        census = Census(before.storages)
+        freed = [_freed(name, shell, census, problems) for name in asked]
     after = survey() if asked else before
     cycles_bytes, cycle = (0, "") if asked else Census(before.storages).waiting()
     return MemcleanReport(
@@ -92,63 +92,43 @@ def _asked(free: str) -> tuple[str, ...]:
     return (*(name for name in _NAMES if name in wanted), *dict.fromkeys(word for word in words if _ONE_OUTPUT.match(word)))
 
 
-class _Cleaner:
-    """Frees one thing after the other, and measures each."""
-
-    def __init__(self, shell: Any | None, before: Survey, problems: list[str]) -> None:
-        self._shell = shell
-        self._problems = problems
-        self._census = Census(before.storages)
-        self._ways: dict[str, Callable[[], int | None]] = {
-            "cycles": lambda: None,
-            "exception": lambda: forget_error(shell),
-            "debugger": lambda: forget_debugger(shell),
-            "out": self._outputs,
-            "session": lambda: forget_session(shell),
-            "heap": self._heap,
-            "cache": self._cache,
-        }
-
-    def free(self, name: str) -> Freed:
-        """Let go of it, collect, and see what is gone."""
-        one = _ONE_OUTPUT.match(name)
-        rss = rss_bytes()
-        given_back = self._outputs(int(one[1])) if one else self._ways[name]()
-        cycle = self._census.collect() if name == "cycles" else ""
-        collect()
-        gone = self._census.gone_bytes()
-        cost = f"`{name}` is gone now" if one else _COSTS.get(name, "")
-        return Freed(
-            name=name,
-            freed_bytes=gone if given_back is None else given_back,
-            rss_bytes=rss - rss_bytes(),
-            cost=cost if gone else "",
-            cycle=cycle,
-        )
-
-    def _outputs(self, only: int | None = None) -> int | None:
-        if self._shell is None:
-            self._note("no IPython runs here, so there are no outputs to free")
-        elif only is not None and only not in outputs(self._shell):
-            self._note(f"there is no Out[{only}]")
-        else:
-            forget_outputs(self._shell, only)
-        return None
-
-    def _heap(self) -> int:
-        rss = rss_bytes()
+def _freed(name: str, shell: Any | None, census: Census, problems: list[str]) -> Freed:
+    """Let go of one thing, collect, and see what is gone."""
+    only = _ONE_OUTPUT.match(name)
+    rss, cycle, given_back_bytes = rss_bytes(), "", None
+    if only or name == "out":
+        problems += _forgot_outputs(shell, int(only[1]) if only else None)
+    elif name == "cycles":
+        cycle = census.collect()
+    elif name == "heap":
         if not trim_heap():
-            self._note("this system's C library has no malloc_trim, so the heap was left as it is")
-        return max(0, rss - rss_bytes())
+            problems.append("this system's C library has no malloc_trim, so the heap was left as it is")
+        given_back_bytes = max(0, rss - rss_bytes())
+    elif name == "cache":
+        given_back_bytes = empty_cache()
+        if given_back_bytes is None:
+            problems.append("CUDA is not in use in this process, so there is no GPU cache to empty")
+    else:
+        {"exception": forget_error, "debugger": forget_debugger, "session": forget_session}[name](shell)
+    collect()
+    gone_bytes = census.gone_bytes()
+    return Freed(
+        name=name,
+        freed_bytes=given_back_bytes or 0 if name in {"heap", "cache"} else gone_bytes,
+        rss_bytes=rss - rss_bytes(),
+        cost=("" if not gone_bytes else f"`{name}` is gone now" if only else _COSTS.get(name, "")),
+        cycle=cycle,
+    )
 
-    def _cache(self) -> int:
-        given_back = empty_cache()
-        if given_back is None:
-            self._note("CUDA is not in use in this process, so there is no GPU cache to empty")
-        return given_back or 0
 
-    def _note(self, problem: str) -> None:
-        self._problems.append(problem)
+def _forgot_outputs(shell: Any | None, only: int | None) -> list[str]:
+    """What stood in the way."""
+    if shell is None:
+        return ["no IPython runs here, so there are no outputs to free"]
+    if only is not None and only not in outputs(shell):
+        return [f"there is no Out[{only}]"]
+    forget_outputs(shell, only)
+    return []
 
 
 def forget_error(shell: Any | None) -> None:

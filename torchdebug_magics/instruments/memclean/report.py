@@ -112,10 +112,24 @@ class MemcleanReport(Report):
         """Whether the C library keeps enough freed memory to return it."""
         return self.heap_bytes >= max(_WORTH_TRIMMING, _LARGE_PART * self.rss_bytes)
 
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """What frees it and what that costs, by name; then what belongs to no variable and can be freed, too."""
+        if self.asked:
+            known = [("cost", ", and ".join(dict.fromkeys(one.cost for one in self.freed if one.cost)))]
+        else:
+            known = [("fix", f"`{self.command}`"), ("cost", self.cost)] if self.command else []
+        if self.cycles_bytes:
+            cycle = f" (`{self.cycle}`)" if self.cycle else ""
+            known.append(("cycles", f"{byte_size(self.cycles_bytes)}{cycle}; `%memclean --free cycles` frees them"))
+        if self.heap_is_large:
+            kept = f"keeps {byte_size(self.heap_bytes)} of freed memory"
+            known.append(("C library", f"{kept}; `%memclean --free heap` returns it to the system"))
+        return tuple((name, text) for name, text in known if text)
+
     @property
     def verdict(self) -> str:
         """What is held, by what, how to free it and what that costs; or what was freed."""
-        return capitalised(_after(self) if self.asked else "; ".join([_before(self), *_besides(self)]))
+        return " · ".join([self.title, *(f"{name}: {text}" for name, text in self.rows())])
 
 
 def _held(report: MemcleanReport) -> str:
@@ -127,21 +141,6 @@ def _held(report: MemcleanReport) -> str:
     if report.together_bytes < _WORTH_IT:
         return f"nothing worth freeing: old errors and outputs hold {size} of tensors"
     return f"{_whats(report.main_holdings)} hold{'s' if len(report.main_holdings) == 1 else ''} {size}"
-
-
-def _before(report: MemcleanReport) -> str:
-    return f"{_held(report)}: `{report.command}` frees them, and {report.cost}" if report.command else _held(report)
-
-
-def _besides(report: MemcleanReport) -> list[str]:
-    """What belongs to no variable and can be freed, too."""
-    found = []
-    if report.cycles_bytes >= _WORTH_IT:
-        found.append(f"reference cycles (`{report.cycle}`) hold {byte_size(report.cycles_bytes)}: `%memclean --free cycles` frees them")
-    if report.heap_is_large:
-        size = byte_size(report.heap_bytes)
-        found.append(f"the C library keeps {size} of freed memory: `%memclean --free heap` returns it to the system")
-    return found
 
 
 def _whats(holdings: tuple[Holding, ...]) -> str:
@@ -171,8 +170,3 @@ def _freed(report: MemcleanReport) -> str:
     held = _listed([f"`{name}`" for name in others])
     verb = "holds" if len(others) == 1 else "hold"
     return f"nothing was freed: {held} still {verb} the tensors" if others else "nothing was freed"
-
-
-def _after(report: MemcleanReport) -> str:
-    costs = ", and ".join(dict.fromkeys(one.cost for one in report.freed if one.cost))
-    return f"{_freed(report)}{f'; {costs}' if costs else ''}"

@@ -13,8 +13,11 @@ _FREED: dict[str, Format] = {"freed": "bytes", "process shrank by": "bytes"}
 
 def page(report: MemcleanReport) -> Page:
     """What is held or was freed, the command and its cost, the table; sizes by part fold."""
-    facts = tuple((name, text) for name, text in (*_facts(report), *_besides(report)) if text)
-    blocks: list[Block] = [*([Facts(facts)] if facts else []), *_freed(report), *[Note(problem, "warn") for problem in report.problems]]
+    blocks: list[Block] = [
+        *([Facts(rows)] if (rows := report.rows()) else []),
+        *_freed(report),
+        *[Note(problem, "warn") for problem in report.problems],
+    ]
     table = _held(report)
     if table is not None:
         few = report.command and len(table.rows) <= _FEW
@@ -22,21 +25,6 @@ def page(report: MemcleanReport) -> Page:
     blocks.append(Fold("Details: what each command frees, this process", (Facts(tuple(_details(report))),)))
     status: Status = "good" if report.asked or not report.together_bytes else "info"
     return Page("memclean", status, report.title, tuple(blocks))
-
-
-def _facts(report: MemcleanReport) -> list[tuple[str, str]]:
-    if report.asked:
-        return [("cost", ", and ".join(dict.fromkeys(one.cost for one in report.freed if one.cost)))]
-    return [("fix", f"`{report.command}`"), ("cost", report.cost)] if report.command else []
-
-
-def _besides(report: MemcleanReport) -> list[tuple[str, str]]:
-    cycle = f" (`{report.cycle}`)" if report.cycle else ""
-    heap = byte_size(report.heap_bytes)
-    return [
-        ("cycles", f"{byte_size(report.cycles_bytes)}{cycle}; `%memclean --free cycles` frees them" if report.cycles_bytes else ""),
-        ("C library", f"keeps {heap} of freed memory; `%memclean --free heap` returns it to the system" if report.heap_is_large else ""),
-    ]
 
 
 def _freed(report: MemcleanReport) -> list[Block]:
@@ -52,7 +40,7 @@ def _held(report: MemcleanReport) -> Table | None:
         for one in report.holdings
     )
     caption = "Still held by the notebook" if report.asked else "Held by the notebook"
-    return Table(caption, ("name", "what", "device", *_ordered()), rows, _HELD)
+    return Table(caption, ("name", "what", "device", "holds", "frees alone", "costs", "also held by"), rows, _HELD)
 
 
 def _details(report: MemcleanReport) -> list[tuple[str, str]]:
@@ -63,7 +51,3 @@ def _details(report: MemcleanReport) -> list[tuple[str, str]]:
         kept = "kept by PyTorch for reuse, not lost: the next tensor takes it; `--free cache` helps only other processes"
         rows.append(("GPU cache", f"{byte_size(report.cache_bytes)}, {kept}"))
     return [*rows, ("this process (RSS)", byte_size(report.rss_bytes))]
-
-
-def _ordered() -> tuple[str, ...]:
-    return ("holds", "frees alone", "costs", "also held by")

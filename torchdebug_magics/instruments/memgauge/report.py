@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchdebug_magics.format import byte_size, capitalised
+from torchdebug_magics.format import byte_size, capitalised, share
 from torchdebug_magics.machine.interrupts import Interrupt
 from torchdebug_magics.ranks.compared import Compared
 from torchdebug_magics.report import Gauge, Report
@@ -75,10 +75,26 @@ class GaugeReport(Report):
 
     @property
     def verdict(self) -> str:
-        """The guard's interrupt; or the growth, the peak and what was left."""
+        """The growth, the peak and what was left, or the guard's interrupt; and what the page says of it."""
+        return " · ".join([self.title, *(f"{name}: {text}" for name, text in self.rows())])
+
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """What the guard did and who holds the memory; or the limit, who else uses it, and the devices where there are several."""
         if self.interrupts:
-            return str(self.interrupts[-1])
-        return "; ".join([self._growth(), self._peak(), *(device_peak(one) for one in self.devices if one.peak_bytes)])
+            guard = f"interrupted the cell, as `--guard {share(self.interrupts[-1].guard_ratio)}` asks; your variables are intact"
+            known = [("guard", guard), ("held by", ", ".join(f"`{name}` {byte_size(size_bytes)}" for name, size_bytes in self.holders))]
+        else:
+            used = [one for one in self.devices if one.peak_bytes]
+            known = [("limit", self._limit(is_long=bool(used))), ("devices", "; ".join(map(device_peak, used)) if len(used) > 1 else "")]
+        return tuple((name, text) for name, text in known if text)
+
+    def _limit(self, *, is_long: bool) -> str:
+        if self.limit_bytes is None or self.limit_peak_bytes is None or self.left_bytes is None:
+            return "no memory limit is known"
+        others_bytes = self.limit_peak_bytes - self.rss_peak_bytes
+        shared = f"; other processes use {byte_size(others_bytes)} of it" if others_bytes > _SMALL * self.limit_bytes else ""
+        left = f"; {byte_size(self.left_bytes)} left at the peak" if is_long else ""
+        return f"{byte_size(self.limit_bytes)} ({self.limit}){left}{shared}"
 
     @property
     def title(self) -> str:
@@ -102,15 +118,6 @@ class GaugeReport(Report):
 
     def _at_least(self) -> str:
         return "" if self.rss_peak_is_exact else "at least "
-
-    def _peak(self) -> str:
-        peak = f"peak {self._at_least()}{byte_size(self.rss_peak_bytes)}"
-        if self.limit_bytes is None or self.limit_peak_bytes is None or self.left_bytes is None:
-            return f"{peak}; no limit is known"
-        of = f"of {byte_size(self.limit_bytes)} ({self.limit}): {byte_size(self.left_bytes)} left"
-        if abs(self.limit_peak_bytes - self.rss_peak_bytes) <= _SMALL * self.limit_bytes:
-            return f"{peak} {of}"
-        return f"{peak}, with all other processes {byte_size(self.limit_peak_bytes)} {of}"
 
 
 def device_peak(one: DevicePeak) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from torchdebug_magics.format import byte_size, duration, share
+from torchdebug_magics.format import byte_size, duration
 from torchdebug_magics.html.page import Block, Chart, Facts, Fold, Meters, Note, Page, Status
-from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeReport, LiveGauges, device_peak
+from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeReport, LiveGauges
 from torchdebug_magics.report import Gauge
 
 _NARROW = 0.1
 """The share of the limit below which what is left is too little to be fine."""
-_MANY = 0.02
-"""The share of the limit from which other processes are mentioned."""
 _LARGE_BYTES = 64 << 20
 """Growth that is worth a look, however large the machine is."""
 _MIB = 2**20
@@ -20,9 +18,8 @@ _FEWEST = 3
 
 def page(report: GaugeReport) -> Page:
     """The frozen gauges."""
-    facts = tuple((name, text) for name, text in _facts(report) if text)
     blocks: tuple[Block, ...] = (
-        *([Facts(facts)] if facts else []),
+        *([Facts(rows)] if (rows := report.rows()) else []),
         *_course(report),
         *(Note(problem, "warn") for problem in report.problems),
         Fold(
@@ -30,21 +27,6 @@ def page(report: GaugeReport) -> Page:
         ),
     )
     return Page("memgauge", _status(report), report.title, blocks)
-
-
-def _facts(report: GaugeReport) -> list[tuple[str, str]]:
-    if report.interrupts:
-        asked = f"interrupted the cell, as `--guard {share(report.interrupts[-1].guard_ratio)}` asks; your variables are intact"
-        held = ", ".join(f"`{name}` {byte_size(size_bytes)}" for name, size_bytes in report.holders)
-        return [("guard", asked), ("held by", held)]
-    used = [one for one in report.devices if one.peak_bytes]
-    devices = ("devices", "; ".join(map(device_peak, used)) if len(used) > 1 else "")
-    if report.limit_bytes is None or report.limit_peak_bytes is None or report.left_bytes is None:
-        return [("limit", "no memory limit is known"), devices]
-    others_bytes = report.limit_peak_bytes - report.rss_peak_bytes
-    shared = f"; other processes use {byte_size(others_bytes)} of it" if others_bytes > _MANY * report.limit_bytes else ""
-    left = f"; {byte_size(report.left_bytes)} left at the peak" if used else ""
-    return [("limit", f"{byte_size(report.limit_bytes)} ({report.limit}){left}{shared}"), devices]
 
 
 def _course(report: GaugeReport) -> list[Block]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import CellContext
-from torchdebug_magics.instruments.memtrace.figures import Comparison
-from torchdebug_magics.instruments.memtrace.report import MemtraceReport
+from torchdebug_magics.instruments.memtrace.report import Comparison, MemtraceReport
 
 
 def examine(context: CellContext, *values: object, compare: bool = False, **_of_a_session: object) -> Comparison | None:

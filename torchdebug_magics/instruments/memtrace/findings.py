@@ -19,6 +19,8 @@ class Growth(Finding):
     iterations_count: int
     holder: str
     """The variable's path, such as ``losses[0].grad_fn -> PowBackward0.saved_self``; empty where none was found."""
+    variable: str = ""
+    """The variable or collection at its start, as one writes it: ``losses``."""
     keeps_graph: bool = False
     """Whether it is the graph of the backward pass that is kept, and not only data."""
     others: tuple[str, ...] = ()
@@ -45,6 +47,8 @@ class GraphGrowth(Finding):
     nodes_per_iteration: int
     iterations_count: int
     holder: str
+    variable: str = ""
+    """The variable or collection at the start of `holder`, as one writes it."""
 
 
 @dataclass(frozen=True, kw_only=True)

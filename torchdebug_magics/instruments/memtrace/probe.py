@@ -1,46 +1,58 @@
-"""The memtrace probe: what it is made of, and when each part begins and ends."""
+"""The memtrace probe: when each part begins and ends; and its report: who keeps what, what grows, why memory was refused."""
 
 from __future__ import annotations
 
 import gc
+import re
 import sys
-from collections import deque
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from traceback import walk_tb
+from typing import Literal
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.format import byte_size
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.memtrace.conclude import Seen, concluded
+from torchdebug_magics.instruments.memtrace.findings import Advice, Growth, Oom, Undeleted
 from torchdebug_magics.instruments.memtrace.growth.course import Course
 from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
-from torchdebug_magics.instruments.memtrace.growth.worst import Run
-from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch
+from torchdebug_magics.instruments.memtrace.growth.worst import Run, rerun_growth
+from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, holders
+from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch, kept_by_cycles
 from torchdebug_magics.instruments.memtrace.held.still_held import Deletions, HandledErrors
-from torchdebug_magics.instruments.memtrace.ledger.blocks import Ledger
-from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, mark_gradients, mark_state
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, by_category, by_module, category
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census
 from torchdebug_magics.instruments.memtrace.ledger.memory_snapshot import Snapshot
-from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
-from torchdebug_magics.instruments.memtrace.ledger.phases import Phases, Place, Places
-from torchdebug_magics.instruments.memtrace.ledger.process_memory import Devices, MarkListener, ProcessMemory, given_out_bytes
-from torchdebug_magics.instruments.memtrace.report import LiveMemory, MemtraceReport
+from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer, refused_bytes
+from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, TEMPORARY, Phases, Place, Places, Span
+from torchdebug_magics.instruments.memtrace.ledger.process_memory import MarkListener, ProcessMemory, given_out_bytes
+from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, LiveMemory, MemtraceReport, Peak, Stretch, Timeline
+from torchdebug_magics.instruments.memtrace.words import leading
 from torchdebug_magics.machine.limits import Limits
 from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio
-from torchdebug_magics.probing.compiled_calls import CompiledCalls
-from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.modules import ModuleCalls, OutermostCalls, live_modules, parts_of
+from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.safety import Guard, traceback_of
 from torchdebug_magics.probing.storages import shards_note
+from torchdebug_magics.probing.syntax import loops_around, tree_of
+from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
+from torchdebug_magics.report import Location
 
-_CREATES_GRAPH = 3
-"""Which argument of `torch.autograd.backward` it is."""
-_SETTLED = 3
-"""Steps after which only those modules stay watched that were called by themselves."""
+_LEAST_UNNAMED, _LARGE_PART = 64 << 10, 0.1
+_SEVERAL = 3
+"""Times that a line ran: then it is in a loop."""
+_POINTS = 400
+_STRETCHES = 200
+"""More would be a blur."""
+_NUMBERED = re.compile(r"^(.*?)\.?(\d+)(?:\.|$)")
+_WORTH = 0.01
+"""Of what is alive: less is not worth the change."""
+_MANY_UNUSED = 0.2
 
 
 class MemtraceProbe:
@@ -59,81 +71,74 @@ class MemtraceProbe:
         if compare:
             msg = "--compare watches no cell: write `%memtrace --compare a b` on a line of its own, for two reports kept with -o"
             raise TorchDebugError(msg)
-        self._memory_guard = None if guard is None else MemoryGuard(guard_ratio(guard), Limits())
-        if self._memory_guard is not None:
-            self._memory_guard.refuse_if_passed()
-        self._is_light = light
+        self.memory_guard = None if guard is None else MemoryGuard(guard_ratio(guard), Limits())
+        if self.memory_guard is not None:
+            self.memory_guard.refuse_if_passed()
+        self.is_light = light
         runs = context.earlier_runs()
-        self._runs: deque[Run] = deque() if runs is None else runs
-        self._guard = Guard()
-        self._snapshot = None if snapshot is None else Snapshot(snapshot, self._guard)
+        self.runs: deque[Run] = deque() if runs is None else runs
+        """What the earlier runs of the same cell have left."""
+        self.guard = Guard()
+        self.snapshot = None if snapshot is None else Snapshot(snapshot, self.guard)
         self._hooks = Hooks()
-        self._process = ProcessMemory(self._guard)
-        self._phases = Phases()
-        self._ledger = Ledger(self._phases.now)
+        self.process = ProcessMemory(self.guard)
+        self.phases = Phases()
+        self.ledger = Ledger(self.phases.now)
         self._places = Places(Place)
-        self._devices = Devices(self._process)
-        self._marks = MarkListener(self._ledger)
-        self._steps = Steps(given_out_bytes, every=every_step)
-        self._cycles = CycleWatch(self._ledger)
-        self._handled = HandledErrors(self._ledger)
-        self._watch = GrowthWatch(self._ledger, self._steps, self._places, self._cycles)
-        tracer = self._tracer_of(())
-        self._course = Course(tracer, self._phases, self._places, self._steps, self._watch, self._guard, is_light=light)
-        self._calls = WatchedCalls(self._hooks, self._guard, self._course, self._ledger, self._steps, self._handled)
-        self._deletions = Deletions(None)
+        self.marks = MarkListener(self.ledger)
+        self.steps = Steps(given_out_bytes, every=every_step)
+        self.cycles = CycleWatch(self.ledger)
+        self.handled = HandledErrors(self.ledger)
+        self.growth = GrowthWatch(self.ledger, self.steps, self._places, self.cycles)
+        self.tracer = Tracer(self.ledger, self._places, self._hooks, self.guard, self._risen)
+        self._course = Course(self.tracer, self.phases, self.growth, self.handled, self.guard, is_light=light)
+        self.deletions = Deletions(None)
         self._report: MemtraceReport | None = None
 
-    def _tracer_of(self, models: Iterable[torch.nn.Module]) -> Tracer:
-        return Tracer(self._ledger, self._places, ModuleCalls(models, self._hooks), self._guard, self._risen)
-
     def _risen(self) -> None:
-        self._guard.run("the look for cycles", self._watch.look_for_cycles)
+        self.guard.run("the look for cycles", self.growth.look_for_cycles)
 
     def attach(self, stack: ExitStack) -> None:
         """Take the census, and follow what comes."""
         gc.collect()
         census = Census()
         parts = parts_of(census.modules)
-        self._course.tracer = self._tracer_of([one for one in census.modules if id(one) not in parts])
-        self._course.tracer.adopt_all(census)
-        self._deletions = Deletions(self._places.user_frame(sys._getframe()))
-        self._ledger.begin()
-        self._cycles.begins()
-        if self._snapshot is not None:
-            self._snapshot.attach(stack)
+        self.tracer.begins([one for one in census.modules if id(one) not in parts])
+        self.tracer.adopt_all(census)
+        self.deletions = Deletions(self._places.user_frame(sys._getframe()))
+        self.ledger.begin()
+        self.cycles.begins()
+        if self.snapshot is not None:
+            self.snapshot.attach(stack)
         stack.push(self._ended)
-        self._process.attach(stack)
-        self._devices.start()
-        self._marks.attach(stack)
-        self._calls.attach(stack, census.modules)
-        stack.callback(self._course.tracer.off)
-        self._course.resume()
-        if self._memory_guard is not None:
-            stack.enter_context(self._memory_guard.watching())
+        self.process.attach(stack)
+        self.marks.attach(stack)
+        self._course.attach(stack, census.modules)
+        if self.memory_guard is not None:
+            stack.enter_context(self.memory_guard.watching())
 
     def sweep(self) -> None:
         """Remove what an interrupt left."""
-        self._course.tracer.off()
-        self._process.stop()
-        self._marks.stop()
-        if self._snapshot is not None:
-            self._snapshot.stop()
-        self._hooks.sweep(self._calls.modules())
+        self.tracer.off()
+        self.process.stop()
+        self.marks.stop()
+        if self.snapshot is not None:
+            self.snapshot.stop()
+        self._hooks.sweep(self._course.modules())
 
     def report(self) -> MemtraceReport:
         """What was found."""
         if self._report is None:
-            self._report = self._guard.run("the report on what was seen", self._concluded, None)
+            self._report = self.guard.run("the report on what was seen", self._concluded, None)
         if self._report is None:
-            raise AssertionError(self._guard.problems)
+            raise AssertionError(self.guard.problems)
         return self._report
 
     def live(self) -> LiveMemory | None:
         """The gauges and the ledger now; any thread may ask."""
-        gauges = self._process.gauges()
-        total = self._ledger.total
-        return None if gauges is None else LiveMemory(total.now_bytes, total.peak_bytes, self._phases.now.phase, self._steps.count, gauges)
+        gauges = self.process.gauges()
+        total = self.ledger.total
+        return None if gauges is None else LiveMemory(total.now_bytes, total.peak_bytes, self.phases.now.phase, self.steps.count, gauges)
 
     def standing(self) -> str:
         """Nothing: progress is not watched here. The kernel's position is recorded, as one that takes too much memory is killed."""
@@ -141,152 +146,279 @@ class MemtraceProbe:
 
     def traceback_of(self, error: BaseException) -> list[str]:
         """Of the guard's interrupt."""
-        return traceback_of(error, "" if self._memory_guard is None else self._memory_guard.reason)
+        return traceback_of(error, "" if self.memory_guard is None else self.memory_guard.reason)
 
     def kept(self) -> dict[str, object]:
         """Nothing is kept."""
         return {}
 
     def _ended(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._report = self._guard.run("the end of the trace", self._concluded, error)
-        self._ledger.close()
+        self._report = self.guard.run("the end of the trace", self._concluded, error)
+        self.ledger.close()
 
     def _concluded(self, error: BaseException | None) -> MemtraceReport:
         self._course.end()
-        self._watch.ends()
+        self.growth.ends()
         if note := shards_note((one for module in live_modules() for one in module._parameters.values() if one is not None), "sizes are"):
-            self._guard.note(note)
-        seen = Seen(
-            ledger=self._ledger,
-            tracer=self._course.tracer,
-            phases=self._phases,
-            steps=self._steps,
-            watch=self._watch,
-            process=self._process,
-            devices=self._devices,
-            marks=self._marks,
-            snapshot=self._snapshot,
-            cycles=self._cycles,
-            handled=self._handled,
-            deletions=self._deletions,
-            runs=self._runs,
-            interrupts=() if self._memory_guard is None else self._memory_guard.interrupts,
-            guard=self._guard,
-            is_light=self._is_light,
-        )
-        return concluded(seen, error)
+            self.guard.note(note)
+        return concluded(self, error)
 
 
 watch = MemtraceProbe
 
 
-class WatchedCalls:
-    """The phases of a cell begin and end with them."""
-
-    def __init__(
-        self,
-        hooks: Hooks,
-        guard: Guard,
-        course: Course,
-        ledger: Ledger,
-        steps: Steps,
-        handled: HandledErrors,
-    ) -> None:
-        self._hooks = hooks
-        self._guard = guard
-        self._course = course
-        self._ledger = ledger
-        self._steps = steps
-        self._handled = handled
-        self._outermost = OutermostCalls(hooks, guard, self._entered, self._left)
-        self._compiled = CompiledCalls(
-            hooks, guard, self._outermost.modules, self._outermost.is_ours, self._compiled_begins, self._compiled_ended
-        )
-        self.modules = self._outermost.modules
-
-    def attach(self, stack: ExitStack, modules: Sequence[torch.nn.Module]) -> None:
-        """Follow the calls of these, and of those that are made from here on."""
-        self._outermost.attach(stack, modules)
-        self._compiled.attach(stack)
-        self._hooks.autograd_calls(stack, "backward", self._around_backward)
-        self._hooks.autograd_calls(stack, "grad", self._around_grad)
-        self._hooks.optimizer_steps(stack, self._before_update, self._after_update)
-
-    def _entered(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._guard.run("the look at a model call", self._call_begins, module, args, kwargs)
-
-    def _left(self, _module: torch.nn.Module, output: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:
-            self._guard.run("the look at a model's return", self._call_ends, output)
-
-    def _call_ends(self, output: object) -> None:
-        if self._course.is_followed:
-            self._course.tracer.returned(output)
-        self._course.stop()
-
-    def _call_begins(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return  # a checkpoint, in the middle of a backward pass
-        self._handled.look()
-        if self._course.is_between:
-            self._course.step_of(module, args, kwargs)
-            self._settle()
-        self._course.start("forward")
-        self._ledger.span.model = id(module)
-
-    def _compiled_begins(self, function: int) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return
-        if self._course.is_between:
-            self._course.step_of_call(function)
-            self._settle()
-        self._course.start("forward")
-
-    def _compiled_ended(self, result: object) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return
-        if self._course.is_followed:
-            self._guard.run("the look at what compiled code has made", self._course.tracer.took, result)
-        self._course.stop()
-
-    def _settle(self) -> None:
-        if self._steps.count == _SETTLED:
-            self._outermost.settle()
-
-    def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        creates_graph = kwargs.get("create_graph") or args[_CREATES_GRAPH : _CREATES_GRAPH + 1] == (True,)
-        return self._around(original, *args, **kwargs, _leaves=True, _leaves_graph=bool(creates_graph))
-
-    def _around_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        return self._around(original, *args, **kwargs, _leaves=False, _leaves_graph=False)
-
-    def _around(self, original: Any, *args: Any, _leaves: bool, _leaves_graph: bool, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        if torch._C._current_graph_task_id() != -1 or is_being_compiled() or not self._outermost.is_ours():
-            return original(*args, **kwargs)
-        self._guard.run("the look before a backward pass", self._course.backward_begins, leaves=_leaves, leaves_graph=_leaves_graph)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self._guard.run("the look after a backward pass", self._course.stop)
-
-    def _before_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not self._outermost.is_ours():
-            return
-        self._guard.run("the look for a step", self._course.step_without_model)
-        if self._course.is_followed:
-            self._guard.run("the look at gradients", mark_gradients, self._ledger, _parameters(optimizer))
-        self._guard.run("the look before an update", self._course.start, "optimizer")
-
-    def _after_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not self._outermost.is_ours():
-            return
-        if self._course.is_followed:
-            self._guard.run("the look at an optimizer's state", mark_state, self._ledger, optimizer)
-        self._guard.run("the look after an update", self._course.stop)
+def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceReport:
+    """The report; the ledger is complete then, and may be closed."""
+    ledger, tracer, steps, process, guard = probe.ledger, probe.tracer, probe.steps, probe.process, probe.guard
+    cycles = guard.run("the look for cycles", probe.cycles.end, probe.growth.lines) or ()
+    ledger.counted_until = ledger.clock
+    tracer.adopt_all(Census())
+    alive = list(ledger.live.values())
+    made = [block for block in alive if not block.is_old]
+    keepers = Keepers(made, [] if error is None else [("the error", error)], carried=probe.growth.carried)
+    found = guard.run("the look for growth", probe.growth.found, made, keepers, ledger.total.peak_bytes)
+    growth, graph_growth = found or (None, None)
+    handled = probe.handled.found(ledger.total.peak_bytes)
+    oom = guard.run("explaining the refusal", _out_of_memory, probe, error, alive, growth, handled)
+    limit_bytes, limit = process.limit()
+    sites, total = ledger.sites, ledger.total
+    sites.fold([*ledger.gone, *alive])
+    report = MemtraceReport(
+        net_bytes=total.now_bytes - total.start_bytes,
+        start_bytes=total.start_bytes,
+        peak_bytes=total.peak_bytes,
+        peak=_peak(ledger, ledger.at_peak()),
+        devices=process.devices(ledger.devices),
+        untraced_bytes=sites.fold_unseen([*ledger.gone, *alive]),
+        sites=sites.rows(),
+        growth=growth,
+        graph_growth=graph_growth,
+        collects=probe.growth.collects,
+        rerun_growth=guard.run("the look at earlier runs", rerun_growth, probe.runs, made, keepers, alive, trains=probe.phases.trains),
+        holders=holders(keepers, made),
+        cycles=cycles,
+        kept_by_cycles=kept_by_cycles(cycles, total.peak_bytes),
+        oom=oom,
+        undeleted=handled or guard.run("the look at what was deleted", probe.deletions.found, made, keepers, total.peak_bytes),
+        unnamed_bytes=_unnamed_bytes(keepers, made, total.now_bytes - total.start_bytes),
+        unseen_loop=_unseen_loop(ledger) if steps.count <= 1 else None,
+        freed_before_bytes=sites.freed_before_bytes,
+        rss_peak_bytes=process.peak_bytes(),
+        rss_net_bytes=process.net_bytes(),
+        process_grown_bytes=0 if growth is not None else probe.growth.process_grown_bytes(),
+        heap_kept_bytes=process.heap_kept_bytes(),
+        limit_bytes=limit_bytes,
+        limit=limit,
+        borrowed_bytes=tracer.borrowed_bytes,
+        mapped_bytes=tracer.mapped_bytes,
+        marks=tuple(mark for mark, _ in probe.marks.marks),
+        interrupts=() if probe.memory_guard is None else probe.memory_guard.interrupts,
+        snapshot="" if probe.snapshot is None else guard.run("writing the snapshot", probe.snapshot.write, ledger) or "",
+        timeline=timeline(ledger, probe.phases, [clock for _, clock in probe.marks.marks]),
+        ops_count=tracer.ops_count,
+        steps_count=steps.count,
+        followed_count=0 if probe.is_light else len(steps.followed),
+        is_light=probe.is_light,
+    )
+    lead = leading(report)
+    where = None if lead is None else lead.fix_at
+    lines = guard.run("reading the line", excerpt, where) if where is not None else None
+    return replace(report, excerpt=lines or (), problems=tuple(guard.problems))
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
+def _unnamed_bytes(keepers: Keepers, made: list[Block], net_bytes: int) -> int:
+    """Of what is left, if it is much of it."""
+    unnamed_bytes = keepers.unnamed_bytes(made)
+    return unnamed_bytes if unnamed_bytes >= max(_LEAST_UNNAMED, _LARGE_PART * net_bytes) else 0
+
+
+def _unseen_loop(ledger: Ledger) -> Location | None:
+    """Around the line that allocated most often, where it did so again and again."""
+    lines = Counter(block.place for block in ledger.events if block.place is not None and not block.died)
+    place = max(lines, key=lambda one: lines[one], default=None)
+    loops = loops_around(tree_of(place.file), place.line) if place is not None and lines[place] >= _SEVERAL else []
+    return location(place.file, loops[-1].lineno, place.function) if place is not None and loops else None
+
+
+def _peak(ledger: Ledger, blocks: list[Block]) -> Peak:
+    return Peak(
+        phase=(ledger.peak_span or ledger.span).phase,
+        op=ledger.peak_op.removesuffix(".default"),
+        location=ledger.peak_place.location if ledger.peak_place is not None else None,
+        by_category=by_category(blocks),
+        by_module=by_module(blocks),
+    )
+
+
+def timeline(ledger: Ledger, phases: Phases, marks: Sequence[int] = ()) -> Timeline:
+    """At most `_POINTS` points, of each stretch of events the fullest; `marks` are events."""
+    first, last = ledger.first_event, max(min(ledger.clock, ledger.counted_until), ledger.first_event + 1)
+    levels = dict(_fullest(ledger, first, last))
+    if not levels:
+        return Timeline()
+    clocks, points = zip(*levels.values(), strict=True)
+    kinds = {name for point in points for name, size in point.items() if size}
+    names = sorted(kinds, key=lambda name: (name != HELD_BEFORE, -sum(point.get(name, 0) for point in points)))
+    totals = [sum(point.values()) for point in points]
+    return Timeline(
+        categories={name: tuple(point.get(name, 0) for point in points) for name in names},
+        stretches=tuple(_stretches(phases.spans, clocks)),
+        peak=totals.index(max(totals)),
+        counted=bisect_left(clocks, ledger.counted_from) if ledger.counted_from else None,
+        marks=tuple(max(0, bisect_right(clocks, clock) - 1) for clock in marks),
+    )
+
+
+def _fullest(ledger: Ledger, first: int, last: int) -> Iterator[tuple[int, tuple[int, dict[str, int]]]]:
+    """(point, (event, bytes by category)): within each point, the event at which most was alive."""
+    level = Counter({HELD_BEFORE: sum(block.bytes for block in ledger.old)})
+    total, point, best = sum(level.values()), 0, (first, dict(level))
+    best_total = total
+    yield 0, best
+    for clock, block, change in _changes(ledger):
+        now = (clock - first) * (_POINTS - 1) // (last - first) + 1
+        if now != point:
+            yield point, best
+            point, best_total = now, -1
+        level[HELD_BEFORE if block.is_old else category(block)] += change
+        total += change
+        if total > best_total:
+            best, best_total = (clock, dict(level)), total
+    yield point, best
+
+
+def _changes(ledger: Ledger) -> list[tuple[int, Block, int]]:
+    """(event, block, bytes more or less), in order."""
+    found: list[tuple[int, Block, int]] = []
+    born: set[int] = set()
+    unseen: list[Block] = []
+    for block in ledger.events:
+        if block.is_old or id(block) in born:
+            found.append((block.died, block, -block.bytes))
+        elif block.born > ledger.counted_until:
+            unseen.append(block)
+        else:
+            found.append((block.born, block, block.bytes))
+        born.add(id(block))
+    # What is found only at the end was made in the steps that were counted, one after the other.
+    since, until = ledger.counted_from, ledger.counted_until
+    found += [(since + (until - since) * at // len(unseen), block, block.bytes) for at, block in enumerate(unseen, 1)]
+    return sorted(found, key=lambda one: one[0])
+
+
+def _stretches(spans: list[Span], clocks: tuple[int, ...]) -> Iterator[Stretch]:
+    """Where each phase began, by the points of the picture; what is shorter than a point is not there."""
+    at, said = 0, 0
+    for span, following in zip(spans, [*spans[1:], None], strict=True):
+        while at < len(clocks) and clocks[at] <= span.first:
+            at += 1
+        end = clocks[-1] + 1 if following is None else following.first
+        if at < len(clocks) and clocks[at] <= end and said < _STRETCHES:
+            said += 1
+            yield Stretch(phase=span.phase, first=at)
+
+
+def _out_of_memory(
+    probe: MemtraceProbe, error: BaseException | None, left: Collection[Block], growth: Growth | None, handled: Undeleted | None
+) -> Oom | None:
+    """Why memory was refused, and what would help; `left` is what was alive at the end, `handled` what an error that was handled holds."""
+    refused = _refused_by(error)
+    if refused is None:
+        return None
+    noted = probe.tracer.out_of_memory  # as the op raised, where it was followed
+    noted = noted if noted is not None and noted.error_id == id(refused) else None
+    alive = left if noted is None else noted.alive
+    sizes = by_category(alive)
+    live_bytes, asked_bytes = sum(sizes.values()), refused_bytes(refused) or 0
+    unused_bytes = probe.process.unused_bytes()
+    kind: Literal["sizing", "leak", "fragmentation", "handled error"] = "sizing" if growth is None else "leak"
+    if unused_bytes > max(asked_bytes, int(_MANY_UNUSED * live_bytes)):
+        kind = "fragmentation"
+    return Oom(
+        asked_bytes=asked_bytes,
+        op="" if noted is None else noted.op.removesuffix(".default"),
+        module="" if noted is None else noted.module,
+        location=_location(refused) if noted is None or noted.place is None else noted.place.location,
+        phase="other" if noted is None else noted.span.phase,
+        iteration=probe.steps.count,
+        kind="handled error" if handled is not None else kind,
+        live_bytes=live_bytes,
+        by_category=sizes,
+        by_module=by_module(alive),
+        unused_reserved_bytes=unused_bytes,
+        advice=tuple(one for one in _advice(alive, sizes, growth, unused_bytes, handled) if one.saved_bytes > _WORTH * live_bytes),
+    )
+
+
+def _refused_by(error: BaseException | None) -> BaseException | None:
+    """The error by which memory was refused, of those that led to this one."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, (RuntimeError, MemoryError)) and refused_bytes(error) is not None:
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _location(error: BaseException) -> Location | None:
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    frame = user_frame(frames[-1]) if frames else None
+    return None if frame is None else locate(frame)
+
+
+def _advice(
+    alive: Collection[Block], sizes: Mapping[str, int], growth: Growth | None, unused_bytes: int, handled: Undeleted | None
+) -> Iterator[Advice]:
+    """What is easy and changes nothing first; the cause last."""
+    activation_bytes, state_bytes = sizes.get(ACTIVATION, 0), sizes.get(OPTIMIZER_STATE, 0)
+    blocks, checkpointed_bytes = _checkpointed(alive)
+    yield Advice(
+        what="half the batch, with gradients accumulated over two",
+        saved_bytes=(activation_bytes + sizes.get(TEMPORARY, 0)) // 2,
+        how="call `backward()` on `loss / 2` for each half, and `optimizer.step()` after both: the same gradients",
+    )
+    yield Advice(
+        what=blocks,
+        saved_bytes=checkpointed_bytes,
+        how="`torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` in place of `block(x)`: about a third slower",
+    )
+    yield Advice(
+        what="an 8-bit optimizer", saved_bytes=state_bytes * 3 // 4, how="such as `bitsandbytes.optim.AdamW8bit`", changes_training=True
+    )
+    yield Advice(
+        what="an optimizer without state",
+        saved_bytes=state_bytes,
+        how="`torch.optim.SGD` without momentum: training changes",
+        changes_training=True,
+    )
+    yield Advice(
+        what="bfloat16 in the forward pass",
+        saved_bytes=activation_bytes // 2,
+        how="`with torch.autocast(device_type, dtype=torch.bfloat16):` around the forward pass and the loss, if they run in float32 now",
+        changes_training=True,
+    )
+    yield Advice(
+        what="less fragmentation",
+        saved_bytes=unused_bytes,
+        how=f"`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the process starts: {byte_size(unused_bytes)} are reserved in "
+        "blocks too small to use. `empty_cache()` releases only whole segments, and the next step reserves them again",
+    )
+    if growth is not None:
+        held_bytes = growth.bytes_per_iteration * growth.iterations_count
+        holder = f"`{growth.holder}`" if growth.holder else "the variable that keeps it"
+        yield Advice(what=f"freeing the memory that grows, kept by {holder}", saved_bytes=held_bytes, how=growth.fix)
+    if handled is not None:
+        yield Advice(what="retrying after the `except` block, not in it", saved_bytes=handled.live_bytes, how=handled.fix)
+
+
+def _checkpointed(alive: Collection[Block]) -> tuple[str, int]:
+    """(which blocks, bytes saved): one block's activations are made again at a time, the others' are not kept."""
+    sizes: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for block in alive:
+        found = _NUMBERED.match(block.module)
+        if found is not None and category(block) == ACTIVATION:
+            sizes[found[1]][found[2]] += block.bytes
+    savings = [(sum(each.values()) - max(each.values()), parent, len(each)) for parent, each in sizes.items() if len(each) > 1]
+    saved_bytes, parent, count = max(savings, default=(0, "", 0))
+    return f"checkpointing each of the {count} blocks{f' of `{parent}`' if parent else ''}", saved_bytes

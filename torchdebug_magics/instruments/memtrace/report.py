@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torchdebug_magics.format import capitalised
+from torchdebug_magics.format import byte_size, share
+from torchdebug_magics.instruments.memtrace import words
 from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Oom, Phase, Undeleted
-from torchdebug_magics.instruments.memtrace.verdict import finding, headline
 from torchdebug_magics.machine.interrupts import Interrupt
 from torchdebug_magics.ranks.compared import Compared
 from torchdebug_magics.report import Gauge, Location, Mark, Report
@@ -15,6 +15,8 @@ from torchdebug_magics.report import Gauge, Location, Mark, Report
 HELD_BEFORE = "held before the cell"
 """The kind, in a timeline, of memory that was allocated before the cell began."""
 _MOST_SITES = 20
+_ALIKE = 0.01
+"""Of the larger peak: a difference below this is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,13 +190,71 @@ class MemtraceReport(Report):
 
     @property
     def verdict(self) -> str:
-        """What to change, or the peak and what remains; after the guard has interrupted the cell, the interrupt first."""
-        return capitalised("; ".join([*map(str, self.interrupts[-1:]), finding(self)]))
+        """What happened and what to change, or the peak and what remains."""
+        return words.verdict(self)
 
     @property
     def title(self) -> str:
         """What happened and where; the fix and the holder have rows of their own."""
-        return headline(self)
+        return words.headline(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Report):
+    """Two traces, compared by their peaks and their growth."""
+
+    names: tuple[str, str]
+    reports: tuple[MemtraceReport, MemtraceReport]
+
+    @property
+    def is_light(self) -> bool:
+        """Whether only the peaks of the process can be compared."""
+        return any(report.is_light for report in self.reports)
+
+    @property
+    def peaks_bytes(self) -> tuple[int, int]:
+        """Of torch, or of the process where that is all that both know."""
+        first, second = self.reports
+        if self.is_light:
+            return first.rss_peak_bytes or 0, second.rss_peak_bytes or 0
+        return first.peak_bytes, second.peak_bytes
+
+    @property
+    def verdict(self) -> str:
+        """Which trace peaks lower, and which one grows if only one does."""
+        return "; ".join(part for part in (self._peaks(), self._grows()) if part)
+
+    def categories(self) -> tuple[str, ...]:
+        """All that was held at either peak, the most first."""
+        sizes = [report.peak.by_category for report in self.reports]
+        return tuple(sorted({*sizes[0], *sizes[1]}, key=lambda name: -max(one.get(name, 0) for one in sizes)))
+
+    def _peaks(self) -> str:
+        whose = " in the whole process" if self.is_light else ""
+        low, high = sorted((0, 1), key=lambda at: self.peaks_bytes[at])
+        less, most = self.peaks_bytes[low], self.peaks_bytes[high]
+        first, second = self.names
+        if most - less <= _ALIKE * most:
+            return f"{first} and {second} peak alike{whose}, at {byte_size(most)}"
+        said = f"{self.names[low]} peaks {share((most - less) / most)} lower than {self.names[high]}{whose}"
+        return f"{said}: {self._reason(low, high)}"
+
+    def _reason(self, low: int, high: int) -> str:
+        less, more = (self.reports[at].peak.by_category for at in (low, high))
+        saved = {name: more.get(name, 0) - less.get(name, 0) for name in self.categories()}
+        name = max(saved, key=lambda one: saved[one], default="")
+        if self.is_light or not name or saved[name] <= 0:
+            return f"{byte_size(self.peaks_bytes[low])} instead of {byte_size(self.peaks_bytes[high])}"
+        return f"{words.many(name)} {byte_size(less.get(name, 0))} instead of {byte_size(more.get(name, 0))}"
+
+    def _grows(self) -> str:
+        growing = [report.growth or report.rerun_growth for report in self.reports]
+        if (growing[0] is None) == (growing[1] is None):
+            return ""
+        at = 0 if growing[0] is not None else 1
+        found = growing[at]
+        size = "" if found is None else f" by {byte_size(found.bytes_per_iteration)} each time"
+        return f"{self.names[at]} grows{size}, {self.names[1 - at]} does not"
 
 
 def compared(report: MemtraceReport) -> Compared:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from torchdebug_magics.format import Format, byte_size, listed, plural, share
+from torchdebug_magics.format import Format, byte_size, listed, plural
 from torchdebug_magics.html.page import Areas, Bars, Block, Code, Facts, Fold, Measure, Meters, Note, Page, Status, Table, Verbatim
-from torchdebug_magics.instruments.memtrace.figures import Comparison, change, figures, growth, remaining
-from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Leading, Oom, Undeleted
-from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, LiveMemory, MemtraceReport, Stretch, Timeline, TraceMark
-from torchdebug_magics.instruments.memtrace.verdict import FAR_MORE, TOO_LARGE, leading, many, variable
+from torchdebug_magics.instruments.memtrace import words
+from torchdebug_magics.instruments.memtrace.findings import Growth, Leading, Oom
+from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, Comparison, LiveMemory, MemtraceReport, Stretch, Timeline, TraceMark
+from torchdebug_magics.instruments.memtrace.words import change, figures, leading, many, start_of, variable
 
 _SITES: dict[str, Format] = {
     "line": "text", "code": "code", "module": "code", "kind": "text", "phase": "text",
@@ -41,14 +41,14 @@ def page(report: MemtraceReport | Comparison) -> Page:
     refused = found if isinstance(found, Oom) and found.kind != "leak" else None
     timeline = _picture(report, _caption(report))
     blocks: list[Block] = [
-        *_facts(report, found),
+        *([Facts(tuple(rows))] if (rows := words.rows(report, found)) else []),
         *_excerpt(report, found),
         *([_at_refusal(refused)] if refused is not None else timeline),
         *[Note(problem, "warn") for problem in report.problems],
         *_path(found),
         *_remedies(report.oom),
         *([Fold("Memory over the cell", tuple(timeline))] if refused is not None and timeline else []),
-        *_other_findings(report, found),
+        *_other_findings(report),
         *_marks(report.marks),
         *_holders(report),
         *_peak(report),
@@ -92,7 +92,7 @@ def _sizes(both: Comparison) -> Iterator[tuple[str, tuple[int, int]]]:
         yield f"at the peak: {many(name)}", (first.peak.by_category.get(name, 0), second.peak.by_category.get(name, 0))
     yield "before the cell", (first.start_bytes, second.start_bytes)
     yield "left by the cell", (first.net_bytes, second.net_bytes)
-    yield "growth each time", (_grown(growth(first)), _grown(growth(second)))
+    yield "growth each time", (_grown(first.growth or first.rerun_growth), _grown(second.growth or second.rerun_growth))
     yield "peak of the process", (first.rss_peak_bytes or 0, second.rss_peak_bytes or 0)
 
 
@@ -110,81 +110,6 @@ def _status(report: MemtraceReport) -> Status:
     return "good" if report.steps_count > 1 else "info"
 
 
-# What to change ------------------------------------------------------------------------------------------------------------------
-
-
-def _facts(report: MemtraceReport, found: Leading | None) -> list[Block]:
-    rows = [*_guarded(report, found), *(remaining(report) if found is None else _rows(found, _each(report, found)))]
-    shown = tuple((name, text) for name, text in rows if text)
-    return [Facts(shown)] if shown else []
-
-
-def _each(report: MemtraceReport, found: object) -> str:
-    return "run" if found is report.rerun_growth else "iteration"
-
-
-def _guarded(report: MemtraceReport, found: object) -> list[tuple[str, str]]:
-    """What the guard did, and who holds the memory that it stopped at."""
-    if not report.interrupts:
-        return []
-    last = report.interrupts[-1]
-    used = "" if found is None else f" at {byte_size(last.used_bytes)} of {byte_size(last.limit_bytes)} ({last.whose})"
-    rows = [("guard", f"interrupted the cell{used}, as `--guard {share(last.guard_ratio)}` asks; your variables are intact")]
-    if found is None and report.holders:
-        rows.append(("held by", listed([f"`{one.variable}` {byte_size(one.live_bytes)}" for one in report.holders])))
-    return rows
-
-
-def _rows(found: Leading, each: str) -> list[tuple[str, str]]:
-    match found:
-        case Growth():
-            return _growth_rows(found, each)
-        case GraphGrowth():
-            nodes = plural(found.nodes_per_iteration, "autograd node")
-            return [
-                ("fix", found.fix),
-                ("kept by", f"`{found.holder}`" if found.holder else ""),
-                ("growth", f"{nodes} each iteration, {plural(found.iterations_count, 'iteration')} so far"),
-            ]
-        case Cycle():
-            return [("fix", found.fix), ("cycle", f"`{found.path}`"), ("made", f"{plural(found.count, 'time')} in this cell")]
-        case Undeleted():
-            return [("fix", found.fix), ("kept by", f"`{found.holder}`")]
-        case Oom():
-            return _oom_rows(found)
-
-
-def _growth_rows(found: Growth, each: str) -> list[tuple[str, str]]:
-    frees = f" (frees {byte_size(found.frees_bytes)})" if found.fix and found.frees_bytes else ""
-    total = f"{byte_size(found.bytes_per_iteration * found.iterations_count)} in {plural(found.iterations_count, each)}"
-    kept = f"`{_start(found.holder)}`" if found.holder else "no variable that could be found"
-    put, made = found.kept_at, found.location
-    if made is not None and put is not None and (made.file, made.line) != (put.file, put.line):
-        kept += f", allocated at {made}: `{made.source}`"
-    outside = "" if found.what == "tensors" else f"; {share(found.share_ratio)} of the growth of the process"
-    return [
-        ("fix", f"{found.fix}{frees}" if found.fix else ""),
-        ("kept by", kept),
-        ("growth", f"{byte_size(found.bytes_per_iteration)} each {each}, {total}{outside}"),
-        ("also growing", ", ".join(f"`{other}`" for other in found.others)),
-    ]
-
-
-def _oom_rows(found: Oom) -> list[tuple[str, str]]:
-    return [
-        ("fix", _best(found)),
-        ("allocated", f"{byte_size(found.live_bytes)} in live tensors when it was refused"),
-        ("operation", " in ".join(f"`{text}`" for text in (found.op, found.module) if text)),
-    ]
-
-
-def _best(oom: Oom) -> str:
-    if oom.asked_bytes > FAR_MORE * oom.live_bytes:
-        return TOO_LARGE
-    best = oom.best
-    return "" if best is None else f"{best.what} (saves {byte_size(best.saved_bytes)}): {best.how}"
-
-
 def _excerpt(report: MemtraceReport, found: Leading | None) -> list[Block]:
     where = None if found is None else found.fix_at
     if where is None or not (report.excerpt or where.source):
@@ -192,20 +117,12 @@ def _excerpt(report: MemtraceReport, found: Leading | None) -> list[Block]:
     return [Code(report.excerpt or ((where.line, where.source),), where.line, str(where))]
 
 
-# What else there is to know ------------------------------------------------------------------------------------------------------
-
-
-def _start(path: str) -> str:
-    """A path up to the autograd graph, whose nodes have a fold of their own."""
-    return path.partition(".grad_fn")[0].partition(" -> ")[0]
-
-
 def _path(found: object) -> list[Block]:
     """The autograd nodes, or the frames, by which a variable leads to the memory."""
-    if not isinstance(found, Growth) or _start(found.holder) == found.holder:
+    if not isinstance(found, Growth) or start_of(found.holder) == found.holder:
         return []
     steps = found.holder.split(" -> ")
-    return [Fold(f"Path from `{variable(found.holder)}` to the memory: {plural(len(steps), 'step')}", (Verbatim("\n-> ".join(steps)),))]
+    return [Fold(f"Path from {variable(found)} to the memory: {plural(len(steps), 'step')}", (Verbatim("\n-> ".join(steps)),))]
 
 
 def _remedies(oom: Oom | None) -> list[Block]:
@@ -216,17 +133,9 @@ def _remedies(oom: Oom | None) -> list[Block]:
     return [Fold(f"All remedies: {plural(len(rows), 'row')}", (table,))]
 
 
-def _other_findings(report: MemtraceReport, lead: object) -> list[Block]:
-    found = (report.growth, report.rerun_growth, report.graph_growth, report.kept_by_cycles, report.undeleted)
-    keeps_graph = report.growth is not None and report.growth.keeps_graph
-    rows: list[Block] = []
-    for one in found:
-        if one is None or one is lead or (keeps_graph and one is report.graph_growth):
-            continue
-        where = one.fix_at
-        line = [("line", f"{where}: `{where.source}`")] if where is not None else []
-        rows.append(Facts(tuple((name, text) for name, text in (*line, *_rows(one, _each(report, one))) if text)))
-    return [Fold(f"Also found: {len(rows)} more", tuple(rows))] if rows else []
+def _other_findings(report: MemtraceReport) -> list[Block]:
+    others = tuple(Facts(tuple((name, text) for name, text in found if text)) for found in words.also_found(report))
+    return [Fold(f"Also found: {len(others)} more", others)] if others else []
 
 
 # What was held -------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torchdebug_magics.probing.attributes import attributes_of, referents
 from torchdebug_magics.probing.holders.containers import CONTAINERS
 from torchdebug_magics.probing.holders.found import edges, reach
 from torchdebug_magics.probing.holders.outside import is_a
-from torchdebug_magics.probing.holders.paths import Names, shortened
+from torchdebug_magics.probing.holders.paths import HolderPath, Names, shortened
 from torchdebug_magics.probing.holders.roots import Rank, Root
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
 
@@ -31,7 +31,7 @@ _MOST_OBJECTS = 3_000_000
 class Cycles:
     """What a collection freed of the storages that were asked about."""
 
-    paths: dict[int, str] = field(default_factory=dict)
+    paths: dict[int, HolderPath] = field(default_factory=dict)
     """By the `_cdata` of a storage that is gone: the cycle that held it, such as ``Node.children[0] -> Node.parent``."""
     objects_count: int = 0
     """How many objects were freed in all."""
@@ -41,7 +41,7 @@ def cycles_of(storages: Iterable[weakref.ref[Any]]) -> Cycles:
     """Collect, as ``gc.collect()`` does, until nothing more comes; and name what held those of `storages` that are gone then."""
     alive = [(ref, storage._cdata) for ref in storages if (storage := ref()) is not None]
     storage = None
-    named: dict[int, str] = {}
+    named: dict[int, HolderPath] = {}
     count = 0
     for _ in range(_PASSES):
         found = _garbage()
@@ -76,19 +76,19 @@ def _garbage() -> list[Any]:
     return found
 
 
-def _named(garbage: list[Any], wanted: Collection[int]) -> dict[int, str]:
+def _named(garbage: list[Any], wanted: Collection[int]) -> dict[int, HolderPath]:
     with closing(Walk([Root("", one, Rank.VARIABLE) for one in garbage], wanted, _MOST_VISITS)) as walk:
         inside, back = edges(walk.sources, walk.targets), edges(walk.targets, walk.sources)
         on_a_way_round = _trimmed(inside, back)
-        known: dict[int, str] = {}
+        known: dict[int, HolderPath] = {}
         for holders in walk.holders.values():
             cycle = [] if any(number in known for number in holders) else _nearest_cycle(holders, inside, back, on_a_way_round)
             if cycle:
                 # Whatever a cycle leads to is held by it; that it is held by another one, too, would be no other advice.
                 text = _written([walk.objects[number] for number in cycle])
                 known |= dict.fromkeys(reach(cycle, inside) - known.keys(), text)
-        first = {storage: next((known[number] for number in holders if number in known), "") for storage, holders in walk.holders.items()}
-        return {storage: text for storage, text in first.items() if text}
+        first = {storage: next((number for number in holders if number in known), None) for storage, holders in walk.holders.items()}
+        return {storage: known[number] for storage, number in first.items() if number is not None}
 
 
 def _trimmed(inside: dict[int, list[int]], back: dict[int, list[int]]) -> set[int]:
@@ -134,16 +134,15 @@ def _way_round(start: int, inside: dict[int, list[int]]) -> list[int]:
     return way[::-1]
 
 
-def _written(cycle: list[Any]) -> str:
+def _written(cycle: list[Any]) -> HolderPath:
     """Types and attributes; containers, frames and cells have no name of their own."""
     begin = next((at for at, one in enumerate(cycle) if _has_name(one)), 0)
     around = [*cycle[begin:-1], *cycle[: begin + 1]]
-    return "".join(shortened(list(_pieces(around))))
+    return HolderPath(_name(around[0]), shortened(list(_pieces(around))))
 
 
 def _pieces(around: list[Any]) -> Iterator[str]:
     at, names = 0, Names()
-    yield _name(around[0])
     while at + 1 < len(around):
         through = at + 2 < len(around) and type(around[at + 1]) is dict and attributes_of(around[at]) is around[at + 1]
         step = 2 if through else 1

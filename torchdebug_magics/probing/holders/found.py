@@ -6,7 +6,7 @@ import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import or_
 from typing import Any
@@ -18,7 +18,7 @@ from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.holders.containers import CONTAINERS
 from torchdebug_magics.probing.holders.objects import is_array
 from torchdebug_magics.probing.holders.outside import is_a, names_of_type, of_type
-from torchdebug_magics.probing.holders.paths import Owner, Paths, owner_of
+from torchdebug_magics.probing.holders.paths import HolderPath, Owner, Paths, owner_of
 from torchdebug_magics.probing.holders.roots import Rank, Root, roots
 from torchdebug_magics.probing.holders.tensor_holders import history_of, is_node, is_used_up, next_nodes, shown_bytes, storages_of
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
@@ -35,25 +35,38 @@ _MOST_ASKED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
+class Holding:
+    """Who holds one storage."""
+
+    path: HolderPath
+    """The best one."""
+    root: str
+    """The name of the root that it begins at."""
+    others: tuple[str, ...]
+    """The names of further roots that hold it, too: each would keep it alive for itself."""
+    owner: Owner | None
+    """Whose attribute it is, or is in; None where it is a variable's."""
+    is_bounded: bool
+    """Whether something with a limit holds it, which lets go of the oldest when it is full: a deque, or a function's cache."""
+    is_sliced: bool
+    """Whether it is held for the sake of less than half of it: by a slice, or by several."""
+    has_history: bool
+    """Whether it is held as a tensor with a graph behind it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Held:
     """The answer; only words, so that it holds nothing itself. A storage is known by its `_cdata`."""
 
-    paths: dict[int, str] = field(default_factory=dict)
-    """The best path to each; none for one that nothing with a name holds."""
-    roots: dict[int, str] = field(default_factory=dict)
-    """The name of the root that the path begins at."""
-    others: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """The names of further roots that hold it, too: each would keep it alive for itself."""
-    bounded: frozenset[int] = frozenset()
-    """Those that are held by way of something with a limit, which lets go of the oldest when it is full: a deque, or a function's cache."""
-    slices: frozenset[int] = frozenset()
-    """Those that are held for the sake of less than half of them: by a slice, or by several."""
-    with_history: frozenset[int] = frozenset()
-    """Those that are held as a tensor with a graph behind it."""
-    owners: dict[int, Owner] = field(default_factory=dict)
-    """Of those that are held by way of an attribute: whose it is."""
-    is_whole: bool = True
+    holdings: dict[int, Holding]
+    """Of each storage that something with a name holds."""
+    is_whole: bool
     """Whether all that could be seen was seen; False where the budget was reached."""
+
+    @property
+    def paths(self) -> dict[int, HolderPath]:
+        """The best path to each."""
+        return {storage: holding.path for storage, holding in self.holdings.items()}
 
 
 def find_holders(
@@ -70,31 +83,23 @@ def find_holders(
     """
     with undisturbed(), closing(Walk(roots(extra_roots), wanted, most_visits, first=first)) as walk:
         held_at, is_whole = roots_of(walk)
-        ways, paths, best_roots, others, owners = Paths(walk), {}, {}, {}, {}
-        for storage, numbers in walk.holders.items():
-            if (owner := owner_of(walk, ways, numbers[0])) is not None:
-                owners[storage] = owner
-            paths[storage] = ways.to(numbers[0])
-            best = ways.root_of(numbers[0])
-            best_roots[storage] = best.label
-            others[storage] = tuple(dict.fromkeys(root.label for root in held_at[storage] if root is not best))
-        bounded = frozenset(storage for storage, numbers in walk.holders.items() if _is_bounded(walk, numbers[0]))
-        with_history = frozenset(storage for storage, numbers in walk.holders.items() if _has_history(walk.objects[numbers[0]]))
-        slices = frozenset(storage for storage, numbers in walk.holders.items() if is_sliced(walk, numbers))
-        return Held(
-            paths=paths,
-            roots=best_roots,
-            others=others,
-            owners=owners,
-            bounded=bounded,
-            slices=slices,
-            with_history=with_history,
-            is_whole=is_whole,
-        )
+        ways = Paths(walk)
+        holdings = {storage: _holding(walk, ways, numbers, held_at[storage]) for storage, numbers in walk.holders.items()}
+        return Held(holdings=holdings, is_whole=is_whole)
 
 
-def _has_history(holder: Any) -> bool:
-    return is_a(type(holder), torch.Tensor) and history_of(holder) is not None
+def _holding(walk: Walk, ways: Paths, numbers: list[int], held_at: list[Root]) -> Holding:
+    nearest = numbers[0]
+    best, holder = ways.root_of(nearest), walk.objects[nearest]
+    return Holding(
+        path=ways.to(nearest),
+        root=best.label,
+        others=tuple(dict.fromkeys(root.label for root in held_at if root is not best)),
+        owner=owner_of(walk, ways, nearest),
+        is_bounded=_is_bounded(walk, nearest),
+        is_sliced=is_sliced(walk, numbers),
+        has_history=is_a(type(holder), torch.Tensor) and history_of(holder) is not None,
+    )
 
 
 def _is_bounded(walk: Walk, number: int) -> bool:
@@ -203,7 +208,7 @@ class History:
         return sum(self.steps.values())
 
 
-def histories(step_of: Callable[[int], int]) -> dict[str, History]:
+def histories(step_of: Callable[[int], int]) -> dict[HolderPath, History]:
     """By the path of a variable, or of the collection in one, such as ``total`` or ``trainer.losses``: the history of all that is named.
 
     `step_of` tells the step from the sequence number of a node; what was made in none, 0, is not counted, as what was made earlier leads

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from types import CellType, FrameType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -26,6 +27,163 @@ _END = 16
 """How many steps are looked at from each end of a long way."""
 _EMPTIES = ("reset", "clear", "clear_memory", "flush")
 _MOST_STEPS = 64
+_GRAPH = ".grad_fn"
+_STATES = frozenset(f"[{name!r}]" for name in ("exp_avg", "exp_avg_sq", "step", "momentum_buffer", "square_avg"))
+
+
+class HolderPath(str):  # noqa: SLOT000 - it caches what it works out
+    """The way from a named root to what it holds: as text, such as ``trainer.log[3]['loss'].grad_fn``, and in its pieces."""
+
+    label: str
+    """How the root is written in the text, such as ``train() local 'losses'``."""
+    name: str
+    """The root as one writes it in code: ``losses``."""
+    function: str
+    """The call of which it is a local; empty for any other root."""
+    pieces: tuple[str, ...]
+    """An attribute, a place in a collection, or a node of the graph each."""
+
+    def __new__(cls, label: str = "", pieces: Iterable[str] = (), name: str = "", function: str = "") -> Self:
+        """From the root and all pieces."""
+        self = super().__new__(cls, label + "".join(pieces := tuple(pieces)))
+        self.label, self.name, self.function = label, name or label, function
+        # ``.state[...]`` comes in one, and is an attribute and a place in it.
+        self.pieces = tuple(part for piece in pieces for part in _parts(piece))
+        return self
+
+    @classmethod
+    def of(cls, root: Root, pieces: Iterable[str] = ()) -> Self:
+        """From a root; an output is one of the many things in ``Out``."""
+        if root.label.startswith("Out["):
+            return cls("Out", (root.label.removeprefix("Out"), *pieces))
+        return cls(root.label, pieces, root.name, root.function)
+
+    def to(self, piece: str) -> Self:
+        """One step further."""
+        return type(self)(self.label, (*self.pieces, piece), self.name, self.function)
+
+    @property
+    def root(self) -> str:
+        """The variable that it begins at, as one writes it."""
+        return f"{self.name}{''.join(self.pieces[:1])}" if self.label == "Out" else self.name
+
+    @cached_property
+    def collection(self) -> str:
+        """The collection at its start: ``trainer.log``; of what a function closes over, that variable."""
+        return self.closed_over[1] or self.name + "".join(self.pieces[: self._cut])
+
+    @property
+    def variable(self) -> str:
+        """The same as code: ``net[1].log`` for ``net.1.log``."""
+        return self.closed_over[1] or self.name + "".join(map(_as_code, self.pieces[: self._cut]))
+
+    @property
+    def as_code(self) -> str:
+        """All of it as code."""
+        return self.name + "".join(map(_as_code, self.pieces))
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The pieces behind the collection."""
+        return self.pieces[self._cut :]
+
+    @property
+    def place(self) -> str:
+        """Where in the collection it is, such as ``[3]``; empty where it is in none."""
+        first = "".join(self.inside[:1])
+        return first if _is_place(first) else ""
+
+    @property
+    def in_variable(self) -> bool:
+        """Whether a variable holds it in a collection, as in ``outs[0]``: by no attribute, closure or graph."""
+        pieces = list(self.pieces)
+        while pieces and pieces[-1] == ".base":
+            pieces.pop()
+        is_plain = self.label.isidentifier() or (bool(self.function) and self.label.endswith("'"))
+        return is_plain and bool(pieces) and all(piece[0] in "[{" for piece in pieces)
+
+    @property
+    def entry(self) -> str:
+        """Behind a collection of dicts: the key under which each holds its tensor with a graph."""
+        if self.place[:1] != "[" or self.inside[2:3] != (_GRAPH,):
+            return ""
+        key = self.inside[1][2:-2]
+        return key if self.inside[1] == f"[{key!r}]" else ""
+
+    @property
+    def in_record(self) -> bool:
+        """Whether it is an attribute of one of many objects in a collection."""
+        behind = "".join(self.inside[1:2])
+        return self.place[:1] == "[" and behind != _GRAPH and behind[1:2].isidentifier() and behind[0] == "."
+
+    @property
+    def through_graph(self) -> bool:
+        """Whether a graph holds it."""
+        return _GRAPH in self.pieces
+
+    @property
+    def through_hook(self) -> bool:
+        """Whether a hook does."""
+        return any("_hooks" in piece for piece in self.pieces)
+
+    @property
+    def through_cache(self) -> str:
+        """The path to the cache that holds it, a function's or one that is named so; empty where none does."""
+        steps = (self.name, *map(_as_code, self.pieces))
+        at = next((at for at, step in enumerate(steps) if "cache" in step.lower()), -1)
+        return "".join(steps[: at + 1])
+
+    @property
+    def in_function_cache(self) -> bool:
+        """Whether it is in that of ``functools.cache``."""
+        return ".<cache>" in self.pieces
+
+    @property
+    def in_traceback(self) -> bool:
+        """Whether the traceback of an error holds it."""
+        return any(piece.startswith(_ARROW) and piece.rpartition(":")[2].isdigit() for piece in self.pieces)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether a cache, a closure or a default value holds it, and no variable that one sees."""
+        return bool(self.through_cache) or any(piece.startswith(".<") for piece in self.pieces)
+
+    @property
+    def is_made_once(self) -> bool:
+        """Whether the first step makes it: a gradient, or an optimizer's state, unless that is one of many in a list."""
+        is_state = self.pieces[-3:-1] == (".state", "[...]") and self.pieces[-1] in _STATES
+        return self.pieces[-1:] == (".grad",) or (is_state and self.collection.endswith(".state"))
+
+    @cached_property
+    def _cut(self) -> int:
+        """How many pieces lead to the collection."""
+        ends = (at for at, piece in enumerate(self.pieces) if _is_place(piece) or piece == _GRAPH or piece.startswith((_ARROW, ".<")))
+        return next(ends, len(self.pieces))
+
+    @cached_property
+    def closed_over(self) -> tuple[str, str]:
+        """Of what is in no collection but one of a function's: (closure or default, name of the variable)."""
+        brackets = (at for at, piece in enumerate(self.pieces) if piece[0] in "[{")
+        before = self.pieces[: next(brackets, None)]
+        kind, _, name = next((piece[2:-1] for piece in before[::-1] if piece.startswith((".<closure ", ".<default "))), "").partition(" ")
+        return kind, name
+
+
+def _parts(piece: str) -> tuple[str, ...]:
+    name, bracket, rest = piece.partition("[")
+    return (name, bracket + rest) if bracket and name.startswith(".") else (piece,)
+
+
+def _is_place(piece: str) -> bool:
+    return piece in {"[...]", "{...}"} or (piece[:1] == "[" and piece[1:-1].removeprefix("-").isdigit())
+
+
+def _as_code(piece: str) -> str:
+    return f"[{piece[1:]}]" if piece[1:].isdigit() and piece[0] == "." else piece
+
+
+NOWHERE = HolderPath()
+"""The path to what nothing with a name holds."""
 
 
 class Names:
@@ -58,14 +216,14 @@ class Paths:
         self._begins: dict[int, tuple[int, ...]] = {}
         """Of an object, the first steps of the way to it, from the root."""
 
-    def to(self, number: int) -> str:
-        """The way to the object of that number, as text."""
+    def to(self, number: int) -> HolderPath:
+        """The way to the object of that number."""
         begin, end = self._begin(number), self._end(number)
-        label = self.root_of(number).label
         if begin[-1] in end:
-            end = end[end.index(begin[-1]) + 1 :]
-            return label + "".join(shortened(list(self._pieces([*begin, *end]))))
-        return label + "".join(shortened([*self._pieces([*begin]), f"{_ARROW}{_GAP}", *self._pieces(end)]))
+            pieces = list(self._pieces([*begin, *end[end.index(begin[-1]) + 1 :]]))
+        else:
+            pieces = [*self._pieces([*begin]), f"{_ARROW}{_GAP}", *self._pieces(end)]
+        return HolderPath.of(self.root_of(number), shortened(pieces))
 
     def piece(self, holder: object, held: object) -> str:
         """How what an object holds is written behind its name; empty where its place has no name."""
@@ -131,10 +289,10 @@ class Owner:
     """Whether that is the user's own code."""
     attribute: str
     """By which it holds it."""
-    path: str
-    """To the object itself, as one writes it."""
+    path: HolderPath
+    """To the object itself."""
     empties: str
-    """A method without arguments that its class has for that, such as ``reset``; empty where it has none."""
+    """How to empty it, as one would write it: ``metric.reset()``; empty where its class has no method for that."""
 
 
 def owner_of(walk: Walk, paths: Paths, number: int) -> Owner | None:
@@ -161,13 +319,17 @@ def _is_passed(value: object) -> bool:
     return is_node(kind) or any(is_a(kind, one) for one in (torch.Tensor, CellType, FrameType, FunctionType, type, *CONTAINERS))
 
 
-def owner_as(kind: Any, name: str, path: str) -> Owner:
+def owner_as(kind: Any, name: str, path: HolderPath) -> Owner:
     """An object of that type at that path, by whose attribute `name`, such as ``.rows``, something is held."""
     named = [base for base in bases(kind) if base is not object]
     functions = [one for base in named for one in names_of_type(base).values() if type(one) is FunctionType]
     own = [one for one in names_of_type(kind).values() if type(one) is FunctionType]
     known = {one.__name__: one for one in reversed(functions)}
-    empties = (one for one in _EMPTIES if one in known and known[one].__code__.co_argcount - len(known[one].__defaults__ or ()) == 1)
+    empties = (
+        f"{path.as_code}.{one}()"
+        for one in _EMPTIES
+        if one in known and known[one].__code__.co_argcount - len(known[one].__defaults__ or ()) == 1
+    )
     return Owner(
         type_names=tuple(base.__name__ for base in named),
         is_users=whose_module(module_of(kind)) == "user",

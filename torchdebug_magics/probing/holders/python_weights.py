@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from torchdebug_magics.probing.holders.containers import CONTAINERS
 from torchdebug_magics.probing.holders.found import find_holders
 from torchdebug_magics.probing.holders.objects import held_by, is_entered, names_in
 from torchdebug_magics.probing.holders.outside import bases, is_a, names_of_type
-from torchdebug_magics.probing.holders.paths import Owner, owner_as
+from torchdebug_magics.probing.holders.paths import HolderPath, Owner, owner_as
 from torchdebug_magics.probing.holders.roots import Rank, roots
 from torchdebug_magics.probing.holders.tensor_holders import is_node, storages_of
 from torchdebug_magics.probing.holders.walk import undisturbed
@@ -33,7 +32,6 @@ _SAMPLES = 16
 _FEWEST = 2
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
 """Tables of torch's own, which every module has."""
-_ROOT = re.compile(r"[^\[.{]+")
 
 
 @dataclass(frozen=True)
@@ -47,16 +45,16 @@ class PlainCollection:
     """Whose attribute it is, or it is in."""
 
 
-def plain_collections(before: Mapping[str, PlainCollection]) -> dict[str, PlainCollection]:
+def plain_collections(before: Mapping[HolderPath, PlainCollection]) -> dict[HolderPath, PlainCollection]:
     """By the path from a variable; the nearest, within a budget. Nothing of the user's is called.
 
     Weighed are those that are longer than `before`.
     """
-    found: dict[str, PlainCollection] = {}
+    found: dict[HolderPath, PlainCollection] = {}
     seen: dict[int, object] = {}  # held, as the id of one that is gone may be another's
     with undisturbed():
         for rank, most in _MOST_OBJECTS.items():
-            starts = [(root.label, root.value, None, 0) for root in roots() if root.rank is rank]
+            starts = [(HolderPath.of(root), root.value, None, 0) for root in roots() if root.rank is rank]
             for path, value, base, held_as in _reached(starts, seen, most):
                 length, known = base.__len__(value), before.get(path)
                 each_bytes = _each_bytes(value, base) if known is not None and known.length < length else 0
@@ -65,15 +63,15 @@ def plain_collections(before: Mapping[str, PlainCollection]) -> dict[str, PlainC
     return found
 
 
-_Held: TypeAlias = "tuple[type, str, str]"
+_Held: TypeAlias = "tuple[type, str, HolderPath]"
 """The nearest object with attributes: its type, the name of the attribute, the path to it."""
 
 
 def _reached(
-    starts: Iterable[tuple[str, Any, None, int]], seen: dict[int, object], most: int
-) -> Iterator[tuple[str, Any, Any, _Held | None]]:
+    starts: Iterable[tuple[HolderPath, Any, None, int]], seen: dict[int, object], most: int
+) -> Iterator[tuple[HolderPath, Any, Any, _Held | None]]:
     """The containers that are reached, with the plain type of each, until `most` objects are in `seen`."""
-    todo: deque[tuple[str, Any, _Held | None, int]] = deque(starts)
+    todo: deque[tuple[HolderPath, Any, _Held | None, int]] = deque(starts)
     enters: dict[int, bool] = {}
     while todo and len(seen) < most:
         path, value, held_as, depth = todo.popleft()
@@ -92,13 +90,13 @@ def _reached(
 
 
 def _inside(
-    path: str, value: Any, held_as: _Held | None, depth: int, *, is_container: bool
-) -> Iterator[tuple[str, Any, _Held | None, int]]:
+    path: HolderPath, value: Any, held_as: _Held | None, depth: int, *, is_container: bool
+) -> Iterator[tuple[HolderPath, Any, _Held | None, int]]:
     is_module = is_a(type(value), torch.nn.Module)
     for piece, held in islice(names_in(value), _WIDEST):
         if not (is_module and piece[1:] in _OF_MODULES):
             is_attribute = not is_container and piece.startswith(".") and piece[1:].isidentifier()
-            yield f"{path}{piece}", held, (type(value), piece, path) if is_attribute else held_as, depth + 1
+            yield path.to(piece), held, (type(value), piece, path) if is_attribute else held_as, depth + 1
 
 
 def _each_bytes(value: Any, base: Any) -> int:
@@ -143,8 +141,8 @@ def largest_holders(extra_roots: Iterable[tuple[str, object]] = (), *, most: int
         for storage in storages_of(tensor)
         if storage.device.type != "meta"
     }
-    for address, label in find_holders(list(storages), extra_roots=extra_roots).roots.items():
-        sizes[label] += storages[address]
+    for address, holding in find_holders(list(storages), extra_roots=extra_roots).holdings.items():
+        sizes[holding.root] += storages[address]
     for label, size_bytes in _plain_sizes().items():
         sizes[label] += size_bytes
     return tuple((label, size_bytes) for label, size_bytes in sizes.most_common(most) if size_bytes)
@@ -155,7 +153,5 @@ def _plain_sizes() -> Counter[str]:
     unweighed = {path: replace(collection, length=0) for path, collection in plain_collections({}).items()}
     sizes: Counter[str] = Counter()
     for path, collection in plain_collections(unweighed).items():
-        found = _ROOT.match(path)
-        if found is not None:
-            sizes[found[0]] = max(sizes[found[0]], collection.length * collection.each_bytes)
+        sizes[path.label] = max(sizes[path.label], collection.length * collection.each_bytes)
     return sizes

@@ -41,6 +41,9 @@ class Root(NamedTuple):
     label: str
     value: object
     rank: Rank
+    name: str = ""
+    """The variable of a running call, whose `function` the label has, too; empty where it is the label."""
+    function: str = ""
 
 
 def roots(extra: Iterable[tuple[str, object]] = ()) -> Iterator[Root]:
@@ -88,11 +91,12 @@ def _locals() -> Iterator[Root]:
     for thread, frame in running_frames():
         where = f" in thread {thread!r}" if thread else ""
         if is_function(frame):
-            call = f"{frame.f_code.co_name}() local "
-            yield from (Root(f"{call}{name!r}{where}", value, Rank.VARIABLE) for name, value in local_values(frame).items())
+            function = frame.f_code.co_name
+            for name, value in local_values(frame).items():
+                yield Root(f"{function}() local {name!r}{where}", value, Rank.VARIABLE, name, function)
         elif id(frame.f_locals) not in known:
             found = ((name, value) for name, value in local_values(frame).items() if not name.startswith("__"))
-            yield from (Root(f"{name}{where}", value, Rank.VARIABLE) for name, value in found)
+            yield from (Root(f"{name}{where}", value, Rank.VARIABLE, name) for name, value in found)
 
 
 def named(space: dict[Any, Any]) -> list[tuple[str, Any]]:

@@ -40,18 +40,18 @@ def report(*holdings: Holding, together: int | None = None, **named: object) -> 
 ERROR, OUT3, OUT5 = holding("exception", 512 * MIB), holding("Out[3]", 8 * MIB), holding("Out[5]", 2 * MIB)
 VERDICTS = {
     "Nothing to clean: no old error, output or debugger holds a tensor": report(),
-    "The error of In[7] holds 512.0 MiB: `%memclean --free exception` frees them, and `%debug` will no longer work on that error": (
+    "The error of In[7] holds 512.0 MiB · fix: `%memclean --free exception` · cost: `%debug` will no longer work on that error": (
         report(ERROR)
     ),
-    "`Out[3]` and `Out[5]` hold 10.0 MiB: `%memclean --free out` frees them, and `Out[3]` and `Out[5]` will be gone": (report(OUT3, OUT5)),
-    "The error of In[7] and `Out[3]` hold 520.0 MiB: `%memclean --free` frees them, and `%debug` will no longer work on that error "
+    "`Out[3]` and `Out[5]` hold 10.0 MiB · fix: `%memclean --free out` · cost: `Out[3]` and `Out[5]` will be gone": (report(OUT3, OUT5)),
+    "The error of In[7] and `Out[3]` hold 520.0 MiB · fix: `%memclean --free` · cost: `%debug` will no longer work on that error "
     "and `Out[3]` will be gone": report(ERROR, OUT3),
-    "4 outputs (`Out[3]` the most) hold 8.0 MiB: `%memclean --free out` frees them, and the outputs will be gone": report(
+    "4 outputs (`Out[3]` the most) hold 8.0 MiB · fix: `%memclean --free out` · cost: the outputs will be gone": report(
         *(holding(f"Out[{number}]", 2 * MIB) for number in (3, 4, 5, 6))
     ),
     "Nothing worth freeing: old errors and outputs hold 4 B of tensors": report(holding("Out[3]", 4)),
     "Nothing to gain: your variables hold everything that old errors and outputs hold": report(holding("Out[3]", MIB, 0, others=("x",))),
-    "Freed exception 512.0 MiB, heap 3.0 MiB; `%debug` has no error to work on now": report(
+    "Freed exception 512.0 MiB, heap 3.0 MiB · cost: `%debug` has no error to work on now": report(
         asked=("exception", "heap"),
         freed=(
             Freed(name="exception", freed_bytes=512 * MIB, rss_bytes=MIB, cost="`%debug` has no error to work on now"),
@@ -72,7 +72,7 @@ def test_the_verdict_names_who_holds_what_and_what_freeing_costs(verdict: str) -
 
 def test_what_two_hold_together_is_freed_with_both() -> None:
     both = report(holding("exception", MIB, 0), holding("Out[3]", MIB, 0), together=MIB)
-    assert "The error of In[7] and `Out[3]` hold 1.0 MiB: `%memclean --free` frees them" in both.verdict
+    assert "The error of In[7] and `Out[3]` hold 1.0 MiB · fix: `%memclean --free`" in both.verdict
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)
@@ -94,7 +94,7 @@ def test_the_command_and_its_cost_have_rows_of_their_own(verdict: str) -> None:
 
 
 def test_the_bytes_of_the_heap_are_no_tensors() -> None:
-    assert VERDICTS["Freed exception 512.0 MiB, heap 3.0 MiB; `%debug` has no error to work on now"].freed_bytes == 512 * MIB
+    assert VERDICTS["Freed exception 512.0 MiB, heap 3.0 MiB · cost: `%debug` has no error to work on now"].freed_bytes == 512 * MIB
 
 
 def test_it_is_plain_data() -> None:

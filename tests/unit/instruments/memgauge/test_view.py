@@ -38,7 +38,7 @@ def test_growth_and_what_was_left_come_first():
     assert text(REPORT).startswith("[● note] Process grew by 1.0 GiB, peak 3.0 GiB; 7.0 GiB of 10.0 GiB left\n")
     assert "counted by the system" in text(REPORT)
     assert markup.render(page(REPORT)).count("<meter ") == 2
-    assert REPORT.verdict == "Process grew by 1.0 GiB; peak 3.0 GiB of 10.0 GiB (container limit): 7.0 GiB left"
+    assert REPORT.verdict == "Process grew by 1.0 GiB, peak 3.0 GiB; 7.0 GiB of 10.0 GiB left · limit: 10.0 GiB (container limit)"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_course_is_the_one_picture_and_all_gauges_fold():
 
 def test_what_others_use_is_told_apart():
     shared = replace(REPORT, limit_peak_bytes=8 * GIB)
-    assert "peak 3.0 GiB, with all other processes 8.0 GiB of 10.0 GiB (container limit): 2.0 GiB left" in shared.verdict
+    assert "; 2.0 GiB of 10.0 GiB left · limit: 10.0 GiB (container limit); other processes use 5.0 GiB of it" in shared.verdict
     assert "other processes use 5.0 GiB of it" in text(shared)
     assert "other processes" not in text(REPORT)
 
@@ -82,7 +82,7 @@ def test_without_a_limit():
 def test_devices_are_in_the_verdict():
     used, unused = DevicePeak("GPU 0 · A", 5 * GIB, 16 * GIB, is_exact=True), DevicePeak("GPU 1 · A", 0, 16 * GIB, is_exact=True)
     report = replace(REPORT, devices=(used, unused))
-    assert report.verdict.endswith("left; GPU 0 peak 5.0 GiB of 16.0 GiB")
+    assert report.verdict.endswith("limit: 10.0 GiB (container limit); 7.0 GiB left at the peak")
     assert report.title == "GPU 0 peak 5.0 GiB of 16.0 GiB; process grew by 1.0 GiB"
     assert "GPU 0 · A, allocated" in text(report)
     assert "GPU 1" not in text(report)
@@ -90,7 +90,9 @@ def test_devices_are_in_the_verdict():
 
 def test_an_interrupt_says_at_what_and_which_limit():
     report = replace(REPORT, interrupts=(INTERRUPT,))
-    assert report.verdict.startswith("Interrupted at 9.0 GiB of 10.0 GiB (container limit), as the guard is set to 90%")
+    assert report.verdict.startswith(
+        "Stopped by guard at 9.0 GiB of 10.0 GiB (container limit) · guard: interrupted the cell, as `--guard 90%` asks"
+    )
     assert text(report).startswith("[▲ caution] Stopped by guard at 9.0 GiB of 10.0 GiB (container limit)\n")
     assert report.to_dict()["interrupts"][0]["used_bytes"] == 9 * GIB
 

@@ -32,7 +32,7 @@ def test_in_the_first_iteration(observe: Any) -> None:
     assert oom.op.startswith("aten.empty")
     assert sum(oom.by_category.values()) == oom.live_bytes
     assert "activation" in oom.by_category
-    assert seen.report.verdict.startswith("Out of memory: 256.0 TiB were refused in the first iteration")
+    assert seen.report.verdict.startswith("Out of memory: 256.0 TiB refused in the first iteration")
     assert seen.report.verdict.endswith("shrink this allocation: freeing live tensors would not make room for it")
     whats = [one.what for one in oom.advice]
     assert whats[0].startswith("half the batch")

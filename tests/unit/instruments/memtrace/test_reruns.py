@@ -67,8 +67,8 @@ def test_what_each_run_leaves_is_found_at_the_third_with_who_keeps_it(shell: Int
     assert third.problems == ()
     growth = third.rerun_growth
     assert (growth.bytes_per_iteration, growth.iterations_count, growth.holder) == (size_bytes, 3, holder)
-    assert third.verdict.startswith("Each run of this cell leaves ")
-    assert f"kept by `{holder}`" in third.verdict
+    assert third.verdict.startswith("Each run of this cell adds ")
+    assert f"kept by: `{holder}`" in third.verdict
 
 
 @pytest.mark.parametrize("name", QUIET)

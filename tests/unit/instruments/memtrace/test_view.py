@@ -38,6 +38,7 @@ GROWTH = Growth(
     iterations_count=30,
     location=FAR,
     holder="outs[0].grad_fn -> UnsafeViewBackward0 -> … -> MkldnnRnnLayerBackward0.saved_hx_",
+    variable="outs",
     fix="write `outs.append(out.detach())`",
     keeps_graph=True,
     kept_at=LINE,
@@ -48,14 +49,24 @@ OOM = Oom(
 )  # fmt: skip
 FOUND = {
     "graph kept": replace(QUIET, growth=GROWTH),
-    "data kept": replace(QUIET, growth=replace(GROWTH, keeps_graph=False, holder="trainer.callbacks[0].outs[0]")),
-    "nobody known": replace(QUIET, growth=replace(GROWTH, keeps_graph=False, holder="", fix="")),
-    "objects": replace(QUIET, growth=replace(GROWTH, what="objects", holder="a_module.a_dataset.rows_of_the_table[0]")),
-    "workers": replace(QUIET, growth=replace(GROWTH, what="workers", holder="data.rows")),
-    "profiler": replace(QUIET, growth=replace(GROWTH, what="profiler", holder="prof")),
-    "rerun": replace(QUIET, rerun_growth=replace(GROWTH, holder="kept")),
+    "data kept": replace(
+        QUIET, growth=replace(GROWTH, keeps_graph=False, holder="trainer.callbacks[0].outs[0]", variable="trainer.callbacks")
+    ),
+    "nobody known": replace(QUIET, growth=replace(GROWTH, keeps_graph=False, holder="", variable="", fix="")),
+    "objects": replace(
+        QUIET,
+        growth=replace(
+            GROWTH, what="objects", holder="a_module.a_dataset.rows_of_the_table[0]", variable="a_module.a_dataset.rows_of_the_table"
+        ),
+    ),
+    "workers": replace(QUIET, growth=replace(GROWTH, what="workers", holder="data.rows", variable="data.rows")),
+    "profiler": replace(QUIET, growth=replace(GROWTH, what="profiler", holder="prof", variable="prof")),
+    "rerun": replace(QUIET, rerun_growth=replace(GROWTH, holder="kept", variable="kept")),
     "graph": replace(
-        QUIET, graph_growth=GraphGrowth(nodes_per_iteration=17, iterations_count=40, holder="total", fix="cut it", location=LINE)
+        QUIET,
+        graph_growth=GraphGrowth(
+            nodes_per_iteration=17, iterations_count=40, holder="total", variable="total", fix="cut it", location=LINE
+        ),
     ),
     "cycle": replace(QUIET, kept_by_cycles=Cycle(path="Node.me", freed_bytes=GIB, location=FAR, fix="cut it")),
     "del": replace(QUIET, undeleted=Undeleted(name="model", location=LINE, live_bytes=GIB, holder="kept", fix="delete it")),

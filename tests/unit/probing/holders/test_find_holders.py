@@ -280,7 +280,7 @@ def test_each_kind_of_holder_is_named(case: str, mymod: types.ModuleType) -> Non
     held = find_holders([wanted])
     written = written.format(line=_line_of_error(), hook=_key(getattr(mymod.x, "_forward_hooks", None)), key=_key(_hooks(mymod.x)))
     assert held.paths == {wanted: f"mymod.x{written}"}
-    assert held.others == {wanted: ()}
+    assert held.holdings[wanted].others == ()
     assert held.is_whole
     if case == "coroutine":
         mymod.x.close()
@@ -319,8 +319,8 @@ def test_parameters_have_their_module_path_and_the_optimizer_is_a_further_holder
     assert held.paths[wanted["weight"]] == "mymod.net.0.weight"
     assert held.paths[wanted["grad"]] == "mymod.net.1.weight.grad"
     assert held.paths[wanted["state"]] == "mymod.opt.state[...]['exp_avg']"
-    assert held.others[wanted["grad"]] == ("mymod.opt",)
-    assert held.others[wanted["state"]] == ()
+    assert held.holdings[wanted["grad"]].others == ("mymod.opt",)
+    assert held.holdings[wanted["state"]].others == ()
 
 
 def keep_loss(module: types.ModuleType, shape: int = 3) -> int:
@@ -511,7 +511,7 @@ def test_the_nearest_is_named_and_among_equals_a_variable_before_a_module(mymod:
     assert list(found.paths.values()) == [
         f"{test_the_nearest_is_named_and_among_equals_a_variable_before_a_module.__name__}() local 'held'"
     ]
-    assert found.others[address(held)] == ("mymod.x", "mymod.a")
+    assert found.holdings[address(held)].others == ("mymod.x", "mymod.a")
 
 
 def test_further_roots_may_be_given(mymod: types.ModuleType) -> None:
@@ -522,7 +522,7 @@ def test_further_roots_may_be_given(mymod: types.ModuleType) -> None:
     wanted = address(root[1][0])
     found = find_holders([wanted], extra_roots=iter([root]))
     assert found.paths == {wanted: "the cell's result[0]"}
-    assert found.others[wanted] == (f"{test_further_roots_may_be_given.__name__}() local 'root'",)
+    assert found.holdings[wanted].others == (f"{test_further_roots_may_be_given.__name__}() local 'root'",)
 
 
 def test_a_function_does_not_hold_the_globals_it_could_use(mymod: types.ModuleType) -> None:
@@ -755,14 +755,15 @@ def test_slices_that_keep_a_whole_tensor() -> None:
     addresses = {name: tensor.untyped_storage()._cdata for name, tensor in wanted.items()}
     wanted.clear()
     found = find_holders(addresses.values(), extra_roots=[("kept", kept)])
-    assert {name for name, address in addresses.items() if address in found.slices} == {"few", "array"}
+    assert {name for name, address in addresses.items() if found.holdings[address].is_sliced} == {"few", "array"}
 
 
 def test_tensors_with_a_history() -> None:
     leaf = torch.ones(4, requires_grad=True)
     kept = [leaf * 2, (leaf * 3).detach()]
     addresses = [one.untyped_storage()._cdata for one in kept]
-    assert find_holders(addresses, extra_roots=[("kept", kept)]).with_history == {addresses[0]}
+    holdings = find_holders(addresses, extra_roots=[("kept", kept)]).holdings
+    assert [holdings[address].has_history for address in addresses] == [True, False]
 
 
 def test_a_root_that_is_to_be_preferred() -> None:
@@ -770,6 +771,6 @@ def test_a_root_that_is_to_be_preferred() -> None:
     far = {"a": {"b": near[0]}}
     address = near[0].untyped_storage()._cdata
     near_label, far_label = (f"test_a_root_that_is_to_be_preferred() local '{name}'" for name in ("near", "far"))
-    assert find_holders([address]).roots[address] == near_label
-    assert find_holders([address], first={far_label}).roots[address] == far_label
+    assert find_holders([address]).holdings[address].root == near_label
+    assert find_holders([address], first={far_label}).holdings[address].root == far_label
     assert far

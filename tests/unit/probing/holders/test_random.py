@@ -104,7 +104,9 @@ def test_a_path_leads_to_what_it_was_given_for(seed: int, monkeypatch: pytest.Mo
     for number in range(_NAMES):  # each of the roots that are named keeps it alive for itself, and no other one does
         root = f"mymod.name{number}"
         told = {
-            storage for storage in wanted if root in held.others[storage] or re.split(r"[.\[]", held.paths[storage])[1] == f"name{number}"
+            storage
+            for storage, holding in held.holdings.items()
+            if root in holding.others or re.split(r"[.\[]", holding.path)[1] == f"name{number}"
         }
         alone = find_holders(wanted, extra_roots=[("alone", getattr(mymod, f"name{number}"))])
         assert set(alone.paths) == told

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -11,10 +13,13 @@ from torch._C._autograd import _get_sequence_nr
 
 from torchdebug_magics.instruments.memtrace.findings import Phase
 from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
-from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
-from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, mark_called
+from torchdebug_magics.instruments.memtrace.held.still_held import HandledErrors
+from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, mark_called, mark_gradients, mark_state
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
-from torchdebug_magics.instruments.memtrace.ledger.phases import Phases, Places
+from torchdebug_magics.instruments.memtrace.ledger.phases import Phases
+from torchdebug_magics.probing.compiled_calls import CompiledCalls
+from torchdebug_magics.probing.dispatch import is_being_compiled
+from torchdebug_magics.probing.modules import OutermostCalls
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.tensors import tensors_in
 
@@ -22,21 +27,28 @@ _Call: TypeAlias = "tuple[int, int]"
 """(its frame's id, where in its code it stands) of a running call of the user's. A frame with the id of a gone one is at its place."""
 
 
+_CREATES_GRAPH = 3
+"""Which argument of `torch.autograd.backward` it is."""
+_SETTLED = 3
+"""Steps after which only those modules stay watched that were called by themselves."""
+
+
 class Course:
     """Turns the tracer on and off, and tells it and the ledger where the cell stands."""
 
-    def __init__(
-        self, tracer: Tracer, phases: Phases, places: Places, steps: Steps, watch: GrowthWatch, guard: Guard, *, is_light: bool
-    ) -> None:
-        self.tracer = tracer
+    def __init__(self, tracer: Tracer, phases: Phases, watch: GrowthWatch, handled: HandledErrors, guard: Guard, *, is_light: bool) -> None:
+        self._tracer = tracer
         self._ledger = tracer.ledger
         self._phases = phases
-        self._places = places
-        self._steps = steps
+        self._places = tracer.places
+        self._steps = watch.steps
         self._watch = watch
+        self._handled = handled
         self._guard = guard
         self._is_light = is_light
-        self.is_followed = not is_light
+        self._outermost = OutermostCalls(tracer.hooks, guard, self._entered, self._left)
+        self.modules = self._outermost.modules
+        self._is_followed = not is_light
         """Whether the step that runs is."""
         self._before: list[Phase] = []
         """The phases in which those that run began."""
@@ -49,44 +61,109 @@ class Course:
         self._ran: dict[object, int] = {}
         """By the line of a backward pass or an update: how many steps there were when it ran last."""
 
-    @property
-    def is_between(self) -> bool:
-        """Whether no call, backward pass or update runs."""
-        return not self._before
-
-    def start(self, phase: Phase) -> None:
-        """A call, a backward pass or an update begins."""
-        self._before.append(self._phases.now.phase)
-        self._enter(phase)
-        if phase != "forward":
-            self._called.clear()
-        if not self.is_followed:
-            self.tracer.off()
-
-    def stop(self) -> None:
-        """It is over."""
-        self._enter(self._before.pop() if self._before else "other")
-        if self.is_between:
-            self.resume()
+    def attach(self, stack: ExitStack, modules: Sequence[torch.nn.Module]) -> None:
+        """Follow the calls of these, and of those that are made from here on."""
+        hooks, outermost = self._tracer.hooks, self._outermost
+        outermost.attach(stack, modules)
+        CompiledCalls(hooks, self._guard, outermost.modules, outermost.is_ours, self._call_begins, self._compiled_ended).attach(stack)
+        hooks.autograd_calls(stack, "backward", self._around_backward)
+        hooks.autograd_calls(stack, "grad", self._around_grad)
+        hooks.optimizer_steps(stack, self._before_update, self._after_update)
+        stack.callback(self._tracer.off)
+        self._resume()
 
     def end(self) -> None:
         """The cell is over."""
         self._enter("other")
 
-    def resume(self) -> None:
+    def _entered(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._guard.run("the look at a model call", self._call_begins, id(module), (args, kwargs), module)
+
+    def _left(self, _module: torch.nn.Module, output: Any) -> None:
+        self._guard.run("the look at a model's return", self._call_ends, output, self._tracer.returned)
+
+    def _compiled_ended(self, result: object) -> None:
+        self._call_ends(result, self._tracer.took)
+
+    def _call_begins(self, of: int, inputs: object = (), module: torch.nn.Module | None = None) -> None:
+        """The call of the model or function with that id begins a step, or is a part of one."""
+        if torch._C._current_graph_task_id() != -1:
+            return  # a checkpoint, in the middle of a backward pass
+        self._handled.look()
+        if not self._before:
+            given = list(tensors_in(inputs))
+            if self._step_of_call(of, sum(tensor.numel() for tensor in given if not tensor.is_nested)):
+                self._guard.run("the look at what is carried on", self._watch.is_given, given)
+            if module is not None and self._is_followed:
+                mark_called(self._ledger, module)
+            if self._steps.count == _SETTLED:
+                self._outermost.settle()
+        self._start("forward")
+        self._ledger.span.model = 0 if module is None else of
+
+    def _call_ends(self, result: object, book: Callable[[object], None]) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return
+        if self._is_followed:
+            self._guard.run("the look at what a call has made", book, result)
+        self._stop()
+
+    def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        creates_graph = kwargs.get("create_graph") or args[_CREATES_GRAPH : _CREATES_GRAPH + 1] == (True,)
+        return self._around(original, *args, **kwargs, _leaves=True, _leaves_graph=bool(creates_graph))
+
+    def _around_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        return self._around(original, *args, **kwargs, _leaves=False, _leaves_graph=False)
+
+    def _around(self, original: Any, *args: Any, _leaves: bool, _leaves_graph: bool, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if torch._C._current_graph_task_id() != -1 or is_being_compiled() or not self._outermost.is_ours():
+            return original(*args, **kwargs)
+        self._guard.run("the look before a backward pass", self._backward_begins, leaves=_leaves, leaves_graph=_leaves_graph)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._guard.run("the look after a backward pass", self._stop)
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not self._outermost.is_ours():
+            return
+        self._guard.run("the look for a step", self._step_without_model)
+        if self._is_followed:
+            parameters = [one for group in optimizer.param_groups for one in group["params"]]
+            self._guard.run("the look at gradients", mark_gradients, self._ledger, parameters)
+        self._guard.run("the look before an update", self._start, "optimizer")
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not self._outermost.is_ours():
+            return
+        if self._is_followed:
+            self._guard.run("the look at an optimizer's state", mark_state, self._ledger, optimizer)
+        self._guard.run("the look after an update", self._stop)
+
+    def _start(self, phase: Phase) -> None:
+        """A call, a backward pass or an update begins."""
+        self._before.append(self._phases.now.phase)
+        self._enter(phase)
+        if phase != "forward":
+            self._called.clear()
+        if not self._is_followed:
+            self._tracer.off()
+
+    def _stop(self) -> None:
+        """It is over."""
+        self._enter(self._before.pop() if self._before else "other")
+        if not self._before:
+            self._resume()
+
+    def _resume(self) -> None:
         """Between the phases all is followed: it is little, and not known beforehand."""
         if not self._is_light:
-            self.tracer.on()
+            self._tracer.on()
 
-    def step_of(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The call of a model begins a step, or is a part of one."""
-        given = list(tensors_in((args, kwargs)))
-        if self.step_of_call(id(module), sum(tensor.numel() for tensor in given if not tensor.is_nested)):
-            self._guard.run("the look at what is carried on", self._watch.is_given, given)
-        if self.is_followed:
-            mark_called(self._ledger, module)
-
-    def step_of_call(self, of: int, size: int = 0) -> bool:
+    def _step_of_call(self, of: int, size: int = 0) -> bool:
         """The call of the model or function with that id begins one; that of one more is a part of it, as of layers called one by one.
 
         Unless that code stands before the last call's: then a loop has gone round. `size` is that of the input, in elements. Whether a
@@ -98,12 +175,12 @@ class Course:
         self._step(of, self._places.user_frame(sys._getframe()), size, joins=joins)
         return not joins
 
-    def step_without_model(self) -> None:
+    def _step_without_model(self) -> None:
         """A backward pass or an update begins one, if no model was called since it ran last from the same line.
 
         So it is where the model is only functions, or compiled, or must not carry a hook.
         """
-        if not self.is_between:
+        if self._before:
             return
         frame = self._places.user_frame(sys._getframe())
         line = (frame.f_code, frame.f_lasti) if frame is not None else None
@@ -111,13 +188,13 @@ class Course:
             self._step(0, frame, 0)
         self._ran[line] = self._steps.count
 
-    def backward_begins(self, *, leaves: bool, leaves_graph: bool) -> None:
+    def _backward_begins(self, *, leaves: bool, leaves_graph: bool) -> None:
         """A backward pass; `leaves`: that gives parameters their gradients, `leaves_graph`: with a graph of their own."""
         if leaves_graph:
             self._watch.creates_graphs_at = self._places.here(sys._getframe())
-        self.step_without_model()
+        self._step_without_model()
         self._steps.trains(leaves=leaves)
-        self.start("backward")
+        self._start("backward")
 
     def _position(self) -> list[_Call]:
         frame, found = self._places.user_frame(sys._getframe()), []
@@ -135,20 +212,20 @@ class Course:
             self._first.clear()
         # One that goes from model to model is one loop; of several that a step calls from one place, each has its own.
         key = place if self._first.setdefault(place, of) == of else (of, *place)
-        was_followed = self.is_followed
+        was_followed = self._is_followed
         if joins:
             follows = self._steps.join(key, self._places.here(frame), size, _get_sequence_nr())
         else:
-            again, self.tracer.swells = self.tracer.swells, False
+            again, self._tracer.swells = self._tracer.swells, False
             follows = self._steps.begin(key, self._places.here(frame), size, _get_sequence_nr(), self._ledger.clock, again=again)
-        self.is_followed = follows and not self._is_light
-        self.tracer.iteration = self._steps.count
-        if self.is_followed and not was_followed:
-            self.tracer.adopt_all(Census())
-        if was_followed and not self.is_followed and not self._ledger.counted_from:
+        self._is_followed = follows and not self._is_light
+        self._tracer.iteration = self._steps.count
+        if self._is_followed and not was_followed:
+            self._tracer.adopt_all(Census())
+        if was_followed and not self._is_followed and not self._ledger.counted_from:
             self._ledger.counted_from = self._ledger.clock
         if not joins:
-            self._guard.run("the look for growth", self._watch.begins, self.tracer.adopt_all)
+            self._guard.run("the look for growth", self._watch.begins, self._tracer.adopt_all)
             self._steps.looked()
 
 

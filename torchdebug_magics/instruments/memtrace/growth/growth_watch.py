@@ -16,13 +16,13 @@ from torchdebug_magics.instruments.memtrace.growth.line_growth import Leak, Tall
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import NOISE_BYTES, Loop, Steps
 from torchdebug_magics.instruments.memtrace.growth.worst import LARGE_BYTES, collected_in, unintended, worst
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, KeepingLines
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import collection, graph_fix, is_local, is_made_once, of_gradients
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import graph_fix, of_gradients
 from torchdebug_magics.instruments.memtrace.held.process_growth import ProcessGrowth, larger
 from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, has_graph
 from torchdebug_magics.instruments.memtrace.ledger.phases import Place, Places
-from torchdebug_magics.probing.holders import History, addresses_of, find_holders, histories
+from torchdebug_magics.probing.holders import NOWHERE, History, HolderPath, addresses_of, find_holders, histories
 from torchdebug_magics.probing.holders.found import IN_A_RECORD
 from torchdebug_magics.report import Location
 
@@ -31,8 +31,6 @@ _LOOKS_AT = frozenset({3, 5, 8, 13, 21, 34, 55, 89, 233, 610, 1597})
 is always met full."""
 _MOST_AGAIN = 24
 """Steps followed at once, to see what is kept only at times made."""
-_IS_KEPT_BY_DESIGN = ("grad_fn", "hook", "<closure", "cache")
-"""Where no model is called, a list of tensors is what was wanted; a graph, a hook and a cache are kept unseen."""
 _LEAST_NODE_BYTES = 256
 """An autograd node takes some hundred bytes."""
 _FEWEST = 3
@@ -47,8 +45,8 @@ class GrowthWatch:
         self._cycles = cycles
         self._process = ProcessGrowth()
         self._places = places
-        self._steps = steps
-        self._paths: dict[Place, str] = {}
+        self.steps = steps
+        self._paths: dict[Place, HolderPath] = {}
         """Who held what seemed to grow, while the loop ran."""
         self._plain: set[Place] = set()
         """Lines of which what was kept had no graph, while the loop ran."""
@@ -67,28 +65,28 @@ class GrowthWatch:
 
     def begins(self, adopt: Callable[[Census], None]) -> None:
         """A step begins; `adopt` takes what was made unseen into the ledger."""
-        if self._steps.count not in _LOOKS_AT:
+        if self.steps.count not in _LOOKS_AT:
             return
         if _profiler_enabled():  # it would record each of our calls, and keep more than the cell does
-            self._process.look(self._steps.count, self._cpu_bytes())
+            self._process.look(self.steps.count, self._cpu_bytes())
             return
-        leaks = [leak for leak in leaking(self._ledger.live.values(), self._steps) if leak.place not in self._paths]
+        leaks = [leak for leak in leaking(self._ledger.live.values(), self.steps) if leak.place not in self._paths]
         if leaks:
             keepers = Keepers((block for leak in leaks for block in leak.blocks), carried=self.carried)
             self._plain.update(leak.place for leak in leaks if leak.place is not None and not keepers.have_graph(leak.blocks))
             self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if leak.place and keepers.path(leak.blocks))
-        self._graphs.look(self._steps)
-        main = self._steps.main
+        self._graphs.look(self.steps)
+        main = self.steps.main
         if main is not None and self._has_grown(main):
             adopt(Census())
             made = [block for block in self._ledger.live.values() if not block.is_old]
-            self._tally.weigh(self._steps.count, made, Keepers(made))
+            self._tally.weigh(self.steps.count, made, Keepers(made))
             each = self._tally.steps_each()
             if each:
-                self._steps.again(min(_MOST_AGAIN, round(each) + 1))
+                self.steps.again(min(_MOST_AGAIN, round(each) + 1))
             if self._ledger.total.now_bytes >= self._ledger.rises_at_bytes:
                 self.look_for_cycles()
-        self._process.look(self._steps.count, self._cpu_bytes())
+        self._process.look(self.steps.count, self._cpu_bytes())
 
     def look_for_cycles(self) -> None:
         """Much is alive: whether it waits for the collector."""
@@ -101,13 +99,14 @@ class GrowthWatch:
 
     def is_given(self, tensors: Iterable[torch.Tensor]) -> None:
         """To the model whose call has begun the step: what has a history is from the steps before."""
-        if self._steps.count in _LOOKS_AT:
+        if self.steps.count in _LOOKS_AT:
             addresses = [address for tensor in tensors if has_graph(tensor) for address in addresses_of(tensor)]
-            self.carried.update(find_holders(addresses).roots.values() if addresses else ())
+            holdings = find_holders(addresses).holdings if addresses else {}
+            self.carried.update(holding.root for holding in holdings.values())
 
     def _has_grown(self, loop: Loop) -> bool:
         """Whether the ledger has, or the heap in steps that nobody followed, by more than noise since variables were weighed last."""
-        now = self._steps.count, self._ledger.total.now_bytes, loop.heap[-1]
+        now = self.steps.count, self._ledger.total.now_bytes, loop.heap[-1]
         steps, *grown = (later - earlier for earlier, later in zip(self._weighed, now, strict=True))
         has_grown = max(grown) >= max(LARGE_BYTES * steps, NOISE_BYTES)
         self._weighed = now if has_grown else self._weighed
@@ -119,22 +118,23 @@ class GrowthWatch:
 
     def process_grown_bytes(self) -> int:
         """Steady growth of the process beside its tensors, to now, when the cell is over and its garbage is collected."""
-        return self._process.grown_bytes(self._steps.count + 1, self._cpu_bytes())
+        return self._process.grown_bytes(self.steps.count + 1, self._cpu_bytes())
 
     def found(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> tuple[Growth | None, GraphGrowth | None]:
         """What grew until the last step; `made` is what is still there, `peak_bytes` what it is measured by."""
         growth, graph = self._of_tensors(made, keepers, peak_bytes)
-        other = self._process.found(self._steps, self.lines)
+        other = self._process.found(self.steps, self.lines)
         return larger(growth, other), graph
 
     def _of_tensors(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> tuple[Growth | None, GraphGrowth | None]:
         graph = self._graph_growth()
-        if self._steps.count:
+        if self.steps.count:
             named = self._unintended(made, keepers, graph)
         else:
-            named = [(leak, keepers.path(leak.blocks)) for leak in repeated(made)]
-            named = [one for one in named if any(word in one[1].lower() for word in _IS_KEPT_BY_DESIGN)]
-        growth = worst(named, graph, keepers, self._steps, peak_bytes, self.lines)
+            named = [replace(leak, path=keepers.path(leak.blocks)) for leak in repeated(made)]
+            # Where no model is called, a list of tensors is what was wanted; a graph, a hook and a cache are kept unseen.
+            named = [leak for leak in named if leak.path.through_graph or leak.path.through_hook or leak.path.is_hidden]
+        growth = worst(named, graph, keepers, self.steps, peak_bytes, self.lines)
         if growth is not None and self.creates_graphs_at is not None and not growth.holder:
             # A cycle in C++, which no collector sees: the leaf holds its gradient, and that the graph that leads to the leaf.
             growth = replace(growth, kept_at=self.creates_graphs_at.location, fix=of_gradients(), keeps_graph=True)
@@ -146,38 +146,39 @@ class GrowthWatch:
         return KeepingLines(self._places.files)
 
     def _graph_growth(self) -> GraphGrowth | None:
-        def line_of(path: str, history: History) -> Location | None:
+        def line_of(path: HolderPath, history: History) -> Location | None:
             kept_at = self.lines.of(path, history.owner, adds_up=not history.is_collection)
             made = self._places.line_of_node(history.latest) if kept_at is None else None
             return kept_at if made is None else made.location
 
-        return self._graphs.growth(self._steps, line_of)
+        return self._graphs.growth(self.steps, line_of)
 
-    def _unintended(self, made: Sequence[Block], keepers: Keepers, graph: GraphGrowth | None) -> list[tuple[Leak, str]]:
-        leaks = leaking(self._followed(made), self._steps, is_over=True)
-        named = [(leak, self._named(leak, keepers)) for leak in leaks if leak.keeps_graph or not keepers.are_bounded(leak.blocks)]
-        named = [(leak, path) for leak, path in named if not is_made_once(path)]
-        named += self._at_times(made, keepers, {collection(path) for _, path in named})
-        told = unintended(named, keepers, self._steps, graph="" if graph is None else graph.holder, plain=self._plain)
+    def _unintended(self, made: Sequence[Block], keepers: Keepers, graph: GraphGrowth | None) -> list[Leak]:
+        leaks = leaking(self._followed(made), self.steps, is_over=True)
+        named = [self._named(leak, keepers) for leak in leaks if leak.keeps_graph or not keepers.are_bounded(leak.blocks)]
+        named = [leak for leak in named if not leak.path.is_made_once]
+        named += self._at_times(made, keepers, {leak.path.collection for leak in named})
+        told = unintended(named, keepers, self.steps, graph="" if graph is None else graph.holder, plain=self._plain)
         self.collects = collected_in(named, told)
         return told
 
-    def _named(self, leak: Leak, keepers: Keepers) -> str:
+    def _named(self, leak: Leak, keepers: Keepers) -> Leak:
         """As the user knows it: after an error its traceback holds all, and the name of a running call is gone with the call."""
-        then, now = "" if leak.place is None else self._paths.get(leak.place, ""), keepers.path(leak.blocks)
+        then = NOWHERE if leak.place is None else self._paths.get(leak.place, NOWHERE)
+        now = keepers.path(leak.blocks)
         if keepers.has_error or not now:
-            return then or now
+            return replace(leak, path=then or now)
         # What was in a list of its own then may be in a list of such lists by now.
-        return now if " local " in then or keepers.holds_most(leak.blocks, now) else then or now
+        return replace(leak, path=now if then.function or keepers.holds_most(leak.blocks, now) else then or now)
 
-    def _at_times(self, made: Sequence[Block], keepers: Keepers, known: Collection[str]) -> list[tuple[Leak, str]]:
+    def _at_times(self, made: Sequence[Block], keepers: Keepers, known: Collection[str]) -> list[Leak]:
         """What only some calls leave behind; without the collections that are known to grow."""
-        main = self._steps.main
+        main = self.steps.main
         if main is None:
             return []
-        self._tally.weigh(self._steps.count + 1, made, keepers)
-        found = [(leak, path) for leak, path in self._tally.growing(main) if collection(path) not in known]
-        return [(leak, path) for leak, path in found if not (leak.keeps_graph and self._steps.accumulates(main))]
+        self._tally.weigh(self.steps.count + 1, made, keepers)
+        found = [leak for leak in self._tally.growing(main) if leak.path.collection not in known]
+        return [leak for leak in found if not (leak.keeps_graph and self.steps.accumulates(main))]
 
     def _followed(self, made: Sequence[Block]) -> Iterable[Block]:
         """With those that are gone by now: a function that held them may have returned, and how long they lived tells of windows."""
@@ -189,7 +190,7 @@ class GraphWatch:
     """Counts, at some steps, the nodes behind each variable by the step that made them."""
 
     def __init__(self) -> None:
-        self._looks: list[tuple[int, dict[str, History]]] = []
+        self._looks: list[tuple[int, dict[HolderPath, History]]] = []
         """(step that begins, by path)."""
 
     def look(self, steps: Steps) -> None:
@@ -198,14 +199,14 @@ class GraphWatch:
         if main is not None and (self._looks or not main.is_counted or main.counted_bytes() >= _LEAST_NODE_BYTES):
             self._looks.append((steps.count, histories(steps.of_node)))
 
-    def growth(self, steps: Steps, line_of: Callable[[str, History], Location | None]) -> GraphGrowth | None:
+    def growth(self, steps: Steps, line_of: Callable[[HolderPath, History], Location | None]) -> GraphGrowth | None:
         """The cell is over; `line_of` tells where a variable is given what it keeps."""
         main = steps.main
         if main is None or main.count < _FEWEST:
             return None
         self._looks.append((steps.count + 1, histories(steps.of_node)))
         known = {path for _, found in self._looks for path in found}
-        per_step, path = max(((self._nodes_per_step(path, steps, main), path) for path in known), default=(0.0, ""))
+        per_step, path = max(((self._nodes_per_step(path, steps, main), path) for path in known), default=(0.0, NOWHERE))
         if not per_step:
             return None
         seen = [found[path] for _, found in self._looks if path in found]
@@ -214,7 +215,8 @@ class GraphWatch:
             nodes_per_iteration=max(1, round(per_step * steps.count / main.count)),
             iterations_count=main.count,
             location=location,
-            holder=path,
+            holder=str(path),
+            variable=path.variable,
             fix=graph_fix(
                 path,
                 is_collection=seen[-1].is_collection,
@@ -225,10 +227,10 @@ class GraphWatch:
             ),
         )
 
-    def _nodes_per_step(self, path: str, steps: Steps, main: Loop) -> float:
+    def _nodes_per_step(self, path: HolderPath, steps: Steps, main: Loop) -> float:
         """0 where a graph does not grow from look to look."""
         looks = [(at, found.get(path)) for at, found in self._looks]
-        if looks[-1][1] is None and is_local(path):
+        if looks[-1][1] is None and path.function:
             looks.pop()  # the function has returned
         if _slides(looks):
             return 0

@@ -10,9 +10,9 @@ from statistics import median
 
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import Loop, Steps
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import collection, is_local, is_made_once
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, category
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, Place
+from torchdebug_magics.probing.holders import NOWHERE, HolderPath
 
 LEAST_BYTES = 64
 """An iteration: a scalar that is kept is what one wants."""
@@ -28,7 +28,7 @@ _FEWEST_LOOKS = 3
 
 @dataclass(frozen=True)
 class Leak:
-    """What one line keeps, before it is known who holds it."""
+    """What one line, or one collection, keeps more and more of."""
 
     bytes_per_iteration: int
     iterations_count: int
@@ -40,6 +40,8 @@ class Leak:
     loop: Loop | None = field(default=None, repr=False)
     blocks: tuple[Block, ...] = field(default=(), repr=False)
     """The earliest first."""
+    path: HolderPath = NOWHERE
+    """Of who holds it; empty before that is known, and where nobody with a name does."""
 
     @property
     def dim(self) -> int | None:
@@ -262,7 +264,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._looks: list[tuple[int, Mapping[str, list[Block]]]] = []
-        self._paths: dict[str, str] = {}
+        self._paths: dict[str, HolderPath] = {}
         """To the first thing in each."""
 
     def weigh(self, step: int, blocks: Iterable[Block], keepers: Keepers) -> None:
@@ -270,11 +272,11 @@ class Tally:
         held: dict[str, list[Block]] = defaultdict(list)
         for block in blocks:
             path = keepers.of(block)
-            name = collection(path)
-            is_plain = block.role in {"", ACTIVATION} or (block.role == OPTIMIZER_STATE and not is_made_once(path))
-            if name != path and is_plain and not keepers.are_bounded([block]):
+            name = path.collection
+            is_plain = block.role in {"", ACTIVATION} or (block.role == OPTIMIZER_STATE and not path.is_made_once)
+            if path.inside and is_plain and not keepers.are_bounded([block]):
                 held[name].append(block)
-                self._paths[name] = min(path, self._paths.get(name, path), key=lambda one: _order(one, name))
+                self._paths[name] = min(path, self._paths.get(name, path), key=_order)
         self._looks.append((step, held))
 
     def steps_each(self) -> float:
@@ -285,33 +287,30 @@ class Tally:
         unseen = {name: len(blocks) - len(before.get(name, ())) for name, blocks in now.items() if any(one.place is None for one in blocks)}
         return (later - earlier) / max(unseen.values()) if unseen and max(unseen.values()) > 0 else 0
 
-    def growing(self, loop: Loop) -> Iterator[tuple[Leak, str]]:
-        """What grew from look to look of that loop, with the path of the first of it."""
+    def growing(self, loop: Loop) -> Iterator[Leak]:
+        """What grew from look to look of that loop, each with the path of the first of it."""
         for name in {name for _, held in self._looks for name in held}:
             looks = [(step, held.get(name, [])) for step, held in self._looks]
-            if is_local(self._paths[name]) and not looks[-1][1]:
+            if self._paths[name].function and not looks[-1][1]:
                 looks.pop()  # the function has returned
             while looks and not looks[0][1]:
                 looks.pop(0)
-            if len(looks) >= _FEWEST_LOOKS and _grows_steadily([(step, len(blocks)) for step, blocks in looks]):
+            if len(looks) >= _FEWEST_LOOKS and _is_filled(looks):
                 (first, few), (last, many) = looks[0], looks[-1]
-                yield (
-                    Leak(
-                        bytes_per_iteration=round((_size(many) - _size(few)) / max(1, len(loop.between(first, last)))),
-                        iterations_count=loop.count,
-                        place=place_of(many),
-                        keeps_graph=any(category(block) == ACTIVATION for block in many),
-                        loop=loop,
-                        blocks=tuple(sorted(many, key=lambda block: block.born)),
-                    ),
-                    self._paths[name],
+                yield Leak(
+                    bytes_per_iteration=round((_size(many) - _size(few)) / max(1, len(loop.between(first, last)))),
+                    iterations_count=loop.count,
+                    place=place_of(many),
+                    keeps_graph=any(category(block) == ACTIVATION for block in many),
+                    loop=loop,
+                    blocks=tuple(sorted(many, key=lambda block: block.born)),
+                    path=self._paths[name],
                 )
 
 
-def _order(path: str, name: str) -> tuple[int, str, bool]:
+def _order(path: HolderPath) -> tuple[int, str, bool]:
     """The first place in a collection first, and there the way through a graph."""
-    place, _, _ = path.partition(name)[2].partition("]")
-    return len(place), place, "grad_fn" not in path
+    return len(path.place), path.place, not path.through_graph
 
 
 def place_of(blocks: Iterable[Block]) -> Place | None:
@@ -323,15 +322,25 @@ def place_of(blocks: Iterable[Block]) -> Place | None:
     return max(sizes, key=lambda one: (one[0], sizes[one]), default=(False, None))[1]
 
 
-def _grows_steadily(looks: list[tuple[int, int]]) -> bool:
-    """Whether there was ever more, and after each look at least half as much a step as before it; a step's is left to chance.
+def _is_filled(looks: Sequence[tuple[int, Sequence[Block]]]) -> bool:
+    """Whether a collection gets ever more; a step's is left to chance.
 
     What the last step left may be known by another name, as a loop's own variable; several things may come at once.
     """
-    last, many = looks[-1]
-    at_once = min((more - less for (_, less), (_, more) in pairwise(looks) if more > less), default=1)
-    goes_on = all(2 * (many - found + max(at_once, many / last)) * step >= found * (last - step) for step, found in looks[:-1])
-    return many >= _FEWEST_PARTS and goes_on and all(less <= more for (_, less), (_, more) in pairwise(looks))
+    counts = [(step, len(blocks)) for step, blocks in looks]
+    last, many = counts[-1]
+    at_once = min((more - less for (_, less), (_, more) in pairwise(counts) if more > less), default=1)
+    return many >= _FEWEST_PARTS and grows_steadily([(0, 0), *counts], slack=max(at_once, many / last))
+
+
+def grows_steadily(looks: Sequence[tuple[int, int]], *, slack: float = 0, noise_part: float = 0) -> bool:
+    """Whether of (step, size) there was ever more, and after each look at least half as much a step as before it.
+
+    `slack` is what the last look may miss, `noise_part` the part of the growth by which it may go down in between.
+    """
+    (begin, few), (end, many) = looks[0], looks[-1]
+    is_as_fast = all(2 * (many - size + slack) * (at - begin) >= (size - few) * (end - at) for at, size in looks[1:-1])
+    return many > few and is_as_fast and all(later - earlier >= -noise_part * (many - few) for (_, earlier), (_, later) in pairwise(looks))
 
 
 def _size(blocks: Iterable[Block]) -> int:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch._C._autograd import _profiler_enabled
 
 from torchdebug_magics.instruments.memtrace.findings import Growth
+from torchdebug_magics.instruments.memtrace.growth.line_growth import grows_steadily
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
 from torchdebug_magics.instruments.memtrace.held.keepers import KeepingLines
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, as_code, emptied, fix, is_hidden
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix
 from torchdebug_magics.instruments.memtrace.ledger.process_memory import kept_free_bytes
 from torchdebug_magics.machine.process import own_bytes, rss_bytes, workers
-from torchdebug_magics.probing.holders import PlainCollection, plain_collections
+from torchdebug_magics.probing.holders import NOWHERE, HolderPath, PlainCollection, plain_collections
 from torchdebug_magics.probing.holders.outside import is_a
 from torchdebug_magics.probing.holders.roots import roots
 from torchdebug_magics.report import Location
@@ -49,7 +49,7 @@ class _Look:
     is_profiled: bool
     own_bytes: int = 0
     """Of the process alone, without the files that it reads, what it freed, and its tensors."""
-    collections: Mapping[str, PlainCollection] = field(default_factory=dict)
+    collections: Mapping[HolderPath, PlainCollection] = field(default_factory=dict)
 
     @property
     def other_bytes(self) -> int:
@@ -92,7 +92,8 @@ class ProcessGrowth:
             bytes_per_iteration=round(kept.bytes / times * steps.count / main.count),
             iterations_count=main.count,
             location=None,
-            holder=kept.holder,
+            holder=str(kept.holder),
+            variable=kept.holder.variable,
             fix=kept.fix,
             kept_at=kept.kept_at,
             what=kept.what,
@@ -127,14 +128,14 @@ class ProcessGrowth:
             f"profile only a few steps: `schedule=torch.profiler.schedule(wait=1, warmup=1, active=3)`, with `{name}.step()` in the loop; "
             "a profiler keeps every event until it ends, and with `with_stack=True` also the call stacks"
         )
-        return _Kept("profiler", rest, self._profiler, how, lines.call_of(("profile",)))
+        return _Kept("profiler", rest, HolderPath(self._profiler), how, lines.call_of(("profile",)))
 
 
 @dataclass(frozen=True)
 class _Kept:
     what: Literal["objects", "workers", "profiler"]
     bytes: int
-    holder: str
+    holder: HolderPath
     fix: str
     kept_at: Location | None = None
 
@@ -144,11 +145,11 @@ def _in_collections(looks: Sequence[_Look], lines: KeepingLines, *, trains: bool
     for path in {path for look in looks for path in look.collections}:
         seen = [(look.step, one) for look in looks if (one := look.collections.get(path)) is not None]
         lengths = [(step, one.length) for step, one in seen]
-        if len(seen) >= _FEWEST and _is_steady(lengths) and (trains or seen[-1][1].owner or is_hidden(path)):
+        if len(seen) >= _FEWEST and _is_steady(lengths) and (trains or seen[-1][1].owner or path.is_hidden):
             first, last = seen[0][1], seen[-1][1]
             owner, size_bytes = last.owner, last.each_bytes * (last.length - first.length)
-            cause = Cause(keeps_graph=False, trains=trains, empties=emptied(owner))
-            yield _Kept("objects", size_bytes, path, fix(f"{path}[0]", cause), lines.of(path, owner))
+            cause = Cause(keeps_graph=False, trains=trains, empties="" if owner is None else owner.empties)
+            yield _Kept("objects", size_bytes, path, fix(path.to("[0]"), cause), lines.of(path, owner))
 
 
 def _in_workers(looks: Sequence[_Look], lines: KeepingLines) -> _Kept:
@@ -156,18 +157,18 @@ def _in_workers(looks: Sequence[_Look], lines: KeepingLines) -> _Kept:
     largest = max(
         ((one.length, path, one.owner) for path, one in looks[0].collections.items() if one.owner and "Dataset" in one.owner.type_names),
         key=lambda one: one[0],
-        default=(0, "", None),
+        default=(0, NOWHERE, None),
     )
     size_bytes = _grown(looks, lambda look: look.worker_bytes)
     if largest[0] >= _MANY:
         how = (
-            f"store `{as_code(largest[1])}` as a NumPy array or a tensor, not as Python objects: a worker that reads an object "
+            f"store `{largest[1].as_code}` as a NumPy array or a tensor, not as Python objects: a worker that reads an object "
             "writes its reference count, which copies the page"
         )
         return _Kept("workers", size_bytes, largest[1], how, lines.of(largest[1], largest[2]))
     how = "do not store samples in the dataset: each worker has its own copy of it, which is never emptied"
     kept_at = lines.in_function("__getitem__")
-    return _Kept("workers", size_bytes if kept_at is not None else 0, "", how, kept_at)
+    return _Kept("workers", size_bytes if kept_at is not None else 0, NOWHERE, how, kept_at)
 
 
 def larger(growth: Growth | None, other: Growth | None) -> Growth | None:
@@ -183,16 +184,10 @@ def _grown(looks: Sequence[_Look], size: Callable[[_Look], int]) -> int:
 
 
 def _is_steady(looks: Sequence[tuple[int, int]]) -> bool:
-    """Whether there was ever more, and after each look at least half as much a step as before it; a little goes up and down.
+    """Whether it grows steadily, but for a little that goes up and down.
 
     How many of the first steps load what the others use is not known: a fifth of them may.
     """
     least = (1 - _WARM_UP_PART) * (looks[-1][0] - looks[0][0])
     later = [looks[at:] for at in range(1, len(looks) - _FEWEST) if looks[-1][0] - looks[at][0] >= least]
-    return any(map(_goes_on, (looks, *later)))
-
-
-def _goes_on(looks: Sequence[tuple[int, int]]) -> bool:
-    (begin, few), (end, many) = looks[0], looks[-1]
-    is_as_fast = all(2 * (many - size) * (at - begin) >= (size - few) * (end - at) for at, size in looks[1:-1])
-    return many > few and is_as_fast and all(later - earlier >= -_NOISE_PART * (many - few) for (_, earlier), (_, later) in pairwise(looks))
+    return any(grows_steadily(one, noise_part=_NOISE_PART) for one in (looks, *later))

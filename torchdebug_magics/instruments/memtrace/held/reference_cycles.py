@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torchdebug_magics.instruments.memtrace.findings import Cycle
 from torchdebug_magics.instruments.memtrace.held.keepers import KeepingLines
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
-from torchdebug_magics.probing.holders import cycles_of, find_holders, waiting_cycles
+from torchdebug_magics.probing.holders import HolderPath, cycles_of, find_holders, waiting_cycles
 from torchdebug_magics.report import Location
 
 _FEWEST = 3
@@ -20,11 +19,6 @@ _FIRST_LOOK_BYTES, _FAR_MORE = 4 << 20, 4
 """Of what was made in the cell: when it is this much, and again when it is so many times as much, a look is taken; it costs a second."""
 _MORE = 1.5
 """The same, once cycles have been seen to wait."""
-_NUMBER = re.compile(r"\[\d+\]")
-_ON_NODE = re.compile(r"(\w+)Backward\.(\w+)")
-_ATTRIBUTE = re.compile(r"(\w+)\.([a-zA-Z]\w*)")
-_FUNCTION = re.compile(r"(\w+)\(\)\.<(?:closure|default) (\w+)>")
-_FRAME = re.compile(r"-> (\w+):\d+ '(\w+)'")
 _OF_TORCH = frozenset(
     {"grad_fn", "grad", "__self__", "__func__", "run_function", "_base", "_forward_hooks", "_backward_hooks", "_forward_pre_hooks"}
 )
@@ -84,11 +78,12 @@ def _bytes(rows: Iterable[Cycle]) -> int:
     return sum(row.freed_bytes for row in rows)
 
 
-def _rows(paths: Mapping[int, str], made: Mapping[int, Block], lines: KeepingLines) -> tuple[Cycle, ...]:
+def _rows(paths: Mapping[int, HolderPath], made: Mapping[int, Block], lines: KeepingLines) -> tuple[Cycle, ...]:
     """`paths` and `made` are by the storages that only a collection frees."""
-    alike: dict[frozenset[str], list[tuple[str, Block]]] = defaultdict(list)
+    alike: dict[frozenset[str], list[tuple[HolderPath, Block]]] = defaultdict(list)
     for key, path in paths.items():
-        alike[frozenset(_NUMBER.sub("[...]", path).split(" -> "))].append((_NUMBER.sub("[...]", path), made[key]))
+        general = HolderPath(path.label, ("[...]" if piece[1:-1].isdigit() else piece for piece in path.pieces))
+        alike[frozenset(general.split(" -> "))].append((general, made[key]))
     rows = [_cycle(found[0][0], [block for _, block in found], lines) for found in alike.values()]
     return tuple(sorted(rows, key=lambda row: -row.freed_bytes))
 
@@ -98,47 +93,65 @@ def kept_by_cycles(found: Iterable[Cycle], peak_bytes: int) -> Cycle | None:
     return next((row for row in found if row.count >= _FEWEST and row.freed_bytes >= max(_LEAST_BYTES, _LARGE_PART * peak_bytes)), None)
 
 
-def _cycle(path: str, blocks: list[Block], lines: KeepingLines) -> Cycle:
+def _cycle(path: HolderPath, blocks: list[Block], lines: KeepingLines) -> Cycle:
     alike = Counter((block.place, block.bytes) for block in blocks)
     largest = max(alike, key=lambda one: one[1] * alike[one])[0]
     return Cycle(
-        path=path,
+        path=str(path),
         freed_bytes=sum(block.bytes for block in blocks),
         count=max(alike.values()),
-        location=_location(path, lines) or (None if largest is None else largest.location),
-        fix=_fix(path),
+        location=_location(path, list(_references(path)), lines) or (None if largest is None else largest.location),
+        fix=_fix(path, list(_references(path))),
     )
 
 
-def _location(path: str, lines: KeepingLines) -> Location | None:
+def _references(path: HolderPath) -> Iterator[tuple[str, str]]:
+    """(object, by what it refers to the next one): an attribute, ``<closure self>`` or a variable of a frame."""
+    holder = path.label
+    for piece in path.pieces:
+        if piece.startswith(" -> "):
+            holder = piece.removeprefix(" -> ")
+        elif holder:
+            yield holder, piece.strip(" .'")
+            holder = ""
+
+
+def _attributes(references: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those that are attributes, and not torch's own."""
+    return [(holder, name) for holder, name in references if name.isidentifier() and name not in _OF_TORCH and ":" not in holder]
+
+
+def _location(path: HolderPath, references: list[tuple[str, str]], lines: KeepingLines) -> Location | None:
     """The line that closes the circle: that sets an attribute of the user's, registers a hook, or keeps an error."""
-    frame = _FRAME.search(path)
-    if frame is not None:
-        return lines.of(f"{frame[1]}() local '{frame[2]}'", None)
-    classes = re.findall(r"\b[A-Z]\w*", path)
+    for holder, name in references:
+        function, _, line = holder.partition(":")
+        if line.isdigit():
+            return lines.of(HolderPath(name, name=name, function=function), None)
     calls = ("checkpoint",) if "CheckpointFunction" in path else next((names for table, names in _REGISTERS.items() if table in path), ())
-    called = lines.call_of(calls, classes) if calls else None
-    attributes = reversed([name for _, name in _ATTRIBUTE.findall(path) if name not in _OF_TORCH])
-    return called or next((found for name in attributes if (found := lines.of_attribute(name)) is not None), None)
+    called = lines.call_of(calls, [holder for holder, _ in references]) if calls else None
+    names = [name for _, name in reversed(_attributes(references))]
+    return called or next((found for name in names if (found := lines.of_attribute(name)) is not None), None)
 
 
-def _fix(path: str) -> str:
-    node, function, frame = _ON_NODE.search(path), _FUNCTION.search(path), _FRAME.search(path)
-    attributes = [".".join(pair) for pair in _ATTRIBUTE.findall(path) if pair[1] not in _OF_TORCH]
-    fix = "make one of the references weak; or call `gc.collect()` in the loop"
-    if attributes:
-        fix = f"make `{attributes[-1]}` a weak reference, `weakref.ref(...)`; or call `gc.collect()` in the loop"
-        if ".__self__" in path:
-            fix = f"store `weakref.WeakMethod(...)` in `{attributes[0]}`, not the method: a bound method refers back to its object"
-    if frame is not None:
-        fix = f"end the block with `del {frame[2]}`: the error refers to the frame, and the frame to the error"
-    if "_hooks" in path:
-        fix = "call `.remove()` on the handle that registering the hook returned, once the object is no longer needed"
-        if function is not None:
-            weak = f"`this = weakref.ref({function[2]})`, and call `this()` in `{function[1]}`"
-            fix = f"close over a weak reference, {weak}; or call `.remove()` on the hook's handle"
-    if node is not None:
-        fix = f"save it with `ctx.save_for_backward(...)`, not as `ctx.{node[2]}`: an attribute of `ctx` refers back to its own node"
+def _fix(path: HolderPath, references: list[tuple[str, str]]) -> str:  # noqa: PLR0911 - one for each kind of cycle
     if "CheckpointFunction" in path:
-        fix = "call `checkpoint(..., use_reentrant=False)`: the reentrant kind keeps the function that it runs"
-    return fix
+        return "call `checkpoint(..., use_reentrant=False)`: the reentrant kind keeps the function that it runs"
+    attributes = _attributes(references)
+    for holder, name in attributes:
+        if holder.endswith("Backward"):
+            return f"save it with `ctx.save_for_backward(...)`, not as `ctx.{name}`: an attribute of `ctx` refers back to its own node"
+    if path.through_hook:
+        closing = [(holder, name) for holder, name in references if holder.endswith("()") and name.startswith("<")]
+        if not closing:
+            return "call `.remove()` on the handle that registering the hook returned, once the object is no longer needed"
+        (function, name), *_ = closing
+        weak = f"`this = weakref.ref({name.partition(' ')[2][:-1]})`, and call `this()` in `{function.removesuffix('()')}`"
+        return f"close over a weak reference, {weak}; or call `.remove()` on the hook's handle"
+    variable = next((name for holder, name in references if holder.rpartition(":")[2].isdigit()), "")
+    if variable:
+        return f"end the block with `del {variable}`: the error refers to the frame, and the frame to the error"
+    if not attributes:
+        return "make one of the references weak; or call `gc.collect()` in the loop"
+    if ".__self__" in path.pieces:
+        return f"store `weakref.WeakMethod(...)` in `{'.'.join(attributes[0])}`, not the method: a bound method refers back to its object"
+    return f"make `{'.'.join(attributes[-1])}` a weak reference, `weakref.ref(...)`; or call `gc.collect()` in the loop"

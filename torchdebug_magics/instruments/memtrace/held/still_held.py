@@ -15,10 +15,10 @@ import torch
 
 from torchdebug_magics.instruments.memtrace.findings import Undeleted
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, as_code, fix, root
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
 from torchdebug_magics.instruments.memtrace.ledger.phases import PARAMETER
-from torchdebug_magics.probing.holders import find_holders
+from torchdebug_magics.probing.holders import NOWHERE, HolderPath, find_holders
 from torchdebug_magics.probing.holders.outside import is_a
 from torchdebug_magics.probing.holders.roots import roots
 from torchdebug_magics.probing.holders.walk import Walk, undisturbed
@@ -28,8 +28,8 @@ from torchdebug_magics.probing.syntax import own_nodes, tree_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import locate, location
 
-_HIDDEN = (".<cache>", "_hooks", "Out[", "sys.last", "InteractiveTB", "last_execution_result", "finalize")
-"""In the path of a holder that one does not see among the variables."""
+_HIDDEN = ("Out", "sys.last", "InteractiveTB", "last_execution_result", "weakref.finalize")
+"""How the label of a root begins that one does not see among the variables."""
 _LEAST_BYTES = 64 << 10
 _LARGE_PART = 0.25
 _MOST_LOOKS = 3
@@ -58,10 +58,10 @@ class Deletions:
         for name in gone.keys() & self._before.keys():
             alive = {one._cdata: one.nbytes() for ref in self._before[name] if (one := ref()) is not None}
             held = find_holders(alive)
-            path = next((held.paths[key] for key in sorted(alive, key=lambda key: -alive[key]) if key in held.paths), "")
+            path = next((held.paths[key] for key in sorted(alive, key=lambda key: -alive[key]) if key in held.paths), NOWHERE)
             if sum(alive.values()) >= _LEAST_BYTES and path:
                 return self._of(name, gone[name], sum(alive.values()), path)
-        hidden = [block for block in made if block.role == PARAMETER and any(word in keepers.of(block) for word in _HIDDEN)]
+        hidden = [block for block in made if block.role == PARAMETER and _is_hidden(keepers.of(block))]
         size_bytes = sum(block.bytes for block in hidden)
         made_here = [name for name in gone if name not in self._before]
         if not made_here or size_bytes < max(_LEAST_BYTES, _LARGE_PART * peak_bytes):
@@ -69,9 +69,9 @@ class Deletions:
         path = keepers.of(max(hidden, key=lambda block: block.bytes))
         return self._of(made_here[0], gone[made_here[0]], size_bytes, path)
 
-    def _of(self, name: str, line: int, size_bytes: int, path: str) -> Undeleted:
-        known = fix(path, Cause(keeps_graph=False, trains=False)) if any(word in path for word in _HIDDEN) else ""
-        if ".<cache>" in path:
+    def _of(self, name: str, line: int, size_bytes: int, path: HolderPath) -> Undeleted:
+        known = fix(path, Cause(keeps_graph=False, trains=False)) if _is_hidden(path) else ""
+        if path.in_function_cache:
             known = (
                 "give each object its own cache, or clear it before the `del` with `cache_clear()`: "
                 "a cache on a method keeps `self` in its keys"
@@ -80,9 +80,13 @@ class Deletions:
             name=name,
             location=location(self._file, line, ""),
             live_bytes=size_bytes,
-            holder=path,
-            fix=known or f"also delete what holds it: `del {as_code(root(path))}`",
+            holder=str(path),
+            fix=known or f"also delete what holds it: `del {path.root}`",
         )
+
+
+def _is_hidden(path: HolderPath) -> bool:
+    return path.in_function_cache or path.through_hook or path.label.startswith(_HIDDEN)
 
 
 def _deleted(file: str) -> Iterator[tuple[str, int]]:
@@ -121,7 +125,7 @@ class HandledErrors:
         size_bytes = sum(sizes[key] for key in held)
         if frame is not None and size_bytes >= max(_LEAST_BYTES, 0 if self._most is None else self._most.live_bytes + 1):
             path = held[max(held, key=lambda key: sizes[key])]
-            self._most = Undeleted(name="", location=locate(frame), live_bytes=size_bytes, holder=path, fix=_FIX)
+            self._most = Undeleted(name="", location=locate(frame), live_bytes=size_bytes, holder=str(path), fix=_FIX)
 
     def found(self, peak_bytes: int) -> Undeleted | None:
         """What a retry found held, where it is much of what there was."""

@@ -143,40 +143,35 @@ class Chain:
                 del self.iterations[1::2]
 
 
+@dataclass(slots=True, eq=False)
 class Block:
     """One storage, from its birth to its death."""
 
-    __slots__ = (
-        "born", "bytes", "chain", "device", "died", "is_called", "is_old", "is_returned", "iteration", "module", "nth",
-        "outlived", "place", "ref", "role", "span", "used_up",
-    )  # fmt: skip
-
-    def __init__(self, size_bytes: int, device: str, span: Span, place: Place | None, module: str) -> None:
-        self.bytes = size_bytes
-        self.device = device
-        self.span = span
-        self.place = place
-        self.module = module
-        self.role = ""
-        """What it was found to be: a parameter, a gradient, ...; empty where only its phase tells."""
-        self.is_old = False
-        """Whether it was there before the watch."""
-        self.is_called = False
-        """Whether it is a parameter of a model that was called."""
-        self.is_returned = False
-        """Whether the call of a model gave it back, so that whoever called it may keep it."""
-        self.iteration = 0
-        self.nth = 0
-        """Of those that its line made."""
-        self.born = 0
-        self.died = 0
-        """Events before its death; 0 while it is alive."""
-        self.outlived = False
-        """Whether it was still there when the phase of its birth was over."""
-        self.used_up = False
-        """Whether a backward pass let it go, as it needed it no more."""
-        self.ref: _Ref | None = None
-        self.chain: Chain | None = None
+    bytes: int
+    device: str
+    span: Span
+    place: Place | None
+    module: str
+    role: str = ""
+    """What it was found to be: a parameter, a gradient, ...; empty where only its phase tells."""
+    is_old: bool = False
+    """Whether it was there before the watch."""
+    is_called: bool = False
+    """Whether it is a parameter of a model that was called."""
+    is_returned: bool = False
+    """Whether the call of a model gave it back, so that whoever called it may keep it."""
+    iteration: int = 0
+    nth: int = 0
+    """Of those that its line made."""
+    born: int = 0
+    died: int = 0
+    """Events before its death; 0 while it is alive."""
+    outlived: bool = False
+    """Whether it was still there when the phase of its birth was over."""
+    used_up: bool = False
+    """Whether a backward pass let it go, as it needed it no more."""
+    ref: _Ref | None = None
+    chain: Chain | None = None
 
     @property
     def source(self) -> tuple[str, bool, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,6 +17,7 @@ from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Chain, L
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, has_graph, saved_tensors
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, Place, Places, Span
 from torchdebug_magics.probing.dispatch import ResultListener, modes, put_unnoticed
+from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.storages import owner_of, storages
@@ -35,7 +36,7 @@ _WORDS = ("out of memory", "not enough memory", "can't allocate memory")
 class Tracer:
     """Keeps the ledger while it is `on`."""
 
-    def __init__(self, ledger: Ledger, places: Places, calls: ModuleCalls, guard: Guard, risen: Callable[[], None]) -> None:
+    def __init__(self, ledger: Ledger, places: Places, hooks: Hooks, guard: Guard, risen: Callable[[], None]) -> None:
         self.ledger = ledger
         self.is_on = False
         self.ops_count = 0
@@ -48,8 +49,9 @@ class Tracer:
         """Whether a tensor has become larger inside a call, where the next step is seen only if it is followed."""
         self.out_of_memory: OutOfMemory | None = None
         """The last time that memory was refused."""
-        self._places = places
-        self._calls = calls
+        self.places = places
+        self.hooks = hooks
+        self._calls = ModuleCalls((), hooks)
         self._guard = guard
         self._risen = risen
         """Called when so much is alive as the ledger has been told to wait for."""
@@ -58,12 +60,17 @@ class Tracer:
         """Modes that were there before."""
         self._stack = ExitStack()
 
+    def begins(self, models: Iterable[torch.nn.Module]) -> None:
+        """The cell begins; `models` are no parts of others."""
+        self._calls = ModuleCalls(models, self.hooks)
+        self._below = len(modes())
+
     def on(self) -> None:
         """Follow ops from here."""
         if not self.is_on:
             self.is_on = True
             self._calls.attach(self._stack)
-            put_unnoticed(self._stack, ResultListener(self._seen, self._raised, self._calls.hooks, takes_apart=True), self._below)
+            put_unnoticed(self._stack, ResultListener(self._seen, self._raised, self.hooks, takes_apart=True), self._below)
 
     def off(self) -> None:
         """Follow none; what is alive is followed to its death all the same."""
@@ -81,9 +88,9 @@ class Tracer:
     def took(self, result: object) -> None:
         """Compiled code has returned that: it, and what its graph has saved, is booked on the line of the call."""
         given = list(tensors_in(result))
-        place, module = self._places.here(sys._getframe()), self._module()
-        if self._places.has_new_node():
-            self._places.made(place, module)
+        place, module = self.places.here(sys._getframe()), self._module()
+        if self.places.has_new_node():
+            self.places.made(place, module)
         for tensor in (*given, *saved_tensors(one.grad_fn for one in given if has_graph(one))):
             for storage in storages(tensor):
                 if self.ledger.known(storage) is None and not self._is_lent(storage):
@@ -99,8 +106,8 @@ class Tracer:
         try:
             self.ops_count += 1
             in_backward = torch._C._current_graph_task_id() != -1
-            if not in_backward and self._places.has_new_node():
-                self._places.made(self._places.here(sys._getframe()), self._module())
+            if not in_backward and self.places.has_new_node():
+                self.places.made(self.places.here(sys._getframe()), self._module())
             if isinstance(result, torch.Tensor):
                 self._look(func, result, in_backward=in_backward)
                 if func in _JOINS and len(args) > _JOINS[func]:
@@ -167,12 +174,12 @@ class Tracer:
         """(line, module, role) of the op that runs; in a backward pass, those of the forward's op that it is the slope of."""
         module = self._module()
         if in_backward and not module:
-            made = self._places.of_node()
+            made = self.places.of_node()
             if made is not None:
                 return *made, ""
-            return self._places.here(sys._getframe()), "", ""
+            return self.places.here(sys._getframe()), "", ""
         role = ACTIVATION if in_backward and torch.is_grad_enabled() else ""  # a checkpoint runs the forward again
-        return self._places.here(sys._getframe()), module, role
+        return self.places.here(sys._getframe()), module, role
 
     def _adopt(self, storage: torch.UntypedStorage) -> Block | None:
         """One that no op was seen to make."""

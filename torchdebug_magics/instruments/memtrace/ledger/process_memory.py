@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import NamedTuple
 
 import torch
 
@@ -29,6 +28,8 @@ class ProcessMemory:
         self._gauges = Gauges(guard)
         self._peak = PeakRss()
         self._start_bytes = self._start_free_bytes = 0
+        self._before: dict[str, Allocator] = {}
+        """The allocator of each device as it stood at the start."""
         self._lock = threading.Lock()
         self._is_open = False
         self._stack = ExitStack()
@@ -38,6 +39,7 @@ class ProcessMemory:
         self._stack.enter_context(self._gauges)
         stack.callback(self.stop)
         self._start_bytes, self._start_free_bytes = rss_bytes(), kept_free_bytes()
+        self._before = {one.device: one for one in self._gauges.allocators()}
         self._peak.start()
         self._is_open = True
 
@@ -70,23 +72,38 @@ class ProcessMemory:
         found = self._gauges.limit()
         return (None, "") if found is None else (found.limit_bytes, found.whose)
 
-    def allocators(self) -> list[Allocator]:
-        """What torch's caching allocators hold; empty on the CPU."""
-        return list(self._gauges.allocators())
+    def unused_bytes(self) -> int:
+        """What torch's caching allocators have reserved and not given out; 0 on the CPU."""
+        return sum(one.reserved_bytes - one.allocated_bytes for one in self._gauges.allocators())
+
+    def devices(self, books: Mapping[str, Book]) -> tuple[DeviceMemory, ...]:
+        """The memory of every device that was followed, or has an allocator of its own."""
+        now = {one.device: one for one in self._gauges.allocators()}
+        return tuple(_device(name, books.get(name), self._before.get(name), now.get(name)) for name in dict.fromkeys((*books, *now)))
 
 
-class Marked(NamedTuple):
-    """A mark, and where it stands among the events of the ledger."""
-
-    mark: TraceMark
-    clock: int
+def _device(name: str, book: Book | None, before: Allocator | None, now: Allocator | None) -> DeviceMemory:
+    net_bytes, peak_bytes = (0, 0) if book is None else (book.now_bytes - book.start_bytes, book.peak_bytes)
+    if now is None:
+        return DeviceMemory(device=name, net_bytes=net_bytes, peak_bytes=peak_bytes)
+    # A counter that stood as high before the cell says nothing of it; a device that was not in use then has counted nothing.
+    peak, reserved_peak = (0, 0) if before is None else (before.peak_bytes, before.peak_reserved_bytes)
+    return DeviceMemory(
+        device=name,
+        net_bytes=net_bytes,
+        peak_bytes=peak_bytes,
+        allocated_bytes=now.allocated_bytes,
+        allocated_peak_bytes=now.peak_bytes if now.peak_bytes > peak else None,
+        reserved_bytes=now.reserved_bytes,
+        reserved_peak_bytes=now.peak_reserved_bytes if now.peak_reserved_bytes > reserved_peak else None,
+    )
 
 
 class MarkListener:
-    """Of one cell."""
+    """The marks that are taken in the cell, each with the clock of the ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.marks: list[Marked] = []
+        self.marks: list[tuple[TraceMark, int]] = []
         self._ledger = ledger
         self._stack = ExitStack()
 
@@ -102,44 +119,7 @@ class MarkListener:
     def _set(self, mark: Mark) -> None:
         ledger = self._ledger
         ledger.settle()
-        self.marks.append(Marked(TraceMark(**vars(mark), torch_bytes=ledger.total.now_bytes, phase=ledger.span.phase), ledger.clock))
-
-
-class Devices:
-    """Of one cell."""
-
-    def __init__(self, process: ProcessMemory) -> None:
-        self._process = process
-        self._before: dict[str, Allocator] = {}
-
-    def start(self) -> None:
-        """From now on; a device that is not in use yet has counted nothing."""
-        self._before = {one.device: one for one in self._process.allocators()}
-
-    def memory(self, books: Mapping[str, Book]) -> tuple[DeviceMemory, ...]:
-        """Of every device that was followed, or has an allocator of its own."""
-        now = {one.device: one for one in self._process.allocators()}
-        return tuple(self._device(name, books.get(name), now.get(name)) for name in dict.fromkeys((*books, *now)))
-
-    def _device(self, name: str, book: Book | None, now: Allocator | None) -> DeviceMemory:
-        followed = (0, 0) if book is None else (book.now_bytes - book.start_bytes, book.peak_bytes)
-        if now is None:
-            return DeviceMemory(device=name, net_bytes=followed[0], peak_bytes=followed[1])
-        before = self._before.get(name)
-        return DeviceMemory(
-            device=name,
-            net_bytes=followed[0],
-            peak_bytes=followed[1],
-            allocated_bytes=now.allocated_bytes,
-            allocated_peak_bytes=_risen(now.peak_bytes, 0 if before is None else before.peak_bytes),
-            reserved_bytes=now.reserved_bytes,
-            reserved_peak_bytes=_risen(now.peak_reserved_bytes, 0 if before is None else before.peak_reserved_bytes),
-        )
-
-
-def _risen(now_bytes: int, before_bytes: int) -> int | None:
-    """A counter that stood as high before says nothing of this cell."""
-    return now_bytes if now_bytes > before_bytes else None
+        self.marks.append((TraceMark(**vars(mark), torch_bytes=ledger.total.now_bytes, phase=ledger.span.phase), ledger.clock))
 
 
 class _Info(ctypes.Structure):
