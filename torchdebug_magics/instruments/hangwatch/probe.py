@@ -12,9 +12,8 @@ from typing import Any
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.hangwatch.causes.deaths import named
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import link, look_around
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant, named
 from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter
 from torchdebug_magics.instruments.hangwatch.report import HangReport, LiveHang, State
 from torchdebug_magics.instruments.hangwatch.watcher import Watcher

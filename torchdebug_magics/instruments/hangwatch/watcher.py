@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from torchdebug_magics.format import duration
-from torchdebug_magics.instruments.hangwatch.causes.deaths import error_fix, exit_fix, how_it_ended, last_line, with_article
+from torchdebug_magics.instruments.hangwatch.causes.deaths import error_fix, exit_fix, how_it_ended, last_line
 from torchdebug_magics.instruments.hangwatch.causes.judge import debugger_now, judged
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import OthersProgress, left_error, link, look_around
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
@@ -178,7 +178,7 @@ class Watcher:
         elif still_s >= self.after_s and len(self._looks) >= _LEAST_LOOKS and look.at_s - self._looks[0].at_s >= _LEAST_S:
             self._judge(frame, still_s)
         elif look.main.facts.get("is_waiting"):
-            self.place.hint = f"the main thread waited for {with_article(look.main.what)}"
+            self.place.hint = f"the main thread waited for {look.main.a_what}"
 
     def _look_at_graph(self, now_s: float) -> None:
         """A backward pass that goes through the graphs of earlier steps is told of before it takes too long."""

@@ -21,6 +21,18 @@ _PROCESS_COMPUTES = 0.15
 """Shares of a core, above what our own looks take."""
 
 
+def named(who: str) -> str:
+    """``"worker 0"`` as ``"DataLoader worker 0"``."""
+    return "the main thread" if who == "main" else f"DataLoader {who}" if who.startswith("worker ") else who
+
+
+def with_article(what: str) -> str:
+    """``"lock"`` as ``"a lock"``; calls, names and phrases that have one stay."""
+    if "(" in what or what.startswith(("a ", "an ", "the ", "your ", "more ", "room ", "only ")) or "#" in what:
+        return what
+    return f"{'an' if what[:1] in 'aeiou' else 'a'} {what}"
+
+
 @dataclass
 class Participant:
     """A thread of this process, or another process by its main thread."""
@@ -61,6 +73,21 @@ class Participant:
     def is_child(self) -> bool:
         """Whether `multiprocessing` has started its process, in which no prompt can be answered."""
         return bool(self.process.get("is_child"))
+
+    @property
+    def name(self) -> str:
+        """``"worker 0"`` as ``"DataLoader worker 0"``."""
+        return named(self.who)
+
+    @property
+    def a_what(self) -> str:
+        """What it waits for, as it stands in a sentence."""
+        return with_article(self.what or self.kind)
+
+    @property
+    def in_worker(self) -> str:
+        """A second sentence for a fix in code that runs in a worker of a DataLoader; empty elsewhere."""
+        return "" if self.process.get("worker") is None else "; to step through the worker, use `num_workers=0`"
 
     @property
     def stack(self) -> tuple[Location, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.hangwatch.causes.deaths import with_article
+from torchdebug_magics.instruments.hangwatch.everybody.participants import with_article
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.waits.thread_waits import wait_of
 from torchdebug_magics.probing.source.call_sites import function_node, line_of, names_of, value_of
