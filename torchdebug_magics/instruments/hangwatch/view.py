@@ -46,7 +46,7 @@ def live_page(snapshot: LiveHang) -> Page:
     return Page("hangwatch", _STATUS[finding.state], capitalised(finding.title), blocks)
 
 
-def _facts(report: HangReport | HangFinding, still_s: float) -> list[Block]:
+def _facts(report: HangFinding, still_s: float) -> list[Block]:
     is_circle = report.chain[-1:] and report.chain[-1] in report.chain[:-2]  # then the chain says what the reason would
     rows = (
         ("fix", report.fix),
@@ -57,7 +57,7 @@ def _facts(report: HangReport | HangFinding, still_s: float) -> list[Block]:
     return [Facts(shown)] if shown else []
 
 
-def _excerpt(report: HangReport | HangFinding) -> list[Block]:
+def _excerpt(report: HangFinding) -> list[Block]:
     """The line of the root, and the one at which the lock was acquired that is waited for."""
     at, root = report.location, report.root
     if at is None or not at.source:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchdebug_magics.machine.process_state import ProcessState, process_state
+from torchdebug_magics.machine.process_state import exit_code_of, process_state
 from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
 from torchdebug_magics.probing.where import locate, location, user_frame
@@ -25,8 +25,8 @@ from torchdebug_magics.report import Location, Report
 
 _LONGEST = 160
 """Characters of an error's text in a row of the table."""
-
-
+_SAME_START_S = 2.0
+"""The clock may be set between two looks."""
 _END_S = 2.0
 """A rank that ends as the cell of its launcher does may still be writing its report."""
 
@@ -181,7 +181,7 @@ class Child:
     method: str
     """How it was started: ``"fork"``, ``"spawn"`` or ``"forkserver"``."""
     started_s: float
-    """When, on the system's clock of processes: a number that is used again belongs to another process."""
+    """When: a number that is used again belongs to another process."""
     handle: Any = field(repr=False)
     """The `Popen` object of `multiprocessing`, kept until the process has ended, because a pool drops its workers early."""
     seen_exit_code: int | None = None
@@ -190,18 +190,15 @@ class Child:
         """The exit code as in `multiprocessing`, negative for a signal; None while it runs or if unknown. The process is not reaped."""
         if self.seen_exit_code is None:
             code = getattr(self.handle, "returncode", None)
-            state = process_state(self.pid) if code is None else None
-            if code is None and state is not None and state.started_s == self.started_s:
-                code = state.exit_code
+            code = exit_code_of(self.pid) if code is None else code
             self.seen_exit_code = code
             self.handle = self.handle if code is None else None
         return self.seen_exit_code
 
     def is_alive(self) -> bool:
         """Whether it still runs; a zombie does not."""
-        return _runs(self.pid, self.started_s)
-
-
-def _runs(pid: int, started_s: float) -> bool:
-    state: ProcessState | None = process_state(pid)
-    return state is not None and not state.is_zombie and (not started_s or state.started_s == started_s)
+        state = process_state(self.pid)
+        if state is None or (self.started_s and abs(state.started_s - self.started_s) > _SAME_START_S):
+            return False
+        # A process whose other threads have not ended yet is a zombie without an exit code.
+        return not state.is_zombie or (self.method != "forkserver" and self.exit_code() is None)

@@ -23,20 +23,10 @@ from torchdebug_magics.probing.where import adopt_timed, locate, location
 from torchdebug_magics.report import Location
 
 _MOST_COUNTS = 40
-
-
 _BUILT_IN = frozenset({list, tuple, dict, set, str, range})
-
-
 _MODES = {"__torch_dispatch__": "TorchDispatchMode", "__torch_function__": "TorchFunctionMode"}
-
-
 _REST_S = 1.0
-
-
 _ALMOST, _EVERY_S = 0.7, 0.25
-
-
 _TAIL = 4000
 
 
@@ -94,9 +84,7 @@ def _counted(loop: ast.For, frame: FrameType) -> tuple[int, int | None] | None:
         return None
     if is_enumerated:
         return count, _length(value_of(iterated.args[0], frame, names)) if iterated.args else None
-    ends = [value_of(argument, frame, names) for argument in iterated.args]
-    if not all(type(end) is int for end in ends):
-        ends = [_length_call(argument, frame, names) for argument in iterated.args]
+    ends = [_length_call(argument, frame, names) for argument in iterated.args]
     if not ends or not all(type(end) is int for end in ends):
         return count, None
     whole = range(*ends)

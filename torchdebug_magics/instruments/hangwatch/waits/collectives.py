@@ -48,8 +48,8 @@ def _entry(entry: dict[str, Any]) -> dict[str, Any]:
         "group": str(entry.get("process_group", ("0",))[0]),
         "number": entry.get("collective_seq_id", 0),
         "op": str(entry.get("profiling_name", "")).rpartition(":")[2],
-        "sizes": entry.get("input_sizes") or [],
-        "dtypes": entry.get("input_dtypes") or [],
+        "sizes": [list(size) for size in entry.get("input_sizes") or []],
+        "dtypes": list(entry.get("input_dtypes") or []),
         "is_done": bool(entry.get("retired")) or entry.get("state") == "completed",
         "is_p2p": bool(entry.get("is_p2p")),
     }
