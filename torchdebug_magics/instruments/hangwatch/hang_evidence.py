@@ -65,16 +65,10 @@ class Evidence:
             reason=reason,
             location=self.line(one),
             root=one.as_wait(),
-            waits=tuple(other.as_wait() for other in self.look.everybody.values() if self._counts(other)),
+            waits=tuple(other.as_wait() for other in self.look.everybody.values() if other in self.chain.path or other.is_shown),
             chain=self.chain.names,
             since_s=self.still_s,
         )
-
-    def _counts(self, one: Participant) -> bool:
-        """Whether it is worth a row: not a library's own thread that nobody waits for."""
-        if one.is_old and one not in self.chain.path:
-            return False
-        return one in self.chain.path or bool(one.location) or one.kind == "dead" or bool(one.process and one.is_main_thread)
 
 
 Words: TypeAlias = str | Callable[[Evidence, Participant], str]

@@ -124,7 +124,8 @@ class HangReport(HangFinding, Report):
     def verdict(self) -> str:
         """What happened, and where."""
         where = f" · {self.location}: `{self.location.source}`" if self.location is not None and self.location.source else ""
-        return f"{self._begin}{self.headline}{where}" if self._begin else f"{self._finished()}{self._data()}"
+        data = f", {self.waiting_for_data}" if self.rate is not None and self.waiting_for_data else ""
+        return f"{self._begin}{self.headline}{where}" if self._begin else f"{self._finished()}{data}"
 
     @property
     def title(self) -> str:
@@ -146,14 +147,9 @@ class HangReport(HangFinding, Report):
         return f"Interrupted after {duration(self.elapsed_s)}: " if self.state == "interrupted" else ""
 
     def _finished(self) -> str:
+        speed = "" if self.rate is None else f" · {self.rate:.3g} {self.rate_of}s per second"
         ended = "Ended with an error after" if self.ended_by == "error" else "Finished in"
-        return f"{ended} {duration(self.elapsed_s)}: no pause of {duration(self.after_s)} or longer{self._speed()}"
-
-    def _speed(self) -> str:
-        return "" if self.rate is None else f" · {self.rate:.3g} {self.rate_of}s per second"
-
-    def _data(self) -> str:
-        return f", {self.waiting_for_data}" if self.rate is not None and self.waiting_for_data else ""
+        return f"{ended} {duration(self.elapsed_s)}: no pause of {duration(self.after_s)} or longer{speed}"
 
 
 def titled(begin: str, headline: str, where: Location | None) -> tuple[str, str]:

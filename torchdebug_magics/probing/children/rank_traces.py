@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,9 @@ def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object 
 
 def record_of(compared: Compared, rank: int, report: Report, error: BaseException | None, elapsed_s: float) -> RankRecord:
     """Make the record of this process."""
+    state: RankState = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
     own = Rank(
-        rank=rank, host=socket.gethostname(), pid=os.getpid(), device=this_rank.device(), state=_state(error),
+        rank=rank, host=socket.gethostname(), pid=os.getpid(), device=this_rank.device(), state=state,
         exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s, error=_text(error), location=_place(error),
     )  # fmt: skip
     return RankRecord(rank=own, compared=compared)
@@ -96,10 +97,6 @@ def leave_whole(path: Path, data: bytes) -> None:
     new = path.with_name(f"{path.name}~")
     new.write_bytes(data)
     new.replace(path)
-
-
-def _state(error: BaseException | None) -> RankState:
-    return "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
 
 
 def _text(error: BaseException | None) -> str:
@@ -131,15 +128,14 @@ def collected(folder: str, launched: Sequence[Launched], *, is_hurried: bool) ->
     children = {one.child.pid: one for one in launched}
     found = left(folder)
     end_s = time.monotonic() + (0 if is_hurried else _END_S)
-    while any(_is_ending(one.child, found) for one in launched) and time.monotonic() < end_s:
+    while time.monotonic() < end_s:
+        running = [one.child.pid for one in launched if one.child.exit_code() is None]
+        if all(pid not in found or found[pid].record is not None for pid in running):
+            break
         time.sleep(0.02)
         found = left(folder)
     records = [_record(pid, children.get(pid), found.get(pid, Left()), number) for number, pid in enumerate({**children, **found})]
     return _numbered(records)
-
-
-def _is_ending(child: Child, found: Mapping[int, Left]) -> bool:
-    return child.exit_code() is None and child.pid in found and found[child.pid].record is None
 
 
 def _record(pid: int, launched: Launched | None, found: Left, number: int) -> RankRecord:
@@ -149,7 +145,8 @@ def _record(pid: int, launched: Launched | None, found: Left, number: int) -> Ra
         return replace(found.record, rank=rank, problems=found.problems)
     standing = found.standing or Standing(rank=number, pid=pid, device="cpu", location=None, elapsed_s=0.0)
     error = launched.cannot_arrive if launched is not None and found.standing is None and code else ""
-    return replace(without_report(standing, _state_of_exit(code), code, error), problems=found.problems)
+    state: RankState = "interrupted" if code is None else "finished" if code == 0 else "died"
+    return replace(without_report(standing, state, code, error), problems=found.problems)
 
 
 def without_report(standing: Standing, state: RankState, exit_code: int | None = None, error: str = "") -> RankRecord:
@@ -159,10 +156,6 @@ def without_report(standing: Standing, state: RankState, exit_code: int | None =
         elapsed_s=standing.elapsed_s, error=error, location=standing.location,
     )  # fmt: skip
     return RankRecord(rank=own, compared=Compared(worked=False), is_in_job=standing.is_in_job)
-
-
-def _state_of_exit(code: int | None) -> RankState:
-    return "interrupted" if code is None else "finished" if code == 0 else "died"
 
 
 def _numbered(records: list[RankRecord]) -> list[RankRecord]:

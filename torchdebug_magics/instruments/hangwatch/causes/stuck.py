@@ -109,10 +109,6 @@ def _is_forked_copy(root: Participant) -> bool:
     return is_forked and (not root.facts.get("acquired") or bool(root.facts.get("acquired_by_with")))
 
 
-def _joiner(case: Evidence) -> Participant:
-    return next((one for one in reversed(case.chain.path) if one.pid != case.root.pid), case.main)
-
-
 DEBUGGERS: tuple[Row, ...] = (
     Row("debugger_in_worker", lambda _, one: one.facts.get("debugger"), "{who} has stopped in a debugger",
         "remove the breakpoint, or use {single} to debug this code in the notebook's own process", _KEYBOARD, _without_keyboard),
@@ -154,7 +150,8 @@ _CAUSES: tuple[Cause, ...] = (
         lambda case, _: "; ".join(f"{one.name} waits for {named(one.targets[0])} ({one.what})" for one in case.chain.circle)),
     Row("deadlock", lambda case, _: case.root.facts.get("pipe_full"),
         lambda case, one: f"{one.name} waits for the end of {case.root.who.partition(' thread ')[0]}, which waits for its queue to be read",
-        "read the queue before you join: `result = queue.get()`, then `process.join()`", whom=_joiner),
+        "read the queue before you join: `result = queue.get()`, then `process.join()`",
+        whom=lambda case: next((one for one in reversed(case.chain.path) if one.pid != case.root.pid), case.main)),
     Row("deadlock", lambda _, root: _is_program(root, "write pipe"),
         "{who} waits for its output to be read, and {main} waits for it to exit",
         "call `communicate()` instead of `wait()`, or pass `stdout=subprocess.DEVNULL`"),

@@ -98,7 +98,8 @@ def _process(pid: int, child: Child | None, children: Children | None) -> Iterat
     silent.pop(pid, None)
     if children is not None:
         children.dumped.pop(pid, None)
-    who = _name(facts)
+    who = f"rank {facts['rank']}" if facts["rank"] is not None else f"process {facts['name']}"
+    who = f"worker {facts['worker']}" if facts["worker"] is not None else who
     for thread in facts["threads"]:
         one = _thread(facts, thread, who if thread["is_main"] else f"{who} {_thread_name(thread)}")
         one.child, one.error = child, error or thread["handling"]
@@ -110,19 +111,14 @@ def _thread_name(thread: dict[str, Any]) -> str:
     return name if name.startswith("task ") else f"thread {name}"
 
 
-def _name(facts: dict[str, Any]) -> str:
-    if facts["worker"] is not None:
-        return f"worker {facts['worker']}"
-    return f"rank {facts['rank']}" if facts["rank"] is not None else f"process {facts['name']}"
-
-
 def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Participant:
     pid = facts["pid"]
     waiting = dict(thread["waiting"] or {})
-    cpu_s = thread_cpu_s(pid, thread["number"])
+    cpu_s = thread_cpu_s(pid, thread["number"]) or 0.0
     is_waiting = bool(waiting) and waiting["kind"] != "python"
     if thread["is_main"] and not is_waiting and (state := process_state(pid)) is not None:
-        cpu_s = state.cpu_s - _own_cpu_s(pid)  # what it has called may compute in other threads
+        ours = [one.native_id for one in threading.enumerate() if one.name.startswith("torchdebug-")] if pid == os.getpid() else []
+        cpu_s = state.cpu_s - sum(thread_cpu_s(pid, number) or 0.0 for number in ours)  # what it has called may compute in other threads
         cpu_s += waited_for_core_s(pid, thread["number"])  # on a busy machine it gets no turn, and is not stuck
     numbers = [*((facts["collectives"] or {}).get("status", {}).values())]
     one = Participant(
@@ -131,7 +127,7 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
         ident=thread["ident"],
         frames=[tuple(frame) for frame in thread["frames"]],
         at=(tuple(thread["at"]), tuple(tuple(frame) for frame in thread["frames"]), repr(thread["values"]), repr(numbers)),
-        cpu_s=cpu_s or 0.0,
+        cpu_s=cpu_s,
         kind=waiting.pop("kind", "python"),
         what=waiting.pop("what", ""),
         timeout_s=waiting.pop("timeout_s", None),
@@ -143,12 +139,6 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
     for name in ("targets", "able"):
         one.facts[name] = [(pid, number) if kind == "thread" else (number, 0) for kind, number in waiting.get(name, ())]
     return one
-
-
-def _own_cpu_s(pid: int) -> float:
-    """Of the threads that look, which are no movement."""
-    ours = [one for one in threading.enumerate() if one.name.startswith("torchdebug-") and one.native_id is not None]
-    return sum(thread_cpu_s(pid, one.native_id) or 0.0 for one in ours) if pid == os.getpid() else 0.0
 
 
 def _ended(child: Child, error: dict[str, Any] | None, children: Children | None) -> Participant:
@@ -212,7 +202,9 @@ def link(look: Look, ranks: dict[int, int]) -> None:
 
 def _link_to_writers(look: Look, reader: Participant) -> None:
     """Programs at the other end of a pipe; else every process that has work, as all have the pipe or the semaphore, and their threads."""
-    programs = [other.who for other in look.everybody.values() if _holds_pipe(other, reader)]
+    pipe = reader.facts.get("pipe", "-")
+    alive = [other for other in look.everybody.values() if not other.process and other.kind != "dead"]
+    programs = [other.who for other in alive if pipe in open_pipes(other.pid)]
     others = [other for other in look.everybody.values() if other.pid != reader.pid and bool(other.process) and _may_write(other, reader)]
     known = [*reader.targets, *(programs or [other.who for other in others if other.is_main_thread])]
     reader.targets = list(dict.fromkeys(known))
@@ -234,11 +226,6 @@ def _is_held_by_others(program: Participant) -> bool:
 
 def _descendants(pid: int) -> list[int]:
     return [each for child in child_pids(pid) for each in (child, *_descendants(child))]
-
-
-def _holds_pipe(other: Participant, reader: Participant) -> bool:
-    """Whether it is a program of its own at the other end of the pipe."""
-    return not other.process and other.kind != "dead" and reader.facts.get("pipe", "-") in open_pipes(other.pid)
 
 
 def _works_for_pool(other: Participant) -> bool:

@@ -90,6 +90,11 @@ class Participant:
         return "" if self.process.get("worker") is None else "; to step through the worker, use `num_workers=0`"
 
     @property
+    def is_shown(self) -> bool:
+        """Whether it is worth a row where nobody waits for it: not a library's own thread."""
+        return not self.is_old and (bool(self.location) or self.kind == "dead" or bool(self.process and self.is_main_thread))
+
+    @property
     def stack(self) -> tuple[Location, ...]:
         """The lines of the user's code, the outermost first."""
         return tuple(location(file, line, name) for file, line, name in reversed(self.frames) if owner(file) == "user")
@@ -167,12 +172,9 @@ def follow(look: Look, moved: Mapping[str, bool], still_s: float) -> Chain:
 
     Only for the first counts who could end a wait without being known to.
     """
-    wide, narrow = (_best(_ways(look, (look.main,), set(), is_wide=is_wide), moved, still_s) for is_wide in (True, False))
+    ways = (_ways(look, (look.main,), set(), is_wide=is_wide) for is_wide in (True, False))
+    wide, narrow = (max(chains, key=lambda chain: _weight(chain, moved, still_s)) for chains in ways)
     return wide if goes_on(wide, moved, still_s) else narrow
-
-
-def _best(ways: Iterator[Chain], moved: Mapping[str, bool], still_s: float) -> Chain:
-    return max(ways, key=lambda chain: _weight(chain, moved, still_s))
 
 
 def goes_on(chain: Chain, moved: Mapping[str, bool], still_s: float) -> bool:

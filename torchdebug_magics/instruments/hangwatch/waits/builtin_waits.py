@@ -58,7 +58,10 @@ def builtin_wait(frame: FrameType) -> Waiting | None:
     names = names_of(frame)
     node = node_at(frame)
     for candidate in [node] if node is not None else calls_on_line(frame):
-        waiting = _of_call(candidate, frame, names) if isinstance(candidate, ast.Call) else _of_with(candidate, frame, names)
+        if isinstance(candidate, ast.Call):
+            waiting = _of_call(candidate, frame, names)
+        else:  # `with lock:`, whose entering has no call in the source
+            waiting = _named_lock(lock_wait(value_of(candidate, frame, names)), candidate)
         if waiting is not None:
             return waiting
     return None
@@ -68,11 +71,6 @@ def called_name(frame: FrameType) -> str:
     """What the frame calls, as it is written: ``"torch.mm"``; empty where that is not known."""
     node = node_at(frame)
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-
-
-def _of_with(node: ast.expr, frame: FrameType, names: dict[str, Any]) -> Waiting | None:
-    """``with lock:``, whose entering has no call in the source."""
-    return _named_lock(lock_wait(value_of(node, frame, names)), node)
 
 
 def _of_call(node: ast.Call, frame: FrameType, names: dict[str, Any]) -> Waiting | None:  # noqa: PLR0911 - a table by function
@@ -278,8 +276,7 @@ def _is_data(value: Any) -> bool:
 
 def _length_of(kind: type, value: Any) -> int:
     """Of the container itself, whatever a subclass of the user's says."""
-    base = next(one for one in _CONTAINERS if issubclass(kind, one))
-    return int(base.__len__(value))
+    return int(next(base for base in _CONTAINERS if issubclass(kind, base)).__len__(value))
 
 
 @dataclass
@@ -333,7 +330,11 @@ def root_task(frames: Sequence[FrameType], tasks: Sequence[Any]) -> Any | None:
         if frame.f_code.co_name == "run_until_complete":
             future = names_of(frame).get("future")
             return next((task for task in tasks if task is future), None)
-    return next((task for task in tasks if _runs_cell(task_frames(task))), None)
+    for task in tasks:
+        inner = task_frames(task)
+        if any(one.f_code.co_name in _RUNNERS for one in inner) and any(owner(one.f_code.co_filename) == "user" for one in inner):
+            return task
+    return None
 
 
 def cell_frames(frame: FrameType | None) -> list[FrameType]:
@@ -397,7 +398,3 @@ def awaited_tasks(task: Any, tasks: Sequence[Any]) -> list[Any]:
 
 def _runs_loop(frame: FrameType) -> bool:
     return frame.f_code.co_name == "_run_once" and frame.f_globals.get("__name__") == "asyncio.base_events"
-
-
-def _runs_cell(frames: Sequence[FrameType]) -> bool:
-    return any(frame.f_code.co_name in _RUNNERS for frame in frames) and any(owner(frame.f_code.co_filename) == "user" for frame in frames)
