@@ -62,7 +62,7 @@ class HangProbe:
         self._children.attach(stack)
         self._output.attach(stack)
         self._watcher.thread_errors.attach(stack)
-        self._hooks.optimizer_steps(stack, _nothing, self._watcher.progress.step)
+        self._hooks.optimizer_steps(stack, lambda *_: None, self._watcher.progress.step)
         self._getting_out.attach(stack)
         self._watcher.begin()
         self._is_open = True
@@ -156,10 +156,6 @@ watch = HangProbe
 def _lines(trace: TracebackType | None) -> tuple[Location, ...]:
     walked = ((frame.f_code, line) for frame, line in traceback.walk_tb(trace))
     return tuple(location(code.co_filename, line, code.co_name) for code, line in walked if is_user_code(code))
-
-
-def _nothing(*_: Any) -> None:
-    """Before a step of an optimizer."""
 
 
 def look() -> None:

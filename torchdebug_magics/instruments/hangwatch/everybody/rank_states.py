@@ -73,7 +73,12 @@ class RankState:
 
 def rank_states(look: Look) -> list[RankState]:
     """The ranks that could be asked, in their order."""
-    return [_state(one) for one in look.ranks()]
+    states = []
+    for one in look.ranks():
+        recorded = one.process.get("collectives") or {"entries": [], "groups": {}}
+        issued = [call for entry in recorded["entries"] if not (call := Issued(**entry)).is_p2p]
+        states.append(RankState(int(one.process["rank"]), one, issued, recorded["groups"]))
+    return states
 
 
 def link_ranks(look: Look) -> None:
@@ -113,9 +118,3 @@ def _could_join(other: Participant, joining: Sequence[Participant]) -> bool:
 def _gone(look: Look, one: Participant) -> list[str]:
     """Ranks that have ended: processes of the same job that are no more."""
     return [other.who for other in look.everybody.values() if other.kind == "dead" and other.who.startswith("rank ") and other is not one]
-
-
-def _state(one: Participant) -> RankState:
-    recorded = one.process.get("collectives") or {"entries": [], "groups": {}}
-    issued = [Issued(**entry) for entry in recorded["entries"]]
-    return RankState(int(one.process["rank"]), one, [call for call in issued if not call.is_p2p], recorded["groups"])

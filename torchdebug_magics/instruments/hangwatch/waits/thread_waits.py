@@ -29,6 +29,7 @@ _IDLE = {
     ("concurrent.futures.process", "_process_worker"), ("torch.utils.data._utils.worker", "_worker_loop"),
 }  # fmt: skip
 """Loops that wait for work whenever there is none."""
+_QUEUES = ("queue", "multiprocessing.queues", "multiprocessing.connection", "multiprocessing.synchronize", "threading")
 _BEGINNINGS = {("multiprocessing.process", "_bootstrap"), ("multiprocessing.spawn", "_main")}
 """The first call of a process that `multiprocessing` has started: what stands above belongs to its parent, or to the interpreter."""
 _PACKAGE = __name__.partition(".")[0]
@@ -89,7 +90,9 @@ def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # n
 def _loop(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:
     """What a loop of a library's waits for, or an import, which runs a module."""
     module, name = _module(frame), frame.f_code.co_name
-    if (module, name) in _IDLE and _has_no_work(frame, inner):
+    at = inner.index(frame)
+    # A loop of a pool waits in its queue where the frame that it has called, if any, is the queue's.
+    if (module, name) in _IDLE and (not at or _module(inner[at - 1]).startswith(_QUEUES)):
         return Waiting("queue", "more work", facts={"idle": True})
     if (module, name) == ("asyncio.base_events", "_run_once"):
         return Waiting("io", "an event of its loop", facts={"may_end": True})
@@ -101,13 +104,6 @@ def _loop(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:
             return Waiting("python", "its start", facts={"does": "is starting"})
         return Waiting("python", f"the import of {imported}", facts={"does": f"imports {imported}"})
     return None
-
-
-def _has_no_work(frame: FrameType, inner: Sequence[FrameType]) -> bool:
-    """Whether a loop of a pool waits in its queue: the frame that it has called, if any, is the queue's."""
-    at = inner.index(frame)
-    called = _module(inner[at - 1]) if at else "queue"
-    return called.startswith(("queue", "multiprocessing.queues", "multiprocessing.connection", "multiprocessing.synchronize", "threading"))
 
 
 def _collective(name: str, held: Mapping[str, Any]) -> Waiting:
