@@ -101,7 +101,10 @@ class LiveHang:
 
 @dataclass(frozen=True, kw_only=True)
 class HangReport(HangFinding, Report):
-    """Whether a cell, or the cells between ``on`` and ``off``, made progress; if not, who waits for whom, why, and what to change."""
+    """Whether a cell, or the cells between ``on`` and ``off``, made progress; if not, who waits for whom, why, and what to change.
+
+    It has every field of `HangFinding`, too.
+    """
 
     still_s: float
     """The longest time without progress."""
