@@ -70,8 +70,13 @@ class Gpus:
         self._nvml = pynvml
         try:
             self.driver = _text(pynvml.nvmlSystemGetDriverVersion())
-            self._known = tuple((handle, *self._identity(handle)) for handle in self._visible())
-            self.problem = self.problem or ("" if self._known else self._none_visible())
+            self._known = tuple(
+                (handle, _text(pynvml.nvmlDeviceGetName(handle)), _text(pynvml.nvmlDeviceGetUUID(handle))) for handle in self._visible()
+            )
+            if not self._known and not self.problem:
+                wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+                named = f"CUDA_VISIBLE_DEVICES={wanted!r} names no GPU of this machine"
+                self.problem = "the NVIDIA driver lists no GPU" if wanted is None else named
         except Exception as error:  # noqa: BLE001 - as above
             self.problem = f"the NVIDIA driver does not answer ({_one_line(error)})"
         return self
@@ -95,9 +100,6 @@ class Gpus:
             self.problem = f"{name} cannot be read ({_one_line(error)})"
             return None
         return Gpu(name, uuid, int(memory.used), int(memory.total), self._processes(handle))
-
-    def _identity(self, handle: Any) -> tuple[str, str]:
-        return _text(self._nvml.nvmlDeviceGetName(handle)), _text(self._nvml.nvmlDeviceGetUUID(handle))
 
     def _processes(self, handle: Any) -> tuple[tuple[int, int | None], ...] | None:
         try:
@@ -149,10 +151,6 @@ class Gpus:
             return self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)
         except Exception:  # noqa: BLE001 - no instance in this place
             return None
-
-    def _none_visible(self) -> str:
-        wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return "the NVIDIA driver lists no GPU" if wanted is None else f"CUDA_VISIBLE_DEVICES={wanted!r} names no GPU of this machine"
 
 
 def _one_line(error: BaseException) -> str:

@@ -14,8 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+Kind: TypeAlias = Literal["absent", "folder", "file", "link", "other"]
+_KINDS: Mapping[int, Kind] = {stat.S_IFDIR: "folder", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
 _PARENT = "torchdebug_magics-copies"
 _JOURNAL, _RERUNNING = "journal.jsonl", "rerunning"
 _ROOM_RATIO = 0.1
@@ -33,7 +35,7 @@ _DESCRIPTORS = "/proc/self/fd"
 class Stamp:
     """Tells two states of a path apart without reading them."""
 
-    kind: Literal["absent", "folder", "file", "link", "other"]
+    kind: Kind
     mode: int = 0
     size_bytes: int = 0
     changed_ns: int = 0
@@ -73,13 +75,7 @@ def stamp_of(path: str) -> Stamp:
         status = os.lstat(path)
     except (OSError, ValueError):
         return Stamp("absent")
-    kind: Literal["folder", "file", "link", "other"] = "other"
-    if stat.S_ISDIR(status.st_mode):
-        kind = "folder"
-    elif stat.S_ISREG(status.st_mode):
-        kind = "file"
-    elif stat.S_ISLNK(status.st_mode):
-        kind = "link"
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
     is_file = kind == "file"
     return Stamp(
         kind,
@@ -318,11 +314,14 @@ def _overwrite(path: str, version: Version) -> None:
     if own is None and not os.access(path, os.W_OK):
         os.chmod(path, version.stamp.mode | stat.S_IWUSR)
     number = os.open(path, os.O_RDWR) if own is None else own
+    readable = _own_descriptor(path, for_writing=False)
     try:
         place = 0
         with open(version.copy, "rb") as source:
             while block := source.read(_BLOCK_BYTES):
-                written = len(block) if _holds(path, block, place) else 0
+                # What the file has already is not written: holes stay.
+                is_there = readable is not None and os.pread(readable, len(block), place) == block
+                written = len(block) if is_there else 0
                 while written < len(block):
                     written += os.pwrite(number, block[written:], place + written)
                 place += len(block)
@@ -330,12 +329,6 @@ def _overwrite(path: str, version: Version) -> None:
     finally:
         if own is None:
             os.close(number)
-
-
-def _holds(path: str, block: bytes, place: int) -> bool:
-    """Whether the file has these bytes there already, so that holes stay, and little is written."""
-    own = _own_descriptor(path, for_writing=False)
-    return own is not None and os.pread(own, len(block), place) == block
 
 
 def _blocks(path: str) -> Iterator[bytes]:

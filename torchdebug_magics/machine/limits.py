@@ -93,26 +93,15 @@ def _promised() -> Iterator[Limit]:
 def _host(root: Path, *, counts_kills: bool = True) -> Iterator[Limit]:
     lines = (read(f"{root}/proc/meminfo", _TOP_BYTES) or "").splitlines()
     memory = {line.split()[0]: int(line.split()[1]) * _KIB for line in lines if line.startswith(("MemTotal:", "MemAvailable:"))}
-    try:
-        total_bytes, available_bytes = memory["MemTotal:"], memory["MemAvailable:"]
-    except KeyError:
-        yield from _host_by_psutil()
-        return
-    yield Limit(total_bytes, total_bytes - available_bytes, None, "the whole machine", _host_kills(root) if counts_kills else None)
-
-
-def _host_kills(root: Path) -> int | None:
-    lines = (read(f"{root}/proc/vmstat") or "").splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
-
-
-def _host_by_psutil() -> Iterator[Limit]:
-    try:
+    if len(memory) < 2:  # noqa: PLR2004 - both
         import psutil  # noqa: PLC0415 - only where the system has no /proc
-    except ImportError:
-        return
-    memory = psutil.virtual_memory()
-    yield Limit(memory.total, memory.total - memory.available, None, "the whole machine")
+
+        machine = psutil.virtual_memory()
+        memory = {"MemTotal:": machine.total, "MemAvailable:": machine.available}
+    total_bytes, available_bytes = memory["MemTotal:"], memory["MemAvailable:"]
+    events = (read(f"{root}/proc/vmstat") or "").splitlines() if counts_kills else ()
+    kills_count = next((int(line.split()[1]) for line in events if line.startswith("oom_kill ")), None)
+    yield Limit(total_bytes, total_bytes - available_bytes, None, "the whole machine", kills_count)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import ClassVar, Literal
 from weakref import WeakSet
 
-from torchdebug_magics.machine.process_state import read
-
 _STATM, _STATUS, _CLEAR_REFS = Path("/proc/self/statm"), Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 """What resets the highest RSS, as proc(5) says, and nothing else."""
@@ -155,15 +153,7 @@ def workers() -> tuple[Worker, ...]:
 
 
 def _worker(pid: int) -> Worker | None:
-    lines = (read(f"/proc/{pid}/smaps_rollup") or "").splitlines()[1:]
-    sizes = {line.split()[0]: int(line.split()[1]) * _KIB for line in lines}
-    if "Pss:" in sizes:
-        return Worker(pid, sizes["Pss:"], sizes.get("Private_Clean:", 0) + sizes.get("Private_Dirty:", 0))
-    return _worker_by_psutil(pid)
-
-
-def _worker_by_psutil(pid: int) -> Worker | None:
-    import psutil  # noqa: PLC0415 - only where the system does not add them up
+    import psutil  # noqa: PLC0415 - not for who only loads the extension
 
     try:
         memory = psutil.Process(pid).memory_full_info()

@@ -31,19 +31,16 @@ class ProcessState:
     pid: int
     parent: int
     name: str
-    letter: str
-    """``R`` runs, ``S`` sleeps, ``D`` waits for a device, ``T`` is stopped, ``Z`` has ended, as in ps(1)."""
+    status: str
+    """As psutil names it: ``"running"``, ``"sleeping"``, ``"stopped"``, ``"zombie"``."""
     cpu_s: float
-    threads_count: int
     started_s: float
-    """Since the start of the system; without ``/proc``, since the epoch."""
-    exit_code: int | None
-    """Of a process that has ended and that nobody has waited for; negative for a signal."""
+    """Since the epoch."""
 
     @property
     def is_zombie(self) -> bool:
         """Whether it has ended."""
-        return self.letter in {"Z", "X"}
+        return self.status in {"zombie", "dead"}
 
 
 def has_proc() -> bool:
@@ -54,29 +51,31 @@ def has_proc() -> bool:
 def age_s() -> float:
     """For how long this process runs."""
     state = process_state(os.getpid())
-    now_s = time.clock_gettime(time.CLOCK_BOOTTIME) if has_proc() else time.time()
-    return 0.0 if state is None else max(0.0, now_s - state.started_s)
+    return 0.0 if state is None else max(0.0, time.time() - state.started_s)
 
 
 def process_state(pid: int) -> ProcessState | None:
     """None where there is no such process, or it is not ours to look at."""
-    text = read(f"/proc/{pid}/stat")
-    if not text:
-        return None if has_proc() else _by_psutil(pid)
-    name = text[text.index("(") + 1 : text.rindex(")")]
-    fields = text[text.rindex(")") + 2 :].split()
-    ticks = os.sysconf("SC_CLK_TCK")
-    letter = fields[0]
-    return ProcessState(
-        pid=pid,
-        parent=int(fields[1]),
-        name=name,
-        letter=letter,
-        cpu_s=(int(fields[11]) + int(fields[12])) / ticks,
-        threads_count=int(fields[17]),
-        started_s=int(fields[19]) / ticks,
-        exit_code=_exit_code(int(fields[49])) if letter in {"Z", "X"} and len(fields) > 49 else None,  # noqa: PLR2004 - proc(5)
-    )
+    import psutil  # noqa: PLC0415 - not for who only loads the extension
+
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return ProcessState(pid, process.ppid(), process.name(), process.status(), times.user + times.system, process.create_time())
+    except psutil.Error:
+        return None
+
+
+def exit_code_of(pid: int) -> int | None:
+    """Of a child of this process that has ended, negative for a signal; whoever waits for it can still do so. None for any other."""
+    if not hasattr(os, "waitid"):
+        return None
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if ended is None else ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 def thread_cpu_s(pid: int, thread: int | None) -> float | None:
@@ -117,13 +116,6 @@ def waits_in(pid: int, thread: int | None = None) -> str:
     return f"{name} {target}".rstrip()
 
 
-def command_of(pid: int) -> str:
-    """The program of a process, without its folder."""
-    words = (read(f"/proc/{pid}/cmdline") or "").split("\0")
-    state = None if words[0] else process_state(pid)
-    return words[0].rsplit("/", 1)[-1] or ("" if state is None else state.name)
-
-
 def child_pids(pid: int) -> list[int]:
     """The processes that this one has started, and not waited for; of every thread."""
     try:
@@ -151,26 +143,6 @@ def catches(pid: int, number: int) -> bool:
     lines = (read(f"/proc/{pid}/status") or "").splitlines()
     caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
     return bool(caught >> (number - 1) & 1)
-
-
-def _exit_code(status: int) -> int:
-    return -(status & 0x7F) if status & 0x7F else status >> 8
-
-
-def _by_psutil(pid: int) -> ProcessState | None:
-    import psutil  # noqa: PLC0415 - only where the system has no /proc
-
-    try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            times, status = process.cpu_times(), process.status()
-            letter = {psutil.STATUS_ZOMBIE: "Z", psutil.STATUS_RUNNING: "R", psutil.STATUS_STOPPED: "T"}.get(status, "S")
-            started_s = process.create_time()
-            return ProcessState(
-                pid, process.ppid(), process.name(), letter, times.user + times.system, process.num_threads(), started_s, None
-            )
-    except psutil.Error:
-        return None
 
 
 def _children_by_psutil(pid: int) -> list[int]:

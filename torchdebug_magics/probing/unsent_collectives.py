@@ -84,7 +84,9 @@ class UnsentCollectives:
             return torch.cat([values[0]] * given["group_size"])
         if name in _IN_EVERY_PLACE and len(values) > 1:  # a gather has places in one rank alone
             _fill(*values)
-        return _returned(func, values[0])
+        # What the schema promises: the written tensors, and a finished `Work`.
+        returned = [_done(values[0]) if "Work" in str(one.type) else values[0] for one in func._schema.returns]
+        return returned[0] if len(returned) == 1 else tuple(returned) or None
 
     def _note(self, name: str, tensors: list[torch.Tensor]) -> None:
         frame = user_frame(sys._getframe(1))
@@ -119,12 +121,6 @@ def _fill(places: Any, parts: Any) -> None:
         else:
             for one in place:
                 one.copy_(part)
-
-
-def _returned(func: Any, written: Any) -> Any:
-    """Return what the schema promises: the written tensors, and a finished `Work`."""
-    returned = [_done(written) if "Work" in str(one.type) else written for one in func._schema.returns]
-    return returned[0] if len(returned) == 1 else tuple(returned) or None
 
 
 def _done(written: Any) -> Any:

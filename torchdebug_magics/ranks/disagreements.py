@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from torchdebug_magics.format import byte_size, number, plural
-from torchdebug_magics.ranks.compared import Compared, Details, RankRecord, Samples
+from torchdebug_magics.ranks.compared import Details, RankRecord, Samples
 from torchdebug_magics.ranks.report import RankFinding, RankFindingKind
 from torchdebug_magics.report import Location
 
@@ -119,12 +119,13 @@ def _moments(records: Sequence[RankRecord], details: Asked) -> list[RankFinding]
         if kind in _AFTER_START and "initial_weights" in found and len(set(digests[_Key("replicas_part", 0, of)].values())) > 1:
             continue  # never equal: they do not part
         odd, usual = _odd_ones(held)
-        tensor = _first_that_differs(details(kind, step, (usual, odd[0])))
+        named = details(kind, step, (usual, odd[0])).values()
+        names = dict.fromkeys(name for one in named for name in one) if len(named) > 1 else ()
+        tensor = next((name for name in names if len({one.get(name) for one in named}) > 1), "")  # the first, in model order
         finding = _finding(kind, odd, step, tensor, [rank for rank in held if rank not in odd], places[key])
-        found[kind] = replace(finding, fix=FIXES.get(causes[key], finding.fix))
-        if kind == "initial_weights" and len(set(digests[_Key("replicas_part", 0, of)].values())) == 1:
-            sentence = f"{found[kind].sentence}: DistributedDataParallel puts rank 0's in their place"
-            found[kind] = replace(found[kind], sentence=sentence, is_harmless=True)
+        is_replaced = kind == "initial_weights" and len(set(digests[_Key("replicas_part", 0, of)].values())) == 1
+        sentence = f"{finding.sentence}: DistributedDataParallel puts rank 0's in their place" if is_replaced else finding.sentence
+        found[kind] = replace(finding, fix=FIXES.get(causes[key], finding.fix), sentence=sentence, is_harmless=is_replaced)
     if "replicas_part" in found:
         found.pop("buffers_drift", None)
     order = ("initial_weights", "same_batch", "replicas_part", "buffers_drift", "shapes_differ")
@@ -146,19 +147,11 @@ def _same_samples(
 
 def _same_batch(batches: Mapping[int | None, Mapping[int, int]]) -> tuple[tuple[int, ...], int | None] | None:
     """The ranks that had the same batch at every compared step, and the first such step."""
-    together: Counter[tuple[int, ...]] = Counter()
-    first: dict[tuple[int, ...], int | None] = {}
+    steps: dict[tuple[int, ...], list[int | None]] = defaultdict(list)
     for step, held in batches.items():
-        by_digest: dict[int, list[int]] = defaultdict(list)
-        for rank, digest in held.items():
-            by_digest[digest].append(rank)
-        for ranks in map(tuple, by_digest.values()):
-            together[ranks] += 1
-            first.setdefault(ranks, step)
-    for ranks, times in together.most_common():
-        if len(ranks) > 1 and times == len(batches):
-            return ranks, first[ranks]
-    return None
+        for digest in set(held.values()):
+            steps[tuple(rank for rank in held if held[rank] == digest)].append(step)
+    return next(((ranks, at[0]) for ranks, at in steps.items() if len(ranks) > 1 and len(at) == len(batches)), None)
 
 
 def _odd_ones(held: Mapping[int, int]) -> tuple[tuple[int, ...], int]:
@@ -167,15 +160,6 @@ def _odd_ones(held: Mapping[int, int]) -> tuple[tuple[int, ...], int]:
     lowest = held[min(held)]
     usual = lowest if counted[0][1] == dict(counted)[lowest] else counted[0][0]
     return tuple(rank for rank, digest in sorted(held.items()) if digest != usual), min(rank for rank in held if held[rank] == usual)
-
-
-def _first_that_differs(details: Mapping[int, Details]) -> str:
-    """The first name, in model order, whose value differs."""
-    held = list(details.values())
-    if len(held) < 2:  # noqa: PLR2004 - nothing to compare
-        return ""
-    names = list(dict.fromkeys(name for one in held for name in one))
-    return next((name for name in names if len({one.get(name) for one in held}) > 1), "")
 
 
 def _finding(
@@ -197,13 +181,14 @@ def _uneven(records: Sequence[RankRecord]) -> RankFinding | None:
     above = tuple(sorted(rank for size, rank in sizes if size >= _UNEVEN * usual and size - usual >= _LEAST_UNEVEN_BYTES))
     by_rank = {one.rank.rank: one.compared for one in records}
     other = by_rank[next(rank for size, rank in sizes if size == usual)]
-    what, extra, location = _site_out_of_line(by_rank[sizes[-1][1]], other)
+    known = {(what, str(where)): size for what, size, where in other.sites}
+    more = [(size - known.get((what, str(where)), 0), what, where) for what, size, where in by_rank[sizes[-1][1]].sites]
+    extra, what, location = max((one for one in more if one[0] > 0), key=lambda one: one[0], default=(0, "", None))
     where = f": {byte_size(extra)} more in {what}" if what else ""
     others = others_named([rank for _, rank in sizes if rank not in above])
     return RankFinding(
         kind="uneven_memory",
         ranks=above,
-        step=None,
         tensor=what,
         location=location,
         fix=f"do the same on every rank at {location}"
@@ -211,13 +196,6 @@ def _uneven(records: Sequence[RankRecord]) -> RankFinding | None:
         else "give every rank the same share of the data and of the model",
         sentence=f"{ranks_named(above)} used {byte_size(most)} where {others} used {byte_size(usual)}{where}",
     )
-
-
-def _site_out_of_line(most: Compared, other: Compared) -> tuple[str, int, Location | None]:
-    usual = {(what, str(where)): size for what, size, where in other.sites}
-    extra = [(size - usual.get((what, str(where)), 0), what, where) for what, size, where in most.sites]
-    size, what, where = max(extra, key=lambda one: one[0], default=(0, "", None))
-    return (what, size, where) if size > 0 else ("", 0, None)
 
 
 def shared_samples(records: Sequence[RankRecord], *, by_rows: bool) -> RankFinding | None:
@@ -288,19 +266,15 @@ def _same_rows(by_rank: Mapping[int, Samples]) -> RankFinding | None:
 def _same_order(by_rank: Mapping[int, Samples]) -> RankFinding | None:
     if not all(len(one.seeds) > 1 and one.seeds[0] is not None and len(set(one.seeds)) == 1 for one in by_rank.values()):
         return None
-    return _samples_finding(
+    found = _samples_finding(
         by_rank, sorted(by_rank), "the samples come in the same order in every epoch: `DistributedSampler.set_epoch` was not called",
-        "call `sampler.set_epoch(epoch)` at the start of every epoch", is_harmless=True,
+        "call `sampler.set_epoch(epoch)` at the start of every epoch",
     )  # fmt: skip
+    return replace(found, is_harmless=True)
 
 
-def _samples_finding(
-    by_rank: Mapping[int, Samples], ranks: Sequence[int], sentence: str, fix: str, *, is_harmless: bool = False
-) -> RankFinding:
-    location = by_rank[min(ranks)].location
-    return RankFinding(
-        kind="same_batch", ranks=tuple(ranks), step=0, tensor="", location=location, fix=fix, sentence=sentence, is_harmless=is_harmless
-    )
+def _samples_finding(by_rank: Mapping[int, Samples], ranks: Sequence[int], sentence: str, fix: str) -> RankFinding:
+    return RankFinding(kind="same_batch", ranks=tuple(ranks), step=0, location=by_rank[min(ranks)].location, fix=fix, sentence=sentence)
 
 
 class Said(NamedTuple):

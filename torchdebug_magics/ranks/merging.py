@@ -34,7 +34,9 @@ def merged(
     first = _first(records)
     if findings and findings[0].kind == "collective_overflow":
         first = None
-    shown = _shown(records, first) if own is None else own
+    with_reports = [one for one in records if one.rank.report is not None]
+    chosen = [*(one for one in with_reports if one.rank.rank == first), *with_reports]
+    shown = own or (chosen[0].rank.report if chosen else None)
     sentences = [own.verdict] if own is not None else _sentences(records, first, findings, lambda rank: rank.verdict)
     titles = [own.title] if own is not None else _sentences(records, first, findings, lambda rank: rank.title)
     headline, beside = parted(titles)
@@ -56,12 +58,6 @@ def _first(records: Sequence[RankRecord]) -> int | None:
     found = [(one.compared.found_at[0], one.compared.is_received, one.compared.found_at[1], one.rank.rank)
              for one in records if one.compared.found_at is not None]  # fmt: skip
     return min(found)[3] if found else None
-
-
-def _shown(records: Sequence[RankRecord], first: int | None) -> Report | None:
-    with_reports = [one for one in records if one.rank.report is not None]
-    chosen = [one for one in with_reports if one.rank.rank == first] or with_reports
-    return chosen[0].rank.report if chosen else None
 
 
 def _sentences(
@@ -131,9 +127,8 @@ def _problems(records: Sequence[RankRecord]) -> tuple[str, ...]:
     by_problem: dict[str, list[int]] = {}
     for one in records:
         for problem in (*(one.rank.report.problems if one.rank.report is not None else ()), *one.problems):
-            if says_cut(problem):
-                continue
-            by_problem.setdefault(problem, []).append(one.rank.rank)
+            if not says_cut(problem):
+                by_problem.setdefault(problem, []).append(one.rank.rank)
     return tuple(f"{ranks_named(ranks)}: {problem}" for problem, ranks in by_problem.items())
 
 

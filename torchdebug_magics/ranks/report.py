@@ -86,11 +86,11 @@ class RankFinding:
     kind: RankFindingKind
     ranks: tuple[int, ...]
     """The ranks out of line; for ``same_batch``, those that share samples."""
-    step: int | None
+    step: int | None = None
     """Optimizer steps completed before it; None where that is not known, or it is of the whole run."""
-    tensor: str
+    tensor: str = ""
     """The first parameter, buffer, module or input that differs; empty where none is known."""
-    location: Location | None
+    location: Location | None = None
     fix: str
     sentence: str
     """What differs, in one sentence."""

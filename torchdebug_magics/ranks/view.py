@@ -25,7 +25,8 @@ def page(report: RanksReport, page_of: Callable[[Report], Page]) -> Page:
     shown = next((one.rank for one in report.ranks if one.report is report.shown), None)
     is_found = report.first is not None or shown is None
     head = _head(inner) if is_found and not report.rank_findings else 0
-    blocks: list[Block] = [*_findings(report), *inner[:head], *_beside(report), _table(report), *_notes(report)]
+    differences = [_facts(one, report.title) for one in report.rank_findings]
+    blocks: list[Block] = [*differences, *inner[:head], *_beside(report), _table(report), *_notes(report)]
     if inner[head:]:
         whose = "the process that launched the ranks" if shown is None else f"rank {shown}"
         blocks.append(Fold(f"The report of {whose}", inner[head:]))
@@ -53,14 +54,11 @@ def _status(report: RanksReport, own: Page | None) -> Status:
     return "info" if own is None else own.status
 
 
-def _findings(report: RanksReport) -> list[Facts]:
-    """One list a finding: what it is where the headline does not say so, the line, and what to change."""
-    return [_facts(one, report.title) for one in report.rank_findings]
-
-
 def _facts(finding: RankFinding, headline: str) -> Facts:
+    """What differs, where the headline does not say so, the line, and what to change."""
+    at = finding.location
     said = () if finding.sentence.lower() in headline.lower() else (("differs", finding.sentence),)
-    where = () if finding.location is None else (("line", _line(finding)),)
+    where = () if at is None else (("line", f"{at}: `{at.source}`" if at.source else str(at)),)
     return Facts((*said, *where, ("fix", finding.fix)))
 
 
@@ -71,23 +69,15 @@ def _beside(report: RanksReport) -> list[Facts]:
     return [Facts(rows)] if rows else []
 
 
-def _line(finding: RankFinding) -> str:
-    assert finding.location is not None
-    return f"{finding.location}: `{finding.location.source}`" if finding.location.source else str(finding.location)
-
-
 def _table(report: RanksReport) -> Table:
     groups = _alike(report.ranks)
     rows = [_row(group) for group in groups]
+    failed = [one for one in report.ranks if one.state == "raised" or (one.state == "died" and not one.is_terminated)]
     wrong = [one for one in report.rank_findings if one.kind != "same_batch" and not one.is_harmless]
-    odd = {report.first, *(rank for one in wrong for rank in one.ranks), *(one.rank for one in report.ranks if _failed(one))}
+    odd = {report.first, *(rank for one in wrong for rank in one.ranks), *(one.rank for one in failed)}
     marked = frozenset(at for at, group in enumerate(groups) if any(one.rank in odd for one in group))
     whole = Table("Ranks", _COLUMNS, [_row([one]) for one in report.ranks], _FORMATS) if len(groups) < len(report.ranks) else None
     return Table("Ranks", _COLUMNS, rows, _FORMATS, marked=marked, whole=whole)
-
-
-def _failed(rank: Rank) -> bool:
-    return rank.state in {"raised", "died"} and not rank.is_terminated
 
 
 _FORMATS: Mapping[str, Format] = {"seconds": "seconds", "verdict": "prose"}

@@ -106,10 +106,7 @@ def fill(ready: Any, end: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["fork", "spawn"])
-@pytest.mark.parametrize("reader", ["the system", "psutil"])
-def test_workers_are_counted_by_their_share(monkeypatch: pytest.MonkeyPatch, way: str, reader: str):
-    if reader == "psutil":
-        monkeypatch.setattr(process, "read", lambda _: None)
+def test_workers_are_counted_by_their_share(way: str):
     assert workers() == ()
     context = multiprocessing.get_context(way)
     ready, end = context.Event(), context.Event()

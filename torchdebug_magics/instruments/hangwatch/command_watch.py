@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torchdebug_magics.instruments.hangwatch.causes.judge import judged
@@ -102,11 +103,10 @@ class OutsideWatch:
         return is_new
 
     def _report(self, finding: HangFinding, elapsed_s: float) -> HangReport:
+        finding = replace(finding, waits=finding.waits[1:], chain=finding.chain[1:])  # without this process, which only waits
         return HangReport(
-            state=finding.state, cause=finding.cause, headline=finding.headline, fix=finding.fix, reason=finding.reason,
-            location=finding.location, root=finding.root, waits=finding.waits[1:], chain=finding.chain[1:], still_s=finding.since_s,
-            elapsed_s=elapsed_s, after_s=self._after_s, rate=None, rate_of="step", remaining_s=None, data_share=None,
-            ended_by="--stop" if self._stops and finding.state == "stuck" else "itself", stopped_count=0,
+            **vars(finding), still_s=finding.since_s, elapsed_s=elapsed_s, after_s=self._after_s, rate=None, rate_of="step",
+            remaining_s=None, data_share=None, ended_by="--stop" if self._stops and finding.state == "stuck" else "itself", stopped_count=0,
         )  # fmt: skip
 
 

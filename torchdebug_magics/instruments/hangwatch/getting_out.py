@@ -92,7 +92,8 @@ class GettingOut:
 def new_processes(children: Children, before: Iterable[int]) -> list[int]:
     """Processes that run and that this one has started since: `before` are those that ran already."""
     found = dict.fromkeys(child.pid for child in children.alive())
-    found.update(dict.fromkeys(pid for pid in child_pids(os.getpid()) if not _is_helper(pid)))
+    commands = {pid: read(f"/proc/{pid}/cmdline") or "" for pid in child_pids(os.getpid())}
+    found.update(dict.fromkeys(pid for pid, command in commands.items() if not any(name in command for name in _HELPERS)))
     return [pid for pid in found if pid not in set(before) and _runs(pid)]
 
 
@@ -117,11 +118,6 @@ def _with_descendants(pid: int) -> list[int]:
 def _runs(pid: int) -> bool:
     state = process_state(pid)
     return state is not None and not state.is_zombie
-
-
-def _is_helper(pid: int) -> bool:
-    command = read(f"/proc/{pid}/cmdline") or ""
-    return any(name in command for name in _HELPERS)
 
 
 class StopPresses:

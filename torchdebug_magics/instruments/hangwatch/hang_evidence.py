@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from torchdebug_magics.format import duration
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Chain, Look, Participant
 from torchdebug_magics.instruments.hangwatch.everybody.rank_states import RankState
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, State
@@ -51,7 +53,7 @@ class Evidence:
         return next((other.location for other in reversed(on_way) if other.location is not None), self.main.location)
 
     def found(
-        self, state: State, cause: str | None, headline: str, fix: str = "", reason: str = "", at: Participant | None = None
+        self, cause: str | None, headline: str, fix: str = "", reason: str = "", at: Participant | None = None, state: State = "stuck"
     ) -> HangFinding:
         """A finding about `at`, or about the root."""
         one = at if at is not None else self.root
@@ -63,13 +65,52 @@ class Evidence:
             reason=reason,
             location=self.line(one),
             root=one.as_wait(),
-            waits=tuple(other.as_wait() for other in self.look.everybody.values() if self._counts(other)),
+            waits=tuple(other.as_wait() for other in self.look.everybody.values() if other in self.chain.path or other.is_shown),
             chain=self.chain.names,
             since_s=self.still_s,
         )
 
-    def _counts(self, one: Participant) -> bool:
-        """Whether it is worth a row: not a library's own thread that nobody waits for."""
-        if one.is_old and one not in self.chain.path:
-            return False
-        return one in self.chain.path or bool(one.location) or one.kind == "dead" or bool(one.process and one.is_main_thread)
+
+Words: TypeAlias = str | Callable[[Evidence, Participant], str]
+"""A text with ``{who}``, ``{what}`` and so on, or a function that makes it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cause: when it applies to whom, and what is said then."""
+
+    cause: str
+    when: Callable[[Evidence, Participant], object]
+    headline: Words
+    fix: Words
+    reason: Words = ""
+    whom: Callable[[Evidence], Participant | None] = lambda case: case.root
+    """Whom it is about; None where there is no such participant."""
+    state: State = "stuck"
+
+    def __call__(self, case: Evidence) -> HangFinding | None:
+        """The finding; None where the cause does not apply."""
+        one = self.whom(case)
+        if one is None or not self.when(case, one):
+            return None
+        headline, fix, reason = (self._said(words, case, one) for words in (self.headline, self.fix, self.reason))
+        return case.found(self.cause, headline, fix, reason, one, self.state)
+
+    @staticmethod
+    def _said(words: Words, case: Evidence, one: Participant) -> str:
+        if not isinstance(words, str):
+            return words(case, one)
+        calls = one.facts.get("calls")
+        return words.format(
+            who=one.name, what=one.what or one.kind, a_what=one.a_what, in_call=f" in `{calls}`" if calls else "", calls=calls,
+            in_worker=one.in_worker, still=duration(case.still_s), main=case.main.name,
+            single="`num_workers=0`" if one.in_worker else "a single process",
+        )  # fmt: skip
+
+
+Cause: TypeAlias = Callable[[Evidence], HangFinding | None]
+
+
+def first(causes: Iterable[Cause], case: Evidence) -> HangFinding | None:
+    """By the first cause that applies."""
+    return next((found for cause in causes if (found := cause(case)) is not None), None)

@@ -12,11 +12,10 @@ from typing import Any
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.hangwatch.causes.deaths import named
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import link, look_around
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant, named
 from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter
-from torchdebug_magics.instruments.hangwatch.report import HangReport, LiveHang, State
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, HangReport, LiveHang
 from torchdebug_magics.instruments.hangwatch.watcher import Watcher
 from torchdebug_magics.machine.process_state import has_proc
 from torchdebug_magics.machine.sampler import Sampler
@@ -63,7 +62,7 @@ class HangProbe:
         self._children.attach(stack)
         self._output.attach(stack)
         self._watcher.thread_errors.attach(stack)
-        self._hooks.optimizer_steps(stack, _nothing, self._watcher.progress.step)
+        self._hooks.optimizer_steps(stack, lambda *_: None, self._watcher.progress.step)
         self._getting_out.attach(stack)
         self._watcher.begin()
         self._is_open = True
@@ -126,27 +125,24 @@ class HangProbe:
         watch = self._watcher
         if self._sampler.failure is not None:
             self._guard.note(f"the watch stopped: {self._sampler.failure}")
-        finding = watch.finding
+        was_stopped = self._ended_by in {"Stop", "--stop"}
+        finding = watch.finding or HangFinding(
+            state="interrupted" if was_stopped else "finished",
+            cause=None,
+            headline=watch.place.hint or "stopped while making progress",
+            location=(self._interrupted_at or (None,))[-1],
+        )
         progress = watch.progress
-        state: State = finding.state if finding is not None else "interrupted" if self._ended_by in {"Stop", "--stop"} else "finished"
         rate, rate_of, remaining_s = watch.rate()
         looks = max(1, progress.looks)
         return HangReport(
-            state=state,
-            cause=finding.cause if finding is not None else None,
-            headline=finding.headline if finding is not None else watch.place.hint or "stopped while making progress",
-            fix=finding.fix if finding is not None else "",
-            reason=finding.reason if finding is not None else "",
-            location=finding.location if finding is not None else (self._interrupted_at or (None,))[-1],
-            root=finding.root if finding is not None else None,
-            waits=finding.waits if finding is not None else (),
-            chain=finding.chain if finding is not None else (),
+            **vars(finding),
             still_s=round(progress.longest_s, 3),
             elapsed_s=round(watch.elapsed_s, 3),
             after_s=watch.after_s,
             rate=rate,
             rate_of=rate_of,
-            remaining_s=remaining_s if self._ended_by in {"Stop", "--stop"} else None,
+            remaining_s=remaining_s if was_stopped else None,
             data_share=progress.looks_at["batch"] / looks if progress.looks_at["batch"] else None,
             ended_by=self._ended_by,
             stopped_count=self._stopped_count,
@@ -160,10 +156,6 @@ watch = HangProbe
 def _lines(trace: TracebackType | None) -> tuple[Location, ...]:
     walked = ((frame.f_code, line) for frame, line in traceback.walk_tb(trace))
     return tuple(location(code.co_filename, line, code.co_name) for code, line in walked if is_user_code(code))
-
-
-def _nothing(*_: Any) -> None:
-    """Before a step of an optimizer."""
 
 
 def look() -> None:

@@ -49,6 +49,7 @@ class HangFinding(Finding):
     """Why there was no progress."""
 
     state: State
+    """The worst that was seen. ``"finished"``: never without progress for `after_s`; ``"interrupted"``: stopped before that."""
     cause: str | None
     headline: str
     """Subject, verb, object, without the line."""
@@ -63,12 +64,17 @@ class HangFinding(Finding):
     @property
     def title(self) -> str:
         """What happened, and where, for a page that is shown while the cell runs."""
-        return titled(f"{self.state.capitalize()}: ", self.headline, self.location)[0]
+        return titled(self._begin, self.headline, self.location)[0]
 
     @property
     def rest(self) -> str:
         """The clauses of the headline that the title leaves out."""
-        return titled(f"{self.state.capitalize()}: ", self.headline, self.location)[1]
+        return titled(self._begin, self.headline, self.location)[1]
+
+    @property
+    def _begin(self) -> str:
+        """How the cell stands, before the headline."""
+        return f"{self.state.capitalize()}: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +100,12 @@ class LiveHang:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HangReport(Finding, Report):
-    """Whether a cell, or the cells between ``on`` and ``off``, made progress; if not, who waits for whom, why, and what to change."""
+class HangReport(HangFinding, Report):
+    """Whether a cell, or the cells between ``on`` and ``off``, made progress; if not, who waits for whom, why, and what to change.
 
-    state: State
-    """The worst that was seen. ``"finished"``: never without progress for `after_s`; ``"interrupted"``: stopped before that."""
-    cause: str | None
-    root: Wait | None
-    waits: tuple[Wait, ...]
-    headline: str
-    reason: str
-    chain: tuple[str, ...]
+    It has every field of `HangFinding`, too.
+    """
+
     still_s: float
     """The longest time without progress."""
     elapsed_s: float
@@ -126,17 +127,13 @@ class HangReport(Finding, Report):
     def verdict(self) -> str:
         """What happened, and where."""
         where = f" · {self.location}: `{self.location.source}`" if self.location is not None and self.location.source else ""
-        return f"{self._begin}{self.headline}{where}" if self._begin else f"{self._finished()}{self._data()}"
+        data = f", {self.waiting_for_data}" if self.rate is not None and self.waiting_for_data else ""
+        return f"{self._begin}{self.headline}{where}" if self._begin else f"{self._finished()}{data}"
 
     @property
     def title(self) -> str:
         """What happened, and where, shortened to the first clauses of the headline."""
-        return titled(self._begin, self.headline, self.location)[0] if self._begin else self._finished()
-
-    @property
-    def rest(self) -> str:
-        """The clauses of the headline that the title leaves out."""
-        return titled(self._begin, self.headline, self.location)[1]
+        return super().title if self._begin else self._finished()
 
     @property
     def waiting_for_data(self) -> str:
@@ -147,20 +144,15 @@ class HangReport(Finding, Report):
     def _begin(self) -> str:
         """How the cell ended, before the headline; empty where there is none."""
         if self.state in {"stuck", "slow"}:
-            return f"{self.state.capitalize()}: "
+            return super()._begin
         if self.cause is not None:
             return f"Ended after {duration(self.elapsed_s)}: "
         return f"Interrupted after {duration(self.elapsed_s)}: " if self.state == "interrupted" else ""
 
     def _finished(self) -> str:
+        speed = "" if self.rate is None else f" · {self.rate:.3g} {self.rate_of}s per second"
         ended = "Ended with an error after" if self.ended_by == "error" else "Finished in"
-        return f"{ended} {duration(self.elapsed_s)}: no pause of {duration(self.after_s)} or longer{self._speed()}"
-
-    def _speed(self) -> str:
-        return "" if self.rate is None else f" · {self.rate:.3g} {self.rate_of}s per second"
-
-    def _data(self) -> str:
-        return f", {self.waiting_for_data}" if self.rate is not None and self.waiting_for_data else ""
+        return f"{ended} {duration(self.elapsed_s)}: no pause of {duration(self.after_s)} or longer{speed}"
 
 
 def titled(begin: str, headline: str, where: Location | None) -> tuple[str, str]:

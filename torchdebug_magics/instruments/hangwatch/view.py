@@ -15,6 +15,9 @@ _MOST_STACKS = 12
 
 def page(report: HangReport) -> Page:
     """What hangs and the fix; the line; who waits for whom; then, folded, the calls of each and the rate."""
+    many = report.stopped_count
+    stopped = f"{plural(many, 'process', 'es')} started by the cell {'was' if many == 1 else 'were'} ended" if many else ""
+    details = tuple(row for row in (("rate", _rate(report)), ("processes", stopped)) if row[1])
     is_quick = report.state == "finished" and report.cause is None
     blocks: tuple[Block, ...] = (
         *(
@@ -26,7 +29,7 @@ def page(report: HangReport) -> Page:
         *(Note(problem, "warn") for problem in report.problems),
         *_table(report.waits, report.root),
         *_stacks(report.waits),
-        *_details(report),
+        *([Fold("Details: rate and processes", (Facts(details),))] if details else []),
     )
     status = "warn" if report.state == "finished" and report.cause else _STATUS[report.state]
     status = "info" if status == "good" and report.ended_by == "error" else status
@@ -46,7 +49,7 @@ def live_page(snapshot: LiveHang) -> Page:
     return Page("hangwatch", _STATUS[finding.state], capitalised(finding.title), blocks)
 
 
-def _facts(report: HangReport | HangFinding, still_s: float) -> list[Block]:
+def _facts(report: HangFinding, still_s: float) -> list[Block]:
     is_circle = report.chain[-1:] and report.chain[-1] in report.chain[:-2]  # then the chain says what the reason would
     rows = (
         ("fix", report.fix),
@@ -57,7 +60,7 @@ def _facts(report: HangReport | HangFinding, still_s: float) -> list[Block]:
     return [Facts(shown)] if shown else []
 
 
-def _excerpt(report: HangReport | HangFinding) -> list[Block]:
+def _excerpt(report: HangFinding) -> list[Block]:
     """The line of the root, and the one at which the lock was acquired that is waited for."""
     at, root = report.location, report.root
     if at is None or not at.source:
@@ -70,11 +73,6 @@ def _excerpt(report: HangReport | HangFinding) -> list[Block]:
     title = "" if near is None else f"line {near.line}: where the lock was acquired"
     what = root.what if root is not None else ""
     return [Code(tuple(sorted(lines.items())), at.line, title, quoted_span(at.source, f"`{what}` {report.headline}"))]
-
-
-def _details(report: HangReport) -> list[Block]:
-    rows = tuple(row for row in (("rate", _rate(report)), ("processes", _stopped(report))) if row[1])
-    return [Fold("Details: rate and processes", (Facts(rows),))] if rows else []
 
 
 def _chain(chain: Sequence[str], waits: Sequence[Wait], still_s: float) -> str:
@@ -94,16 +92,12 @@ def _chain(chain: Sequence[str], waits: Sequence[Wait], still_s: float) -> str:
         parts.append(f"{_called(who)} ({told})" if told else _called(who))
     last = known.get(way[-1])
     if last is not None and last.kind not in {"dead", "python"} and len(way) == len(set(way)):
-        parts.append(_end(last))
+        parts.append(f"{last.what}, acquired at {last.acquired}" if last.acquired is not None else last.what)
     return f"{' -> '.join(filter(None, parts))} · for {duration(round(still_s))}"
 
 
 def _called(who: str) -> str:
     return "main thread" if who == "main" else who
-
-
-def _end(last: Wait) -> str:
-    return f"{last.what}, acquired at {last.acquired}" if last.acquired is not None else last.what
 
 
 def _table(waits: Sequence[Wait], root: Wait | None) -> list[Block]:
@@ -140,12 +134,11 @@ def _state(one: Wait) -> str:
 
 def _stacks(waits: Sequence[Wait]) -> list[Block]:
     deep = [one for one in waits if len(one.stack) > 1][:_MOST_STACKS]
-    return [Fold(f"Calls of {listed([_called(one.who) for one in deep])}", tuple(_stack(one) for one in deep))] if deep else []
-
-
-def _stack(one: Wait) -> Block:
-    width = max(len(str(line)) for line in one.stack)
-    return Code(tuple((number, f"{line!s:<{width}}  {line.source}") for number, line in enumerate(one.stack, 1)), title=one.who)
+    blocks = []
+    for one in deep:
+        width = max(len(str(line)) for line in one.stack)
+        blocks.append(Code(tuple((at, f"{line!s:<{width}}  {line.source}") for at, line in enumerate(one.stack, 1)), title=one.who))
+    return [Fold(f"Calls of {listed([_called(one.who) for one in deep])}", tuple(blocks))] if deep else []
 
 
 def _rate(report: HangReport) -> str:
@@ -153,8 +146,3 @@ def _rate(report: HangReport) -> str:
         return ""
     left = f", {duration(report.remaining_s)} to the end of the loop" if report.remaining_s else ""
     return f"{report.rate:.3g} {report.rate_of}s per second{left}"
-
-
-def _stopped(report: HangReport) -> str:
-    many = report.stopped_count
-    return f"{plural(many, 'process', 'es')} started by the cell {'was' if many == 1 else 'were'} ended" if many else ""

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -17,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from torchdebug_magics.format import duration
-from torchdebug_magics.instruments.hangwatch.causes.deaths import error_fix, exit_fix, how_it_ended, last_line, with_article
+from torchdebug_magics.instruments.hangwatch.causes.deaths import error_fix, exit_fix, how_it_ended, last_line
 from torchdebug_magics.instruments.hangwatch.causes.judge import debugger_now, judged
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import OthersProgress, left_error, link, look_around
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
@@ -28,12 +27,12 @@ from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progres
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, LiveHang, Wait
 from torchdebug_magics.instruments.hangwatch.waits.collectives import error_record
 from torchdebug_magics.machine.process_state import main_thread_ran_s
+from torchdebug_magics.probing.children.agent import record_of_error
 from torchdebug_magics.probing.children.launching import Children
 from torchdebug_magics.probing.children.rank_session import folder_here
 from torchdebug_magics.probing.children.rank_traces import Child
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import owner
-from torchdebug_magics.probing.where import locate, location, running_shell
+from torchdebug_magics.probing.where import locate, running_shell
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap
 from torchdebug_magics.report import Location
 
@@ -150,7 +149,7 @@ class Watcher:
         """The cell has ended, and a process of its own may have ended badly before it."""
         found = self._guard.run("explaining the end", explained, error, self._children, self._output.tail)
         if found is not None and (self.finding is None or self.finding.state != "stuck"):
-            where = found.location or last_user_line(error)
+            where = found.location or last_line(None if error is None else record_of_error(error))
             self.finding = replace(found, location=where, state="finished" if self.finding is None else self.finding.state)
 
     def _look_closer(self, frame: FrameType | None, now_s: float) -> None:
@@ -178,7 +177,7 @@ class Watcher:
         elif still_s >= self.after_s and len(self._looks) >= _LEAST_LOOKS and look.at_s - self._looks[0].at_s >= _LEAST_S:
             self._judge(frame, still_s)
         elif look.main.facts.get("is_waiting"):
-            self.place.hint = f"the main thread waited for {with_article(look.main.what)}"
+            self.place.hint = f"the main thread waited for {look.main.a_what}"
 
     def _look_at_graph(self, now_s: float) -> None:
         """A backward pass that goes through the graphs of earlier steps is told of before it takes too long."""
@@ -282,22 +281,18 @@ def _rank(ended: list[Child], children: Children) -> HangFinding | None:
     absent = sorted(set(range(len(children.started))) - known)
     number = (record or {}).get("rank")
     rank = number if number is not None else absent[0] if len(absent) == 1 else sorted(children.started).index(child.pid)
-    one = Participant(f"rank {rank}", child.pid, kind="dead", what="ended", child=child, exit_code=child.exit_code(), error=record)
-    fix = exit_fix(child.exit_code()) if record is None else "fix the error in this rank: the others only lose their connection to it"
-    return _finding(one, "rank_died", f"rank {rank} {how_it_ended(one)}", fix, "", last_line(record))
+    one = _dead(f"rank {rank}", child, children)
+    fix = exit_fix(one.exit_code) if record is None else "fix the error in this rank: the others only lose their connection to it"
+    return _finding(one, "rank_died", f"rank {rank} {how_it_ended(one)}", fix)
 
 
 def _worker(child: Child, children: Children) -> HangFinding:
-    code, error = child.exit_code(), left_error(children.folder, child.pid)
-    number = sorted(children.started).index(child.pid)
-    one = Participant(f"worker {number}", child.pid, kind="dead", what="ended", child=child, exit_code=code, error=error)
-    is_unpickled = child.method != "fork" and code == 1 and error is None
-    fix = exit_fix(code) if error is None else error_fix(one)
-    reason = ""
-    if is_unpickled:
+    one = _dead(f"worker {sorted(children.started).index(child.pid)}", child, children)
+    fix, reason = exit_fix(one.exit_code) if one.error is None else error_fix(one), ""
+    if child.method != "fork" and one.exit_code == 1 and one.error is None:  # it could not be unpickled
         fix = 'move the Dataset into an importable module, or use `DataLoader(..., multiprocessing_context="fork")`'
         reason = f"a worker started with `{child.method}` imports the Dataset, and cannot import what is defined in a cell"
-    return _finding(one, "worker_died", f"DataLoader worker {number} {how_it_ended(one)}", fix, reason, last_line(error))
+    return _finding(one, "worker_died", f"{one.name} {how_it_ended(one)}", fix, reason)
 
 
 def _mismatch(child: Child, children: Children, first: int, second: int) -> HangFinding:
@@ -305,26 +300,22 @@ def _mismatch(child: Child, children: Children, first: int, second: int) -> Hang
     record: dict[str, Any] = next((survivor for survivor in left if survivor.get("entries")), {})
     entry: dict[str, Any] = record["entries"][-1] if record else {}
     called = f"{entry['op']} #{entry['number']} with {entry['sizes'][0] if entry['sizes'] else 'no tensor'}" if entry else "the collective"
-    one = Participant(f"process {child.name}", child.pid, kind="dead", what="aborted", child=child, exit_code=child.exit_code())
+    one = replace(_dead(f"process {child.name}", child, children), what="aborted", error=record or None)
     who = f"rank {record['rank']} calls {called}" if record.get("rank") is not None else "the ranks call it with different sizes"
     return _finding(
         one, "collective_mismatch", f"gloo aborted {one.who}, whose tensor has a different size: {who} ({first} and {second} bytes)",
         "use the same shape and dtype on every rank", "gloo aborts the process without an exception where sizes differ",
-        last_line(record or None),
     )  # fmt: skip
 
 
-def _finding(one: Participant, cause: str, headline: str, fix: str, reason: str, line: Location | None) -> HangFinding:
-    root = one.as_wait()
+def _dead(who: str, child: Child, children: Children) -> Participant:
+    error = left_error(children.folder, child.pid)
+    return Participant(who, child.pid, kind="dead", what="ended", child=child, exit_code=child.exit_code(), error=error)
+
+
+def _finding(one: Participant, cause: str, headline: str, fix: str, reason: str = "") -> HangFinding:
+    root, line = one.as_wait(), last_line(one.error)
     return HangFinding(state="finished", cause=cause, headline=headline, fix=fix, reason=reason, location=line, root=root, waits=(root,))
-
-
-def last_user_line(error: BaseException | None) -> Location | None:
-    """The innermost line of the user's that an error came through."""
-    walked = [] if error is None else [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    return next(
-        (location(code.co_filename, line, code.co_name) for code, line in reversed(walked) if owner(code.co_filename) == "user"), None
-    )
 
 
 def never_ends(line: int, condition: str, main: Wait, still_s: float) -> HangFinding:

@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable
 from multiprocessing import util
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 AGENT_THREAD = "torchdebug-agent"
@@ -84,12 +83,17 @@ class Agent:
             error = error.__context__
         if error is None or isinstance(error, (SystemExit, KeyboardInterrupt)) or any(error is one for one in self._inherited):
             return
-        record: dict[str, Any] = {"type": type(error).__name__, "message": str(error)[:2000], "at_s": time.time()}
-        record["frames"] = _frames(error.__traceback__)
+        record = record_of_error(error)
         with contextlib.suppress(Exception):  # what is recorded beside it is a courtesy
             record.update(_named(self.on_error)(error) if self.on_error else {})
         with contextlib.suppress(OSError):
             Path(self.folder, f"{os.getpid()}.error").write_text(json.dumps(record), encoding="utf-8")
+
+
+def record_of_error(error: BaseException) -> dict[str, Any]:
+    """Plain data: type, message, time, and (file, line, function) of each call, the outermost first."""
+    frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return {"type": type(error).__name__, "message": str(error)[:2000], "at_s": time.time(), "frames": frames[-_MOST_FRAMES:]}
 
 
 def _arrive(folder: str, on_error: str) -> Agent:
@@ -130,8 +134,3 @@ def _named(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
-
-
-def _frames(trace: TracebackType | None) -> list[tuple[str, int, str]]:
-    """(file, line, function) of each call, the outermost first."""
-    return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_tb(trace)][-_MOST_FRAMES:]

@@ -108,7 +108,8 @@ class FollowedRanks:
 
     def _start(self, original: Callable[[BaseProcess], None], process: BaseProcess) -> None:
         __tracebackhide__ = True
-        if os.getpid() != self._owner or _is_helper(process):
+        target = vars(process).get("_target")
+        if os.getpid() != self._owner or (getattr(target, "__module__", ""), getattr(target, "__name__", "")) in _HELPERS:
             return original(process)
         with contextlib.suppress(OSError):  # no room for a folder: then nothing is followed
             self._job = self._job or self._new_job()
@@ -149,11 +150,6 @@ class FollowedRanks:
             with contextlib.suppress(OSError):  # a rank that goes on finds nowhere to write, also in the middle of this
                 os.rename(self._job.folder, gone)  # noqa: PTH104 - text, as above
             shutil.rmtree(gone, ignore_errors=True)
-
-
-def _is_helper(process: BaseProcess) -> bool:
-    target = vars(process).get("_target")
-    return (getattr(target, "__module__", ""), getattr(target, "__name__", "")) in _HELPERS
 
 
 def _cannot_arrive(process: BaseProcess, method: str) -> str:

@@ -96,7 +96,9 @@ class Children:
 
 def start_method(process: BaseProcess) -> str:
     """How it is, or will be, started: ``"fork"``, ``"spawn"`` or ``"forkserver"``."""
-    return str(getattr(process, "_start_method", None) or _default_method())
+    import multiprocessing  # noqa: PLC0415 - its contexts are made at import
+
+    return str(getattr(process, "_start_method", None) or multiprocessing.get_start_method())
 
 
 def remembered(process: BaseProcess, method: str) -> Child | None:
@@ -107,12 +109,6 @@ def remembered(process: BaseProcess, method: str) -> Child | None:
         return None
     state = process_state(pid)
     return Child(pid, process.name, method, state.started_s if state is not None else 0.0, handle)
-
-
-def _default_method() -> str:
-    import multiprocessing  # noqa: PLC0415 - its contexts are made at import
-
-    return multiprocessing.get_start_method()
 
 
 def _short_folder() -> str:

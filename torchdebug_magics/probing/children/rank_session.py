@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from multiprocessing import current_process, util
 from pathlib import Path
 from typing import Any
@@ -89,14 +90,12 @@ class RankSession:
         if torch.distributed.is_available():
             for holder in (torch.distributed, torch.distributed.distributed_c10d):
                 wrap(self._stack, self, holder, "destroy_process_group", self._leave_group)
-        self._stack.enter_context(Sampler(self._look, name="rank", every_s=_EVERY_S, first_s=0.05))
+        look = partial(self._guard.run, "the look at a rank", self._stand)
+        self._stack.enter_context(Sampler(look, name="rank", every_s=_EVERY_S, first_s=0.05))
 
     def _row(self) -> Any:
         """The instrument, by name: each would import the other."""
         return importlib.import_module(self.job.module).INSTRUMENT
-
-    def _look(self) -> None:
-        self._guard.run("the look at a rank", self._stand)
 
     def _leave_group(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """The group's destructor waits, and holds the GIL, for a thread that needs it to let go of what a collective held of Python's."""
@@ -156,7 +155,7 @@ def rank_here() -> int | None:
 
 def _arrived(job: Job, index: int, outer: RankSession | None) -> RankSession:
     """Unpickle and begin in a spawned process, where no after-fork hook runs, after everything else has been unpickled."""
-    rank = RankSession(job, index, _nothing, outer)
+    rank = RankSession(job, index, lambda: None, outer)  # a spawned process inherits no session
     rank._pid = os.getpid()
     rank.begin()
     return rank
@@ -173,10 +172,6 @@ def _not_ended_meanwhile() -> Iterator[None]:
     finally:
         if is_ours:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _nothing() -> None:
-    """Does nothing: a spawned process inherits no session."""
 
 
 def _leave(job: Job, name: str, value: object) -> None:

@@ -10,12 +10,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchdebug_magics.machine.process_state import ProcessState, process_state
+from torchdebug_magics.machine.process_state import exit_code_of, process_state
 from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
 from torchdebug_magics.probing.where import locate, location, user_frame
@@ -25,8 +25,8 @@ from torchdebug_magics.report import Location, Report
 
 _LONGEST = 160
 """Characters of an error's text in a row of the table."""
-
-
+_SAME_START_S = 2.0
+"""The clock may be set between two looks."""
 _END_S = 2.0
 """A rank that ends as the cell of its launcher does may still be writing its report."""
 
@@ -71,8 +71,9 @@ def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object 
 
 def record_of(compared: Compared, rank: int, report: Report, error: BaseException | None, elapsed_s: float) -> RankRecord:
     """Make the record of this process."""
+    state: RankState = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
     own = Rank(
-        rank=rank, host=socket.gethostname(), pid=os.getpid(), device=this_rank.device(), state=_state(error),
+        rank=rank, host=socket.gethostname(), pid=os.getpid(), device=this_rank.device(), state=state,
         exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s, error=_text(error), location=_place(error),
     )  # fmt: skip
     return RankRecord(rank=own, compared=compared)
@@ -96,10 +97,6 @@ def leave_whole(path: Path, data: bytes) -> None:
     new = path.with_name(f"{path.name}~")
     new.write_bytes(data)
     new.replace(path)
-
-
-def _state(error: BaseException | None) -> RankState:
-    return "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
 
 
 def _text(error: BaseException | None) -> str:
@@ -131,15 +128,14 @@ def collected(folder: str, launched: Sequence[Launched], *, is_hurried: bool) ->
     children = {one.child.pid: one for one in launched}
     found = left(folder)
     end_s = time.monotonic() + (0 if is_hurried else _END_S)
-    while any(_is_ending(one.child, found) for one in launched) and time.monotonic() < end_s:
+    while time.monotonic() < end_s:
+        running = [one.child.pid for one in launched if one.child.exit_code() is None]
+        if all(pid not in found or found[pid].record is not None for pid in running):
+            break
         time.sleep(0.02)
         found = left(folder)
     records = [_record(pid, children.get(pid), found.get(pid, Left()), number) for number, pid in enumerate({**children, **found})]
     return _numbered(records)
-
-
-def _is_ending(child: Child, found: Mapping[int, Left]) -> bool:
-    return child.exit_code() is None and child.pid in found and found[child.pid].record is None
 
 
 def _record(pid: int, launched: Launched | None, found: Left, number: int) -> RankRecord:
@@ -149,7 +145,8 @@ def _record(pid: int, launched: Launched | None, found: Left, number: int) -> Ra
         return replace(found.record, rank=rank, problems=found.problems)
     standing = found.standing or Standing(rank=number, pid=pid, device="cpu", location=None, elapsed_s=0.0)
     error = launched.cannot_arrive if launched is not None and found.standing is None and code else ""
-    return replace(without_report(standing, _state_of_exit(code), code, error), problems=found.problems)
+    state: RankState = "interrupted" if code is None else "finished" if code == 0 else "died"
+    return replace(without_report(standing, state, code, error), problems=found.problems)
 
 
 def without_report(standing: Standing, state: RankState, exit_code: int | None = None, error: str = "") -> RankRecord:
@@ -159,10 +156,6 @@ def without_report(standing: Standing, state: RankState, exit_code: int | None =
         elapsed_s=standing.elapsed_s, error=error, location=standing.location,
     )  # fmt: skip
     return RankRecord(rank=own, compared=Compared(worked=False), is_in_job=standing.is_in_job)
-
-
-def _state_of_exit(code: int | None) -> RankState:
-    return "interrupted" if code is None else "finished" if code == 0 else "died"
 
 
 def _numbered(records: list[RankRecord]) -> list[RankRecord]:
@@ -181,7 +174,7 @@ class Child:
     method: str
     """How it was started: ``"fork"``, ``"spawn"`` or ``"forkserver"``."""
     started_s: float
-    """When, on the system's clock of processes: a number that is used again belongs to another process."""
+    """When: a number that is used again belongs to another process."""
     handle: Any = field(repr=False)
     """The `Popen` object of `multiprocessing`, kept until the process has ended, because a pool drops its workers early."""
     seen_exit_code: int | None = None
@@ -190,18 +183,15 @@ class Child:
         """The exit code as in `multiprocessing`, negative for a signal; None while it runs or if unknown. The process is not reaped."""
         if self.seen_exit_code is None:
             code = getattr(self.handle, "returncode", None)
-            state = process_state(self.pid) if code is None else None
-            if code is None and state is not None and state.started_s == self.started_s:
-                code = state.exit_code
+            code = exit_code_of(self.pid) if code is None else code
             self.seen_exit_code = code
             self.handle = self.handle if code is None else None
         return self.seen_exit_code
 
     def is_alive(self) -> bool:
         """Whether it still runs; a zombie does not."""
-        return _runs(self.pid, self.started_s)
-
-
-def _runs(pid: int, started_s: float) -> bool:
-    state: ProcessState | None = process_state(pid)
-    return state is not None and not state.is_zombie and (not started_s or state.started_s == started_s)
+        state = process_state(self.pid)
+        if state is None or (self.started_s and abs(state.started_s - self.started_s) > _SAME_START_S):
+            return False
+        # A process whose other threads have not ended yet is a zombie without an exit code.
+        return not state.is_zombie or (self.method != "forkserver" and self.exit_code() is None)

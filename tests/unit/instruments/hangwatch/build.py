@@ -108,7 +108,6 @@ class World:
         monkeypatch.setattr(looking_around, "thread_cpu_s", lambda pid, number: self.cpu_s.get((pid, number), 0.0))
         monkeypatch.setattr(looking_around, "waited_for_core_s", lambda *_: self.starved_s)
         monkeypatch.setattr(looking_around, "waits_in", lambda pid, *_: self.sleeps_in.get(pid, ""))
-        monkeypatch.setattr(looking_around, "command_of", lambda _: "program")
 
     def add(self, told: dict[str, Any] | int, *, method: str = "fork") -> World:
         """Another process; one that is given by its number cannot be asked."""
@@ -140,9 +139,9 @@ class World:
         return judged(looks, progress or Progress(), still_s, Counter(doing))
 
     def _state(self, pid: int) -> ProcessState:
-        letter = "Z" if pid in self.exit_codes else "R" if self.sleeps_in.get(pid) == "silent" else "S"
+        status = "zombie" if pid in self.exit_codes else "running" if self.sleeps_in.get(pid) == "silent" else "sleeping"
         cpu_s = sum(one for (of, _), one in self.cpu_s.items() if of == pid)
-        return ProcessState(pid, US, "program", letter, cpu_s, 1, 0.0, self.exit_codes.get(pid))
+        return ProcessState(pid, US, "program", status, cpu_s, 0.0)
 
     def _ask(self, _folder: str, pid: int, *_: object) -> dict[str, Any]:
         told = self.others.get(pid)

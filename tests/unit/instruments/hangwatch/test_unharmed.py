@@ -233,7 +233,7 @@ def test_one_that_is_stopped_is_ended_too(until: Callable[..., bool]) -> None:
     process = FORK.Process(target=time.sleep, args=(60,))
     process.start()
     os.kill(process.pid or 0, signal.SIGSTOP)
-    assert until(lambda: (state := process_state(process.pid or 0)) is not None and state.letter == "T")
+    assert until(lambda: (state := process_state(process.pid or 0)) is not None and state.status == "stopped")
     assert process.pid in new_processes(Children(), [])
     assert process.pid not in new_processes(Children(), [process.pid])
     assert end_processes([process.pid or 0, 2**22 + 1]) == 1

@@ -20,6 +20,11 @@ from torchdebug_magics.report import Location
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _REDUCTION = "Expected to have finished reduction"
 _LONGEST = 90
+_SIGNAL_FIXES = {
+    "SIGKILL": "use fewer workers or smaller batches: the system most likely killed it because memory ran out",
+    "SIGBUS": "raise the container's `--shm-size`, or use fewer workers: shared memory is full",
+}
+_USE_ALL = "pass `find_unused_parameters=True` to `DistributedDataParallel`, or use every parameter on every rank in each step"
 
 
 def failed(case: Evidence) -> HangFinding | None:
@@ -34,9 +39,9 @@ def failed(case: Evidence) -> HangFinding | None:
     if waiting:
         return _rank(case, first, f"{waiting[0].one.who} waits for it in {waiting[0].pending or waiting[0].one.what}")
     whose = next((one for one in reversed(case.chain.path) if one is not first), case.main)
-    what = f"{named(first.who)} {how_it_ended(first)}, and {named(whose.who)} waits for {whose.what or 'it'}"
+    what = f"{first.name} {how_it_ended(first)}, and {whose.name} waits for {whose.what or 'it'}"
     fix = error_fix(first) if first.error else exit_fix(first.exit_code)
-    return case.found("stuck", "worker_died", what, fix, at=first)
+    return case.found("worker_died", what, fix, at=first)
 
 
 def error_fix(one: Participant) -> str:
@@ -59,27 +64,20 @@ def how_it_ended(one: Participant) -> str:
 def _rank(case: Evidence, first: Participant, waits: str) -> HangFinding:
     message = (first.error or {}).get("message", "")
     if _REDUCTION in message:
-        unused = _unused_names(first)
-        names = listed([f"`{name}`" for name in unused]) or "some parameters"
+        match, names = _UNUSED.search(message), (first.error or {}).get("parameters", [])
+        places = [int(word) for word in match[1].split()] if match else []
+        unused = listed([f"`{names[place]}`" for place in places if place < len(names)]) or "some parameters"
         return case.found(
-            "stuck", "unused_parameters", f"{first.who} computed no gradient for {names}, and {waits}",
-            "pass `find_unused_parameters=True` to `DistributedDataParallel`, or use every parameter on every rank in each step", at=first,
+            "unused_parameters", f"{first.who} computed no gradient for {unused}, and {waits}",
+            _USE_ALL, at=first,
         )  # fmt: skip
     if first.exit_code == -signal.SIGABRT:
         return case.found(
-            "stuck", "collective_mismatch", f"{first.who} was aborted by gloo because its tensor has a different size, and {waits}",
+            "collective_mismatch", f"{first.who} was aborted by gloo because its tensor has a different size, and {waits}",
             "use the same shape and dtype on every rank", at=first,
         )  # fmt: skip
     fix = "fix the error in this rank" if first.error else exit_fix(first.exit_code)
-    return case.found("stuck", "rank_died", f"{first.who} {how_it_ended(first)}, and {waits}", fix, at=first)
-
-
-def _unused_names(one: Participant) -> list[str]:
-    error = one.error or {}
-    match = _UNUSED.search(error.get("message", ""))
-    names = error.get("parameters", [])
-    places = [int(word) for word in match[1].split()] if match else []
-    return [names[place] for place in places if place < len(names)]
+    return case.found("rank_died", f"{first.who} {how_it_ended(first)}, and {waits}", fix, at=first)
 
 
 def _matters(case: Evidence, one: Participant) -> bool:
@@ -91,13 +89,9 @@ def _matters(case: Evidence, one: Participant) -> bool:
 
 def exit_fix(code: int | None) -> str:
     """What to change where a process ended with this code."""
-    if code == -getattr(signal, "SIGKILL", 9):
-        return "use fewer workers or smaller batches: the system most likely killed it because memory ran out"
-    if code == -getattr(signal, "SIGBUS", 7):
-        return "raise the container's `--shm-size`, or use fewer workers: shared memory is full"
-    if code is not None and code < 0:
-        return "run its code in this process (`num_workers=0`) to see the crash"
-    return "raise an exception instead of calling `os._exit`, so that the waiting process sees it"
+    if code is None or code >= 0:
+        return "raise an exception instead of calling `os._exit`, so that the waiting process sees it"
+    return _SIGNAL_FIXES.get(_signal(-code), "run its code in this process (`num_workers=0`) to see the crash")
 
 
 def _signal(number: int) -> str:
@@ -111,25 +105,6 @@ def last_line(error: dict[str, Any] | None) -> Location | None:
     """The user's line that raised, of a recorded error."""
     frames = [tuple(frame) for frame in error["frames"] if owner(frame[0]) == "user" and not frame[0].startswith("<")] if error else []
     return location(*frames[-1]) if frames else None
-
-
-def named(who: str) -> str:
-    """``"worker 0"`` as ``"DataLoader worker 0"``."""
-    return "the main thread" if who == "main" else f"DataLoader {who}" if who.startswith("worker ") else who
-
-
-def with_article(what: str) -> str:
-    """``"lock"`` as ``"a lock"``; calls, names and phrases that have one stay."""
-    if "(" in what or what.startswith(("a ", "an ", "the ", "your ", "more ", "room ", "only ")) or "#" in what:
-        return what
-    return f"{'an' if what[:1] in 'aeiou' else 'a'} {what}"
-
-
-def in_worker(one: Participant) -> str:
-    """A second sentence for a fix in code that runs in another process."""
-    if one.process.get("worker") is not None:
-        return "; to step through the worker, use `num_workers=0`"
-    return ""
 
 
 def short_error(error: dict[str, str]) -> str:
@@ -172,7 +147,7 @@ def _missing(case: Evidence, ahead: RankState, pending: Issued, one: Participant
         return _left_training(case, ahead, pending, one, state, f"{one.who} {now}")
     line = f"; {ahead.one.who} calls it at {ahead.one.location}: `{ahead.one.location.source}`" if ahead.one.location is not None else ""
     return case.found(
-        "stuck", "collective_missing", f"{one.who} never called {pending}, in which {ahead.one.who} waits",
+        "collective_missing", f"{one.who} never called {pending}, in which {ahead.one.who} waits",
         f"call `{pending.op}` on every rank: move it out of the branch that only {ahead.one.who} takes", f"{one.who} {now}{line}", at=at,
     )  # fmt: skip
 
@@ -186,17 +161,16 @@ def _left_training(
     if unused:
         names = listed([f"`{name}`" for name in unused])
         return case.found(
-            "stuck", "unused_parameters", f"{one.who} computed no gradient for {names}; {ahead.one.who} waits in backward ({pending})",
-            "pass `find_unused_parameters=True` to `DistributedDataParallel`, or use every parameter on every rank in each step",
-            now, at=at,
+            "unused_parameters", f"{one.who} computed no gradient for {names}; {ahead.one.who} waits in backward ({pending})",
+            _USE_ALL, now, at=at,
         )  # fmt: skip
     if state is not None and (not state.has_done(pending) or _same_loop(ahead.one.location, one.location)):
         return case.found(
-            "stuck", "collective_missing", f"{one.who} never called backward(), in which {ahead.one.who} waits ({pending})",
+            "collective_missing", f"{one.who} never called backward(), in which {ahead.one.who} waits ({pending})",
             "call forward and backward of the DistributedDataParallel model equally often on every rank", now, at=at,
         )  # fmt: skip
     return case.found(
-        "stuck", "uneven_batches", f"{one.who} has run out of batches, and {ahead.one.who} waits for it in backward ({pending})",
+        "uneven_batches", f"{one.who} has run out of batches, and {ahead.one.who} waits for it in backward ({pending})",
         "wrap the loop in `with model.join():`, or give every rank equally many batches (`DistributedSampler`, `drop_last=True`)",
         now, at=at,
     )  # fmt: skip
@@ -222,7 +196,7 @@ def _mismatch(case: Evidence, calls: list[tuple[RankState, Issued]]) -> HangFind
     is_same = ours.op == theirs.op and ours.group == theirs.group
     what = "use the same shape and dtype" if is_same else "issue collectives in the same order"
     return case.found(
-        "stuck", "collective_mismatch", f"{_calls(odd, theirs, ours)} where {_calls(other, ours, theirs)}",
+        "collective_mismatch", f"{_calls(odd, theirs, ours)} where {_calls(other, ours, theirs)}",
         f"{what} on every rank", "; ".join(lines), at=odd.one,
     )  # fmt: skip
 
@@ -235,15 +209,15 @@ def _not_joined(case: Evidence, one: Participant) -> HangFinding:
     ranks = [other for other in case.look.everybody.values() if other.facts.get("op") == "init_process_group"]
     absent = [case.look.everybody[who] for who in one.targets if who in case.look.everybody]
     sizes = [size for rank in ranks if (size := rank.process.get("world_size")) is not None]
-    said = f"{named(absent[0].who)} never called it" if absent else f"only {plural(len(ranks), 'rank')} joined"
+    said = f"{absent[0].name} never called it" if absent else f"only {plural(len(ranks), 'rank')} joined"
     reason = f"world_size is {max(sizes)}" if sizes else one.what
     if absent and absent[0].kind == "dead" and (absent[0].exit_code or absent[0].error):
         return case.found(
-            "stuck", "rank_died", f"{named(absent[0].who)} {how_it_ended(absent[0])}, and {one.who} waits for it in init_process_group",
+            "rank_died", f"{absent[0].name} {how_it_ended(absent[0])}, and {one.who} waits for it in init_process_group",
             "fix the error in this rank", reason, at=absent[0],
         )  # fmt: skip
     return case.found(
-        "stuck", "collective_missing", f"{one.who} waits in init_process_group, and {said}",
+        "collective_missing", f"{one.who} waits in init_process_group, and {said}",
         "start `world_size` processes, each with its own `rank` and the same `init_method`", reason,
         at=absent[0] if absent and absent[0].location is not None else one,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -19,7 +20,6 @@ from torchdebug_magics.machine.process_state import (
     ProcessState,
     catches,
     child_pids,
-    command_of,
     open_pipes,
     process_state,
     thread_cpu_s,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _MOST_PROCESSES = 256
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _ASK_S = 0.5
 _SILENT_S = 2.0
 """Without an answer, after which one call holds the GIL there: then its frames stand still and can be read."""
@@ -52,13 +53,9 @@ def look_around(children: Children | None) -> Look:
         for one in _process(pid, known.get(pid), children):
             _add(look, names, one)
     for one in look.everybody.values():
-        one.targets = _named(one.facts.pop("targets", ()), names)
-        one.able = _named(one.facts.pop("able", ()), names)
+        for name in ("targets", "able"):
+            setattr(one, name, list(dict.fromkeys(names[number] for number in one.facts.pop(name, ()) if number in names)))
     return look
-
-
-def _named(numbers: Iterable[tuple[int, int]], names: dict[tuple[int, int], str]) -> list[str]:
-    return list(dict.fromkeys(names[number] for number in numbers if number in names))
 
 
 def _add(look: Look, names: dict[tuple[int, int], str], one: Participant) -> None:
@@ -87,11 +84,10 @@ def _processes(own: dict[str, Any], children: Children | None) -> list[int]:
 def _process(pid: int, child: Child | None, children: Children | None) -> Iterator[Participant]:
     silent = children.silent if children is not None else {}
     state = process_state(pid)
-    exit_code = child.exit_code() if child is not None else None if state is None else state.exit_code
     error = None if children is None else left_error(children.folder, pid)
     if state is None or state.is_zombie or (child is not None and not child.is_alive()):
         if child is not None:
-            yield _ended(pid, child, exit_code, error, children)
+            yield _ended(child, error, children)
         return
     try:
         facts = ask(children.folder if children is not None else "", pid, CALL, _ASK_S)
@@ -102,7 +98,8 @@ def _process(pid: int, child: Child | None, children: Children | None) -> Iterat
     silent.pop(pid, None)
     if children is not None:
         children.dumped.pop(pid, None)
-    who = _name(facts)
+    who = f"rank {facts['rank']}" if facts["rank"] is not None else f"process {facts['name']}"
+    who = f"worker {facts['worker']}" if facts["worker"] is not None else who
     for thread in facts["threads"]:
         one = _thread(facts, thread, who if thread["is_main"] else f"{who} {_thread_name(thread)}")
         one.child, one.error = child, error or thread["handling"]
@@ -114,20 +111,14 @@ def _thread_name(thread: dict[str, Any]) -> str:
     return name if name.startswith("task ") else f"thread {name}"
 
 
-def _name(facts: dict[str, Any]) -> str:
-    if facts["worker"] is not None:
-        return f"worker {facts['worker']}"
-    return f"rank {facts['rank']}" if facts["rank"] is not None else f"process {facts['name']}"
-
-
 def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Participant:
     pid = facts["pid"]
     waiting = dict(thread["waiting"] or {})
-    state = process_state(pid)
-    cpu_s = thread_cpu_s(pid, thread["number"])
+    cpu_s = thread_cpu_s(pid, thread["number"]) or 0.0
     is_waiting = bool(waiting) and waiting["kind"] != "python"
-    if thread["is_main"] and not is_waiting and state is not None:
-        cpu_s = state.cpu_s - _own_cpu_s(pid)  # what it has called may compute in other threads
+    if thread["is_main"] and not is_waiting and (state := process_state(pid)) is not None:
+        ours = [one.native_id for one in threading.enumerate() if one.name.startswith("torchdebug-")] if pid == os.getpid() else []
+        cpu_s = state.cpu_s - sum(thread_cpu_s(pid, number) or 0.0 for number in ours)  # what it has called may compute in other threads
         cpu_s += waited_for_core_s(pid, thread["number"])  # on a busy machine it gets no turn, and is not stuck
     numbers = [*((facts["collectives"] or {}).get("status", {}).values())]
     one = Participant(
@@ -136,7 +127,7 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
         ident=thread["ident"],
         frames=[tuple(frame) for frame in thread["frames"]],
         at=(tuple(thread["at"]), tuple(tuple(frame) for frame in thread["frames"]), repr(thread["values"]), repr(numbers)),
-        cpu_s=cpu_s or 0.0,
+        cpu_s=cpu_s,
         kind=waiting.pop("kind", "python"),
         what=waiting.pop("what", ""),
         timeout_s=waiting.pop("timeout_s", None),
@@ -150,40 +141,30 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
     return one
 
 
-def _own_cpu_s(pid: int) -> float:
-    """Of the threads that look, which are no movement."""
-    ours = [one for one in threading.enumerate() if one.name.startswith("torchdebug-") and one.native_id is not None]
-    return sum(thread_cpu_s(pid, one.native_id) or 0.0 for one in ours) if pid == os.getpid() else 0.0
-
-
-def _ended(pid: int, child: Child | None, exit_code: int | None, error: dict[str, Any] | None, children: Children | None) -> Participant:
-    stack = [] if children is None else dumped_stack(children.folder, pid, is_alive=False)
-    frames = [tuple(frame) for frame in reversed(error["frames"])] if error else stack
-    how = (
-        f"raised {error['type']}"
-        if error
-        else "ended"
-        if not exit_code
-        else f"was killed by signal {-exit_code}"
-        if exit_code < 0
-        else "exited"
-    )
-    name = f"process {child.name}" if child is not None else f"process {pid}"
-    return Participant(name, pid, frames=frames, kind="dead", what=how, child=child, exit_code=exit_code, error=error)
+def _ended(child: Child, error: dict[str, Any] | None, children: Children | None) -> Participant:
+    frames = [] if children is None else dumped_stack(children.folder, child.pid, is_alive=False)
+    code, how = child.exit_code(), "exited"
+    if error:
+        how, frames = f"raised {error['type']}", [tuple(frame) for frame in reversed(error["frames"])]
+    elif not code:
+        how = "ended"
+    elif code < 0:
+        how = f"was killed by signal {-code}"
+    return Participant(f"process {child.name}", child.pid, frames=frames, kind="dead", what=how, child=child, exit_code=code, error=error)
 
 
 def _unasked(pid: int, child: Child | None, state: ProcessState, children: Children | None, silent_s: float) -> Participant:
     """Of a process without an agent, or in which none gets a turn, what the system says."""
     is_silent = silent_s > _SILENT_S  # else it may only be starting
     stack: list[tuple[str, int, str]] = []
-    if is_silent and children is not None and (state.letter == "R" or pid in children.dumped):
+    if is_silent and children is not None and (state.status == "running" or pid in children.dumped):
         if pid not in children.dumped:  # once: a signal cuts short what waits in native code
             children.dumped[pid] = dumped_stack(children.folder, pid, is_alive=True)
         stack = children.dumped[pid]
     sleeps_in = waits_in(pid)
     kind = "gil" if is_silent else "io" if sleeps_in.startswith(("read", "write", "receive", "connect")) else "native"
     kind = "sleep" if sleeps_in == "sleep" else kind
-    name = f"process {child.name if child is not None else command_of(pid)}"
+    name = f"process {child.name if child is not None else state.name}"
     return Participant(
         name, pid, frames=stack, at=(tuple(stack), sleeps_in), cpu_s=_tree_cpu_s(state), kind=kind, what=sleeps_in, child=child,
         is_silent=is_silent, sleeps_in=sleeps_in,
@@ -221,7 +202,9 @@ def link(look: Look, ranks: dict[int, int]) -> None:
 
 def _link_to_writers(look: Look, reader: Participant) -> None:
     """Programs at the other end of a pipe; else every process that has work, as all have the pipe or the semaphore, and their threads."""
-    programs = [other.who for other in look.everybody.values() if _holds_pipe(other, reader)]
+    pipe = reader.facts.get("pipe", "-")
+    alive = [other for other in look.everybody.values() if not other.process and other.kind != "dead"]
+    programs = [other.who for other in alive if pipe in open_pipes(other.pid)]
     others = [other for other in look.everybody.values() if other.pid != reader.pid and bool(other.process) and _may_write(other, reader)]
     known = [*reader.targets, *(programs or [other.who for other in others if other.is_main_thread])]
     reader.targets = list(dict.fromkeys(known))
@@ -243,11 +226,6 @@ def _is_held_by_others(program: Participant) -> bool:
 
 def _descendants(pid: int) -> list[int]:
     return [each for child in child_pids(pid) for each in (child, *_descendants(child))]
-
-
-def _holds_pipe(other: Participant, reader: Participant) -> bool:
-    """Whether it is a program of its own at the other end of the pipe."""
-    return not other.process and other.kind != "dead" and reader.facts.get("pipe", "-") in open_pipes(other.pid)
 
 
 def _works_for_pool(other: Participant) -> bool:
@@ -344,7 +322,7 @@ def ask(folder: str, pid: int, call: str, timeout_s: float = 1.0, **values: obje
 
 def processes_with_agents(folder: str) -> list[int]:
     """The processes that have an agent, or have had one."""
-    return sorted(int(name.partition(".")[0]) for name in _names(folder) if name.endswith(".socket"))
+    return sorted(int(file.stem) for file in Path(folder).glob("*.socket"))
 
 
 def left_error(folder: str, pid: int) -> dict[str, Any] | None:
@@ -372,18 +350,4 @@ def _parsed(text: str) -> list[tuple[str, int, str]]:
     """Parse the stack that faulthandler wrote for the thread that runs Python, or else for the last thread, which is the main one."""
     stacks = [part for part in text.split("\n\n") if "  File " in part]
     current = [part for part in stacks if part.lstrip().startswith(("Current thread", "Fatal"))] or stacks[-1:]
-    lines = [line.strip() for part in current[:1] for line in part.splitlines() if line.startswith("  File ")]
-    found = []
-    for line in lines:  # File "a.py", line 3 in function
-        name, _, rest = line.removeprefix('File "').rpartition('", line ')
-        number, _, function = rest.partition(" in ")
-        if number.isdigit():
-            found.append((name, int(number), function))
-    return found
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208 - names are all that is needed
-    except OSError:
-        return []
+    return [(file, int(line), function) for part in current[:1] for file, line, function in _FRAME.findall(part)]

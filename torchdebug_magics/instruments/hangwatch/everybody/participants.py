@@ -21,6 +21,18 @@ _PROCESS_COMPUTES = 0.15
 """Shares of a core, above what our own looks take."""
 
 
+def named(who: str) -> str:
+    """``"worker 0"`` as ``"DataLoader worker 0"``."""
+    return "the main thread" if who == "main" else f"DataLoader {who}" if who.startswith("worker ") else who
+
+
+def with_article(what: str) -> str:
+    """``"lock"`` as ``"a lock"``; calls, names and phrases that have one stay."""
+    if "(" in what or what.startswith(("a ", "an ", "the ", "your ", "more ", "room ", "only ")) or "#" in what:
+        return what
+    return f"{'an' if what[:1] in 'aeiou' else 'a'} {what}"
+
+
 @dataclass
 class Participant:
     """A thread of this process, or another process by its main thread."""
@@ -61,6 +73,26 @@ class Participant:
     def is_child(self) -> bool:
         """Whether `multiprocessing` has started its process, in which no prompt can be answered."""
         return bool(self.process.get("is_child"))
+
+    @property
+    def name(self) -> str:
+        """``"worker 0"`` as ``"DataLoader worker 0"``."""
+        return named(self.who)
+
+    @property
+    def a_what(self) -> str:
+        """What it waits for, as it stands in a sentence."""
+        return with_article(self.what or self.kind)
+
+    @property
+    def in_worker(self) -> str:
+        """A second sentence for a fix in code that runs in a worker of a DataLoader; empty elsewhere."""
+        return "" if self.process.get("worker") is None else "; to step through the worker, use `num_workers=0`"
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it is worth a row where nobody waits for it: not a library's own thread."""
+        return not self.is_old and (bool(self.location) or self.kind == "dead" or bool(self.process and self.is_main_thread))
 
     @property
     def stack(self) -> tuple[Location, ...]:
@@ -140,12 +172,9 @@ def follow(look: Look, moved: Mapping[str, bool], still_s: float) -> Chain:
 
     Only for the first counts who could end a wait without being known to.
     """
-    wide, narrow = (_best(_ways(look, (look.main,), set(), is_wide=is_wide), moved, still_s) for is_wide in (True, False))
+    ways = (_ways(look, (look.main,), set(), is_wide=is_wide) for is_wide in (True, False))
+    wide, narrow = (max(chains, key=lambda chain: _weight(chain, moved, still_s)) for chains in ways)
     return wide if goes_on(wide, moved, still_s) else narrow
-
-
-def _best(ways: Iterator[Chain], moved: Mapping[str, bool], still_s: float) -> Chain:
-    return max(ways, key=lambda chain: _weight(chain, moved, still_s))
 
 
 def goes_on(chain: Chain, moved: Mapping[str, bool], still_s: float) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
 
@@ -20,17 +19,18 @@ class Issued:
     """The name of its process group; numbers count in each group by themselves."""
     number: int
     op: str
-    sizes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
+    sizes: list[list[int]]
+    dtypes: list[str]
     is_done: bool
+    is_p2p: bool
 
     @property
     def key(self) -> tuple[object, ...]:
         """What must be the same on every rank."""
-        return (self.op, self.sizes if self.op not in _UNEQUAL else (), self.dtypes)
+        return (self.op, repr(self.sizes) if self.op not in _UNEQUAL else "", repr(self.dtypes))
 
     def __str__(self) -> str:
-        sizes = " ".join(str(list(size)) for size in self.sizes[:2])
+        sizes = " ".join(str(size) for size in self.sizes[:2])
         return f"{self.op} #{self.number}" + (f" {sizes}" if sizes else "")
 
 
@@ -73,7 +73,12 @@ class RankState:
 
 def rank_states(look: Look) -> list[RankState]:
     """The ranks that could be asked, in their order."""
-    return [_state(one) for one in look.ranks()]
+    states = []
+    for one in look.ranks():
+        recorded = one.process.get("collectives") or {"entries": [], "groups": {}}
+        issued = [call for entry in recorded["entries"] if not (call := Issued(**entry)).is_p2p]
+        states.append(RankState(int(one.process["rank"]), one, issued, recorded["groups"]))
+    return states
 
 
 def link_ranks(look: Look) -> None:
@@ -93,7 +98,8 @@ def link_ranks(look: Look) -> None:
         elif pending is not None and (one.kind == "collective" or not one.facts.get("is_waiting")):
             one.kind, one.what = "collective", str(pending)
             others = [other for other in states if other is not state and state.needs(other, pending.group)]
-            one.targets = [other.one.who for other in others if not _is_with(other, pending)] + _gone(look, one)
+            calls = ((other, other.call(pending)) for other in others)
+            one.targets = [other.one.who for other, call in calls if call is None or call.key != pending.key] + _gone(look, one)
         elif one.kind == "collective":
             one.targets = [other.one.who for other in states if other is not state and other.one.kind != "collective"] + _gone(look, one)
 
@@ -109,28 +115,6 @@ def _could_join(other: Participant, joining: Sequence[Participant]) -> bool:
     )
 
 
-def _is_with(other: RankState, pending: Issued) -> bool:
-    call = other.call(pending)
-    return call is not None and call.key == pending.key
-
-
 def _gone(look: Look, one: Participant) -> list[str]:
     """Ranks that have ended: processes of the same job that are no more."""
     return [other.who for other in look.everybody.values() if other.kind == "dead" and other.who.startswith("rank ") and other is not one]
-
-
-def _state(one: Participant) -> RankState:
-    recorded = one.process.get("collectives") or {"entries": [], "groups": {}}
-    issued = [_issued(entry) for entry in recorded["entries"] if not entry["is_p2p"]]
-    return RankState(int(one.process["rank"]), one, issued, recorded["groups"])
-
-
-def _issued(entry: dict[str, Any]) -> Issued:
-    return Issued(
-        group=entry["group"],
-        number=entry["number"],
-        op=entry["op"],
-        sizes=tuple(tuple(size) for size in entry["sizes"]),
-        dtypes=tuple(entry["dtypes"]),
-        is_done=entry["is_done"],
-    )

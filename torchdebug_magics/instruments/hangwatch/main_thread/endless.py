@@ -38,7 +38,7 @@ def endless_loop(frame: FrameType | None, *, alone: bool) -> tuple[int, str] | N
     loops = [one for one in enclosing(function, line_of(frame)) if isinstance(one, ast.While)] if function is not None else []
     for loop in reversed(loops):
         test = _Test(frame, alone=alone)
-        if test.holds(loop.test) and _never_left(loop, test, frame) and not _is_caught(frame, loop.lineno):
+        if test.holds(loop.test) and _never_left(loop, test, frame) and not any(map(_catches, enclosing(function, loop.lineno))):
             return loop.lineno, ast.unparse(loop.test)
     return None
 
@@ -118,13 +118,8 @@ def _never_left(loop: ast.While, test: _Test, frame: FrameType) -> bool:
     return True
 
 
-def _is_caught(frame: FrameType, line: int) -> bool:
-    """Whether its own function expects that an exception ends the loop at that line."""
-    return any(map(_catches, enclosing(function_node(frame.f_code), line)))
-
-
 def _catches(statement: ast.stmt) -> bool:
-    """An error; what ends the program from outside is none."""
+    """Whether the function expects that an error ends a loop inside; what ends the program from outside is none."""
     if isinstance(statement, ast.With):
         texts = [ast.unparse(item.context_expr) for item in statement.items]
         return any("suppress" in text and not _ENDS.search(text) for text in texts)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.hangwatch.causes.deaths import with_article
+from torchdebug_magics.instruments.hangwatch.everybody.participants import with_article
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.waits.thread_waits import wait_of
 from torchdebug_magics.probing.source.call_sites import function_node, line_of, names_of, value_of
@@ -23,20 +23,10 @@ from torchdebug_magics.probing.where import adopt_timed, locate, location
 from torchdebug_magics.report import Location
 
 _MOST_COUNTS = 40
-
-
 _BUILT_IN = frozenset({list, tuple, dict, set, str, range})
-
-
 _MODES = {"__torch_dispatch__": "TorchDispatchMode", "__torch_function__": "TorchFunctionMode"}
-
-
 _REST_S = 1.0
-
-
 _ALMOST, _EVERY_S = 0.7, 0.25
-
-
 _TAIL = 4000
 
 
@@ -82,7 +72,9 @@ def loop_progress(frame: FrameType | None) -> tuple[int, int | None] | None:
 
 def _counted(loop: ast.For, frame: FrameType) -> tuple[int, int | None] | None:
     names = names_of(frame)
-    iterated = _unwrapped(loop.iter)
+    iterated = loop.iter
+    while isinstance(iterated, ast.Call) and iterated.args and called(iterated) in {"tqdm", "track", "trange"}:
+        iterated = iterated.args[0]
     target: ast.expr = loop.target
     if not isinstance(iterated, ast.Call) or dotted(iterated.func) not in {"range", "enumerate"}:
         return None
@@ -94,26 +86,16 @@ def _counted(loop: ast.For, frame: FrameType) -> tuple[int, int | None] | None:
         return None
     if is_enumerated:
         return count, _length(value_of(iterated.args[0], frame, names)) if iterated.args else None
-    ends = [value_of(argument, frame, names) for argument in iterated.args]
-    if not all(type(end) is int for end in ends):
-        ends = [_length_call(argument, frame, names) for argument in iterated.args]
+    ends: list[Any] = [
+        _length(value_of(one.args[0], frame, names))
+        if isinstance(one, ast.Call) and dotted(one.func) == "len" and one.args
+        else value_of(one, frame, names)
+        for one in iterated.args
+    ]
     if not ends or not all(type(end) is int for end in ends):
         return count, None
     whole = range(*ends)
     return (whole.index(count), len(whole)) if count in whole else (count, None)
-
-
-def _unwrapped(node: ast.expr) -> ast.expr:
-    """What is inside ``tqdm(...)``."""
-    while isinstance(node, ast.Call) and node.args and called(node) in {"tqdm", "track", "trange"}:
-        node = node.args[0]
-    return node
-
-
-def _length_call(node: ast.expr, frame: FrameType, names: dict[str, Any]) -> Any:
-    if isinstance(node, ast.Call) and dotted(node.func) == "len" and node.args:
-        return _length(value_of(node.args[0], frame, names))
-    return value_of(node, frame, names)
 
 
 def _length(value: Any) -> int | None:

@@ -58,7 +58,10 @@ def builtin_wait(frame: FrameType) -> Waiting | None:
     names = names_of(frame)
     node = node_at(frame)
     for candidate in [node] if node is not None else calls_on_line(frame):
-        waiting = _of_call(candidate, frame, names) if isinstance(candidate, ast.Call) else _of_with(candidate, frame, names)
+        if isinstance(candidate, ast.Call):
+            waiting = _of_call(candidate, frame, names)
+        else:  # `with lock:`, whose entering has no call in the source
+            waiting = _named_lock(lock_wait(value_of(candidate, frame, names)), candidate)
         if waiting is not None:
             return waiting
     return None
@@ -68,11 +71,6 @@ def called_name(frame: FrameType) -> str:
     """What the frame calls, as it is written: ``"torch.mm"``; empty where that is not known."""
     node = node_at(frame)
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-
-
-def _of_with(node: ast.expr, frame: FrameType, names: dict[str, Any]) -> Waiting | None:
-    """``with lock:``, whose entering has no call in the source."""
-    return _named_lock(_lock(value_of(node, frame, names), None), node)
 
 
 def _of_call(node: ast.Call, frame: FrameType, names: dict[str, Any]) -> Waiting | None:  # noqa: PLR0911 - a table by function
@@ -104,13 +102,14 @@ def _method(held: Any, name: str, node: ast.Call, frame: FrameType, names: dict[
     if name in {"acquire", "__enter__"} and (isinstance(held, LOCKS) or kind.__module__ in {"threading", "multiprocessing.synchronize"}):
         if _argument(node, 0, "blocking", frame, names) is False or _argument(node, 0, "block", frame, names) is False:
             return None
-        return _named_lock(_lock(held, _timeout(node, frame, names)), node.func)
+        return _named_lock(lock_wait(held, _timeout(node, frame, names)), node.func)
     if isinstance(held, SimpleQueue) and name == "get":
         return Waiting("queue", "queue.get()", on=held, timeout_s=_timeout(node, frame, names), facts={"get": True})
     if isinstance(held, socket.socket) and name in _SOCKET:
         return Waiting("io", "a socket", timeout_s=held.gettimeout(), facts={"network": held.family != socket.AF_UNIX})
     if isinstance(held, io.IOBase) and name in _FILE:
-        return Waiting("io", _file_of(held), facts=_pipe_of(held))
+        path = getattr(held, "name", "")
+        return Waiting("io", f"the file {path}" if isinstance(path, str) and path else "a pipe or file", facts=pipe_of(held))
     if kind.__module__ == "torch._C._distributed_c10d":
         return Waiting("collective", "a collective's wait()" if "Work" in kind.__name__ else f"the store's {name}()", facts={"op": name})
     if kind.__module__ in {"select", "selectors"}:
@@ -118,17 +117,13 @@ def _method(held: Any, name: str, node: ast.Call, frame: FrameType, names: dict[
     return None
 
 
-def _file_of(file: Any) -> str:
-    name = getattr(file, "name", "")
-    return f"the file {name}" if isinstance(name, str) and name else "a pipe or file"
-
-
-def _pipe_of(file: Any) -> dict[str, str]:
+def pipe_of(file: Any, *kinds: str) -> dict[str, str]:
+    """The pipe that a file or a connection reads or writes, as the system names it: ``pipe:[123]``; `kinds` are others that count."""
     try:
-        target = os.readlink(f"/proc/self/fd/{file.fileno()}")  # noqa: PTH115 - such as "pipe:[123]"
+        target = os.readlink(f"/proc/self/fd/{file.fileno()}")  # noqa: PTH115 - it is no path
     except (OSError, ValueError, AttributeError):
         return {}
-    return {"pipe": target} if target.startswith("pipe:") else {}
+    return {"pipe": target} if target.startswith(("pipe:", *kinds)) else {}
 
 
 def _named_lock(waiting: Waiting | None, node: ast.expr) -> Waiting | None:
@@ -139,7 +134,8 @@ def _named_lock(waiting: Waiting | None, node: ast.expr) -> Waiting | None:
     return waiting
 
 
-def _lock(held: Any, timeout_s: float | None) -> Waiting | None:
+def lock_wait(held: Any, timeout_s: float | None = None) -> Waiting | None:
+    """For a lock of any kind; None for what is none."""
     if isinstance(held, LOCKS):
         return Waiting("lock", "lock", on=held, timeout_s=timeout_s)
     module, name = type(held).__module__, type(held).__name__
@@ -280,8 +276,7 @@ def _is_data(value: Any) -> bool:
 
 def _length_of(kind: type, value: Any) -> int:
     """Of the container itself, whatever a subclass of the user's says."""
-    base = next(one for one in _CONTAINERS if issubclass(kind, one))
-    return int(base.__len__(value))
+    return int(next(base for base in _CONTAINERS if issubclass(kind, base)).__len__(value))
 
 
 @dataclass
@@ -335,7 +330,11 @@ def root_task(frames: Sequence[FrameType], tasks: Sequence[Any]) -> Any | None:
         if frame.f_code.co_name == "run_until_complete":
             future = names_of(frame).get("future")
             return next((task for task in tasks if task is future), None)
-    return next((task for task in tasks if _runs_cell(task_frames(task))), None)
+    for task in tasks:
+        inner = task_frames(task)
+        if any(one.f_code.co_name in _RUNNERS for one in inner) and any(owner(one.f_code.co_filename) == "user" for one in inner):
+            return task
+    return None
 
 
 def cell_frames(frame: FrameType | None) -> list[FrameType]:
@@ -399,7 +398,3 @@ def awaited_tasks(task: Any, tasks: Sequence[Any]) -> list[Any]:
 
 def _runs_loop(frame: FrameType) -> bool:
     return frame.f_code.co_name == "_run_once" and frame.f_globals.get("__name__") == "asyncio.base_events"
-
-
-def _runs_cell(frames: Sequence[FrameType]) -> bool:
-    return any(frame.f_code.co_name in _RUNNERS for frame in frames) and any(owner(frame.f_code.co_filename) == "user" for frame in frames)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import time
 import traceback
 from typing import Any
+
+from torchdebug_magics.probing.children.agent import record_of_error
 
 _LATEST = 40
 _ERROR_FACTS_LATEST = 3
@@ -34,13 +35,10 @@ def collectives() -> dict[str, Any] | None:
     dump = pickle.loads(binding._dump_fr_trace(includeCollectives=True, includeStackTraces=False, onlyActive=False))  # noqa: S301 - what torch has just written
     entries = [_entry(entry) for entry in dump.get("entries", ())[-_LATEST:]]
     status = {str(name): dict(numbers) for name, numbers in dump.get("pg_status", {}).items()}
-    return {"status": status, "entries": entries, "groups": _ranks_of_groups()}
-
-
-def _ranks_of_groups() -> dict[str, list[int]]:
     world: Any = getattr(loaded("torch.distributed.distributed_c10d"), "_world", None)  # private: no other way leads to all groups
     names, ranks = getattr(world, "pg_names", {}), getattr(world, "pg_group_ranks", {})
-    return {str(name): sorted(ranks[group]) for group, name in names.items() if group in ranks}
+    groups = {str(name): sorted(ranks[group]) for group, name in names.items() if group in ranks}
+    return {"status": status, "entries": entries, "groups": groups}
 
 
 def _entry(entry: dict[str, Any]) -> dict[str, Any]:
@@ -48,8 +46,8 @@ def _entry(entry: dict[str, Any]) -> dict[str, Any]:
         "group": str(entry.get("process_group", ("0",))[0]),
         "number": entry.get("collective_seq_id", 0),
         "op": str(entry.get("profiling_name", "")).rpartition(":")[2],
-        "sizes": entry.get("input_sizes") or [],
-        "dtypes": entry.get("input_dtypes") or [],
+        "sizes": [list(size) for size in entry.get("input_sizes") or []],
+        "dtypes": list(entry.get("input_dtypes") or []),
         "is_done": bool(entry.get("retired")) or entry.get("state") == "completed",
         "is_p2p": bool(entry.get("is_p2p")),
     }
@@ -68,8 +66,7 @@ def _group() -> Any:
 
 def error_record(error: BaseException) -> dict[str, Any]:
     """As an agent records the exception that ends its process."""
-    frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_tb(error.__traceback__)]
-    return {"type": type(error).__name__, "message": str(error)[:2000], "at_s": time.time(), "frames": frames, **error_facts(error)}
+    return {**record_of_error(error), **error_facts(error)}
 
 
 def error_facts(error: BaseException) -> dict[str, Any]:

@@ -39,16 +39,12 @@ def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[in
             waiting.targets = [("thread", ident)]
             waiting.facts["own_loop"] = True
         waiting.kind = "join" if waiting.targets else "event"
-    others = [other for other in stacks if other != ident and not _is_alike(waits.get(other), waiting)]
+    alike = {other for other, its in waits.items() if its is not None and (its.on is waiting.on or its.facts.get("idle"))}
+    others = [other for other in stacks if other != ident and other not in alike]
     if waiting.kind in {"queue", "event"} and not waiting.targets:
         waiting.targets = [("thread", other) for other in others if _refers(stacks[other], waiting.on)]
     if waiting.kind in {"queue", "event"} or (waiting.kind == "lock" and waiting.targets in ([], [("thread", ident)])):
         waiting.able = [("thread", other) for other in others if reach(other).can_get(waiting.on)]
-
-
-def _is_alike(other: Waiting | None, waiting: Waiting) -> bool:
-    """Whether another thread waits for the very same, or has nothing to do."""
-    return other is not None and (other.on is waiting.on or bool(other.facts.get("idle")))
 
 
 def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks) -> None:
@@ -88,14 +84,10 @@ def _acquired_at(frame: FrameType, lock: Any) -> tuple[int | None, bool]:
     for word, at in _called_on(lock, function, frame, names):
         if at < line:
             taken = at if word == "acquire" else None if word == "release" else taken
-    return taken if taken is not None else _taken_by_last_round(function, frame, lock, names), False
-
-
-def _taken_by_last_round(function: ast.AST, frame: FrameType, lock: Any, names: dict[str, Any]) -> int | None:
-    """In a loop whose body takes the lock, at the line where it waits now, and never gives it back."""
-    line = line_of(frame)
-    words = [word for loop in loops_around(function, line)[-1:] for word, _ in _called_on(lock, loop, frame, names)]
-    return line if words and "release" not in words else None
+    if taken is None:  # by the last round of a loop whose body never gives it back, at the line where it waits now
+        words = [word for loop in loops_around(function, line)[-1:] for word, _ in _called_on(lock, loop, frame, names)]
+        taken = line if words and "release" not in words else None
+    return taken, False
 
 
 def _called_on(lock: Any, inside: ast.AST, frame: FrameType, names: dict[str, Any]) -> list[tuple[str, int]]:

@@ -34,6 +34,7 @@ CALL = f"{__name__}:facts_of_this_process"
 """How an agent is asked for it."""
 _OURS = "torchdebug-"
 _TASK = "task "
+_WAITING = ("kind", "what", "targets", "able", "timeout_s")
 _MOST_FRAMES = 80
 _WATCHED_TYPES = (bool, int, float, str, type(None))
 _MOST_TEXT = 40
@@ -70,13 +71,14 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
     rank = joining.get("rank") if rank is None else rank
     world_size = joining.get("world_size") if world_size is None else world_size
     torch = loaded("torch")
+    worker = getattr(loaded("torch.utils.data._utils.worker"), "_worker_info", None)
     return {
         "pid": os.getpid(),
         "name": multiprocessing.current_process().name,
         "is_child": multiprocessing.parent_process() is not None,
         "rank": rank,
         "world_size": world_size,
-        "worker": _worker_number(),
+        "worker": None if worker is None else int(worker.id),
         "torch_threads": torch.get_num_threads() if torch is not None and hasattr(torch, "get_num_threads") else None,
         "threads": [_thread(one, stacks[one.ident or 0], waits[one.ident or 0], reach) for one in everybody],
         "collectives": collectives(),
@@ -144,33 +146,21 @@ def _thread(
 ) -> dict[str, Any]:  # fmt: skip
     shown = frames[:_MOST_FRAMES]
     is_main = thread is threading.main_thread()
+    # Another process could share a queue or a lock with this one.
+    has_relatives = multiprocessing.parent_process() is not None or bool(vars(multiprocessing.process)["_children"])
     return {
         "ident": thread.ident,
         "name": thread.name,
         "number": thread.native_id,
         "is_main": is_main,
-        "shares": not is_main and _has_relatives() and _runs_users(frames) and reach(thread.ident or 0).shares,
+        "shares": not is_main and has_relatives and any(is_user_code(one.f_code) for one in frames) and reach(thread.ident or 0).shares,
         "frames": [(frame.f_code.co_filename, line_of(frame), frame.f_code.co_name) for frame in shown],
         "at": [frame.f_lasti for frame in shown],
         "values": _values(frames),
         "calls": called_name(frames[0]) if frames else "",
         "handling": _handled(thread.ident) if is_main else None,
-        "waiting": None if waiting is None else _plain(waiting),
+        "waiting": None if waiting is None else {**{name: getattr(waiting, name) for name in _WAITING}, **waiting.facts},
     }
-
-
-def _runs_users(frames: Sequence[FrameType]) -> bool:
-    return any(is_user_code(frame.f_code) for frame in frames)
-
-
-def _has_relatives() -> bool:
-    """Whether another process could share a queue or a lock with this one."""
-    return multiprocessing.parent_process() is not None or bool(vars(multiprocessing.process)["_children"])
-
-
-def _plain(waiting: Waiting) -> dict[str, Any]:
-    names = ("kind", "what", "targets", "able", "timeout_s")
-    return {**{name: getattr(waiting, name) for name in names}, **waiting.facts}
 
 
 def _handled(ident: int | None) -> dict[str, Any] | None:
@@ -223,10 +213,3 @@ def _not_reached(model: Any, values: Iterable[Any]) -> list[str]:
             absent = [name for name, weight in model.module.named_parameters() if weight.requires_grad and id(weight) not in reached]
             return absent if len(absent) < len(list(model.module.parameters())) else []
     return []
-
-
-def _worker_number() -> int | None:
-    """Of a DataLoader's worker."""
-    worker = loaded("torch.utils.data._utils.worker")
-    info = getattr(worker, "_worker_info", None)
-    return None if info is None else int(info.id)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.process
+import operator
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType, MappingProxyType
+from typing import Any, TypeAlias
 
-from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Target, Waiting, builtin_wait
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Kind, Target, Waiting, builtin_wait, lock_wait, pipe_of
 from torchdebug_magics.probing.source.call_sites import names_of
 from torchdebug_magics.probing.source.code_owner import owner
 
@@ -27,6 +29,7 @@ _IDLE = {
     ("concurrent.futures.process", "_process_worker"), ("torch.utils.data._utils.worker", "_worker_loop"),
 }  # fmt: skip
 """Loops that wait for work whenever there is none."""
+_QUEUES = ("queue", "multiprocessing.queues", "multiprocessing.connection", "multiprocessing.synchronize", "threading")
 _BEGINNINGS = {("multiprocessing.process", "_bootstrap"), ("multiprocessing.spawn", "_main")}
 """The first call of a process that `multiprocessing` has started: what stands above belongs to its parent, or to the interpreter."""
 _PACKAGE = __name__.partition(".")[0]
@@ -52,16 +55,12 @@ def wait_of(frames: Sequence[FrameType]) -> Waiting | None:
     """None for a thread that computes, as far as its frames tell; `frames` are innermost first."""
     if not frames:
         return None
-    inner = frames[: _first_user(frames)]
+    inner = frames[: next((at for at, frame in enumerate(frames) if owner(frame.f_code.co_filename) == "user"), len(frames))]
     for frame in reversed(inner):
         waiting = _known(frame, inner)
         if waiting is not None:
             return waiting
     return builtin_wait(frames[0])
-
-
-def _first_user(frames: Sequence[FrameType]) -> int:
-    return next((at for at, frame in enumerate(frames) if owner(frame.f_code.co_filename) == "user"), len(frames))
 
 
 def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # noqa: PLR0911 - a table by module
@@ -91,27 +90,20 @@ def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # n
 def _loop(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:
     """What a loop of a library's waits for, or an import, which runs a module."""
     module, name = _module(frame), frame.f_code.co_name
-    if (module, name) in _IDLE and _has_no_work(frame, inner):
+    at = inner.index(frame)
+    # A loop of a pool waits in its queue where the frame that it has called, if any, is the queue's.
+    if (module, name) in _IDLE and (not at or _module(inner[at - 1]).startswith(_QUEUES)):
         return Waiting("queue", "more work", facts={"idle": True})
     if (module, name) == ("asyncio.base_events", "_run_once"):
         return Waiting("io", "an event of its loop", facts={"may_end": True})
-    if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")) and not _waits_to_import(inner):
+    if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")):
+        if any((_module(one), one.f_code.co_name) in READERS for one in inner if owner(one.f_code.co_filename) == "python"):
+            return None  # it waits to import
         imported = str(names_of(frame).get("name"))
         if imported.partition(".")[0] == _PACKAGE:  # so that a child can be watched: nothing that its own code asks for
             return Waiting("python", "its start", facts={"does": "is starting"})
         return Waiting("python", f"the import of {imported}", facts={"does": f"imports {imported}"})
     return None
-
-
-def _waits_to_import(inner: Sequence[FrameType]) -> bool:
-    return any((_module(frame), frame.f_code.co_name) in READERS for frame in inner if owner(frame.f_code.co_filename) == "python")
-
-
-def _has_no_work(frame: FrameType, inner: Sequence[FrameType]) -> bool:
-    """Whether a loop of a pool waits in its queue: the frame that it has called, if any, is the queue's."""
-    at = inner.index(frame)
-    called = _module(inner[at - 1]) if at else "queue"
-    return called.startswith(("queue", "multiprocessing.queues", "multiprocessing.connection", "multiprocessing.synchronize", "threading"))
 
 
 def _collective(name: str, held: Mapping[str, Any]) -> Waiting:
@@ -139,75 +131,75 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _condition(held: Mapping[str, Any]) -> Waiting | None:
+_Read: TypeAlias = Callable[[Mapping[str, Any]], Waiting | None]
+
+
+def _wait(
+    kind: Kind, what: str | Callable[[Any], str], *, on: Callable[[Any], Iterable[Target]] | None = None,
+    pipe: Callable[[Any], Any] | None = None, facts: Mapping[str, bool] = MappingProxyType({}),
+) -> _Read:  # fmt: skip
+    """A row of the table: a method waits, on its `self` unless `on` names who ends the wait.
+
+    It does not wait where `what` is empty, or `on` names nobody, or an attribute is missing, as those are private.
+    """
+
+    def read(held: Mapping[str, Any]) -> Waiting | None:
+        waiter = held.get("self")
+        with contextlib.suppress(AttributeError, AssertionError):
+            targets = [*on(waiter)] if on is not None else []
+            text = what if isinstance(what, str) else what(waiter)
+            if waiter is not None and text and (targets or on is None):
+                more = {} if pipe is None else pipe_of(pipe(waiter), "socket:")
+                return Waiting(kind, text, None if on else waiter, targets, timeout_s=_timeout(held), facts={**facts, **more})
+        return None
+
+    return read
+
+
+def _synchronizer(waiter: Any) -> str:
     """``wait`` of an event, a condition or a barrier: one name, three classes."""
-    waiter = held.get("self")
     kind = type(waiter).__name__
-    if kind not in {"Event", "Condition", "Barrier"}:
-        return None
-    parties = f" for {waiter.parties} threads, {waiter.n_waiting} of which have arrived" if kind == "Barrier" and waiter is not None else ""
-    return Waiting("event", f"{kind.lower()}{parties}", on=waiter, timeout_s=_timeout(held))
+    if kind == "Barrier":
+        return f"barrier for {waiter.parties} threads, {waiter.n_waiting} of which have arrived"
+    return kind.lower() if kind in {"Event", "Condition"} else ""
 
 
-def _semaphore(held: Mapping[str, Any]) -> Waiting | None:
-    return Waiting("lock", "semaphore", on=held.get("self"), timeout_s=_timeout(held)) if held.get("blocking", True) else None
+def _processes(*started: Any) -> list[Target]:
+    return [("process", one.pid) for one in started if getattr(one, "pid", None) is not None]
 
 
-def _import_lock(held: Mapping[str, Any]) -> Waiting | None:
-    lock = held.get("self")
-    ident, name = getattr(lock, "owner", None), getattr(lock, "name", "")
-    return Waiting("lock", f"the import of {name}", targets=[("thread", ident)]) if isinstance(ident, int) else None
+def _ends(targets: Sequence[Target]) -> str:
+    return f"the end of process {targets[0][1]}" if len(targets) == 1 else f"the end of {len(targets)} processes"
 
 
-def _shared_event(held: Mapping[str, Any]) -> Waiting | None:
-    kind = type(held.get("self")).__name__.lower()
-    return Waiting("event", f"multiprocessing {kind}", on=held.get("self"), timeout_s=_timeout(held), facts={"shared": True})
+def _command(child: Any) -> str:
+    words = child.args if isinstance(child.args, (list, tuple)) else [child.args]
+    return f"the end of {str(words[0] if words else '').rsplit('/', 1)[-1] or 'a command'}"
 
 
-def _shared_lock(held: Mapping[str, Any]) -> Waiting | None:
-    lock = held.get("self")
-    name = getattr(getattr(lock, "_semlock", None), "name", "")
-    return Waiting("lock", f"multiprocessing {type(lock).__name__}", on=lock, facts={"semaphore": name})
+def _pool_workers(result: Any) -> list[Target]:
+    """Of a pool, or of the pool of a result; the threads of a `ThreadPool`."""
+    pool = result._pool
+    workers = pool if isinstance(pool, list) else pool._pool
+    return _processes(*workers) or [("thread", one.ident) for one in workers if getattr(one, "ident", None)]
 
 
-def _thread_join(held: Mapping[str, Any]) -> Waiting | None:
-    thread = held.get("self")
-    ident = getattr(thread, "ident", None)
-    if thread is None or ident is None:
-        return None
-    return Waiting("join", f"the end of thread {thread.name}", targets=[("thread", ident)], timeout_s=_timeout(held))
+def _ranks(agent: Any) -> list[Target]:
+    """Of the agent that launches ranks, which looks ten times a second whether they have ended; none before it has started them."""
+    return [("process", pid) for pid in agent._pcontext.pids().values()]
 
 
-def _queue(word: str) -> Callable[[Mapping[str, Any]], Waiting | None]:
-    def read(held: Mapping[str, Any]) -> Waiting | None:
-        return Waiting("queue", f"queue.{word}()", on=held.get("self"), timeout_s=_timeout(held), facts={word: True})
-
-    return read
-
-
-def _process_queue(word: str) -> Callable[[Mapping[str, Any]], Waiting | None]:
-    def read(held: Mapping[str, Any]) -> Waiting | None:
-        queue = held.get("self")
-        facts = {word: True, **_pipe_of(getattr(queue, "_reader", None))}
-        return Waiting("queue", f"multiprocessing queue.{word}()", on=queue, timeout_s=_timeout(held), facts=facts)
-
-    return read
+def _connections(held: Mapping[str, Any]) -> Waiting | None:
+    """``multiprocessing.connection.wait``: of what a launcher joins, the sentinels of its processes."""
+    children = vars(multiprocessing.process).get("_children", ())
+    targets = _processes(*(child for child in tuple(children) if child.sentinel in held["object_list"]))
+    return Waiting("join" if targets else "io", _ends(targets) if targets else "a pipe", targets=targets, timeout_s=_timeout(held))
 
 
-def _connection(held: Mapping[str, Any]) -> Waiting | None:
-    timeout = held.get("timeout")
-    if "object_list" in held:  # multiprocessing.connection.wait: of what a launcher joins, the sentinels of its processes
-        pids = [child.pid for child in _children() if child.pid is not None and child.sentinel in held["object_list"]]
-        if pids:
-            return Waiting("join", _ends(pids), targets=[("process", pid) for pid in pids], timeout_s=_timeout(held))
-        return Waiting("io", "a pipe", timeout_s=timeout if isinstance(timeout, (int, float)) else None)
+def _connection(held: Mapping[str, Any]) -> Waiting:
     connection = held.get("self")
-    facts = {"network": True} if _leads_elsewhere(connection) else _pipe_of(connection)
+    facts = {"network": True} if _leads_elsewhere(connection) else pipe_of(connection, "socket:")
     return Waiting("io", "a message from a pipe", timeout_s=_timeout(held), facts=facts)
-
-
-def _pipe_full(held: Mapping[str, Any]) -> Waiting | None:
-    return Waiting("io", "room in a pipe that nobody reads", facts={"pipe_full": True, **_pipe_of(held.get("self"))})
 
 
 def _leads_elsewhere(connection: Any) -> bool:
@@ -226,87 +218,20 @@ def _leads_elsewhere(connection: Any) -> bool:
     return False
 
 
-def _pipe_of(connection: Any) -> dict[str, Any]:
-    try:
-        return {"pipe": os.readlink(f"/proc/self/fd/{connection.fileno()}")}  # noqa: PTH115 - such as "pipe:[123]"
-    except (OSError, AttributeError, ValueError):
-        return {}
-
-
-def _process_join(held: Mapping[str, Any]) -> Waiting | None:
-    process = held.get("self")
-    pid = getattr(process, "pid", None)
-    if process is None or pid is None:
-        return None
-    return Waiting("join", f"the end of process {process.name}", targets=[("process", pid)], timeout_s=_timeout(held))
-
-
-def _handle_wait(held: Mapping[str, Any]) -> Waiting | None:
-    pid = getattr(held.get("self"), "pid", None)
-    return None if pid is None else Waiting("join", f"the end of process {pid}", targets=[("process", pid)], timeout_s=_timeout(held))
-
-
-def _subprocess(held: Mapping[str, Any]) -> Waiting | None:
-    child = held.get("self")
-    if child is None or child.pid is None:
-        return None
-    words = child.args if isinstance(child.args, (list, tuple)) else [child.args]
-    name = str(words[0] if words else "").rsplit("/", 1)[-1]
-    return Waiting("join", f"the end of {name or 'a command'}", targets=[("process", child.pid)], timeout_s=_timeout(held))
-
-
-def _elastic_agent(held: Mapping[str, Any]) -> Waiting | None:
-    """``run`` of the agent that launches ranks, which looks ten times a second whether they have ended; None before it has started them."""
-    context = getattr(held.get("self"), "_pcontext", None)
-    with contextlib.suppress(AssertionError):  # it is about to start them
-        pids = [*context.pids().values()] if context is not None else []
-        return Waiting("join", _ends(pids), targets=[("process", pid) for pid in pids]) if pids else None
-    return None
-
-
-def _pool_result(held: Mapping[str, Any]) -> Waiting | None:
-    pool = getattr(held.get("self"), "_pool", None)
-    workers = pool if isinstance(pool, list) else getattr(pool, "_pool", None)
-    if not isinstance(workers, list):
-        return None
-    pids = [worker.pid for worker in workers if getattr(worker, "pid", None) is not None]
-    targets: list[Target] = [("process", pid) for pid in pids] or [("thread", one.ident) for one in workers if getattr(one, "ident", None)]
-    return Waiting("join", "the result of a pool", targets=targets, timeout_s=_timeout(held), facts={"pool": True})
-
-
-def _pool_join(held: Mapping[str, Any]) -> Waiting | None:
-    workers = getattr(held.get("self"), "_pool", ())
-    pids = [worker.pid for worker in workers if getattr(worker, "pid", None) is not None]
-    return Waiting("join", "the end of a pool", targets=[("process", pid) for pid in pids], facts={"pool": True}) if pids else None
-
-
-def _future(held: Mapping[str, Any]) -> Waiting | None:
-    future = held.get("self")
-    return (
-        None if future is None else Waiting("join", "the result of a future", on=future, timeout_s=_timeout(held), facts={"future": True})
-    )
-
-
 def _futures(held: Mapping[str, Any]) -> Waiting | None:
     pending = held.get("not_done") or held.get("pending") or held.get("fs")
-    one = next(iter(pending), None) if isinstance(pending, (set, frozenset, list, tuple)) else None
-    return None if one is None else Waiting("join", "the result of a future", on=one, timeout_s=_timeout(held), facts={"future": True})
+    future = next(iter(pending), None) if isinstance(pending, (set, frozenset, list, tuple)) else None
+    return _FUTURE({**held, "self": future})
 
 
 def _batch(held: Mapping[str, Any]) -> Waiting | None:
     loader = held.get("self")
     number = getattr(loader, "_rcvd_idx", None)
     task = getattr(loader, "_task_info", {}).get(number)
-    if loader is None or number is None or not task:
+    if loader is None or not task:
         return None
-    worker = loader._workers[task[0]]
     facts = {"worker": task[0], "workers": len(loader._workers), "pin_memory": bool(getattr(loader, "_pin_memory", False))}
-    return Waiting("batch", f"batch {number}", targets=[("process", worker.pid)], facts=facts)
-
-
-def _loader_end(held: Mapping[str, Any]) -> Waiting | None:
-    pids = [worker.pid for worker in getattr(held.get("self"), "_workers", ()) if worker.pid is not None]
-    return Waiting("join", "the end of the DataLoader's workers", targets=[("process", pid) for pid in pids]) if pids else None
+    return Waiting("batch", f"batch {number}", targets=_processes(loader._workers[task[0]]), facts=facts)
 
 
 def _timeout(held: Mapping[str, Any]) -> float | None:
@@ -318,53 +243,43 @@ def _timeout(held: Mapping[str, Any]) -> float | None:
     return None if end is None else max(0.0, end - time.monotonic())
 
 
-def _children() -> list[Any]:
-    from multiprocessing import process  # noqa: PLC0415 - its table of children is private
-
-    return list(vars(process).get("_children", ()))
-
-
-def _ends(pids: Sequence[int]) -> str:
-    return f"the end of process {pids[0]}" if len(pids) == 1 else f"the end of {len(pids)} processes"
-
-
-READERS: Mapping[tuple[str, str], Callable[[Mapping[str, Any]], Waiting | None]] = {
-    ("threading", "wait"): _condition,
-    ("threading", "wait_for"): _condition,
-    ("threading", "_wait"): _condition,
-    ("threading", "acquire"): _semaphore,
-    ("importlib._bootstrap", "acquire"): _import_lock,
-    ("_frozen_importlib", "acquire"): _import_lock,
-    ("multiprocessing.synchronize", "wait"): _shared_event,
-    ("multiprocessing.synchronize", "__enter__"): _shared_lock,
-    ("threading", "join"): _thread_join,
-    ("queue", "get"): _queue("get"),
-    ("queue", "put"): _queue("put"),
-    ("queue", "join"): _queue("join"),
-    ("multiprocessing.queues", "get"): _process_queue("get"),
-    ("multiprocessing.queues", "put"): _process_queue("put"),
-    ("multiprocessing.connection", "wait"): _connection,
-    ("multiprocessing.connection", "recv"): _connection,
-    ("multiprocessing.connection", "recv_bytes"): _connection,
-    ("multiprocessing.connection", "poll"): _connection,
-    ("multiprocessing.connection", "_send"): _pipe_full,
-    ("multiprocessing.process", "join"): _process_join,
-    ("multiprocessing.popen_fork", "wait"): _handle_wait,
-    ("multiprocessing.popen_fork", "poll"): _handle_wait,
-    ("multiprocessing.pool", "get"): _pool_result,
-    ("multiprocessing.pool", "wait"): _pool_result,
-    ("multiprocessing.pool", "next"): _pool_result,
-    ("multiprocessing.pool", "join"): _pool_join,
-    ("concurrent.futures._base", "result"): _future,
-    ("concurrent.futures._base", "exception"): _future,
-    ("concurrent.futures._base", "wait"): _futures,
-    ("concurrent.futures._base", "as_completed"): _futures,
-    ("subprocess", "wait"): _subprocess,
-    ("subprocess", "_wait"): _subprocess,
-    ("subprocess", "communicate"): _subprocess,
-    ("torch.distributed.elastic.agent.server.api", "run"): _elastic_agent,
-    ("torch.utils.data.dataloader", "_next_data"): _batch,
-    ("torch.utils.data.dataloader", "_get_data"): _batch,
-    ("torch.utils.data.dataloader", "_try_get_data"): _batch,
-    ("torch.utils.data.dataloader", "_shutdown_workers"): _loader_end,
-}
+_FUTURE = _wait("join", "the result of a future", facts={"future": True})
+_SEMAPHORE = _wait("lock", "semaphore")
+_PIPE_FULL = _wait("io", "room in a pipe that nobody reads", pipe=lambda one: one, facts={"pipe_full": True})
+_READER = operator.attrgetter("_reader")
+_DATALOADER = "torch.utils.data.dataloader"
+_TABLE: tuple[tuple[str, str, _Read], ...] = (
+    ("threading", "wait wait_for _wait", _wait("event", _synchronizer)),
+    ("threading", "acquire", lambda held: _SEMAPHORE(held) if held.get("blocking", True) else None),
+    ("threading", "join", _wait("join", "the end of thread {0.name}".format, on=lambda one: [("thread", one.ident)] if one.ident else [])),
+    *(
+        (module, "acquire", _wait("lock", "the import of {0.name}".format, on=lambda one: [("thread", one.owner)] if one.owner else []))
+        for module in ("importlib._bootstrap", "_frozen_importlib")
+    ),
+    (
+        "multiprocessing.synchronize",
+        "wait",
+        _wait("event", lambda one: f"multiprocessing {type(one).__name__.lower()}", facts={"shared": True}),
+    ),
+    ("multiprocessing.synchronize", "__enter__", lambda held: lock_wait(held.get("self"))),
+    *(("queue", word, _wait("queue", f"queue.{word}()", facts={word: True})) for word in ("get", "put", "join")),
+    *(
+        ("multiprocessing.queues", word, _wait("queue", f"multiprocessing queue.{word}()", pipe=_READER, facts={word: True}))
+        for word in ("get", "put")
+    ),
+    ("multiprocessing.connection", "wait", _connections),
+    ("multiprocessing.connection", "recv recv_bytes poll", _connection),
+    ("multiprocessing.connection", "_send", _PIPE_FULL),
+    ("multiprocessing.process", "join", _wait("join", "the end of process {0.name}".format, on=_processes)),
+    ("multiprocessing.popen_fork", "wait poll", _wait("join", "the end of process {0.pid}".format, on=_processes)),
+    ("multiprocessing.pool", "get wait next", _wait("join", "the result of a pool", on=_pool_workers, facts={"pool": True})),
+    ("multiprocessing.pool", "join", _wait("join", "the end of a pool", on=lambda pool: _processes(*pool._pool), facts={"pool": True})),
+    ("concurrent.futures._base", "result exception", _FUTURE),
+    ("concurrent.futures._base", "wait as_completed", _futures),
+    ("subprocess", "wait _wait communicate", _wait("join", _command, on=_processes)),
+    ("torch.distributed.elastic.agent.server.api", "run", _wait("join", lambda agent: _ends(_ranks(agent)), on=_ranks)),
+    (_DATALOADER, "_next_data _get_data _try_get_data", _batch),
+    (_DATALOADER, "_shutdown_workers", _wait("join", "the end of the DataLoader's workers", on=lambda one: _processes(*one._workers))),
+)
+"""(module, functions, how their local names say what they wait for)."""
+READERS: Mapping[tuple[str, str], _Read] = {(module, name): read for module, names, read in _TABLE for name in names.split()}
