@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from torchdebug_magics.instrument import Body
-from torchdebug_magics.instruments.deterministic.counterfactual.digests import Digests, is_users
+from torchdebug_magics.instruments.deterministic.counterfactual.digests import digest_of, is_users
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
@@ -116,12 +116,12 @@ class StateNow:
     def __init__(self, body: Body) -> None:
         self._body = body
         self.kept = kept_by_name(body)
-        self._values = {name: (id(value := one.read()), _digest(value), value) for name, one in self.kept.items()}
+        self._values = {name: (id(value := one.read()), digest_of(value), value) for name, one in self.kept.items()}
         """(identity, digest, the value)"""
 
     def changed(self, end: StateNow) -> tuple[str, ...]:
         """Names whose value was changed in place or is kept elsewhere than in a variable; else those that are read first and bound anew."""
-        absent = (id(ABSENT), _digest(ABSENT), ABSENT)
+        absent = (id(ABSENT), digest_of(ABSENT), ABSENT)
         names = [*self.kept, *(name for name, one in end.kept.items() if one.write is not None and name not in self.kept)]
         pairs = {name: (self._values.get(name, absent), end._values.get(name, absent)) for name in names}
         differing = [name for name, (one, other) in pairs.items() if one[1] != other[1]]
@@ -142,8 +142,8 @@ class StateNow:
 
 def line_that_changes(runs: Runs, kept: Kept) -> Location | None:
     """The line of the user's after which a value is another one than at the start; one run, as far as that line."""
-    start = _digest(kept.read())
-    watch = _LineWatch(runs, lambda: _digest(kept.read()) != start)
+    start = digest_of(kept.read())
+    watch = _LineWatch(runs, lambda: digest_of(kept.read()) != start)
     return location(*watch.last) if watch.run() and watch.last is not None else None
 
 
@@ -233,11 +233,6 @@ class _LineWatch:
         if here is not None and is_user_code(here.f_code):
             self.last = here.f_code.co_filename, here.f_lineno or 1, here.f_code.co_name
         return self._line
-
-
-def _digest(value: Any) -> int:
-    digests = Digests()  # a new one: objects are numbered in the order in which they are met
-    return hash((digests.of(value), tuple(digest for _, digest in digests.inside(value))))
 
 
 def reached(body: Body) -> tuple[set[str], list[CodeType]]:

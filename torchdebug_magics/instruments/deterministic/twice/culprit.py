@@ -94,7 +94,7 @@ class Culprit:
         if op.empty is not None:
             return self._of_empty(op, op.empty, difference)
         if agree:
-            return (self._of_set() or kernel) if kernel.cause == "unknown" else kernel
+            return kernel if kernel.fix else self._of_set() or kernel
         return self._of_outside(op, difference)
 
     def _of_empty(self, op: Op, empty: Empty, difference: Difference) -> Divergence:
