@@ -35,8 +35,8 @@ run changes for the next one (`carried`).
 
 Ranks that the cell launches are all seeded alike and compared with one another: whether they draw the same batch, start with the same
 weights, and stay equal. Digests of their weights are compared after each of the first steps and then at growing intervals, or, with
---ranks, after every step. --against compares a rank with the same rank of an earlier run. --verify, --cost and --save cover the launching
-process only.
+--ranks, after every step. --against compares a rank with the same rank of an earlier run. --verify and --save cover the launching process
+only.
 
 The magic adds no cost to that of PyTorch's own flags, which may double the time of a training step. --verify takes the time of two or
 more runs and records every op; an interrupt ends them, and the report keeps what was found. With -o NAME, a fingerprint of each op's
@@ -62,7 +62,6 @@ result is kept for a later --against.""",
             {"type": float, "metavar": "R"},
         ),
         Option("--ranks", "in ranks that the cell launches: compare replicas after every optimizer step", {"action": "store_true"}),
-        Option("--cost", "measure how much slower the cell is, and because of which setting", {"action": "store_true"}),
     ),
     subjects='"status"',
     lasting="line",

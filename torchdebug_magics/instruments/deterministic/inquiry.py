@@ -1,4 +1,4 @@
-"""What is asked of a deterministic run besides the ritual: to be made twice, to be compared with another, to be timed."""
+"""What is asked of a deterministic run besides the ritual: to be made twice, and to be compared with another."""
 
 from __future__ import annotations
 
@@ -6,31 +6,27 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from types import GeneratorType, TracebackType
 from typing import Any
 
-import torch
-
 from torchdebug_magics.errors import DeterminismError, TorchDebugError
 from torchdebug_magics.instrument import CellContext
-from torchdebug_magics.instruments.deterministic.counterfactual.dependences import Draws, Search, of_divergence, of_potential
+from torchdebug_magics.instruments.deterministic.counterfactual.dependences import Draws, Search, of_divergence
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch, on_order
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
 from torchdebug_magics.instruments.deterministic.prints.printing import NOT_OF_RANKS, Printer, PrintsByRank, for_ranks
-from torchdebug_magics.instruments.deterministic.report import Cost
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import plain_results_of, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Outside, Runs
 from torchdebug_magics.instruments.deterministic.twice.verify import NOT_SEEN, second_run
 from torchdebug_magics.probing.attributes import attributes_of, referents
-from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.kinds import same
 from torchdebug_magics.probing.modules import live_modules
@@ -42,13 +38,7 @@ from torchdebug_magics.probing.this_rank import collectives_count
 
 _TAKEN = "--strict: {} cannot be rewound for a second run: create it in the cell"
 _COLLECTIVES = "{} collective calls: a second run on this rank alone would wait for the other ranks"
-_NO_CELL = "--{} reruns the code: write `%%deterministic --{}` above a cell, or call `torchdebug_magics.verify(function)`"
-_LEAST_S = 1.0
-"""In all, of each: a short body is run more often."""
-_MOST_ROUNDS = 15
-_FOR_GPUS = ("cudnn.", "cuda.", "sdpa.", "CUBLAS_")
-_FOR_OTHERS = ("PYTHONHASHSEED", "inductor.")
-"""Of child processes and of the compiler: no run that is repeated here knows them."""
+_NO_CELL = "--verify reruns the code: write `%%deterministic --verify` above a cell, or call `torchdebug_magics.verify(function)`"
 _DEEPEST = 4
 
 
@@ -63,7 +53,7 @@ class Inquiry:
         self._quick, self._strict = bool(asked.get("quick")), strict
         self._anyway = bool(asked.get("anyway"))
         self._body = context.body()
-        self._verify, self._cost = bool(asked.get("verify")), bool(asked.get("cost"))
+        self._verify = bool(asked.get("verify"))
         self._save, self._rtol, self._against = asked.get("save"), asked.get("rtol"), asked.get("against")
         self._earlier: Fingerprint | PrintsByRank | None = None
         self._kept, self._has_ranks = context.keeps_output or bool(asked.get("kept")), False
@@ -71,7 +61,7 @@ class Inquiry:
         self._recording = Recording()
         self._hooks = Hooks()
         self._printer = Printer(self._recording, self._hooks) if is_printed else None
-        self._recorder = Recorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify or self._cost)
+        self._recorder = Recorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify)
         self._runs: Runs | None = None
         self._leftovers = Leftovers({})
         self._outside = Outside(None, guard, strict=strict)
@@ -94,8 +84,8 @@ class Inquiry:
     def options_in_rank(self) -> dict[str, object]:
         """What is asked of a rank that is launched now, where it is to be compared; it is then not this process that is."""
         self._has_ranks = True
-        if self._verify or self._cost or self._save:
-            self._guard.note("--verify, --cost and --save cover the process that launches the ranks, not the ranks")
+        if self._verify or self._save:
+            self._guard.note("--verify and --save cover the process that launches the ranks, not the ranks")
         compares = {} if self._earlier is None else {"against": for_ranks(self._earlier, _called(self._against)), "rtol": self._rtol}
         return {"kept": self._kept, **compares}
 
@@ -114,9 +104,8 @@ class Inquiry:
         self._recorder = Recorder(self._recording, self._seen, self._guard, self._hooks)
 
     def _refuse(self) -> None:
-        for name, is_asked in (("verify", self._verify), ("cost", self._cost)):
-            if is_asked and self._body is None:
-                raise TorchDebugError(_NO_CELL.format(name, name))
+        if self._verify and self._body is None:
+            raise TorchDebugError(_NO_CELL)
         if self._rtol is not None and not 0 <= self._rtol < math.inf:
             msg = f"--rtol must be a number >= 0, such as 1e-5, not {self._rtol:g}"
             raise TorchDebugError(msg)
@@ -128,7 +117,7 @@ class Inquiry:
             raise TorchDebugError(msg)
 
     def _is_repeated(self) -> bool:
-        if not (self._verify or self._cost) or self._body is None:
+        if not self._verify or self._body is None:
             return False
         if self._body.refusal:
             self.found["not_verified"] = self._body.refusal
@@ -171,8 +160,7 @@ class Inquiry:
             self.found["interrupted"] = True  # what was found is shown; Stop stops Run All, too
             raise
         finally:
-            if self._verify:
-                self.found |= {"runs_count": self._runs.count, "runs_s": time.monotonic() - begin_s}
+            self.found |= {"runs_count": self._runs.count, "runs_s": time.monotonic() - begin_s}
             self._runs.finish()
             self._outside.finish()
 
@@ -187,34 +175,29 @@ class Inquiry:
         if begun := collectives_count() - self._collectives_before:
             self.found["not_verified"] = _COLLECTIVES.format(begun)
             return
-        written = self._recorder.contents.tensors()
         self._draws.over()
         results, plain = results_of(runs.body, self._recorder.is_unwritten), plain_results_of(runs.body)
         runs.over(self._recorder.contents)
         runs.writers = self._recorder.writers
         used_up = self._leftovers.names()
-        if self._verify:
-            found: dict[str, Any] = {}
-            orders = OrderWatch(runs.body)
-            try:
-                again = second_run(runs, self._recording, results, used_up, found, orders=orders)
-                results |= {name: digest for name, digest in plain.items() if again.get(name) == digest}  # what a clock wrote is no result
-            finally:
-                self._tell(found)
-            self._guard.run("searching for what the numbers depend on", self._why, runs, results, found, used_up, orders)
+        found: dict[str, Any] = {}
+        orders = OrderWatch(runs.body)
+        try:
+            again = second_run(runs, self._recording, results, used_up, found, orders=orders)
+            results |= {name: digest for name, digest in plain.items() if again.get(name) == digest}  # what a clock wrote is no result
+        finally:
+            self._tell(found)
+        self._guard.run("searching for what the numbers depend on", self._why, runs, results, found, used_up, orders)
         self.found |= {"unrestorable": (*used_up, *self._outside.said)}
-        if self._cost:
-            self.found |= {"not_verified": self.found["not_verified"] if self._verify else "", **measured(runs, written, self._ritual)}
 
     def _tell(self, found: Mapping[str, Any]) -> None:
         """What the comparison of two runs has found; a difference between them is told first, then one from the earlier run."""
-        potential = of_potential(found.get("potential", ()))
-        self.found |= {"depends_on": (*of_divergence(found.get("divergence")), *potential)}
+        self.found |= {"depends_on": (*of_divergence(found.get("divergence")), *found.get("by_chance", ()))}
         if found.get("verified") is False:
             self.found |= {"against": "", "rtol": None}
         elif self.found.get("verified") is False:
-            found = {name: found[name] for name in ("potential", "not_verified") if name in found}
-        self.found |= found
+            found = {name: found[name] for name in ("not_verified",) if name in found}
+        self.found |= {name: value for name, value in found.items() if name != "by_chance"}
 
     def _why(self, runs: Runs, results: Mapping[str, int], found: Mapping[str, Any], used_up: tuple[str, ...], orders: OrderWatch) -> None:
         """Not where a run takes from what no further one finds."""
@@ -260,54 +243,6 @@ class Inquiry:
 
 def _called(named: object) -> str:
     return named if isinstance(named, str) else str(named) if isinstance(named, (Path, PrintsByRank)) else "the earlier run"
-
-
-class _Clock:
-    """Times a run, with nothing between its ops; what it will write is known from an earlier one, and copied beforehand."""
-
-    def __init__(self, written: Sequence[torch.Tensor]) -> None:
-        self.contents = Contents()
-        self.taken_s = 0.0
-        self._written = written
-
-    def attach(self, stack: ExitStack) -> None:
-        """From here until the stack closes."""
-        for tensor in self._written:
-            self.contents.keep(tensor)
-        _wait()
-        begin_s = time.perf_counter()
-        stack.callback(self._stop, begin_s)
-
-    def _stop(self, begin_s: float) -> None:
-        _wait()
-        self.taken_s = time.perf_counter() - begin_s
-
-
-def measured(runs: Runs, written: Sequence[torch.Tensor], ritual: Ritual) -> dict[str, Any]:
-    """Fields of the report: the ratio of the whole ritual, and of each setting alone. The shortest of several runs counts."""
-    none = _FOR_OTHERS if torch.cuda.is_initialized() else (*_FOR_OTHERS, *_FOR_GPUS)
-    times: dict[str, list[float]] = {name: [] for name in ("", "all", *(name for name in ritual.settings if not name.startswith(none)))}
-    for _ in range(_MOST_ROUNDS):
-        # In turns, so that a busy machine is as unfair to the one as to the other.
-        for name, taken_s in times.items():
-            with ritual.with_only(name) if name != "all" else nullcontext():
-                clock = _Clock(written)
-                error = runs.again(clock)
-                if error is not None:
-                    runs.guard.note(f"the cost was not measured: a rerun raised {type(error).__name__}: {error}")
-                    return {}
-                taken_s.append(clock.taken_s)
-        if sum(times[""]) >= _LEAST_S:
-            break
-    plain_s = min(times.pop("")) or 1e-9
-    whole_s = min(times.pop("all"))
-    costs = tuple(Cost(name, min(taken) / plain_s) for name, taken in times.items())
-    return {"slowdown_ratio": whole_s / plain_s, "costs": tuple(sorted(costs, key=lambda cost: -cost.ratio))}
-
-
-def _wait() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 class Leftovers:

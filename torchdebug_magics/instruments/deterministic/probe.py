@@ -27,7 +27,6 @@ class Asked(TypedDict, total=False):
     against: object
     save: str | Path | None
     rtol: float | None
-    cost: bool
     anyway: bool
     """Whether a rerun may do again what cannot be put back."""
     kept: bool
@@ -128,7 +127,6 @@ def verify(
     seed: int = 42,
     strict: bool = False,
     keep_rng: bool = False,
-    cost: bool = False,
     anyway: bool = False,
 ) -> DeterministicReport:
     """Call `function`, without arguments, twice from the same start; what it raises is raised. Afterwards all is as after one call.
@@ -140,7 +138,7 @@ def verify(
         raise TypeError(msg)
     body = FunctionBody(function)
     context = _FunctionContext(function_body=body)
-    session = Session(DeterministicProbe(context, seed=seed, strict=strict, keep_rng=keep_rng, verify=True, cost=cost, anyway=anyway))
+    session = Session(DeterministicProbe(context, seed=seed, strict=strict, keep_rng=keep_rng, verify=True, anyway=anyway))
     with session:
         body.run()
     return session.report

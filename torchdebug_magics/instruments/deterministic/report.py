@@ -73,20 +73,6 @@ class Dependence(Finding):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Potential(Finding):
-    """A source that gave the same numbers in these two runs and may not in others."""
-
-    op: str
-    """Its name otherwise: of a generator, or ``"set"``, ``"hash"``."""
-    module: str | None
-    differed_count: int
-    """The number of repetitions on identical inputs."""
-    repetitions_count: int
-    """0 where two runs in one process cannot differ, but runs in two processes can."""
-    explanation: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Warned(Finding):
     """An op without a deterministic implementation that ran in the cell."""
 
@@ -95,15 +81,6 @@ class Warned(Finding):
     message: str
     count: int = 1
     """The number of calls at this line."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one setting costs."""
-
-    setting: str
-    ratio: float
-    """The time of the cell with this setting alone, divided by its time without settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,12 +126,8 @@ class DeterministicReport(Report):
     """The number of times the cell was run again to find the cause."""
     runs_s: float = 0.0
     """The duration of these runs."""
-    potential: tuple[Potential, ...] = ()
     unrestorable: tuple[str, ...] = ()
     """State that could not be restored for the second run, such as a consumed iterator; a name or a phrase each."""
-    slowdown_ratio: float | None = None
-    """The time of the cell with determinism settings, divided by the time without; None where it was not measured."""
-    costs: tuple[Cost, ...] = ()
     fingerprint: Fingerprint | None = None
     """A digest of each op's result, for a later comparison; None where it was not recorded."""
     replica: ReplicaRecord | None = None

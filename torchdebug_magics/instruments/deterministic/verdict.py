@@ -43,8 +43,6 @@ _ONLY: Final[Mapping[str, str]] = {
 _NEXT_TIME = "Same numbers twice, but different when the cell runs again"
 _LONGEST_NAME = 24
 """Of an earlier run in a title: its file may lie deep."""
-_WORTH_SAYING = 1.05
-"""A smaller ratio may be the machine's."""
 
 
 class Lines(NamedTuple):
@@ -58,7 +56,7 @@ class Lines(NamedTuple):
 
 def title(report: DeterministicReport) -> str:
     """What happened and where; the reason and the fix have rows of their own."""
-    return " · ".join([_headline(report), *_slower(report, by_setting=False), *(["interrupted"] if report.interrupted else [])])
+    return " · ".join([_headline(report), *(["interrupted"] if report.interrupted else [])])
 
 
 def sentence(report: DeterministicReport) -> str:
@@ -68,8 +66,6 @@ def sentence(report: DeterministicReport) -> str:
         parts.append(report.not_verified)
     if fixes := fixes_of(report):
         parts.append(f"fix: {'; '.join(fixes)}")
-    if report.divergence is None and report.verified is not False:
-        parts += _slower(report, by_setting=True)
     if report.interrupted:
         parts.append(f"interrupted before {listed(report.unchecked)} could be checked" if report.unchecked else "interrupted")
     return " · ".join(parts)
@@ -188,22 +184,9 @@ def _settings(report: DeterministicReport) -> str:
     seeded = f"Seeded with {report.seed}"
     if not report.restored:
         return f"{seeded}; not every setting could be restored"
-    if report.slowdown_ratio is not None:
-        return seeded  # what the settings cost is said behind it
     if not report.settings:
         return f"{seeded}; no setting had to change"
     return f"{seeded}; {plural(len(report.settings), 'setting')} changed and restored{', RNG states kept' if report.keep_rng else ''}"
-
-
-def _slower(report: DeterministicReport, *, by_setting: bool) -> list[str]:
-    ratio = report.slowdown_ratio
-    if ratio is None:
-        return []
-    if ratio <= _WORTH_SAYING:
-        return [f"determinism settings do not slow this cell down ({ratio:.2f}x)"]
-    most = max(report.costs, key=lambda cost: cost.ratio, default=None) if by_setting else None
-    by = f", most by {most.setting} ({most.ratio:.2f}x)" if most is not None and most.ratio > _WORTH_SAYING else ""
-    return [f"determinism settings slow this cell down {ratio:.2f}x{by}"]
 
 
 def _at(location: Location | None) -> str:

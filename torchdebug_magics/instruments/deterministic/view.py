@@ -19,7 +19,6 @@ _SEEDED = {
 _SOURCES: Mapping[str, Format] = {"generator": "code", "kind": "text", "seed": "text", "seeded": "text", "state": "code"}
 _LOADERS: Mapping[str, Format] = {"loader": "code", "workers": "count", "seeded from": "text", "workers alive": "text"}
 _DEPENDS: Mapping[str, Format] = {"on": "text", "what": "prose", "line": "prose", "fix": "prose"}
-_POTENTIAL: Mapping[str, Format] = {"op": "code", "line": "prose", "module": "code", "differed": "text", "fix": "prose"}
 _WARNED: Mapping[str, Format] = {"op": "code", "line": "prose", "calls": "count", "fix": "prose"}
 
 
@@ -44,7 +43,6 @@ def _status(report: DeterministicReport) -> Status:
     if (
         any(one.on != "carried_state" for one in report.depends_on)
         or report.warnings
-        or report.potential
         or report.problems
         or report.not_verified
         or report.interrupted
@@ -62,7 +60,7 @@ def _blocks(report: DeterministicReport) -> Iterator[Block]:
         yield Facts(facts)
     yield from _excerpt(lines, " ".join(text for name, text in facts if name in {"fix", "why"}))
     tables = list(_tables(report))
-    shown = tables[:1] if report.costs or (lines.first is None and not facts) else []
+    shown = tables[:1] if lines.first is None and not facts else []
     yield from (table for _, table in shown)
     yield from (Note(problem, "warn") for problem in report.problems)
     if report.overruled:
@@ -123,11 +121,6 @@ def _excerpt(lines: Lines, words: str) -> Iterator[Block]:
 
 def _tables(report: DeterministicReport) -> Iterator[tuple[str, Table]]:
     """Each with the words for a fold, the one to be seen first at the head."""
-    if report.costs:
-        ordered = sorted(report.costs, key=lambda cost: -cost.ratio)
-        costs = tuple((cost.setting, f"{cost.ratio:.2f}x") for cost in ordered)
-        caption = "Time with one setting alone, relative to none"
-        yield f"Cost of each setting: {len(costs)}", Table(caption, ("setting", "time"), costs, {"setting": "code"})
     if len(report.warnings) > 1 or (report.warnings and (report.divergence is not None or report.verified is not None)):
         warned = tuple((one.op, standing(one.location) or None, one.count, one.fix or None) for one in report.warnings)
         name = "Ops without a deterministic implementation"
@@ -136,19 +129,6 @@ def _tables(report: DeterministicReport) -> Iterator[tuple[str, Table]]:
         rows = tuple((one.on.replace("_", " "), one.what, standing(one.location) or None, one.fix or None) for one in report.depends_on)
         also = ", ".join(dict.fromkeys(one.on.replace("_", " ") for one in report.depends_on[1:]))
         yield f"The numbers also depend on: {also}", Table("What the numbers depend on", tuple(_DEPENDS), rows, _DEPENDS)
-    if report.potential:
-        may = tuple(
-            (
-                one.op,
-                standing(one.location) or None,
-                one.module,
-                f"{one.differed_count:,} of {one.repetitions_count:,}" if one.repetitions_count else None,
-                one.fix or one.explanation,
-            )
-            for one in report.potential
-        )
-        name = "Ops that may differ in another run"
-        yield f"{name}: {len(may)}", Table(name, tuple(_POTENTIAL), may, _POTENTIAL)
 
 
 def _details(report: DeterministicReport) -> tuple[tuple[str, str], ...]:
@@ -175,7 +155,7 @@ def _settings(report: DeterministicReport) -> Block:
     seeded = f"Python, NumPy's global generator, torch on every device{own}"
     blocks.append(Facts((("seeded", seeded), ("threads", f"{report.threads_count:,}"))))
     blocks += [Note(one) for one in report.too_late]
-    is_in_title = report.verified is None and report.divergence is None and report.slowdown_ratio is None and not report.warnings
+    is_in_title = report.verified is None and report.divergence is None and not report.warnings
     after = "changed and restored" if report.restored else "changed"
     name = "Settings and seeds" if is_in_title or not rows else f"{plural(len(rows), 'setting')} {after}"
     return Fold(" · ".join([name, *(one.partition(":")[0] for one in report.too_late)]), tuple(blocks))

@@ -58,25 +58,6 @@ for (x,) in DataLoader(data, batch_size=5, sampler=sampler):  # <- op
         "t = now()  # <- source\nx = torch.ones(2) * t  # <- op\n",
         "import functools\nnow = functools.partial(time.clock_gettime, time.CLOCK_MONOTONIC)",
     ),
-    "sorted by what Python writes of an object": Cell(
-        "hash_order",
-        """\
-class Thing: pass
-things = [Thing() for _ in range(20)]
-order = sorted(range(20), key=lambda i: repr(things[i]))  # <- source
-x = torch.tensor(order)  # <- op
-""",
-    ),
-    "an address in a text": Cell(
-        "hash_order",
-        """\
-class Thing: pass
-thing = Thing()
-others = [Thing() for _ in range(50)]
-text = f"{thing}"  # <- source
-x = torch.ones(2) * sum(ord(one) * place for place, one in enumerate(text, 1))  # <- op
-""",
-    ),
     "a set that a function goes through": Cell(
         "hash_order",
         """\
@@ -127,9 +108,6 @@ b[::2] = 1
 x = torch.tensor(b).sum()  # <- op
 """,
     ),
-    "memory of NumPy's by its type": Cell(
-        "uninitialized_memory", "a = np.ndarray((3000,))  # <- source\nx = torch.from_numpy(a) * 2  # <- op\n"
-    ),
     "a mask that nobody wrote": Cell(
         "uninitialized_memory", "m = torch.empty(64, dtype=torch.bool)  # <- op\nx = torch.arange(64.)[m]  # <- source\n"
     ),
@@ -143,17 +121,6 @@ device = os.open("/dev/urandom", os.O_RDONLY)
 found = os.read(device, 4)  # <- source
 os.close(device)
 x = torch.tensor(list(found))  # <- op
-""",
-    ),
-    "a file that is gone through": Cell(
-        "state_leak",
-        "v = float(next(lines))  # <- source\nx = torch.ones(2) * v  # <- op\n",
-        """\
-import tempfile
-lines = tempfile.TemporaryFile("w+")
-lines.writelines(f"{i}\\n" for i in range(20))
-lines.seek(0)
-next(lines)
 """,
     ),
     "through a file": Cell(

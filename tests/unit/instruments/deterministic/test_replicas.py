@@ -94,7 +94,7 @@ def test_a_fork_has_its_parents_generator(launches: dict[str, Any]) -> None:
 def test_what_runs_the_cell_again_is_left_out_in_ranks(launches: dict[str, Any]) -> None:
     report = launches["saved"]
     assert isinstance(report, RanksReport)
-    assert report.problems == ("--verify, --cost and --save cover the process that launches the ranks, not the ranks",)
+    assert report.problems == ("--verify and --save cover the process that launches the ranks, not the ranks",)
     assert [one.report.fingerprint for one in report.ranks if one.report is not None] == [None, None]
 
 

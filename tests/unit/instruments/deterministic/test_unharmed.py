@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from torchdebug_magics.instruments.deterministic import inquiry
 from torchdebug_magics.instruments.deterministic.ops import op_recorder as recorder
 from torchdebug_magics.instruments.deterministic.twice import runs, verify
 from torchdebug_magics.probing import contents, dispatch
@@ -150,7 +149,7 @@ def test_what_stands_in_is_gone_though_its_end_was_interrupted(ready: Interactiv
     assert not dispatch.modes()
 
 
-@pytest.mark.parametrize("flags", ["", "--verify", "--cost", "-o d", "--save there.json"])
+@pytest.mark.parametrize("flags", ["", "--verify", "-o d", "--save there.json"])
 def test_when_it_is_over_nothing_is_held(ready: InteractiveShell, flags: str) -> None:
     ready.run_cell(f"%%deterministic -q {flags}\n{TRAIN}").raise_error()
     model = weakref.ref(ready.user_ns["net"])
@@ -181,15 +180,6 @@ def test_where_it_cannot_be_saved_is_said_before_anything_runs(ready: Interactiv
     ran = ready.run_cell("%%deterministic --save no/where.json\nran = 1")
     assert "there is no folder no" in str(ran.error_in_exec)
     assert "ran" not in ready.user_ns
-
-
-def test_a_run_that_raises_has_no_cost(ready: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inquiry, "_LEAST_S", 0.0)
-    ready.run_cell("%%deterministic --cost -q -o d\nassert not hasattr(torch, 'been')\nX * 2\ntorch.been = 1")
-    del torch.been
-    found = ready.user_ns["d"]
-    assert found.slowdown_ratio is None
-    assert found.problems == ("the cost was not measured: a rerun raised AssertionError: ",)
 
 
 def test_a_compiled_module_is_compiled_once_and_torch_warns_of_no_hook(ready: InteractiveShell) -> None:

@@ -7,14 +7,12 @@ from dataclasses import replace
 import pytest
 
 from torchdebug_magics.html import markup, plain
-from torchdebug_magics.html.page import Code, Facts, Fold, Note, Table
+from torchdebug_magics.html.page import Code, Facts, Fold, Note
 from torchdebug_magics.instruments.deterministic.report import (
-    Cost,
     Dependence,
     DeterministicReport,
     Divergence,
     LiveRitual,
-    Potential,
     Setting,
     Warned,
 )
@@ -34,14 +32,11 @@ FOUND = Divergence(
     fix="write `g.manual_seed(42)` first",
 )
 MET = Warned(op="put_", location=HERE, message="put_ does not have ...", count=3, fix="write `x[index] = values`")
-RACE = Potential(
-    op="aten.index_put_", module=None, location=THERE, differed_count=3, repetitions_count=20, explanation="threads", fix="sort"
-)
+RACE = Dependence(on="race", op="aten.index_put_", location=THERE, what="differed in 3 of 20 repetitions", fix="sort")
 SETTINGS = {"cudnn.benchmark": Setting(True, False), "PYTHONHASHSEED": Setting(None, "42")}
 
 LINE = "In[4] line 7: `x = torch.randn(3, generator=g)`"
 ELSEWHERE = Divergence(op="", module=None, location=None, occurrence=1, cause="hash_order", explanation="sets differ", fix="")
-COSTS = (Cost("cudnn.benchmark", 1.7), Cost("sdpa.flash", 1.1))
 DRAWN = Dependence(
     on="seed",
     op="aten.randperm.default",
@@ -53,7 +48,6 @@ RACED = Dependence(on="race", op="aten.index_put_.default", location=None, what=
 
 REPRODUCIBLE = "Reproducible only with the seed set here"
 CHANGED = "Seeded with 42; 2 settings changed and restored"
-SLOWER = "determinism settings slow this cell down 1.80x"
 
 WORDS = [
     (
@@ -105,8 +99,6 @@ WORDS = [
     ({"not_verified": "the cell reads input"}, "Seeded with 42; no setting had to change · runs not compared", " · the cell reads input"),
     ({"warnings": (MET, MET)}, f"2 nondeterministic ops, first put_ · {LINE}", f" · fix: {MET.fix}"),
     ({"warnings": (MET,)}, f"Nondeterministic op put_ · {LINE}", f" · fix: {MET.fix}"),
-    ({"slowdown_ratio": 0.97, "costs": COSTS}, "Seeded with 42 · determinism settings do not slow this cell down (0.97x)", ""),
-    ({"settings": SETTINGS, "slowdown_ratio": 1.8, "costs": COSTS}, f"Seeded with 42 · {SLOWER}", ", most by cudnn.benchmark (1.70x)"),
 ]
 
 
@@ -128,7 +120,7 @@ def test_an_interrupt_says_what_was_left_unchecked():
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
-        ({"divergence": FOUND}, "bad"), ({"verified": True, "ops_count": 3}, "good"), ({"verified": True, "potential": (RACE,)}, "warn"),
+        ({"divergence": FOUND}, "bad"), ({"verified": True, "ops_count": 3}, "good"), ({"verified": True, "depends_on": (RACE,)}, "warn"),
         ({"warnings": (MET,)}, "warn"), ({"restored": False}, "warn"), ({"problems": ("x",)}, "warn"), ({}, "info"),
     ],
 )  # fmt: skip
@@ -172,10 +164,9 @@ def test_a_line_elsewhere_has_an_excerpt_of_its_own():
         ({"divergence": FOUND}, [Facts, Code]),
         ({"verified": True, "ops_count": 3}, []),
         ({"verified": True, "ops_count": 3, "runs_count": 4}, [Facts]),
-        ({"verified": True, "depends_on": (DRAWN, RACED), "potential": (RACE,), "carried": ("net",)}, [Facts, Code]),
+        ({"verified": True, "depends_on": (DRAWN, RACED), "carried": ("net",)}, [Facts, Code]),
         ({"warnings": (MET,)}, [Facts, Code]),
         ({"warnings": (MET, MET)}, [Facts, Code]),
-        ({"costs": COSTS}, [Table]),
         ({"settings": SETTINGS, "overruled": ("a", "b"), "problems": ("c",)}, [Note, Note]),
     ],
 )
@@ -194,11 +185,12 @@ def test_a_title_already_says_what_was_restored():
 
 def test_all_that_is_to_be_said_is_there_and_escaped():
     report = DeterministicReport(
-        seed=42, settings=SETTINGS, warnings=(MET,), potential=(RACE,), unrestorable=("iterator `it`",), overruled=("The cell set a<b.",),
-        costs=(Cost("cudnn.benchmark", 1.7),), generators=("rng", "loader.generator"), threads_count=2, problems=("seeding x failed",),
+        seed=42, settings=SETTINGS, warnings=(MET,), depends_on=(DRAWN, RACE),
+        unrestorable=("iterator `it`",), overruled=("The cell set a<b.",),
+        generators=("rng", "loader.generator"), threads_count=2, problems=("seeding x failed",),
     )  # fmt: skip
     text, html = plain.render(page(report)), markup.render(page(report))
-    for part in ("3 of 20", "iterator `it`", "1.70x", "`rng`, `loader.generator`", "not set", "seeding x failed", "The cell set a<b."):
+    for part in ("3 of 20", "iterator `it`", "`rng`, `loader.generator`", "not set", "seeding x failed", "The cell set a<b."):
         assert part in text
     assert "a&lt;b" in html
     assert "<details" in html

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from itertools import cycle
 from typing import TypeAlias
 
 import torch
@@ -15,19 +14,20 @@ from torchdebug_magics.instruments.deterministic.counterfactual.effect import Ef
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import (
     OF_GRADIENTS,
     Kept,
+    Line,
     StateNow,
     line_that_changes,
+    lines_before,
 )
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
-from torchdebug_magics.instruments.deterministic.origin import Origin
 from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.twice.body import TooLong
-from torchdebug_magics.instruments.deterministic.twice.op_causes import location_of, raised_at
-from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, raised_at
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.names import Named, values_found
 from torchdebug_magics.probing.process_settings import SETTINGS
+from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 
 _MOST_NAMES = 3
@@ -36,9 +36,7 @@ _IN = " in "
 Sow: TypeAlias = "Callable[[ExitStack], object]"
 
 
-def carried_by(
-    runs: Runs, earlier: Recording, results: Mapping[str, int], same_seeds: Sow, origin_of: Callable[[Difference], Origin | None]
-) -> tuple[Dependence | None, tuple[str, ...]]:
+def carried_by(runs: Runs, earlier: Recording, results: Mapping[str, int], same_seeds: Sow) -> tuple[Dependence | None, tuple[str, ...]]:
     """The dependence, and the names of what the next run finds changed; None and nothing where the next run gives the same."""
     start, ends = StateNow(runs.body), list[StateNow]()
 
@@ -59,7 +57,7 @@ def carried_by(
     begin = min(effect.reached, key=lambda one: one.place)
     known = _named_memory(runs)
     names = _names_of_memory(effect, begin, known)
-    at, other = location_of(begin), _writing(runs, effect, begin)
+    at, other = begin.location, _writing(runs, effect, begin)
     if not all(_given(effect, one, known) for one in effect.begins):
         held = _that_matter(runs, earlier, results, changed, start, ends[0], same_seeds)
         gradients = tuple(name for name in held if name.endswith(OF_GRADIENTS))
@@ -67,7 +65,7 @@ def carried_by(
         other = line_that_changes(runs, places[held[0]]) if held and not names and not gradients else other
         names = tuple(dict.fromkeys((*names, *held)))
     if other is None and (not names or begin.op is None or begin.op.plan.base == "lift_fresh"):
-        at = _first_line(runs, begin, same_seeds, origin_of) or at
+        at = _first_line(runs, begin, same_seeds) or at
     what, fix = _of_mode(begin) if not effect.has_backward else ("", "")
     if not what:
         what, fix = _in_words(runs, names[:_MOST_NAMES])
@@ -115,12 +113,13 @@ def _of_error(runs: Runs, error: BaseException | None, names: tuple[str, ...]) -
     return Dependence(on="carried_state", op="", location=raised_at(error), what=what, fix=fix), names or runs.files
 
 
-def _first_line(runs: Runs, begin: Difference, same_seeds: Sow, origin_of: Callable[[Difference], Origin | None]) -> Location | None:
-    """The line of Python at which a run from the end begins to differ from one from the start."""
-    turns = cycle((False, True))
-    with runs.otherwise(same_seeds, from_end=lambda: next(turns)):
-        origin = origin_of(begin)
-    return None if origin is None else origin.branch_head or origin.location
+def _first_line(runs: Runs, begin: Difference, same_seeds: Sow) -> Location | None:
+    """The last line on the way to the op that a run from the end and one from the start have in common, if they go different ways."""
+    start, end = lines_before(runs, begin.place), list[Line]()
+    with runs.otherwise(same_seeds, from_end=lambda: True):
+        end = lines_before(runs, begin.place)
+    common = next((number for number, pair in enumerate(zip(start, end, strict=False)) if pair[0] != pair[1]), 0)
+    return location(*start[common - 1]) if common else None
 
 
 def _named_memory(runs: Runs) -> dict[int, str]:

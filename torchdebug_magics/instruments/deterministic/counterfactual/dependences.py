@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
-import multiprocessing.process
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import torch
 
@@ -19,21 +17,20 @@ from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.counterfactual.arrival_order import on_arrival
 from torchdebug_magics.instruments.deterministic.counterfactual.carried_state import carried_by
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import Effect, effect_of
+from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import last_line_that_changes
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, is_documented, repair
-from torchdebug_magics.instruments.deterministic.origin import Origin
-from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence, Potential
+from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
-from torchdebug_magics.instruments.deterministic.twice.op_causes import drawn_from, location_of, origin_before
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+from torchdebug_magics.instruments.deterministic.twice.workers import processes_count
 from torchdebug_magics.probing.rng import same_state
 from torchdebug_magics.probing.syntax import loops_around, nodes, tree_of
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 
-_FEW = 4
 _FUNCTIONAL = re.compile(r"[\w.]*\b(?:alpha_|feature_)?dropout[123]?d?\b(?=\()")
 _FIRST_SEED = 20_011
 _DROPPING = {"RReLU": "`RReLU`", "GaussianNoise": "noise"}
@@ -97,7 +94,7 @@ class Search:
         return True
 
     def _of_seeds(self) -> Iterator[tuple[int, Dependence]]:
-        for one in self._draws.dependences(self._runs, self._earlier, self._results, self._origin):
+        for one in self._draws.dependences(self._runs, self._earlier, self._results):
             yield (0 if one.on == "seed" else 5), one
 
     def _of_settings(self) -> Iterator[tuple[int, Dependence]]:
@@ -105,12 +102,12 @@ class Search:
             yield 3, found
 
     def _of_arrival(self) -> Iterator[tuple[int, Dependence]]:
-        if (found := on_arrival(self._runs, self._earlier, self._results, self._origin)) is not None:
+        if (found := on_arrival(self._runs, self._earlier, self._results)) is not None:
             yield 2, found
 
     def _of_what_is_carried(self) -> Iterator[tuple[int, Dependence]]:
         if self._runs.can_go_on:
-            found, names = carried_by(self._runs, self._earlier, self._results, self._draws.sow_as_before, self._origin)
+            found, names = carried_by(self._runs, self._earlier, self._results, self._draws.sow_as_before)
             if found is not None:
                 yield 4, found
                 self._carried = names
@@ -118,10 +115,6 @@ class Search:
     def _differs_by_itself(self) -> bool:
         effect = effect_of(self._runs, self._earlier, self._results)
         return effect is not None and bool(effect.reached)
-
-    def _origin(self, begin: Difference) -> Origin | None:
-        drawn = drawn_from(begin.op) if begin.op is not None and begin.op.plan.is_random else None
-        return origin_before(begin.place, self._runs, drawn, is_way=begin.kind == "way", most_runs=_FEW)  # two of them differ for certain
 
 
 def of_divergence(found: Divergence | None) -> tuple[Dependence, ...]:
@@ -134,21 +127,6 @@ def of_divergence(found: Divergence | None) -> tuple[Dependence, ...]:
     return (
         Dependence(on=found.on, op=found.op, module=found.module, location=at, other=other, what=found.explanation, fix=found.fix),
         *found.further,
-    )
-
-
-def of_potential(found: Sequence[Potential]) -> tuple[Dependence, ...]:
-    """What was the same in these runs by chance, or because they were made in one process."""
-    return tuple(
-        Dependence(
-            on="race",
-            op=one.op,
-            module=one.module,
-            location=one.location,
-            what=one.explanation,
-            fix=one.fix,
-        )
-        for one in found
     )
 
 
@@ -175,7 +153,7 @@ def on_settings(runs: Runs, earlier: Recording, ritual: Ritual) -> Dependence | 
         on="settings",
         op=op.name,
         module=begin.module,
-        location=location_of(begin),
+        location=begin.location,
         what=f"without the determinism settings, `{op.base}` adds in an order that varies",
         fix="call `torch.use_deterministic_algorithms(True)` before this line",
     )
@@ -192,7 +170,7 @@ class Draws:
 
     def __init__(self, seedables: tuple[Seedable, ...]) -> None:
         self._begin = [(one, one.read()) for one in seedables]
-        self._processes = _processes_count()
+        self._processes = processes_count()
         self._drawn: tuple[Seedable, ...] = ()
         self._seeds = count(_FIRST_SEED)
         self.carried: tuple[str, ...] = ()
@@ -200,7 +178,7 @@ class Draws:
 
     def over(self) -> None:
         """The first run has ended. Processes that it has started may draw from what they were forked with."""
-        has_children = _processes_count() != self._processes
+        has_children = processes_count() != self._processes
         self._drawn = tuple(one for one, state in self._begin if not same_state(one.read(), state) or has_children)
 
     def sow_as_before(self, _stack: ExitStack) -> None:
@@ -208,9 +186,7 @@ class Draws:
         for one, state in self._begin:
             one.write(state)
 
-    def dependences(
-        self, runs: Runs, earlier: Recording, results: Mapping[str, int], origin_of: Callable[[Difference], Origin | None]
-    ) -> Iterator[Dependence]:
+    def dependences(self, runs: Runs, earlier: Recording, results: Mapping[str, int]) -> Iterator[Dependence]:
         """One for each generator whose seed moves the results; a run each, and a few more where Python hands the numbers to torch."""
         for one in self._drawn:
             seed = next(self._seeds)
@@ -222,9 +198,8 @@ class Draws:
                 yield self._told(one, _seeded(one, effect.prints, "the number printed here comes"))
                 continue
             begin = _begin_of(effect)
-            with runs.otherwise(lambda _, one=one: one.sow(next(self._seeds))):  # type: ignore[misc]  # as above
-                origin = None if begin.op is not None and begin.op.plan.is_random else origin_of(begin)
-            found = _dependence(one, begin, origin)
+            is_op = begin.op is not None and begin.op.plan.is_random
+            found = _dependence(one, begin, None if is_op else last_line_that_changes(runs, one.read, begin.place))
             if not effect.has_backward:
                 found = _of_dropout(found, begin) or unloaded(found, effect.differing, runs.body) or found
             yield self._told(one, found)
@@ -244,11 +219,11 @@ def _begin_of(effect: Effect) -> Difference:
     return drawn[-1] if drawn else first
 
 
-def _dependence(generator: Seedable, begin: Difference, origin: Origin | None) -> Dependence:
+def _dependence(generator: Seedable, begin: Difference, drawn: Location | None) -> Dependence:
     op = "" if begin.op is None else begin.op.plan.name
     base = "" if begin.op is None else begin.op.plan.base
-    at: Location | None = location_of(begin) if origin is None else origin.branch_head or origin.location
-    drawing = f"`{base}` draws" if origin is None and base and begin.op is not None and begin.op.plan.is_random else "this line draws"
+    at = drawn or begin.location
+    drawing = f"`{base}` draws" if base and begin.op is not None and begin.op.plan.is_random else "this line draws"
     found = replace(_seeded(generator, at, drawing), op=op, module=begin.module)
     if found.on == "seed" and base == "randperm" and generator.name == "torch":
         return replace(found, fix=f"{found.fix}, or pass `generator=torch.Generator().manual_seed(42)`")
@@ -283,11 +258,6 @@ def _of_dropout(found: Dependence, begin: Difference) -> Dependence | None:
         what = f"`{called[0]}` also drops elements in eval mode: it ignores `model.training`"
         return replace(found, on="seed", what=what, fix=f"write `{called[0]}(..., training=self.training)` and call `.eval()` on the model")
     return None
-
-
-def _processes_count() -> str:
-    counter: Any = getattr(multiprocessing.process, "_process_counter", None)
-    return repr(counter)
 
 
 def unloaded(found: Dependence, differing: Mapping[str, type], body: Body) -> Dependence | None:

@@ -9,19 +9,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from torchdebug_magics.instrument import Body
+from torchdebug_magics.instruments.deterministic.counterfactual.digests import digest_of, is_users
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
-from torchdebug_magics.instruments.deterministic.origin.digests import Digests, is_users
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.kinds import ABSENT
 from torchdebug_magics.probing.process_settings import SETTINGS
+from torchdebug_magics.probing.rng import same_state
 from torchdebug_magics.probing.source.code_owner import is_user_code, writes_of
 from torchdebug_magics.probing.syntax import names_in, read_before_bound
 from torchdebug_magics.probing.where import location
@@ -34,6 +35,11 @@ _IN = " in "
 _MOST_FUNCTIONS = 200
 _MOST_LINES = 20_000
 _MOST_S = 3.0
+"""CPU time: another process that uses the machine shortens no look."""
+
+
+Line: TypeAlias = "tuple[str, int, str]"
+"""(file, line, function)"""
 
 
 class Kept(NamedTuple):
@@ -111,12 +117,12 @@ class StateNow:
     def __init__(self, body: Body) -> None:
         self._body = body
         self.kept = kept_by_name(body)
-        self._values = {name: (id(value := one.read()), _digest(value), value) for name, one in self.kept.items()}
+        self._values = {name: (id(value := one.read()), digest_of(value), value) for name, one in self.kept.items()}
         """(identity, digest, the value)"""
 
     def changed(self, end: StateNow) -> tuple[str, ...]:
         """Names whose value was changed in place or is kept elsewhere than in a variable; else those that are read first and bound anew."""
-        absent = (id(ABSENT), _digest(ABSENT), ABSENT)
+        absent = (id(ABSENT), digest_of(ABSENT), ABSENT)
         names = [*self.kept, *(name for name, one in end.kept.items() if one.write is not None and name not in self.kept)]
         pairs = {name: (self._values.get(name, absent), end._values.get(name, absent)) for name in names}
         differing = [name for name, (one, other) in pairs.items() if one[1] != other[1]]
@@ -137,30 +143,64 @@ class StateNow:
 
 def line_that_changes(runs: Runs, kept: Kept) -> Location | None:
     """The line of the user's after which a value is another one than at the start; one run, as far as that line."""
-    if sys.gettrace() is not None:
-        return None
-    watch = _LineWatch(runs, kept)
-    runs.again(watch)
-    return watch.found
+    start = digest_of(kept.read())
+    watch = _LineWatch(runs, lambda: digest_of(kept.read()) != start)
+    return location(*watch.last) if watch.run() and watch.last is not None else None
+
+
+def last_line_that_changes(runs: Runs, read: Callable[[], Any], place: int) -> Location | None:
+    """The last line of the user's on the way to the op at `place` that draws from a generator; `read` gives its state."""
+    state: Any = None
+    found: Line | None = None
+
+    def look() -> bool:
+        nonlocal state, found
+        now = read()
+        if state is not None and not same_state(now, state):
+            found = watch.last
+        state = now
+        return False
+
+    watch = _LineWatch(runs, look, place)
+    watch.run()
+    return None if found is None else location(*found)
+
+
+def lines_before(runs: Runs, place: int) -> list[Line]:
+    """Those of the user's that a run executes on its way to the op at `place`."""
+    found: list[Line] = []
+
+    def look() -> bool:
+        found.extend([watch.last] if watch.last is not None else [])
+        return False
+
+    watch = _LineWatch(runs, look, place)
+    watch.run()
+    return found
 
 
 class _LineWatch:
-    """Digests one value after each line."""
+    """Looks after each line, and at the op at `place`, which ends the run."""
 
-    def __init__(self, runs: Runs, kept: Kept) -> None:
-        self.found: Location | None = None
+    def __init__(self, runs: Runs, look: Callable[[], bool], place: int = sys.maxsize) -> None:
+        self.last: Line | None = None
+        self._runs = runs
         self._recorder = Recorder(Recording(), self._seen, runs.guard, runs.hooks)
-        self._is_over = False
-        self._read = kept.read
-        self._start = _digest(self._read())
-        self._last: tuple[str, int, str] | None = None
+        self._look, self._place = look, place
+        self._is_over = self._is_found = False
         self._lines = 0
-        self._begin_s = time.monotonic()
+        self._begin_s = time.process_time()
 
     @property
     def contents(self) -> Contents:
         """What the run has written."""
         return self._recorder.contents
+
+    def run(self) -> bool:
+        """Whether a look has ended it."""
+        if sys.gettrace() is None:
+            self._runs.again(self)
+        return self._is_found
 
     def attach(self, stack: ExitStack) -> None:
         """From here until the stack closes."""
@@ -168,14 +208,17 @@ class _LineWatch:
         stack.callback(sys.settrace, None)
         sys.settrace(self._entered)
 
+    def _seen(self, _seen: Seen, op: Op) -> None:
+        if not self._is_over and op.place >= self._place:
+            self._look()
+            self._end()
+        if self._is_over:
+            raise Enough
+
     def _end(self) -> None:
         """The next op ends the run: what is raised by a line may jump over the end of a `with`, and leave a lock taken."""
         self._is_over = True
         sys.settrace(None)
-
-    def _seen(self, _seen: Seen, _op: Op) -> None:
-        if self._is_over:
-            raise Enough
 
     def _entered(self, frame: FrameType, _event: str, _arg: object) -> Any:
         return self._line if not self._is_over and is_user_code(frame.f_code) and frame.f_code.co_filename != "<string>" else None
@@ -184,18 +227,13 @@ class _LineWatch:
         if self._is_over or event not in {"line", "return"}:
             return None if self._is_over else self._line
         self._lines += 1
-        if _digest(self._read()) != self._start:
-            self.found = location(*self._last) if self._last is not None else None
+        self._is_found = self._look()
+        if self._is_found or self._lines > _MOST_LINES or time.process_time() - self._begin_s > _MOST_S:
             return self._end()
-        if self._lines > _MOST_LINES or time.monotonic() - self._begin_s > _MOST_S:
-            return self._end()
-        self._last = frame.f_code.co_filename, frame.f_lineno or 1, frame.f_code.co_name
+        here = frame.f_back if event == "return" else frame
+        if here is not None and is_user_code(here.f_code):
+            self.last = here.f_code.co_filename, here.f_lineno or 1, here.f_code.co_name
         return self._line
-
-
-def _digest(value: Any) -> int:
-    digests = Digests()  # a new one: objects are numbered in the order in which they are met
-    return hash((digests.of(value), tuple(digest for _, digest in digests.inside(value))))
 
 
 def reached(body: Body) -> tuple[set[str], list[CodeType]]:

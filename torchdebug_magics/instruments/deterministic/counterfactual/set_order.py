@@ -21,7 +21,8 @@ from torchdebug_magics.report import Location
 
 _HOLDING = (list, tuple, dict, set, frozenset)
 _MOST_ITEMS = 1000
-Kind: TypeAlias = Literal["salted", "address"]
+Kind: TypeAlias = Literal["salted", "address", "object"]
+"""Of strings; of tensors or modules; of objects of the user's, whose order matters more rarely."""
 _ORDERING = frozenset({"list", "tuple", "enumerate", "zip", "map", "iter", "next", "dict", "join", "array", "tensor"})
 """They give an order to what has none."""
 _SETTLED = frozenset({"sorted", "set", "frozenset", "len", "sum", "min", "max", "any", "all", "Counter"})
@@ -45,7 +46,9 @@ class Ordering(NamedTuple):
 def on_order(found: Iterable[Ordering]) -> tuple[Dependence, ...]:
     """Of objects; of strings, where Python draws their hashes anew in each process."""
     is_salted = sys.flags.hash_randomization and not (began_with("PYTHONHASHSEED") or "random").isdigit()
-    return tuple(dependence_of(one) for one in found if is_salted or one.kind == "address")
+    return tuple(
+        dependence_of(one) for one in found if one.place.keeps_order and (one.kind == "address" or (is_salted and one.kind == "salted"))
+    )
 
 
 def dependence_of(found: Ordering) -> Dependence:
@@ -136,6 +139,8 @@ def _kind_of(value: Any) -> Kind | None:
     items = list(value)[:_MOST_ITEMS]
     if any(isinstance(item, (torch.Tensor, torch.nn.Module)) for item in items):
         return "address" if len(items) > 1 else None
+    if len(items) > 1 and any(vars(object)["__hash__"] is getattr(type(item), "__hash__", None) for item in items):
+        return "object"
     flat = [part for item in items for part in (item if isinstance(item, tuple) else (item,))]
     return "salted" if len({part for part in flat if isinstance(part, (str, bytes))}) > 1 else None
 
@@ -158,6 +163,8 @@ class OrderingPlace(NamedTuple):
     """Whether it is a string by what is written."""
     is_pop: bool = False
     """Whether one is taken out of it."""
+    keeps_order: bool = True
+    """Whether what follows is known to keep the order; a loop may come to the same in any."""
 
 
 def ordering_places(body: Body) -> dict[str, dict[int, list[OrderingPlace]]]:
@@ -204,7 +211,13 @@ class _Places:
                     yield (
                         self._line(node),
                         OrderingPlace(
-                            ast.unparse(one), path, self._target(node), is_set, isinstance(node, ast.For), is_pop=method(node) == "pop"
+                            ast.unparse(one),
+                            path,
+                            self._target(node),
+                            is_set,
+                            isinstance(node, ast.For),
+                            is_pop=method(node) == "pop",
+                            keeps_order=not isinstance(node, (ast.For, ast.DictComp)) or any(map(_keeps_order, ast.walk(node))),
                         ),
                     )
             if isinstance(node, ast.Call) and dotted(node.func) == "hash" and len(node.args) == 1:
@@ -216,9 +229,8 @@ class _Places:
 def _ordered(node: ast.AST) -> Iterator[ast.expr]:
     """What the node gives an order."""
     if isinstance(node, ast.For):
-        if any(map(_keeps_order, ast.walk(node))):
-            yield node.iter
-    elif isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+        yield node.iter
+    elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)):
         yield from (one.iter for one in node.generators)
     elif isinstance(node, ast.Starred):
         yield node.value

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import Ordering, dependence_of
+from torchdebug_magics.instruments.deterministic.influences.influence import CLOCK, ENTROPY, Asked
+from torchdebug_magics.instruments.deterministic.influences.search import asked_by
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
-from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
-from torchdebug_magics.instruments.deterministic.origin import ON, Origin
-from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Empty, Op, Recording, Seen, repair
+from torchdebug_magics.instruments.deterministic.report import Cause, Divergence
 from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong
-from torchdebug_magics.instruments.deterministic.twice.op_causes import (
-    Told,
-    drawn_from,
-    location_of,
-    name_of,
-    of_empty,
-    of_kernel,
-    origin_before,
-    origin_in_workers,
-    raised_at,
-)
-from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison, Difference
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison, Difference, drawn_from, raised_at
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+from torchdebug_magics.instruments.deterministic.twice.workers import processes_count, workers_here
+from torchdebug_magics.probing.syntax import enclosing, tree_of
 from torchdebug_magics.report import Location
 
 _FIRST_ALONE = "later runs agree with the second one: the first run left state that could not be restored, such as a cache entry"
 _IN_THE_CELL = "create what the cell consumes in the cell itself"
-_TORCHS_OWN = "aten."
 
 
 class Culprit:
@@ -49,173 +41,183 @@ class Culprit:
 
     def unexplained(self) -> Divergence:
         """The op, before any further run looks for the cause."""
-        return self._divergence(Told(cause="unknown", explanation="the search for the cause was interrupted"))
+        return self._told("unknown", "the search for the cause was interrupted")
 
     def divergence(self) -> Divergence:
         """The op, and the cause: mostly by a few further runs."""
         difference = self._comparison.difference
-        return self._divergence(self._of_error() if difference is None else self._told(difference))
+        return self._of_error() if difference is None else self._of(difference)
 
-    def _divergence(self, told: Told) -> Divergence:
+    def _told(self, cause: Cause, explanation: str, fix: str = "", **more: Any) -> Divergence:
+        """`more` are fields of a `Divergence` that are not those of the op."""
         difference, earlier = self._comparison.difference, self._comparison.earlier
+        op, module, phase, occurrence = "", None, "forward", 1
         if difference is None:
             assert self._error is not None
-            at = told.location or raised_at(self._error)
-            return Divergence(op="", module=None, location=at, occurrence=1, cause=told.cause, explanation=told.explanation, fix=told.fix)
-        at = told.location or location_of(difference)
-        return Divergence(
-            op=told.op or (difference.op.plan.name if difference.op is not None else ""),
-            module=difference.module,
-            location=at,
-            occurrence=earlier.occurrence(difference.place) if difference.place < len(earlier) else 1,
-            cause=told.cause,
-            explanation=told.explanation,
-            fix=told.fix,
-            on=told.on or ON.get(told.cause),
-            further=tuple(
-                Dependence(on=one.on, op="", location=one.location, what=one.explanation, fix=one.fix)
-                for one in told.further
-                if one.on is not None
-            ),
-            other=told.other if told.other != at else None,
-            phase=difference.phase,
-        )
+            at = raised_at(self._error)
+        else:
+            op = difference.op.plan.name if difference.op is not None else ""
+            at, module, phase = difference.location, difference.module, difference.phase
+            occurrence = earlier.occurrence(difference.place) if difference.place < len(earlier) else 1
+        fields = {"op": op, "location": at, "module": module, "phase": phase, "occurrence": occurrence} | more
+        if fields.get("other") == fields["location"]:
+            fields["other"] = None
+        return Divergence(cause=cause, explanation=explanation, fix=fix, **fields)
 
-    def _of_error(self) -> Told:
+    def _of_error(self) -> Divergence:
         """The second run raised where the first one did not, after the very same ops."""
         error = self._error
         if isinstance(error, TooLong):
-            return Told(cause="control_flow", explanation="the second run continued past the end of the first one, and was stopped")
+            return self._told("control_flow", "the second run continued past the end of the first one, and was stopped")
         text = str(error).strip().splitlines()
         said = f"the second run raised {type(error).__name__}: {text[0][:200] if text else ''}"
-        told = self._of_leak(said) or self._of_origin(len(self._comparison.earlier), said)
-        if told.explanation == said and self._reruns.raises_again(error):
-            return Told(cause="state_leak", explanation=f"{said}: {_FIRST_ALONE}", fix=_IN_THE_CELL)
-        return told
+        found = self._of_leak(said) or self._of_answers(len(self._comparison.earlier))
+        if found is None and self._reruns.raises_again(error):
+            return self._told("state_leak", f"{said}: {_FIRST_ALONE}", _IN_THE_CELL)
+        return found or self._told("outside_data", said)
 
-    def _told(self, difference: Difference) -> Told:
+    def _of(self, difference: Difference) -> Divergence:
         if difference.kind == "way":
             return self._of_way(difference)
         op = difference.op
         assert op is not None
-        if difference.kind == "given":
-            return self._of_outside(op, difference)
-        if op.plan.is_random:
+        if difference.kind == "gave" and op.plan.is_random:
             return self._of_generator(op, difference)
+        return self._of_outside(op, difference) if difference.kind == "given" else self._of_result(op, difference)
+
+    def _of_result(self, op: Op, difference: Difference) -> Divergence:
         agree = self._reruns.inputs_agree(difference.place)
-        if op.empty is not None and (agree or self._origin(difference.place) is None):
-            return of_empty(op, op.empty, difference)
-        told = of_kernel(op)
-        if agree and (told.fix or not op.plan.name.startswith(_TORCHS_OWN) or self._cause_before(difference.place) == "unknown"):
-            return (self._of_set() or told) if told.cause == "unknown" else told
+        kernel = self._of_kernel(op)
+        is_known = agree and (kernel.fix or not op.plan.name.startswith("aten."))
+        if not is_known and (asked := self._of_answers(op.place)) is not None:  # two further runs may agree by chance
+            return asked
+        if op.empty is not None:
+            return self._of_empty(op, op.empty, difference)
+        if agree:
+            return kernel if kernel.fix else self._of_set() or kernel
         return self._of_outside(op, difference)
 
-    def _cause_before(self, place: int) -> str:
-        """Of what reached an op of torch's that is not known to differ by itself: two further runs may have agreed by chance."""
-        origin = self._origin(place)
-        return "unknown" if origin is None else origin.cause
+    def _of_empty(self, op: Op, empty: Empty, difference: Difference) -> Divergence:
+        """It reads memory that another op has made."""
+        made = None if empty.line is None else empty.line.location
+        base = empty.plan.base
+        said = (
+            f"`{op.plan.name}` reads uninitialized memory from `{'torch.empty' if base == 'empty' else base}`{f' ({made})' if made else ''}"
+        )
+        zeros = f"use `torch.{base.replace('empty', 'zeros')}` instead of `torch.{base}`, or " if base in {"empty", "empty_like"} else ""
+        fix = f"{zeros}write every element before reading"
+        at = made or difference.location
+        return self._told("uninitialized_memory", said, fix, op=empty.plan.name, location=at, other=difference.location, on="memory")
 
-    def _of_generator(self, op: Op, difference: Difference) -> Told:
+    def _of_kernel(self, op: Op) -> Divergence:
+        """Its inputs agree."""
+        if op.plan.is_view or op.plan.moves or op.plan.is_pointwise:
+            said = (
+                f"`{op.plan.name}` gave different numbers on equal inputs, which it cannot do by itself: something else wrote to its memory"
+            )
+            return self._told("unknown", said)
+        fix = repair(op.plan.base)
+        known = "as PyTorch's documentation says it may" if fix else "and no workaround is known"
+        return self._told("nondeterministic_op", f"`{op.plan.name}` gave different numbers on equal inputs, {known}", fix, on="race")
+
+    def _of_generator(self, op: Op, difference: Difference) -> Divergence:
         """What the op draws from has another seed; and where it got that."""
         generator = drawn_from(op)
-        origin = None if self._used_up else self._origin(op.place, generator)
-        is_global = generator is torch.default_generator
-        name = "" if is_global else name_of(generator, difference.names)
-        if origin is not None and origin.cause == "unseeded_generator" and len(origin.names) == 1:
-            name = name or origin.names[0]
         said = f"`{op.plan.name}` draws from "
-        if is_global:
+        if generator is torch.default_generator:
             said += "torch's global generator, which the cell itself reseeded"
             fix = "remove `torch.seed()`, as this magic has already seeded the generator, or replace it with `torch.manual_seed(42)`"
         else:
+            name = difference.name_of(generator)
             said += f"{f'`{name}`' if name else 'a `torch.Generator`'}, which has a different seed in each run"
             fix = f"use `{name or 'generator'}.manual_seed(42)` instead of `.seed()` or a varying seed"
-        if origin is None or origin.cause in {"unknown", "control_flow"}:
-            return Told(cause="unseeded_generator", explanation=said, fix=fix)
-        if origin.cause != "unseeded_generator":
-            said, fix = f"{said}: {origin.explanation}", origin.fix if is_global else fix
-        return Told(cause="unseeded_generator", on=origin.on, explanation=said, fix=fix, other=origin.location, further=origin.further)
+        found = None if self._used_up else self._of_answers(op.place)
+        if found is None:
+            return self._told("unseeded_generator", said, fix, on="seed")
+        if found.cause != "unseeded_generator":
+            said, fix = f"{said}: {found.explanation}", found.fix if generator is torch.default_generator else fix
+        return replace(found, cause="unseeded_generator", explanation=said, fix=fix)
 
-    def _of_way(self, difference: Difference) -> Told:
+    def _of_way(self, difference: Difference) -> Divergence:
         """The runs went different ways: another op, another line, or an end."""
         earlier = self._comparison.earlier
         before = earlier[difference.place] if difference.place < len(earlier) else None
         line = None if before is None else earlier.places[before.line]
-        there, here = None if line is None else line.location, location_of(difference)
-        went = [
-            "to its end" if before is None else f"to `{earlier.op_name(before.op)}` ({there})",
-            "to its end" if difference.op is None else f"to `{difference.op.plan.name}` ({here})",
-        ]
+        there, here = None if line is None else line.location, difference.location
+        names = "" if before is None else earlier.op_name(before.op), "" if difference.op is None else difference.op.plan.name
+        went = [f"to `{name}` ({at})" if name else "to its end" for name, at in zip(names, (there, here), strict=True)]
         said = f"the first run continued {went[0]}, the second one {went[1]}"
         leak = self._of_leak(said)
         if leak is not None:
-            return replace(leak, cause="control_flow", op="" if before is None else earlier.op_name(before.op), location=there, other=here)
-        origin = self._origin(difference.place, is_way=True)
-        is_leak = origin is None and self._reruns.is_first_alone(difference)
-        name = "" if before is None else earlier.op_name(before.op)
-        if origin is not None and difference.op is not None and _is_inside(here, origin.branch) and not _is_inside(there, origin.branch):
-            there, here, name = here, there, difference.op.plan.name  # which run is the longer one is chance; the op in the loop is told
-        return Told(
-            cause="state_leak" if is_leak else "control_flow",
-            explanation=f"{said}: {origin.explanation}" if origin is not None else f"{said}: {_FIRST_ALONE}" if is_leak else said,
-            fix=origin.fix if origin is not None else _IN_THE_CELL if is_leak else "",
-            on=None if origin is None else origin.on,
-            op=name,
-            location=there,
-            other=origin.decided if origin is not None and origin.decided is not None else here if before is not None else None,
-        )
+            return replace(leak, cause="control_flow", op=names[0] or leak.op, location=there or leak.location, other=here)
+        found = self._of_answers(None)
+        at, other, name = (there, here, names[0]) if there is not None else (here, None, names[1])
+        if there is not None and found is not None and _depth(here) > _depth(there):
+            at, name = here, names[1]  # which run is the longer one is chance; the op in the loop is told
+        if found is not None:
+            line_asked = found.other or found.location
+            other = None if line_asked == at else line_asked
+            return replace(found, cause="control_flow", explanation=f"{said}: {found.explanation}", op=name, location=at, other=other)
+        is_leak = self._reruns.is_first_alone(difference)
+        said, fix = (f"{said}: {_FIRST_ALONE}", _IN_THE_CELL) if is_leak else (said, "")
+        return self._told("state_leak" if is_leak else "control_flow", said, fix, op=name, location=at, other=other)
 
-    def _of_outside(self, op: Op, difference: Difference) -> Told:
+    def _of_outside(self, op: Op, difference: Difference) -> Divergence:
         """What came into the op was not made by an op."""
         said = f"`{op.plan.name}` received different input, created outside PyTorch"
-        told = self._of_origin(op.place, said)
-        if told.explanation == said and (ordered := self._of_set()) is not None:
-            return ordered
-        if told.explanation == said and self._reruns.is_first_alone(difference):
-            return Told(cause="state_leak", explanation=f"{said}: {_FIRST_ALONE}", fix=_IN_THE_CELL)
-        return told
+        if (
+            found := self._of_leak(said) or self._of_answers(op.place) or self._of_set()
+        ) is not None:  # after a leak, each run uses up more
+            return found
+        if self._reruns.is_first_alone(difference):
+            return self._told("state_leak", f"{said}: {_FIRST_ALONE}", _IN_THE_CELL)
+        return self._told("outside_data", said)
 
-    def _of_set(self) -> Told | None:
+    def _of_set(self) -> Divergence | None:
         """Objects in a set stand where their addresses put them, and those differ in each run."""
-        found = next((one for one in self._orders if one.kind == "address"), None)
+        found = next((one for one in self._orders if one.kind != "salted"), None)
         if found is None:
             return None
         dependence = dependence_of(found)
-        return Told(cause="hash_order", explanation=dependence.what, fix=dependence.fix, other=found.location)
+        return self._told("hash_order", dependence.what, dependence.fix, other=found.location, on="order")
 
-    def _of_origin(self, place: int, said: str) -> Told:
-        leak = self._of_leak(said)
-        if leak is not None:  # no more runs: each would use up more
-            return leak
-        origin = self._origin(place)
-        if origin is not None and origin.cause == "worker_seed":
-            origin = origin_in_workers(self._runs) or origin
-        if origin is not None:
-            return Told(
-                cause=origin.cause,
-                on=origin.on,
-                explanation=origin.explanation,
-                fix=origin.fix,
-                other=origin.decided or origin.location,
-                further=origin.further,
-            )
-        return Told(cause="outside_data", explanation=said)
-
-    def _of_leak(self, said: str) -> Told | None:
+    def _of_leak(self, said: str) -> Divergence | None:
         if self._used_up:
             gone = ", ".join(self._used_up)
-            return Told(cause="state_leak", explanation=f"{said}: {gone} could not be restored for the second run", fix=_IN_THE_CELL)
+            return self._told("state_leak", f"{said}: {gone} could not be restored for the second run", _IN_THE_CELL, on="carried_state")
         if "backward through the graph a second time" in said:
             explanation = f"{said}: the graph was built before this cell, and the first run freed it"
-            return Told(cause="state_leak", explanation=explanation, fix="compute the loss in the cell that calls `backward()`")
+            return self._told("state_leak", explanation, "compute the loss in the cell that calls `backward()`", on="carried_state")
         return None
 
-    def _origin(self, place: int, drawn: object = None, *, is_way: bool = False) -> Origin | None:
-        return origin_before(place, self._runs, drawn, is_way=is_way)
+    def _of_answers(self, place: int | None) -> Divergence | None:
+        """What the op at `place` depends on by way of what the run is answered; of all ops without a place."""
+        processes = processes_count()
+        if found := asked_by(self._runs, place):
+            return self._of_asked(found)
+        found = asked_by(self._runs, None, also=workers_here) if processes_count() != processes else ()
+        return self._of_worker(found[0], self._of_asked(found)) if found else None
+
+    def _of_asked(self, found: Sequence[Asked]) -> Divergence:
+        first, *others = found
+        influence, told = first.influence, first.dependence
+        further = tuple(one.dependence for one in others if one.influence.on is not None and one.influence is not influence)
+        return self._told(influence.cause, told.what, told.fix, other=told.location, on=influence.on, further=further)
+
+    @staticmethod
+    def _of_worker(asked: Asked, told: Divergence) -> Divergence:
+        if asked.influence in {CLOCK, ENTROPY}:
+            fix = f"in a worker, replace `{asked.text}` with `torch.initial_seed() % 2**32`: the DataLoader seeds torch in each worker"
+            return replace(told, fix=fix)
+        if asked.function == "__getitem__":
+            return replace(told, cause="worker_seed")
+        fix = f"replace `{asked.text}` with a draw from torch (`torch.rand`, `torch.randint`): the DataLoader seeds torch in each worker"
+        return replace(told, cause="worker_seed", fix=fix)
 
 
-def _is_inside(location: Location | None, branch: tuple[str, int, int] | None) -> bool:
-    return location is not None and branch is not None and location.file == branch[0] and branch[1] <= location.line <= branch[2]
+def _depth(location: Location | None) -> int:
+    """How many statements a line stands in."""
+    return 0 if location is None else len([*enclosing(tree_of(location.file), location.line)])
 
 
 class OpReruns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,16 +17,16 @@ from torch.nn.parameter import is_lazy
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
-from torchdebug_magics.instruments.deterministic.origin.digests import Digests
 from torchdebug_magics.instruments.deterministic.report import Divergence
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.probing.compiled_calls import away_from_the_compiler
 from torchdebug_magics.probing.contents import Contents
-from torchdebug_magics.probing.digest import of_tensor
+from torchdebug_magics.probing.digest import of_plain, of_tensor
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.syntax import binding, nodes
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
@@ -56,6 +57,17 @@ class Difference:
     """The class of the module."""
     is_training: bool = False
     """Whether the module is in training mode."""
+
+    @property
+    def location(self) -> Location | None:
+        """The user's line that it was seen at."""
+        return None if self.line is None else self.line.location
+
+    def name_of(self, generator: torch.Generator) -> str:
+        """In an op it is wrapped anew: it is known by what is behind it."""
+        held: list[tuple[str, Any]] = [(name, value) for name, value in self.names.items() if isinstance(value, torch.Generator)]
+        known: Any = generator
+        return next((name for name, value in held if value._cdata == known._cdata), "")
 
 
 class Comparison:
@@ -150,6 +162,17 @@ class Comparison:
         return any(map(self.recorder.is_unwritten, tensors(index)))
 
 
+def drawn_from(op: Op) -> torch.Generator:
+    """The generator that an op takes its numbers from."""
+    return next((one for one in (*op.args, *op.kwargs.values()) if isinstance(one, torch.Generator)), torch.default_generator)
+
+
+def raised_at(error: BaseException) -> Location | None:
+    """The innermost line of the user's on its way."""
+    found = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
+    return location(found[-1][0].co_filename, found[-1][1], found[-1][0].co_name) if found else None
+
+
 def results_of(body: Body, is_unwritten: Callable[[torch.Tensor], bool]) -> dict[str, int]:
     """A digest of each tensor that a name of the user's leads to; memory that nobody has written has none."""
     return {name: of_tensor(tensor) for name, tensor in tensors_left(body) if not is_lazy(tensor) and not is_unwritten(tensor)}
@@ -157,7 +180,7 @@ def results_of(body: Body, is_unwritten: Callable[[torch.Tensor], bool]) -> dict
 
 def plain_results_of(body: Body) -> dict[str, int]:
     """A digest of each number, text and flat list that a name of the user's holds."""
-    return {name: Digests().of(value) for name, value in body.left().items() if not name.startswith("_") and _is_plain(value)}
+    return {name: of_plain(value) for name, value in body.left().items() if not name.startswith("_") and _is_plain(value)}
 
 
 def _is_plain(value: object) -> bool:

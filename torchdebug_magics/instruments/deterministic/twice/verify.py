@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording, is_documented, plan_of, repair
-from torchdebug_magics.instruments.deterministic.report import Potential
+from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.twice.culprit import Culprit
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison, different, plain_results_of, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
@@ -58,7 +58,7 @@ def second_run(
     with runs.otherwise(orders.attach if orders is not None else _nothing):
         error = runs.again(comparison, at_end)
     runs.second_heard = runs.heard
-    found["potential"] = repetitions.found()
+    found["by_chance"] = repetitions.found()
     if comparison.recorder.failed and comparison.difference is None:
         found["not_verified"] = NOT_SEEN
         return plain
@@ -112,16 +112,15 @@ class Repetitions:
         row.differed += sum(1 for one in gave if one != gave[0])
         row.repetitions += _TIMES
 
-    def found(self) -> tuple[Potential, ...]:
+    def found(self) -> tuple[Dependence, ...]:
         """Those that did not give the same each time."""
         return tuple(
-            Potential(
+            Dependence(
+                on="race",
                 op=name,
                 module=row.module,
                 location=None if row.line is None else row.line.location,
-                differed_count=row.differed,
-                repetitions_count=row.repetitions,
-                explanation=f"`{name}` gave different numbers in {row.differed} of {row.repetitions} repetitions on equal inputs",
+                what=f"`{name}` gave different numbers in {row.differed} of {row.repetitions} repetitions on equal inputs",
                 fix=repair(name.split(".")[1]),
             )
             for (name, _), row in self._rows.items()

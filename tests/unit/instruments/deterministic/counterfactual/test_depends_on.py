@@ -583,7 +583,7 @@ def test_an_interrupt_in_the_search_for_a_cause_keeps_the_op(shell: InteractiveS
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(culprit, "origin_before", interrupted)
+    monkeypatch.setattr(culprit, "asked_by", interrupted)
     shell.run_cell(IMPORTS).raise_error()
     ran = shell.run_cell("%%deterministic --verify -q -o d\nx = torch.ones(2) * time.perf_counter()", store_history=True)
     report: DeterministicReport = shell.user_ns["d"]

@@ -26,8 +26,8 @@ def test_what_differs_on_the_same_inputs_is_counted(monkeypatch: pytest.MonkeyPa
             repetitions.before(torch.ops.torchdebug_repeated.noisy.default, (torch.ones(3),), {})
     (found,) = repetitions.found()
     # Three calls are looked at, each ten times; the first of each ten is what the others are held against.
-    assert (found.op, found.module, found.differed_count, found.repetitions_count) == ("torchdebug_repeated.noisy.default", "layer", 27, 30)
-    assert "27 of 30" in found.explanation
+    assert (found.op, found.module, found.on) == ("torchdebug_repeated.noisy.default", "layer", "race")
+    assert "27 of 30" in found.what
 
 
 def test_what_gives_the_same_is_not_told_and_nothing_is_written() -> None:

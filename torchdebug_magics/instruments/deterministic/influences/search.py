@@ -1,0 +1,103 @@
+"""The calls in the user's code whose answers make two runs differ: with these held, the runs agree."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchdebug_magics.instruments.deterministic.influences.answers import Answers
+from torchdebug_magics.instruments.deterministic.influences.influence import Asked
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
+from torchdebug_magics.instruments.deterministic.twice.body import Enough
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison
+from torchdebug_magics.probing.modules import live_modules
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+
+_LEAST_TRIES, _MOST_TRIES, _MOST_S = 2, 8, 0.3
+"""Of runs that are to agree, as two may by chance; short ones are made more often."""
+
+
+def asked_by(runs: Runs, place: int | None, also: Callable[[ExitStack], object] = lambda _: None) -> tuple[Asked, ...]:
+    """Those that make what comes before and at the op at `place` differ, in the order in which they ask; none where no answer does.
+
+    Without a place, what the whole run does. Each run begins after `also`.
+    """
+    search = _Search(runs, sys.maxsize if place is None else place, also)
+    every = tuple(search.asked)
+    for influence in dict.fromkeys(one.influence for one in every):
+        asked = tuple(one for one in every if one.influence is influence)
+        if len(asked) < len(every) and search.agrees(frozenset(asked)) and (found := search.needed(asked, frozenset(asked))):
+            return found
+    return search.needed(every, frozenset(every)) if every and search.agrees(frozenset(every)) else ()
+
+
+class _Search:
+    """Against one run, whose answers are given again."""
+
+    def __init__(self, runs: Runs, place: int, also: Callable[[ExitStack], object]) -> None:
+        self._runs, self._place, self._also = runs, place, also
+        self._recording = Recording()
+        self._modules = list(live_modules())
+        answers = Answers(runs.body.namespace)
+        with self._answered(answers):
+            self._error = runs.again(Recorder(self._recording, self._first, runs.guard, runs.hooks))
+        self.asked = answers.given
+
+    def _answered(self, answers: Answers) -> AbstractContextManager[None]:
+        def vary(stack: ExitStack) -> None:
+            self._also(stack)
+            answers.attach(stack)
+
+        return self._runs.otherwise(vary)
+
+    def _first(self, seen: Seen, op: Op) -> None:
+        self._recording.add(seen)
+        if op.place >= self._place:
+            raise Enough
+
+    def agrees(self, held: frozenset[Asked]) -> bool:
+        """Whether runs with these answers do what the first one did."""
+        begin_s = time.monotonic()
+        for count in range(_MOST_TRIES):
+            if count >= _LEAST_TRIES and time.monotonic() - begin_s > _MOST_S:
+                break
+            run = _Until(self._recording, self._modules, self._runs, self._place)
+            with self._answered(Answers(self._runs.body.namespace, self.asked, held)):
+                error = self._runs.again(run)
+            if error is None and not run.is_over:
+                run.end()
+            if run.difference is not None or type(error) is not type(self._error):
+                return False
+        return True
+
+    def needed(self, group: tuple[Asked, ...], held: frozenset[Asked]) -> tuple[Asked, ...]:
+        """Those of a group without which runs that hold all others differ."""
+        if self.agrees(held.difference(group)):
+            return ()
+        if len(group) == 1:
+            return group
+        half = len(group) // 2
+        return (*self.needed(group[:half], held), *self.needed(group[half:], held)) or group[:1]
+
+
+class _Until(Comparison):
+    """As far as an op."""
+
+    def __init__(self, earlier: Recording, modules: list[torch.nn.Module], runs: Runs, place: int) -> None:
+        super().__init__(earlier, modules, runs.guard, runs.hooks)
+        self._place = place
+        self.is_over = False
+
+    def _seen(self, seen: Seen, op: Op) -> None:
+        super()._seen(seen, op)
+        if op.place >= self._place:
+            self.is_over = True
+            raise Enough
