@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-import time
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.sample_twins import Begun, SampleTwins
-from torchdebug_magics.instruments.autograd.source_readings import simple_statements
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of
 from torchdebug_magics.probing.dispatch import ResultListener, modes, put_unnoticed
 from torchdebug_magics.probing.hooks import Hooks
@@ -25,13 +23,11 @@ from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.ops import op_name, written_by
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.syntax import FUNCTIONS, nodes, targets_of, tree_of
+from torchdebug_magics.probing.syntax import nodes, targets_of, tree_of
 from torchdebug_magics.probing.tensors import tensors_in
 
 _MOST_NODES_AN_OP = 8
 _MOST_CALLS = 12
-_DISPATCH_S = 15e-6
-"""What PyTorch takes to call a mode in Python for one op."""
 _MOST_BYTES = 1 << 28
 """Of all copies of what was overwritten unseen."""
 _MOST_OPS = 100_000
@@ -57,8 +53,6 @@ class Recorder:
         self.tape = Tape()
         self.is_on = False
         self.in_optimizer = False
-        self.spent_s = 0.0
-        """What recording, and judging what was recorded, has cost so far."""
         self._hooks = hooks
         self._guard = guard
         self._lines = Lines(Line)
@@ -138,15 +132,12 @@ class Recorder:
         )
 
     def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        began_s = time.thread_time()
         try:
             self._settle()
             op, written = self._recorded(func, args, kwargs)
         except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
             return
-        finally:
-            self.spent_s += time.thread_time() - began_s + _DISPATCH_S
         begun = None
         if self.twins is not None:
             root = call.root if self._calls is not None and (call := self._calls.current) is not None else None
@@ -228,7 +219,6 @@ class Recorder:
         if not self._began:
             return
         op, written, begun = self._began.pop()
-        began_s = time.thread_time()
         try:
             tensors = [result] if isinstance(result, torch.Tensor) else list(tensors_in(result))
             op.makes = tuple(self.use(one) for one in tensors)
@@ -238,7 +228,6 @@ class Recorder:
                 self.tape.clear()
         except Exception as error:  # noqa: BLE001 - as above
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
-        self.spent_s += time.thread_time() - began_s
         if begun is not None and self.twins is not None:
             self.twins.after(op, begun, args, result)
 
@@ -333,15 +322,12 @@ class SharedMemory:
                     kept.values, kept.since = now.clone(), tape.count
                     continue
             del self._kept[number]
-            return _write(tape, kept.use, _line_between(tape.ops[-1].calls if tape.ops else (), calls)), kept
+            write = RecordedOp(
+                index=tape.count, name="numpy", line=_line_between(tape.ops[-1].calls if tape.ops else (), calls), writes=(kept.use,),
+                moved=(kept.use.version,),
+            )  # fmt: skip
+            return write, kept
         return None
-
-
-def _write(tape: Tape, use: Use, line: Line | None) -> RecordedOp:
-    return RecordedOp(
-        index=tape.count, name="numpy", line=line, module=None, module_type="", grad_enabled=True, inference=False, in_backward=False,
-        in_optimizer=False, reads=(), writes=(use,), moved=(use.version,),
-    )  # fmt: skip
 
 
 def _line_between(before: tuple[Line, ...], after: tuple[Line, ...]) -> Line | None:
@@ -351,11 +337,10 @@ def _line_between(before: tuple[Line, ...], after: tuple[Line, ...]) -> Line | N
         tree = tree_of(line.file)
         if last is None or tree is None:
             continue
-        statements = [one.statement for function in (tree, *nodes(FUNCTIONS, tree)) for one in simple_statements(function)]
-        within = [one for one in statements if last.line < one.lineno < line.line]
-        within.sort(key=lambda one: not _writes_part(one))
-        found = next((one for one in within if _writes_part(one) or _is_call(one)), None)
-        return line if found is None else Line(line.file, found.lineno, line.function)
+        within = [one for one in nodes(ast.stmt, tree) if not hasattr(one, "body") and last.line < one.lineno < line.line]
+        within.sort(key=lambda one: (not _writes_part(one), one.lineno))
+        statement = next((one for one in within if _writes_part(one) or _is_call(one)), None)
+        return line if statement is None else Line(line.file, statement.lineno, line.function)
     return after[0] if after else None
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torchdebug_magics.format import listed, plural, share
+from torchdebug_magics.probing.where import excerpt
 from torchdebug_magics.ranks.compared import Compared
 from torchdebug_magics.report import Finding, FindingsReport, Location, located, short_title
 
@@ -16,6 +17,18 @@ Kind: TypeAlias = Literal[
     "stepped_without_backward", "grad_disabled", "train_in_eval_mode", "eval_in_train_mode", "double_softmax", "leaking_batch",
 ]  # fmt: skip
 """The first thirteen are errors that PyTorch raises; the others change what a model learns, and raise nothing."""
+
+Cause: TypeAlias = Literal["no_grad", "inference_mode", "detach", "data", "rewrapped", "list", "dtype"]
+"""What cuts a graph; ``list``: a list of tensors that is copied into a new one; ``dtype``: an integer or bool result."""
+_CUTTERS: dict[str, str] = {
+    "no_grad": "`no_grad`", "inference_mode": "`inference_mode`", "detach": "`detach`", "data": "`.data`",
+    "rewrapped": "a copy into a new tensor", "list": "a copy into a new tensor",
+}  # fmt: skip
+
+
+def cutter(cause: Cause, op: str) -> str:
+    """What cuts a graph, as the subject of a sentence."""
+    return _CUTTERS.get(cause, f"`{op}`, which has no derivative,")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +74,12 @@ class AutogradFinding(Finding):
         return short_title(self.headline, self.location, shorter=self.headline.removesuffix(" for backward"))
 
 
+def finding(kind: Kind, headline: str, where: Location | None, fix: str = "", *, raised: bool = False, **more: Any) -> AutogradFinding:
+    """A finding at the line to change, with the lines around it."""
+    lines = excerpt(where) if where is not None else ()
+    return AutogradFinding(kind=kind, raised=raised, headline=headline, location=where, fix=fix, excerpt=lines, **more)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AutogradReport(FindingsReport[AutogradFinding]):
     """What one `autograd` session found."""
@@ -95,6 +114,11 @@ class Reach:
     is_frozen: bool = False
     """Whether `requires_grad` is False."""
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether the gradient should reach it, and does not."""
+        return not self.reached and not self.is_frozen
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
@@ -103,6 +127,13 @@ class Cut:
     op: str
     location: Location | None
     module: str | None = None
+
+    @property
+    def cause(self) -> Cause:
+        """How it cuts the graph."""
+        if self.op == "detach":
+            return "data" if self.location is not None and ".data" in self.location.source else "detach"
+        return "no_grad" if self.op == "no_grad" else "rewrapped" if self.op in {"lift_fresh", "_local_scalar_dense"} else "dtype"
 
 
 @dataclass(frozen=True, kw_only=True)

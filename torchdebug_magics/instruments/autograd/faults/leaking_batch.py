@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.autograd.errors.cut import ancestors
 from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
-from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, finding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.syntax import called, nodes, parsed
-from torchdebug_magics.probing.where import excerpt
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.autograd.faults.watched import Facts
 
 _IMAGE_DIMENSIONS = 4
 _RESHAPE_CALL = re.compile(r"\.(?:view|reshape)\(((?:[^()]|\([^()]*\))*)\)")
@@ -36,22 +38,22 @@ class BatchLeak:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._suspect: _Mixing | None = None
-        self.found: _Mixing | None = None
+        self.mixing: _Mixing | None = None
 
     def look(self, loss: torch.Tensor) -> None:
         """A backward pass from there begins."""
-        twins, tape = self._recorder.twins, self._recorder.tape
+        twins = self._recorder.twins
         if twins is None or not twins.samples_count:
             return
         self._recorder.twins = None
-        passed = list(ancestors(tape, id(loss)))
+        passed = list(self._recorder.tape.ancestors(id(loss)))
         rows = _shape_before_reduction(passed)
         mixing = _first_mixing(self._recorder, twins, passed)
         has_mixed = any(one.shape for op in twins.mixing() if op in passed for one in op.makes)
         if mixing is not None and (mixing.is_scramble or _has_row_a_sample(twins, rows)):
-            self.found = mixing
+            self.mixing = mixing
         elif twins.dimension == 1:
-            self.found = self._suspect if has_mixed else None
+            self.mixing = self._suspect if has_mixed else None
         elif twins.has_steps and _has_row_a_step(twins, rows):
             self._suspect = mixing
             self._recorder.twins = SampleTwins(dimension=1) if mixing is not None else None
@@ -59,9 +61,28 @@ class BatchLeak:
             self._recorder.twins = SampleTwins(dimension=1)
 
 
-def batch_leaks(leak: BatchLeak) -> list[AutogradFinding]:
+def batch_leaks(facts: Facts) -> Iterator[AutogradFinding]:
     """The op that mixes samples, if the backward passes have shown one."""
-    return [_leak_finding(leak.found)] if leak.found is not None else []
+    if (mixing := facts.watched.leak.mixing) is None:
+        return
+    op = mixing.op
+    attends = op.module_type == "MultiheadAttention"
+    verb = "attends over the samples of the batch" if attends else "treats the samples of the batch as time steps"
+    headline, fix = f"`{op.module}` ({op.module_type}) {verb}", f"set `batch_first=True` where `{op.module}` is created"
+    if mixing.is_scramble:
+        headline, fix = f"`{op.name}` mixes values of different samples", _transposed(mixing)
+    elif "softmax" in op.name:
+        headline, fix = "`softmax` runs over the samples of the batch", _other_dimension(mixing)
+    yield finding(
+        "leaking_batch",
+        headline,
+        op.where,
+        fix,
+        op=op.name.strip("_"),
+        module=op.module,
+        explanation=("`view` and `reshape` do not transpose; " if mixing.is_scramble else "")
+        + "the output for one sample depends on the other samples of its batch, also at inference",
+    )
 
 
 def _shape_before_reduction(passed: list[RecordedOp]) -> tuple[int, ...]:
@@ -114,40 +135,11 @@ def _is_mistaken(recorder: Recorder, op: RecordedOp) -> bool:
     return shape[0] > (1 if len(shape) == _IMAGE_DIMENSIONS else part.num_heads)
 
 
-def _leak_finding(mixing: _Mixing) -> AutogradFinding:
-    op = mixing.op
-    where = op.line.location if op.line is not None else None
-    source = where.source if where is not None else ""
-    if mixing.is_scramble:
-        headline, fix = f"`{op.name}` mixes values of different samples", _transposed(op, source, mixing)
-    elif "softmax" in op.name:
-        headline, fix = "`softmax` runs over the samples of the batch", _other_dimension(op, source, mixing)
-    else:
-        verb = (
-            "attends over the samples of the batch"
-            if op.module_type == "MultiheadAttention"
-            else "treats the samples of the batch as time steps"
-        )
-        headline, fix = f"`{op.module}` ({op.module_type}) {verb}", f"set `batch_first=True` where `{op.module}` is created"
-    return AutogradFinding(
-        kind="leaking_batch",
-        raised=False,
-        headline=headline,
-        location=where,
-        op=op.name.strip("_"),
-        module=op.module,
-        fix=fix,
-        explanation=("`view` and `reshape` do not transpose; " if mixing.is_scramble else "")
-        + "the output for one sample depends on the other samples of its batch, also at inference",
-        excerpt=excerpt(where) if where is not None else (),
-    )
-
-
-def _transposed(op: RecordedOp, source: str, mixing: _Mixing) -> str:
+def _transposed(mixing: _Mixing) -> str:
     """The statement with a transpose of the dimension that holds the samples."""
+    op, source = mixing.op, mixing.op.source
     before, after = op.reads[0].shape, op.makes[0].shape
-    place = before.index(mixing.samples_count) if mixing.samples_count in before else 0
-    target = after.index(mixing.samples_count) if mixing.samples_count in after else 0
+    place, target = (shape.index(mixing.samples_count) if mixing.samples_count in shape else 0 for shape in (before, after))
     swapped = list(before)
     swapped[place], swapped[target] = swapped[target], swapped[place]
     call = _RESHAPE_CALL.search(source)
@@ -158,24 +150,16 @@ def _transposed(op: RecordedOp, source: str, mixing: _Mixing) -> str:
     return f"`{source[: call.start()]}{moved}{kept}{source[call.end() :]}`"
 
 
-def _other_dimension(op: RecordedOp, source: str, mixing: _Mixing) -> str:
-    shape = op.reads[0].shape
-    others = [place for place, size in enumerate(shape) if size not in {1, mixing.samples_count}]
-    wanted = f"dim={others[0] if len(others) == 1 else -1}"
-    changed = _with_dimension(source, wanted)
-    if changed != source:
-        return f"`{changed}`"
-    return (
-        f"set `{wanted}` where `{op.module}` is created" if op.module_type in {"Softmax", "LogSoftmax"} else f"set `{wanted}` in `{source}`"
-    )
-
-
-def _with_dimension(source: str, wanted: str) -> str:
+def _other_dimension(mixing: _Mixing) -> str:
     """The statement with another dimension in its softmax."""
+    op, source = mixing.op, mixing.op.source
+    others = [place for place, size in enumerate(op.reads[0].shape) if size not in {1, mixing.samples_count}]
+    wanted = others[0] if len(others) == 1 else -1
     for node in nodes(ast.Call, parsed(source)):
         if called(node).endswith("softmax"):
             given = next((one.value for one in node.keywords if one.arg == "dim"), node.args[-1] if node.args else None)
             given = given.operand if isinstance(given, ast.UnaryOp) else given
-            if isinstance(given, ast.Constant) and given.end_col_offset is not None and source.isascii():
-                return source[: given.col_offset] + wanted.removeprefix("dim=") + source[given.end_col_offset :]
-    return source
+            if isinstance(given, ast.Constant) and given.end_col_offset is not None and source.isascii() and given.value != wanted:
+                return f"`{source[: given.col_offset]}{wanted}{source[given.end_col_offset :]}`"
+    is_module = op.module_type in {"Softmax", "LogSoftmax"}
+    return f"set `dim={wanted}` " + (f"where `{op.module}` is created" if is_module else f"in `{source}`")
