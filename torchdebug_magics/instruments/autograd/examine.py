@@ -16,17 +16,8 @@ from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
 from torchdebug_magics.instruments.autograd.errors.inplace import saved_in
 from torchdebug_magics.instruments.autograd.named import named_members, root_modules
-from torchdebug_magics.instruments.autograd.report import (
-    AutogradFinding,
-    AutogradReport,
-    Cut,
-    GraphReport,
-    ModuleNodes,
-    Reach,
-    finding,
-    verdict,
-)
-from torchdebug_magics.instruments.autograd.source import cell_files, cuts_in_forward, cuts_toward
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, Cut, GraphReport, ModuleNodes, Reach, verdict
+from torchdebug_magics.instruments.autograd.source import cell_files, cuts_in_forward, cuts_toward, finding
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.names import user_names
@@ -64,9 +55,8 @@ def examine(context: CellContext, *losses: object, every_step: bool = False) -> 
     problems = [f"the graph has more than {MOST_NODES:,} nodes: the rest was not read"] if len(distances) >= MOST_NODES else []
     problems += ["backward() has freed the saved tensors of this graph: their memory is not counted"] if is_freed else []
     problems += filter(None, [shards_note((leaf for leaf, _ in leaves.values()), "gradient norms are")])
-    without = [
-        name for name, tensor in zip((*context.names, *["the tensor"] * len(tensors)), tensors, strict=False) if not tensor.requires_grad
-    ]
+    names = (*context.names, *["the tensor"] * len(tensors))
+    without = [name for name, tensor in zip(names, tensors, strict=False) if not tensor.requires_grad]
     cuts = _cuts(reaches, set(without))
     report = GraphReport(
         findings=tuple(_without_graph(name, cuts) for name in without[:1]),

@@ -33,8 +33,7 @@ def named_members(roots: Iterable[torch.nn.Module] | None = None) -> Iterator[tu
 def made_at(optimizer: torch.optim.Optimizer, name: str, files: Iterable[str]) -> Location | None:
     """The line that makes an optimizer, in the code that ran or else in earlier cells: the last for its name, or the only one."""
     kind, short = type(optimizer).__name__, name.rpartition(".")[2]
-    spaces = (one if isinstance(one, dict) else getattr(one, "__dict__", None) for one in gc.get_referrers(optimizer))
-    held_as = {key for space in spaces if isinstance(space, dict) for key, value in list(space.items()) if value is optimizer}
+    names = {short, *held_as(optimizer)}
     of_run = list(dict.fromkeys(files))
     for searched in of_run, list(reversed(cell_files())):
         makers = [
@@ -45,11 +44,18 @@ def made_at(optimizer: torch.optim.Optimizer, name: str, files: Iterable[str]) -
             for node in nodes(ast.Call, statement)
             if called(node) == kind
         ]
-        of_name = [one for one in makers if any(last_name(target) in {short, *held_as} for target in targets_of(one[2]))]
+        of_name = [one for one in makers if any(last_name(target) in names for target in targets_of(one[2]))]
         if len(makers) == 1 or of_name:
             file, line, _ = max((one for one in of_name if one[0] == of_name[0][0]), key=lambda one: one[1]) if of_name else makers[0]
             return location(file, line, "<module>")
     return assigned_at(short, of_run)
+
+
+def held_as(value: object) -> list[str]:
+    """The variables and attributes that hold an object."""
+    spaces = (one if isinstance(one, dict) else getattr(one, "__dict__", None) for one in gc.get_referrers(value))
+    names = (key for space in spaces if isinstance(space, dict) for key, held in list(space.items()) if held is value)
+    return [name for name in names if isinstance(name, str)]
 
 
 def stepped_name(where: Location | None) -> str | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import listed, plural, share
-from torchdebug_magics.probing.where import excerpt
 from torchdebug_magics.ranks.compared import Compared
 from torchdebug_magics.report import Finding, FindingsReport, Location, located, short_title
 
@@ -72,12 +71,6 @@ class AutogradFinding(Finding):
     def title(self) -> str:
         """The finding on one line, for a page on which the rest has rows of its own."""
         return short_title(self.headline, self.location, shorter=self.headline.removesuffix(" for backward"))
-
-
-def finding(kind: Kind, headline: str, where: Location | None, fix: str = "", *, raised: bool = False, **more: Any) -> AutogradFinding:
-    """A finding at the line to change, with the lines around it."""
-    lines = excerpt(where) if where is not None else ()
-    return AutogradFinding(kind=kind, raised=raised, headline=headline, location=where, fix=fix, excerpt=lines, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the text of the user's code says: the lines that cut a graph, what a loop carries over, what a statement writes in place."""
+"""The user's source: a finding at a line of it, the lines that cut a graph, what a loop carries over, what a statement writes in place."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.autograd.report import Cut
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cut, Kind
 from torchdebug_magics.probing import syntax
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.syntax import dotted, enclosing, exchanged, expression, method, names_in, nodes, tree_of
-from torchdebug_magics.probing.where import location
+from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 
 _CALLS = {
@@ -32,6 +32,12 @@ _KEPT = frozenset({"requires_grad_", "retain_grad_", "_"})
 _SIMPLE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant)
 _AUGMENTED = {ast.Add: "add_", ast.Sub: "sub_", ast.Mult: "mul_", ast.Div: "div_", ast.Pow: "pow_"}
 _OVERWRITING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "clamp_min_", "index_copy_"})
+
+
+def finding(kind: Kind, headline: str, where: Location | None, fix: str = "", *, raised: bool = False, **more: Any) -> AutogradFinding:
+    """A finding at the line to change, with the lines around it."""
+    lines = excerpt(where) if where is not None else ()
+    return AutogradFinding(kind=kind, raised=raised, headline=headline, location=where, fix=fix, excerpt=lines, **more)
 
 
 def cell_files() -> list[str]:

@@ -38,17 +38,12 @@ class StorageNumbers:
         """0 for a tensor without a storage of its own."""
         if not (place := memory_of(tensor)):
             return 0
-        storage = tensor.untyped_storage()
-        address = _address(tensor) or place
+        # Where the storage begins, asked without making a memory its own that it shares until somebody writes.
+        address = int(torch._C._data_address(tensor)) or place  # type: ignore[attr-defined]
         known = self._known.get(address)
         if known is None or known[0]() is None:  # two that are alive at one address are one memory, as with `torch.from_dlpack`
-            known = self._known[address] = weakref.ref(storage), next(self._next)
+            known = self._known[address] = weakref.ref(tensor.untyped_storage()), next(self._next)
         return known[1]
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """Where its storage begins, without making a memory its own that it shares until somebody writes."""
-    return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
 
 
 class Use(NamedTuple):
@@ -179,13 +174,11 @@ class Tape:
         """The ops from that one on."""
         return [op for op in self.ops if op.index >= index]
 
-    def writers(self, use: Use, after: RecordedOp) -> Iterator[tuple[RecordedOp, Use, int]]:
-        """(op, what it wrote, version afterwards) of each later write to the same elements, or to another view of them."""
-        for op in self._writers.get(use.memory, ()):
-            if op.index > after.index:
-                for written, version in zip(op.writes, op.moved, strict=False):
-                    if written.memory == use.memory:
-                        yield op, written, version
+    def writers(self, use: Use, after: RecordedOp) -> Iterator[tuple[RecordedOp, int]]:
+        """(op, version afterwards) of each later write to the same memory."""
+        later = (op for op in self._writers.get(use.memory, ()) if op.index > after.index)
+        writes = ((op, *write) for op in later for write in zip(op.writes, op.moved, strict=False))
+        return ((op, version) for op, written, version in writes if written.memory == use.memory)
 
     def maker(self, use: Use) -> RecordedOp | None:
         """The latest op that made this tensor; of one that no op was seen to make, the latest that wrote its memory."""

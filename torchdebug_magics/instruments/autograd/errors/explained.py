@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.autograd.errors.raised import Raised
 from torchdebug_magics.instruments.autograd.errors.second_backward import second_time
 from torchdebug_magics.instruments.autograd.named import named_members
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source import assigned_at, loop_around, out_of_place, through_the_base
+from torchdebug_magics.instruments.autograd.source import loop_around, out_of_place, through_the_base
 from torchdebug_magics.instruments.autograd.tape import Course, Tape
 from torchdebug_magics.probing.syntax import as_atom, called, nodes
 
@@ -112,8 +112,7 @@ def _non_scalar(raised: Raised) -> AutogradFinding:
         return of_gradient
     root, name = next(iter(raised.roots), None), raised.root_name
     made = raised.tape.origin(id(root))
-    files = [raised.here.file] if raised.here is not None else []
-    where = (made.where if made is not None else None) or assigned_at(name, files, raised.here) or raised.here
+    where = (made.where if made is not None else None) or raised.assigned_at(name) or raised.here
     source, backward = where.source if where is not None else "", raised.code
     fix = "reduce the loss to one number before backward(): `.mean()` or `.sum()`"
     if _NO_REDUCTION.search(source):

@@ -15,7 +15,6 @@ from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing
 from torchdebug_magics.instruments.autograd.faults.left_out import hidden_parameters
 from torchdebug_magics.instruments.autograd.named import attribute_line
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source import assigned_at
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.syntax import nodes
 from torchdebug_magics.probing.where import location
@@ -128,12 +127,11 @@ def _not_a_leaf(raised: Raised) -> AutogradFinding:
     read = ((one.name, part) for one in raised.reads() for part in parts_of_value(one.value))
     name, tensor = next(((name, part) for name, part in read if not part.is_leaf), ("the tensor", None))
     made = raised.tape.origin(id(tensor))
-    files = [raised.here.file] if raised.here is not None else []
     op = made.name if made is not None else None
     return raised.finding(
         f"`{name}` is not a leaf, and cannot be optimized",
         f"run `{name} = {name}.detach().requires_grad_()` before creating the optimizer",
-        (made.where if made is not None else None) or assigned_at(name, files, raised.here),
+        (made.where if made is not None else None) or raised.assigned_at(name),
         op=op,
         tensor=name,
         explanation=f"{f'`{op}`' if op else 'an op'} computed it; backward() stores gradients in leaves only, so its `.grad` stays None",
@@ -171,7 +169,7 @@ def _empty_optimizer(raised: Raised) -> AutogradFinding:
             return raised.finding(f"all parameters of `{name}` are frozen", fix, freezing_line(raised), parameters=frozen)
     for name, value in read:
         if isinstance(value, GeneratorType) and value.gi_frame is None:
-            made = assigned_at(name, [raised.here.file] if raised.here is not None else [], raised.here)
+            made = raised.assigned_at(name)
             source = f" (`{made.source}`)" if made is not None else ""
             fix = f"pass the optimizer a new list, such as `list(model.parameters())`, not the generator `{name}`{source}"
             return raised.finding(f"`{name}` is a generator that is already exhausted", fix)

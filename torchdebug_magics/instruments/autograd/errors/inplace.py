@@ -38,7 +38,7 @@ def _all_on_tape(raised: Raised) -> Iterator[tuple[RecordedOp, Use, RecordedOp]]
     for saver, complaint in sorted(savers, key=lambda one: -one[0].index):
         uses = [*saver.makes, *saver.reads]
         uses = [use for use in uses if complaint is not None and use.shape == complaint.shape] or uses
-        writes = ((use, writer, version) for use in uses for writer, _, version in raised.tape.writers(use, saver))
+        writes = ((use, writer, version) for use in uses for writer, version in raised.tape.writers(use, saver))
         later = (one for one in writes if one[2] > (one[0].version if complaint is None else complaint.expected))
         if (first := next(later, None)) is not None:
             yield saver, first[0], first[1]

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.instruments.autograd.named import named_members
-from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, finding
-from torchdebug_magics.instruments.autograd.source import statement_at, writes, written_names
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
+from torchdebug_magics.instruments.autograd.source import assigned_at, finding, statement_at, writes, written_names
 from torchdebug_magics.instruments.autograd.tape import Course, Tape
+from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.source.call_sites import MISSING, value_of
 from torchdebug_magics.probing.source.code_owner import is_user_code, local_values
 from torchdebug_magics.probing.syntax import expression, nodes
@@ -162,10 +163,16 @@ class Raised:
         """The same, each name as the innermost frame sees it."""
         return dict(reversed(list(self.variables())))
 
+    def assigned_at(self, name: str | None) -> Location | None:
+        """The last assignment to a variable before the error, by the text; else the last of an earlier cell."""
+        return assigned_at(name, [self.here.file] if self.here is not None else [], self.here)
+
     def value(self, name: str) -> Any:
-        """What a variable, or an attribute of one, holds in the innermost frame that has it."""
-        values = (value_of(expression(name), frame) for frame, _ in self.frames)
-        return next((value for value in values if value is not MISSING), None)
+        """What a variable, or an attribute of one or of a module that is alive, holds in the innermost frame that has it."""
+        seen = (value_of(expression(name), frame) for frame, _ in self.frames)
+        owner, _, attribute = name.partition(".")
+        of_modules = (vars(module).get(attribute, MISSING) for module in live_modules()) if owner == "self" else ()
+        return next((value for value in (*seen, *of_modules) if value is not MISSING), None)
 
     def reads(self) -> list[Read]:
         """The variables and attributes that each of the user's lines reads, the innermost line first."""

@@ -35,7 +35,7 @@ def second_time(raised: Raised) -> AutogradFinding:
         return _whole(raised, raised.root_name, is_in_loop=is_same_line, **more)
     names = _shared_names(made.where, consumer)
     if is_same_line and any(op.index >= first.index for op in graph):  # else both losses were there before the first call
-        return _carried(raised, names, **more)
+        return _carried(raised, names or [name for name, _ in _carried_graphs(raised)], **more)
     after = raised.course.events[raised.course.events.index(first) + 1 :]
     used = {use.tensor for op in shared for use in op.reads if use.is_leaf}
     trains_another = any(isinstance(one, Step) and one.parameters and not one.parameters & used for one in after)
@@ -47,9 +47,8 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
     here = raised.here
     if here is None:
         return _shared(raised, [], 0)
-    loop, values = loop_around(here), raised.values()
-    has_graph = {name for name, value in values.items() if any(tensor.grad_fn is not None for tensor in parts_of_value(value))}
-    if carried := [(name, line) for name, line in carried_names(loop) if name in has_graph]:
+    loop = loop_around(here)
+    if carried := _carried_graphs(raised):
         where = location(here.file, carried[0][1], here.function)
         return _carried(raised, [name for name, _ in carried], first_backward_at=here, shared_from=where)
     before = (statement for statement in simple_statements(tree_of(here.file)) if statement.lineno < here.line)
@@ -60,6 +59,13 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
     if is_in_loop or earlier is None or _loss_of(earlier) == _loss_of(here):
         return _whole(raised, raised.root_name, is_in_loop=is_in_loop, first_backward_at=first_at)
     return _shared(raised, [], 0, first_backward_at=first_at)
+
+
+def _carried_graphs(raised: Raised) -> list[tuple[str, int]]:
+    """(name, line that binds it) of what the loop around backward() carries over with a graph."""
+    values = raised.values()
+    carried = carried_names(loop_around(raised.here))
+    return [one for one in carried if any(tensor.grad_fn is not None for tensor in parts_of_value(values.get(one[0])))]
 
 
 def _whole(raised: Raised, name: str | None, *, is_in_loop: bool, **more: Any) -> AutogradFinding:
@@ -145,9 +151,9 @@ def _shared_names(shared_from: Location | None, consumer: RecordedOp) -> list[st
     """The variables that the one line binds and the other reads."""
     made, used = statement_at(shared_from), statement_at(consumer.where)
     targets = targets_of(made) if made is not None and not isinstance(made, LOOPS) else []
-    bound = [node.id for node in nodes(ast.Name, *targets) if node.id != "self"]
-    bound += [ast.unparse(node) for node in nodes(ast.Attribute, *targets)]
-    read = {ast.unparse(node) for node in nodes((ast.Name, ast.Attribute), used)}
+    whole = [ast.unparse(node) for kind in (ast.Name, ast.Attribute) for node in nodes(kind, *targets)]
+    bound = [name for name in whole if not any(other.startswith(f"{name}.") for other in whole)]
+    read = {ast.unparse(node) for node in nodes((ast.Name, ast.Attribute), used) if isinstance(node.ctx, ast.Load)}
     both = [name for name in bound if name in read]
     carried = {name for name, _ in carried_names(loop_around(shared_from))}
     return [name for name in both if name in carried or "." in name] or both or (bound if len(bound) == 1 else [])

@@ -8,12 +8,14 @@ from itertools import pairwise
 
 import torch
 
-from torchdebug_magics.instruments.autograd.faults.leaking_batch import batch_leaks
+from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak_finding
 from torchdebug_magics.instruments.autograd.faults.left_out import constant_gradients, missing_gradients, nothing_reached, wrong_tensors
 from torchdebug_magics.instruments.autograd.faults.modes import double_softmax, evaluated_in_training_mode, trained_in_eval_mode
-from torchdebug_magics.instruments.autograd.faults.stale import stale_values
+from torchdebug_magics.instruments.autograd.faults.stale import stale_finding
 from torchdebug_magics.instruments.autograd.faults.watched import Facts, Watched, tensors_of
-from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, finding
+from torchdebug_magics.instruments.autograd.named import named_members
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
+from torchdebug_magics.instruments.autograd.source import finding
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, Step, Zeroed
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.syntax import last_name, nodes, tree_of
@@ -49,6 +51,16 @@ def worst_first(findings: Sequence[AutogradFinding]) -> tuple[AutogradFinding, .
         (one.kind, str(one.location), one.parameters): one for one in reversed(findings) if not _FOLLOWS.get(one.kind, frozenset()) & kinds
     }
     return tuple(sorted(known.values(), key=lambda one: _ORDER.index(one.kind)))
+
+
+def _stale_values(facts: Facts) -> Iterator[AutogradFinding]:
+    if (stale := facts.watched.stale) is not None:
+        yield stale_finding(stale, tuple(name for name, one in named_members(facts.roots) if facts.tape.numbers.of(one) == stale.memory))
+
+
+def _batch_leaks(facts: Facts) -> Iterator[AutogradFinding]:
+    if (mixing := facts.watched.leak.mixing) is not None:
+        yield leak_finding(mixing)
 
 
 def wrong_order(facts: Facts) -> Iterator[AutogradFinding]:
@@ -184,6 +196,6 @@ def _may_skip(scaler: torch.amp.GradScaler) -> bool:
 
 
 _FAULTS: tuple[Callable[[Facts], Iterable[AutogradFinding]], ...] = (
-    stale_values, nothing_reached, wrong_order, wrong_tensors, missing_gradients, constant_gradients, batch_leaks, double_softmax,
+    _stale_values, nothing_reached, wrong_order, wrong_tensors, missing_gradients, constant_gradients, _batch_leaks, double_softmax,
     trained_in_eval_mode, evaluated_in_training_mode,
 )  # fmt: skip

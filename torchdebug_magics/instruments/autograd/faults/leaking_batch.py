@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
-from torchdebug_magics.instruments.autograd.report import AutogradFinding, finding
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
+from torchdebug_magics.instruments.autograd.source import finding
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.syntax import called, nodes, parsed
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.faults.watched import Facts
 
 _IMAGE_DIMENSIONS = 4
 _RESHAPE_CALL = re.compile(r"\.(?:view|reshape)\(((?:[^()]|\([^()]*\))*)\)")
 
 
-class _Mixing(NamedTuple):
+class Mixing(NamedTuple):
+    """An op whose output for one sample depends on another one."""
+
     op: RecordedOp
     is_scramble: bool
     samples_count: int
@@ -37,8 +36,8 @@ class BatchLeak:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._suspect: _Mixing | None = None
-        self.mixing: _Mixing | None = None
+        self._suspect: Mixing | None = None
+        self.mixing: Mixing | None = None
 
     def look(self, loss: torch.Tensor) -> None:
         """A backward pass from there begins."""
@@ -61,10 +60,8 @@ class BatchLeak:
             self._recorder.twins = SampleTwins(dimension=1)
 
 
-def batch_leaks(facts: Facts) -> Iterator[AutogradFinding]:
-    """The op that mixes samples, if the backward passes have shown one."""
-    if (mixing := facts.watched.leak.mixing) is None:
-        return
+def leak_finding(mixing: Mixing) -> AutogradFinding:
+    """The op that mixes samples."""
     op = mixing.op
     attends = op.module_type == "MultiheadAttention"
     verb = "attends over the samples of the batch" if attends else "treats the samples of the batch as time steps"
@@ -73,7 +70,7 @@ def batch_leaks(facts: Facts) -> Iterator[AutogradFinding]:
         headline, fix = f"`{op.name}` mixes values of different samples", _transposed(mixing)
     elif "softmax" in op.name:
         headline, fix = "`softmax` runs over the samples of the batch", _other_dimension(mixing)
-    yield finding(
+    return finding(
         "leaking_batch",
         headline,
         op.where,
@@ -107,17 +104,17 @@ def _has_row_a_sample(twins: SampleTwins, rows: tuple[int, ...]) -> bool:
     return len(rows) == 1 or not is_sequence or rows[1] != other
 
 
-def _first_mixing(recorder: Recorder, twins: SampleTwins, passed: list[RecordedOp]) -> _Mixing | None:
+def _first_mixing(recorder: Recorder, twins: SampleTwins, passed: list[RecordedOp]) -> Mixing | None:
     on_the_way = {op.index for op in passed}
     for op in sorted(passed, key=lambda one: one.index):
         is_users = op.line is not None and _RESHAPE_CALL.search(op.line.location.source) is not None
         if op.index in twins.scrambles and is_users:
-            return _Mixing(op, is_scramble=True, samples_count=twins.samples_count)
+            return Mixing(op, is_scramble=True, samples_count=twins.samples_count)
     mixing = [op for op in twins.mixing() if op.index in on_the_way]
     mixed = {op.index for op in mixing}
     first = [op for op in mixing if not any(parent.index in mixed for parent in op.parents)]
     mistaken = (op for op in first if op.grad_enabled and _is_mistaken(recorder, op))
-    return next((_Mixing(op, is_scramble=False, samples_count=twins.samples_count) for op in mistaken), None)
+    return next((Mixing(op, is_scramble=False, samples_count=twins.samples_count) for op in mistaken), None)
 
 
 def _is_mistaken(recorder: Recorder, op: RecordedOp) -> bool:
@@ -135,7 +132,7 @@ def _is_mistaken(recorder: Recorder, op: RecordedOp) -> bool:
     return shape[0] > (1 if len(shape) == _IMAGE_DIMENSIONS else part.num_heads)
 
 
-def _transposed(mixing: _Mixing) -> str:
+def _transposed(mixing: Mixing) -> str:
     """The statement with a transpose of the dimension that holds the samples."""
     op, source = mixing.op, mixing.op.source
     before, after = op.reads[0].shape, op.makes[0].shape
@@ -150,7 +147,7 @@ def _transposed(mixing: _Mixing) -> str:
     return f"`{source[: call.start()]}{moved}{kept}{source[call.end() :]}`"
 
 
-def _other_dimension(mixing: _Mixing) -> str:
+def _other_dimension(mixing: Mixing) -> str:
     """The statement with another dimension in its softmax."""
     op, source = mixing.op, mixing.op.source
     others = [place for place, size in enumerate(op.reads[0].shape) if size not in {1, mixing.samples_count}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,11 +13,13 @@ import torch
 from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.autograd.errors.cut import Dropped, dropped_by, dropped_on_the_way, rewrapped_in
 from torchdebug_magics.instruments.autograd.faults.watched import Facts, tensors_of
-from torchdebug_magics.instruments.autograd.named import attribute_line, is_written_by_user, made_at
-from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter, finding
-from torchdebug_magics.instruments.autograd.source import assigned_at
+from torchdebug_magics.instruments.autograd.named import attribute_line, held_as, is_written_by_user, made_at
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
+from torchdebug_magics.instruments.autograd.source import assigned_at, finding, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, RecordedOp, Step
+from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.names import variable_of
+from torchdebug_magics.probing.syntax import called, exchanged, targets_of
 from torchdebug_magics.report import Location
 
 _CONTAINERS = (list, tuple, dict)
@@ -75,10 +78,11 @@ def wrong_tensors(facts: Facts) -> Iterator[AutogradFinding]:
 def _in_no_module(facts: Facts, files: Iterable[str]) -> Iterator[AutogradFinding]:
     """Parameters that the user's code holds in a variable only."""
     loose = facts.not_updated(facts.loose)
-    for name in filter(None, map(variable_of, loose.values())):
+    names = tuple(name for one in loose.values() if (name := variable_of(one) or next(iter(held_as(one)), None)))
+    if names:
         _, optimizer = _in_charge(facts, set(loose))
-        fix = f"also pass `{name}` to `{optimizer}`: it belongs to no module, so `parameters()` does not return it"
-        yield _not_updated((name,), assigned_at(name, files), fix)
+        fix = f"also pass {_listed(names)} to `{optimizer}`: `parameters()` returns only what a module holds"
+        yield _not_updated(names, assigned_at(names[0], files), fix)
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -274,25 +278,36 @@ def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | None) ->
 
 
 def constant_gradients(facts: Facts) -> Iterator[AutogradFinding]:
-    """A term of a loss that is computed from what ``autograd.grad(…)`` returned without a graph: a constant."""
+    """A term of a loss that is computed from what ``autograd.grad()`` returned without a graph: a constant."""
     asked = [one for one in facts.course.events if isinstance(one, Backward) and one.constants]
     for seen in facts.course.backwards if asked else ():
         constants: dict[int, Backward] = {}
+        named: list[tuple[str, Line | None]] = []
         for op in sorted(facts.tape.ancestors(seen.loss, seen.index), key=lambda one: one.index):
-            sources = [constants[maker.index] for maker in op.parents if maker.index in constants]
             returned = {use.tensor for use, maker in op.sources if maker.in_backward}
-            sources += [one for one in asked if op.index >= one.index and one.constants & returned]
-            if not sources:
-                continue
-            if not any(use.requires_grad for use in op.reads):
-                constants[op.index] = sources[0]
-            elif op.name in {"add", "sub"} and op.makes and not op.makes[0].shape:
+            calls = [constants[maker.index] for maker in op.parents if maker.index in constants]
+            calls += [one for one in asked if op.index >= one.index and one.constants & returned]
+            if calls and not any(use.requires_grad for use in op.reads):
+                constants[op.index] = calls[0]
+                named += [(ast.unparse(target), op.line) for target in targets_of(statement_at(op.where))]
+            elif calls and op.name in {"add", "sub"} and op.makes and not op.makes[0].shape:
+                name = next((name for name, line in reversed(named) if line is not op.line), None)
+                asking = statement_at(calls[0].where)
                 yield finding(
                     "no_gradient",
-                    f"a term of the loss is a constant: `{sources[0].source}` keeps no graph",
-                    sources[0].where,
-                    "pass `create_graph=True` to this `autograd.grad(…)`",
+                    f"{f'`{name}`' if name else 'a term of the loss'} is a constant: this call of `autograd.grad` keeps no graph",
+                    calls[0].where,
+                    f"`{ast.unparse(exchanged(asking, _with_graph))}`" if asking is not None else "pass `create_graph=True` to it",
                     first_backward_at=seen.where,
+                    tensor=name,
                     explanation="without it, the gradients that it returns have no graph, and what is computed from them trains nothing",
                 )
                 return
+
+
+def _with_graph(node: ast.AST) -> ast.AST | None:
+    """The call of ``grad()`` with ``create_graph=True``."""
+    if not isinstance(node, ast.Call) or called(node) != "grad":
+        return None
+    others = [one for one in node.keywords if one.arg != "create_graph"]
+    return ast.Call(node.func, node.args, [*others, ast.keyword("create_graph", ast.Constant(value=True))])

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.faults.watched import Facts
-from torchdebug_magics.instruments.autograd.report import AutogradFinding, finding
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source import finding
 from torchdebug_magics.instruments.autograd.tape import Backward, RecordedOp, Step, Tape
 from torchdebug_magics.report import Location
 

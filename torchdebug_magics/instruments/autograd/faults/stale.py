@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.errors.inplace import is_packed, saved_in, saved_names
-from torchdebug_magics.instruments.autograd.graph_recorder import Overwritten, Recorder
-from torchdebug_magics.instruments.autograd.named import named_members
-from torchdebug_magics.instruments.autograd.report import AutogradFinding, finding
-from torchdebug_magics.instruments.autograd.source import statement_at, written_names
+from torchdebug_magics.instruments.autograd.graph_recorder import Copied, Recorder
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source import finding, statement_at, written_names
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, StorageNumbers, Use
 from torchdebug_magics.probing.graphs import upstream
 from torchdebug_magics.probing.modules import live
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.autograd.faults.watched import Facts
 
 _Result = TypeVar("_Result")
 
@@ -34,15 +30,12 @@ class StaleValue(NamedTuple):
     error_ratio: float | None
 
 
-def stale_values(facts: Facts) -> Iterator[AutogradFinding]:
-    """The first tensor overwritten unnoticed."""
-    if (stale := facts.watched.stale) is None:
-        return
+def stale_finding(stale: StaleValue, members: tuple[str, ...]) -> AutogradFinding:
+    """The write, with the names of the parameters and buffers that it changes."""
     saver, writer = stale.saver, stale.writer
-    members = tuple(name for name, one in named_members(facts.roots) if facts.tape.numbers.of(one) == stale.memory)
     name = next(iter((*members, *written_names(statement_at(writer.where)))), None)
     source, is_update = writer.source or "the write", writer.in_optimizer or writer.name.startswith("_fused_")
-    yield finding(
+    return finding(
         "stale_value",
         f"{f'`{name}`' if name else 'a tensor'} was overwritten after `{saver.name}` saved it for backward",
         writer.where,
@@ -94,14 +87,14 @@ def _saved_in(numbers: StorageNumbers, node: Any, written: Use) -> torch.Tensor 
     return None
 
 
-def _is_harmless(node: Any, held: torch.Tensor, kept: Overwritten) -> bool:
+def _is_harmless(node: Any, held: torch.Tensor, kept: Copied) -> bool:
     """Whether the node gives the same gradients with both values: it may not read all that it saved, as running statistics in training.
 
     One node can be asked where the whole graph cannot: a call of it runs no hook, and no other node. Its outputs get gradients that differ
     in each element: equal ones would hide much, as what a softmax saved.
     """
     with _disable_current_modes(), torch.no_grad():
-        if torch.equal(_place(held, kept), kept.before):
+        if torch.equal(kept.part(held.untyped_storage()), kept.values):
             return True
         if isinstance(node, torch.autograd.function.BackwardCFunction) or any(is_packed(node, name) for name in saved_names(node)):
             return False  # it runs code of the user's
@@ -115,23 +108,18 @@ def _is_harmless(node: Any, held: torch.Tensor, kept: Overwritten) -> bool:
         return all(one is other if one is None or other is None else torch.equal(one, other) for one, other in pairs)
 
 
-def _place(held: torch.Tensor, kept: Overwritten) -> torch.Tensor:
-    """What was written, as it is now."""
-    return torch.empty(0, dtype=kept.before.dtype, device=held.device).set_(held.untyped_storage(), *kept.layout)
-
-
-def _with_both(held: torch.Tensor, kept: Overwritten, compute: Callable[[], _Result]) -> tuple[_Result, _Result]:
+def _with_both(held: torch.Tensor, kept: Copied, compute: Callable[[], _Result]) -> tuple[_Result, _Result]:
     """With the present values, and with those from before the write, which are there only as long as it takes."""
-    place, now = _place(held, kept), compute()
+    place, now = kept.part(held.untyped_storage()), compute()
     present = place.clone()
     try:
-        place.copy_(kept.before)
+        place.copy_(kept.values)
         return now, compute()
     finally:
         place.copy_(present)
 
 
-def _error(tensors: tuple[torch.Tensor, ...], nodes: list[Any], held: torch.Tensor, kept: Overwritten) -> float | None:
+def _error(tensors: tuple[torch.Tensor, ...], nodes: list[Any], held: torch.Tensor, kept: Copied) -> float | None:
     """The relative error of the gradient: the true one is computed with the values that were saved, on the graph, which is kept."""
     leaves = [node.variable for node in nodes if hasattr(node, "variable")]
     if not leaves or any(one.numel() != 1 for one in tensors) or _runs_code(nodes, leaves):
