@@ -73,9 +73,10 @@ class Recorder:
         """The first op of each model, by (id of the model, gradients on, training mode)."""
         self.overwritten: dict[int, Copied] = {}
         """By storage, the first of the writes that PyTorch's version check cannot see."""
-        self.twins: SampleTwins | None = SampleTwins()
+        self.twins = [SampleTwins(0), SampleTwins(1)]
+        """For samples along the first dimension, and along the second; empty once a backward pass has asked them."""
         self._shared = SharedMemory()
-        self._began: list[tuple[RecordedOp, list[weakref.ref[torch.Tensor]], Begun | None]] = []
+        self._began: list[tuple[RecordedOp, list[weakref.ref[torch.Tensor]], list[Begun | None]]] = []
         self._written: tuple[RecordedOp, list[weakref.ref[torch.Tensor]]] | None = None
         """The last op that wrote in place: PyTorch moves the versions when we have returned."""
         self._first_node = self._latest_node = 0
@@ -98,7 +99,7 @@ class Recorder:
             self.settle()
             self._stack.close()
             self._began.clear()
-            self.twins = None
+            self.twins = []
             self.overwritten.clear()
 
     def forget(self) -> None:
@@ -151,11 +152,8 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
             return
-        begun = None
-        if self.twins is not None:
-            root = call.root if self._calls is not None and (call := self._calls.current) is not None else None
-            begun = self.twins.before(self.tape, op, root, func, (args, kwargs))
-        self._began.append((op, written, begun))
+        root = call.root if self._calls is not None and (call := self._calls.current) is not None else None
+        self._began.append((op, written, [twins.before(self.tape, op, root, func, (args, kwargs)) for twins in self.twins]))
 
     def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
         frame, call = self._lines.user_frame(sys._getframe(2)), self._calls.current if self._calls is not None else None
@@ -230,8 +228,9 @@ class Recorder:
                 self.tape.clear()
         except Exception as error:  # noqa: BLE001 - as above
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
-        if begun is not None and self.twins is not None:
-            self.twins.after(op, begun, args, result)
+        for twins, twin in zip(self.twins, begun, strict=False):
+            if twin is not None:
+                twins.after(op, twin, args, result)
 
     def _failed(self, _func: Any, _error: BaseException) -> None:
         if self._began:

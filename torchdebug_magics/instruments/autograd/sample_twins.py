@@ -38,7 +38,7 @@ class SampleTwins:
     drawn. Gives up, without an answer, where that would take more than 4,000 ops or 128 MiB, or where an op cannot be run like that.
     """
 
-    def __init__(self, dimension: int = 0) -> None:
+    def __init__(self, dimension: int) -> None:
         self.dimension = dimension
         self.samples_count = 0
         self.input_shape: tuple[int, ...] = ()
@@ -121,14 +121,14 @@ class SampleTwins:
             count, is_first = tensor.shape[self.dimension], not self.samples_count
             if count < 2 or not (tensor.ndim > 1 if is_first else count == self.samples_count):  # noqa: PLR2004 - one sample meets no other
                 continue
-            if list(tensor.shape).count(count) > 1:
-                self.give_up()  # which of its dimensions holds the samples cannot be told
+            is_table = tensor.ndim <= _TABLE and tensor.is_floating_point()
+            if list(tensor.shape).count(count) > 1 or (is_first and is_table and self.dimension):
+                self.give_up()  # which of its dimensions holds the samples cannot be told, or the first one does
                 return
             if not self._is_affordable([tensor]):
                 return
             if is_first:
-                self.samples_count, self.input_shape = count, tuple(tensor.shape)
-                self.has_steps = tensor.ndim > _TABLE or not tensor.is_floating_point()
+                self.samples_count, self.input_shape, self.has_steps = count, tuple(tensor.shape), not is_table
             first, second = tensor.detach().clone(), tensor.detach().clone()
             first.select(self.dimension, 0).copy_(tensor.select(self.dimension, 1))
             second.select(self.dimension, 1).copy_(tensor.select(self.dimension, 0))

@@ -28,36 +28,31 @@ class Mixing(NamedTuple):
 
 
 class BatchLeak:
-    """Asks the twins at the first backward passes.
-
-    Which dimension holds the samples is known from the loss, which has a row for each. Where it has one for each time step of each sample,
-    only a model that keeps no dimension apart leaks: there is none by which it could be right.
-    """
+    """Asks the twins at the first backward pass."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._suspect: Mixing | None = None
         self.mixing: Mixing | None = None
 
     def look(self, loss: torch.Tensor) -> None:
-        """A backward pass from there begins."""
-        twins = self._recorder.twins
-        if twins is None or not twins.samples_count:
+        """A backward pass from there begins.
+
+        Which dimension holds the samples is known from the loss, which has a row for each. Where it has one for each time step of each
+        sample, only a model that keeps no dimension apart leaks: there is none by which it could be right.
+        """
+        if not self._recorder.twins or not self._recorder.twins[0].samples_count:
             return
-        self._recorder.twins = None
+        (samples, steps), self._recorder.twins = self._recorder.twins, []
         passed = list(self._recorder.tape.ancestors(id(loss)))
-        rows = _shape_before_reduction(passed)
-        mixing = _first_mixing(self._recorder, twins, passed)
-        has_mixed = any(one.shape for op in twins.mixing() if op in passed for one in op.makes)
-        if mixing is not None and (mixing.is_scramble or _has_row_a_sample(twins, rows)):
-            self.mixing = mixing
-        elif twins.dimension == 1:
-            self.mixing = self._suspect if has_mixed else None
-        elif twins.has_steps and _has_row_a_step(twins, rows):
-            self._suspect = mixing
-            self._recorder.twins = SampleTwins(dimension=1) if mixing is not None else None
-        elif twins.has_steps and rows[:1] == twins.input_shape[1:2]:
-            self._recorder.twins = SampleTwins(dimension=1)
+        rows, (first, second) = _shape_before_reduction(passed), (*samples.input_shape, 0)[:2]
+        has_row_a_step = samples.has_steps and (rows[:1] == (first * second,) or rows[:2] == (first, second))
+        along_samples, along_steps = (_first_mixing(self._recorder, twins, passed) for twins in (samples, steps))
+        if _is_leak(samples, along_samples, rows):
+            self.mixing = along_samples
+        elif (along_samples is not None) if has_row_a_step else (samples.has_steps and rows[:1] == (second,)):
+            has_mixed = any(one.shape for op in steps.mixing() if op in passed for one in op.makes)
+            apart_from_steps = along_samples if has_row_a_step and has_mixed else None
+            self.mixing = along_steps if _is_leak(steps, along_steps, rows) else apart_from_steps
 
 
 def leak_finding(mixing: Mixing) -> AutogradFinding:
@@ -91,14 +86,10 @@ def _shape_before_reduction(passed: list[RecordedOp]) -> tuple[int, ...]:
     return ()
 
 
-def _has_row_a_step(twins: SampleTwins, rows: tuple[int, ...]) -> bool:
-    first, second = twins.input_shape[:2]
-    return rows[:1] == (first * second,) or rows[:2] == (first, second)
-
-
-def _has_row_a_sample(twins: SampleTwins, rows: tuple[int, ...]) -> bool:
-    if rows[:1] != (twins.samples_count,):
-        return False
+def _is_leak(twins: SampleTwins, mixing: Mixing | None, rows: tuple[int, ...]) -> bool:
+    """Whether samples along the twins' dimension are mixed, and the loss has a row for each of them."""
+    if mixing is None or mixing.is_scramble or rows[:1] != (twins.samples_count,):
+        return mixing is not None and mixing.is_scramble
     other = twins.input_shape[1 - twins.dimension] if len(twins.input_shape) > 1 else 0
     is_sequence = twins.dimension == 0 and len(twins.input_shape) not in {2, _IMAGE_DIMENSIONS}
     return len(rows) == 1 or not is_sequence or rows[1] != other

@@ -49,7 +49,7 @@ def wrong_tensors(facts: Facts) -> Iterator[AutogradFinding]:
     yield from _in_no_module(facts, files)
     if not forgotten:
         return
-    called = {seen.root for seen in facts.watched.recorder.root_calls.values()}
+    called = [seen.root for seen in facts.watched.recorder.root_calls.values()]
     of_models = {id(one) for root in called if (model := root()) is not None for one in model.parameters()}
     for optimizer in facts.optimizers:
         if any(one.requires_grad and id(one) not in of_models | facts.reached for one in tensors_of(optimizer)):
