@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import sys
-import time
 import weakref
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.sample_twins import Begun, SampleTwins
-from torchdebug_magics.instruments.autograd.source_readings import simple_statements
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of
 from torchdebug_magics.probing.dispatch import ResultListener, modes, put_unnoticed
 from torchdebug_magics.probing.hooks import Hooks
@@ -25,13 +23,11 @@ from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.ops import op_name, written_by
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.syntax import FUNCTIONS, nodes, targets_of, tree_of
+from torchdebug_magics.probing.syntax import nodes, targets_of, tree_of
 from torchdebug_magics.probing.tensors import tensors_in
 
 _MOST_NODES_AN_OP = 8
 _MOST_CALLS = 12
-_DISPATCH_S = 15e-6
-"""What PyTorch takes to call a mode in Python for one op."""
 _MOST_BYTES = 1 << 28
 """Of all copies of what was overwritten unseen."""
 _MOST_OPS = 100_000
@@ -42,12 +38,22 @@ _MOST_SHARED_BYTES = 1 << 20
 _AT_EACH_OP_BYTES = 1 << 16
 
 
-class Overwritten(NamedTuple):
-    """What a part of a storage held before a write."""
+class Copied(NamedTuple):
+    """What a part of a storage held."""
 
     layout: tuple[int, tuple[int, ...], tuple[int, ...]]
     """Offset, shape and strides."""
-    before: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Copied:
+        """What a tensor holds now."""
+        with _disable_current_modes(), torch.no_grad():
+            return cls((int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()), tensor.detach().clone())
+
+    def part(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """The same part of the storage, as it is now."""
+        return torch.empty(0, dtype=self.values.dtype, device=self.values.device).set_(storage, *self.layout)
 
 
 class Recorder:
@@ -57,8 +63,6 @@ class Recorder:
         self.tape = Tape()
         self.is_on = False
         self.in_optimizer = False
-        self.spent_s = 0.0
-        """What recording, and judging what was recorded, has cost so far."""
         self._hooks = hooks
         self._guard = guard
         self._lines = Lines(Line)
@@ -67,11 +71,12 @@ class Recorder:
         self._stack = ExitStack()
         self.root_calls: dict[tuple[int, bool, bool], RootCall] = {}
         """The first op of each model, by (id of the model, gradients on, training mode)."""
-        self.overwritten: dict[int, Overwritten] = {}
+        self.overwritten: dict[int, Copied] = {}
         """By storage, the first of the writes that PyTorch's version check cannot see."""
-        self.twins: SampleTwins | None = SampleTwins()
+        self.twins = [SampleTwins(0), SampleTwins(1)]
+        """For samples along the first dimension, and along the second; empty once a backward pass has asked them."""
         self._shared = SharedMemory()
-        self._began: list[tuple[RecordedOp, list[weakref.ref[torch.Tensor]], Begun | None]] = []
+        self._began: list[tuple[RecordedOp, list[weakref.ref[torch.Tensor]], list[Begun | None]]] = []
         self._written: tuple[RecordedOp, list[weakref.ref[torch.Tensor]]] | None = None
         """The last op that wrote in place: PyTorch moves the versions when we have returned."""
         self._first_node = self._latest_node = 0
@@ -91,10 +96,10 @@ class Recorder:
         """Record no more; the tape stays."""
         if self.is_on:
             self.is_on = False
-            self._settle()
+            self.settle()
             self._stack.close()
             self._began.clear()
-            self.twins = None
+            self.twins = []
             self.overwritten.clear()
 
     def forget(self) -> None:
@@ -104,8 +109,12 @@ class Recorder:
         self.overwritten.clear()
 
     def settle(self) -> Tape:
-        """The tape, whole up to here."""
-        self._settle()
+        """The tape, whole up to here, with the versions that the last write in place has left."""
+        if self._written is not None:
+            op, tensors = self._written
+            self._written = None
+            now = [(use, ref()) for use, ref in zip(op.writes, tensors, strict=True)]
+            op.moved = tuple(use.version + 1 if one is None or one.is_inference() else one._version for use, one in now)
         return self.tape
 
     def look_at_shared_memory(self) -> None:
@@ -113,11 +122,10 @@ class Recorder:
         self._book_unseen_write(self._calls_around(self._lines.user_frame(sys._getframe(1))), is_last=True)
 
     def _book_unseen_write(self, calls: tuple[Line, ...], *, is_last: bool) -> None:
-        found = self._shared.changed(self.tape, calls, is_last=is_last)
-        if found is not None:
-            write, kept = found
-            self.tape.add(write)
-            self.overwritten.setdefault(kept.use.memory, Overwritten(kept.layout, kept.values))
+        if (changed := self._shared.changed(self.tape, is_last=is_last)) is not None:
+            line = _line_between(self.tape.ops[-1].calls if self.tape.ops else (), calls)
+            self.tape.add(RecordedOp(self.tape.count, "numpy", line, writes=(changed.use,), moved=(changed.use.version,)))
+            self.overwritten.setdefault(changed.use.memory, changed.copied)
 
     def line_here(self) -> Line | None:
         """The innermost line of the user's code."""
@@ -138,20 +146,14 @@ class Recorder:
         )
 
     def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        began_s = time.thread_time()
         try:
-            self._settle()
+            self.settle()
             op, written = self._recorded(func, args, kwargs)
         except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
             return
-        finally:
-            self.spent_s += time.thread_time() - began_s + _DISPATCH_S
-        begun = None
-        if self.twins is not None:
-            root = call.root if self._calls is not None and (call := self._calls.current) is not None else None
-            begun = self.twins.before(self.tape, op, root, func, (args, kwargs))
-        self._began.append((op, written, begun))
+        root = call.root if self._calls is not None and (call := self._calls.current) is not None else None
+        self._began.append((op, written, [twins.before(self.tape, op, root, func, (args, kwargs)) for twins in self.twins]))
 
     def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
         frame, call = self._lines.user_frame(sys._getframe(2)), self._calls.current if self._calls is not None else None
@@ -192,20 +194,9 @@ class Recorder:
         is_fused = op_name(func).startswith("_fused_")
         for tensor in written:
             memory = self.tape.numbers.of(tensor)
-            is_unseen = (is_fused or not tensor.requires_grad) and memory in self.tape.graph_memory
-            held = sum(one.before.nbytes for one in self.overwritten.values()) if is_unseen else 0
-            if is_unseen and memory not in self.overwritten and held + tensor.nbytes < _MOST_BYTES:
-                with _disable_current_modes(), torch.no_grad():
-                    layout = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
-                    self.overwritten[memory] = Overwritten(layout, tensor.detach().clone())
-
-    def _settle(self) -> None:
-        """The versions that the last write in place has left."""
-        if self._written is not None:
-            op, tensors = self._written
-            self._written = None
-            now = [(use, ref()) for use, ref in zip(op.writes, tensors, strict=True)]
-            op.moved = tuple(use.version + 1 if one is None or one.is_inference() else one._version for use, one in now)
+            is_unseen = (is_fused or not tensor.requires_grad) and memory in self.tape.graph_memory and memory not in self.overwritten
+            if is_unseen and sum(one.values.nbytes for one in self.overwritten.values()) + tensor.nbytes < _MOST_BYTES:
+                self.overwritten[memory] = Copied.of(tensor)
 
     def _calls_around(self, frame: FrameType | None) -> tuple[Line, ...]:
         found: list[Line] = []
@@ -228,7 +219,6 @@ class Recorder:
         if not self._began:
             return
         op, written, begun = self._began.pop()
-        began_s = time.thread_time()
         try:
             tensors = [result] if isinstance(result, torch.Tensor) else list(tensors_in(result))
             op.makes = tuple(self.use(one) for one in tensors)
@@ -238,9 +228,9 @@ class Recorder:
                 self.tape.clear()
         except Exception as error:  # noqa: BLE001 - as above
             self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
-        self.spent_s += time.thread_time() - began_s
-        if begun is not None and self.twins is not None:
-            self.twins.after(op, begun, args, result)
+        for twins, twin in zip(self.twins, begun, strict=False):
+            if twin is not None:
+                twins.after(op, twin, args, result)
 
     def _failed(self, _func: Any, _error: BaseException) -> None:
         if self._began:
@@ -262,7 +252,7 @@ class RootCall(NamedTuple):
     root: weakref.ref[torch.nn.Module]
     op: RecordedOp
     modes: tuple[str, ...]
-    """Its BatchNorm and Dropout modules."""
+    """Its modules that compute something else in training mode than in evaluation mode: ``"drop (Dropout)"``."""
     name: str
     parameters: frozenset[int]
     """The ids of those that require a gradient."""
@@ -271,77 +261,56 @@ class RootCall(NamedTuple):
     def of(cls, root: torch.nn.Module, op: RecordedOp) -> RootCall:
         """As it is now."""
         trainable = frozenset(id(one) for one in root.parameters() if one.requires_grad)
-        return cls(weakref.ref(root), op, modal_parts(root), variable_of(root) or type(root).__name__, trainable)
-
-
-def modal_parts(root: torch.nn.Module) -> tuple[str, ...]:
-    """The modules that compute something else in training mode than in evaluation mode: ``"drop (Dropout)"``."""
-    kinds = ((path, one) for path, one in root.named_modules() if isinstance(one, _WITH_MODES) and getattr(one, "p", 1) > 0)
-    return tuple(f"{path} ({type(one).__name__})" for path, one in kinds if getattr(one, "track_running_stats", True))
+        kinds = ((path, one) for path, one in root.named_modules() if isinstance(one, _WITH_MODES) and getattr(one, "p", 1) > 0)
+        modes = tuple(f"{path} ({type(one).__name__})" for path, one in kinds if getattr(one, "track_running_stats", True))
+        return cls(weakref.ref(root), op, modes, variable_of(root) or type(root).__name__, trainable)
 
 
 @dataclass
-class Kept:
-    """What a tensor held when it was last looked at."""
+class _Kept:
+    """A tensor as it was when it was last looked at."""
 
     storage: weakref.ref[torch.UntypedStorage]
     use: Use
-    layout: tuple[int, tuple[int, ...], tuple[int, ...]]
-    values: torch.Tensor
+    copied: Copied
     since: int
     """The index of the first op after the look."""
 
 
-@dataclass
 class SharedMemory:
     """Copies of small tensors that others can write: those that NumPy shares, and what is detached from a graph."""
 
-    _kept: dict[int, Kept] = field(default_factory=dict)
-    """By the number of the storage."""
+    def __init__(self) -> None:
+        self._kept: dict[int, _Kept] = {}
+        """By the number of the storage."""
 
     def meet(self, tape: Tape, op: RecordedOp, given: Any) -> None:
-        """An op of a graph is about to read its arguments."""
-        if not op.in_backward and not op.in_optimizer and op.grad_enabled and any(one.requires_grad for one in op.reads):
-            for tensor, use in zip(tensors_in(given), op.reads, strict=False):
-                if not use.memory or tensor.device.type != "cpu":
-                    continue  # nobody else writes there
-                if op.name == "detach" or not (use.requires_grad or tensor.untyped_storage().resizable()):
-                    self._keep(tape, tensor, use)
-
-    def _keep(self, tape: Tape, tensor: torch.Tensor, use: Use) -> None:
-        if use.memory in self._kept or len(self._kept) >= _MOST_TENSORS or not use.memory or tensor.nbytes > _MOST_SHARED_BYTES:
+        """An op is about to read its arguments; those of a graph count."""
+        if not op.grad_enabled or not any(one.requires_grad for one in op.reads):
             return
-        with _disable_current_modes(), torch.no_grad():
-            values = tensor.detach().clone()
-        layout = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
-        self._kept[use.memory] = Kept(weakref.ref(tensor.untyped_storage()), use, layout, values, tape.count)
+        for tensor, use in zip(tensors_in(given), op.reads, strict=False):
+            # Nobody else writes to another device.
+            is_small = use.memory != 0 and tensor.device.type == "cpu" and tensor.nbytes <= _MOST_SHARED_BYTES
+            is_new = is_small and use.memory not in self._kept and len(self._kept) < _MOST_TENSORS
+            if is_new and (op.name == "detach" or not (use.requires_grad or tensor.untyped_storage().resizable())):
+                self._kept[use.memory] = _Kept(weakref.ref(tensor.untyped_storage()), use, Copied.of(tensor), tape.count)
 
-    def changed(self, tape: Tape, calls: tuple[Line, ...], *, is_last: bool) -> tuple[RecordedOp, Kept] | None:
-        """The write that no op has made, as one between the last op and the calls that run now; None where there is none."""
+    def changed(self, tape: Tape, *, is_last: bool) -> _Kept | None:
+        """What was written since the last look, and by no op; None where nothing was."""
         for number, kept in list(self._kept.items()):
-            storage = kept.storage()
+            storage, before = kept.storage(), kept.copied.values
             if storage is None:
                 del self._kept[number]
-                continue
-            if not is_last and kept.values.nbytes > _AT_EACH_OP_BYTES:
-                continue
-            with _disable_current_modes(), torch.no_grad():
-                now = torch.empty(0, dtype=kept.values.dtype).set_(storage, *kept.layout)
-                if torch.equal(now, kept.values) or bool(kept.values.isnan().any()):
-                    continue
-                if any(one.memory == number for op in tape.since(kept.since) for one in op.writes):
-                    kept.values, kept.since = now.clone(), tape.count
-                    continue
-            del self._kept[number]
-            return _write(tape, kept.use, _line_between(tape.ops[-1].calls if tape.ops else (), calls)), kept
+            elif is_last or before.nbytes <= _AT_EACH_OP_BYTES:
+                with _disable_current_modes(), torch.no_grad():
+                    now = kept.copied.part(storage)
+                    if torch.equal(now, before) or bool(before.isnan().any()):
+                        continue
+                    if any(one.memory == number for op in tape.since(kept.since) for one in op.writes):
+                        kept.copied, kept.since = Copied.of(now), tape.count
+                        continue
+                return self._kept.pop(number)
         return None
-
-
-def _write(tape: Tape, use: Use, line: Line | None) -> RecordedOp:
-    return RecordedOp(
-        index=tape.count, name="numpy", line=line, module=None, module_type="", grad_enabled=True, inference=False, in_backward=False,
-        in_optimizer=False, reads=(), writes=(use,), moved=(use.version,),
-    )  # fmt: skip
 
 
 def _line_between(before: tuple[Line, ...], after: tuple[Line, ...]) -> Line | None:
@@ -351,17 +320,16 @@ def _line_between(before: tuple[Line, ...], after: tuple[Line, ...]) -> Line | N
         tree = tree_of(line.file)
         if last is None or tree is None:
             continue
-        statements = [one.statement for function in (tree, *nodes(FUNCTIONS, tree)) for one in simple_statements(function)]
-        within = [one for one in statements if last.line < one.lineno < line.line]
-        within.sort(key=lambda one: not _writes_part(one))
-        found = next((one for one in within if _writes_part(one) or _is_call(one)), None)
-        return line if found is None else Line(line.file, found.lineno, line.function)
+        within = [one for one in nodes(ast.stmt, tree) if not hasattr(one, "body") and last.line < one.lineno < line.line]
+        within.sort(key=lambda one: (not _writes_part(one), one.lineno))
+        statement = next((one for one in within if _writes_part(one) or _is_call(one)), None)
+        return line if statement is None else Line(line.file, statement.lineno, line.function)
     return after[0] if after else None
 
 
 def _writes_part(statement: ast.stmt) -> bool:
-    is_part = isinstance(statement, ast.Assign) and any(isinstance(one, ast.Subscript) for one in targets_of(statement))
-    return is_part or isinstance(statement, ast.AugAssign)
+    targets = targets_of(statement) if isinstance(statement, ast.Assign) else []
+    return isinstance(statement, ast.AugAssign) or any(isinstance(target, ast.Subscript) for target in targets)
 
 
 def _is_call(statement: ast.stmt) -> bool:

@@ -4,42 +4,39 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
-from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
+from torchdebug_magics.instruments.autograd.faults.judged import silent_faults, worst_first
+from torchdebug_magics.instruments.autograd.faults.watched import Watched
 from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
+from torchdebug_magics.instruments.autograd.named import root_modules
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, LiveAutograd, verdict
-from torchdebug_magics.instruments.autograd.silences.judged import silent_faults, worst_first
-from torchdebug_magics.instruments.autograd.silences.watched import Watched, roots_of
-from torchdebug_magics.instruments.autograd.training_course import Backward, Course
+from torchdebug_magics.instruments.autograd.tape import Backward, Course
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.modules import fast_path_parts, is_compiled, live, unwrapped
+from torchdebug_magics.probing.modules import fast_path_parts, is_compiled, unwrapped
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _RECORDED_STEPS = 2
 """Of one optimizer, whatever it costs: an error of autograd, as a fault of the loop, nearly always shows in the first or the second."""
 _FREE_OPS = 10_000
 """Further steps are recorded up to so many ops: a count, so that no answer depends on how busy the machine is."""
-_SHARE = 0.02
-"""Beyond those, while all that we do costs less than this share of the time since the start."""
 _JUDGED_BACKWARDS = frozenset({4, 9})
 _MOST_OPS = 60_000
 _KEPT_STEPS = 4
+_CREATE_GRAPH = 4
+"""Its place among the arguments of ``torch.autograd.grad``."""
 
 
 class AutogradProbe:
@@ -53,7 +50,6 @@ class AutogradProbe:
         self._recorder = Recorder(self._hooks, self._guard)
         self._course = Course()
         self._watched = Watched(self._recorder, self._course)
-        self._began_s = time.process_time()
         self._step_starts: list[int] = [0]
         self._error: AutogradFinding | None = None
         self._silent: list[AutogradFinding] = []
@@ -66,14 +62,13 @@ class AutogradProbe:
 
     def attach(self, stack: ExitStack) -> None:
         """Record ops, and follow backward passes, updates and gradients set to zero."""
-        self._began_s = time.process_time()
         stack.callback(self._recorder.forget)
         stack.push(self._ended)
         stack.callback(self._recorder.off)
         stack.callback(self._evaluations.close)
-        self._recorder.on(roots_of(live(torch.nn.Module)))
-        self._hooks.autograd_calls(stack, "backward", self._around_backward)
-        self._hooks.autograd_calls(stack, "grad", self._around_grad)
+        self._recorder.on(root_modules())
+        self._hooks.autograd_calls(stack, "backward", partial(self._around, "tensors"))
+        self._hooks.autograd_calls(stack, "grad", partial(self._around, "outputs"))
         self._hooks.optimizer_steps(stack, self._before_step, self._after_step)
         self._hooks.zeroed_gradients(stack, self._around_zero)
         here = threading.get_ident()
@@ -130,26 +125,13 @@ class AutogradProbe:
         else:  # of models and optimizers that are gone, the last look at them holds
             self._silent += [one for one in found if one.kind not in {"no_gradient", "not_in_optimizer", "stale_optimizer"}]
 
-    def _look(self, what: str, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """One of our own looks, whose time counts as spent."""
-        began_s = time.thread_time()
-        result = self._guard.run(what, look, *args, **kwargs)
-        self._recorder.spent_s += time.thread_time() - began_s
-        return result
-
-    def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _around(self, argument: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """A call of ``torch.autograd.backward`` or ``grad``, by what the first argument is called."""
         __tracebackhide__ = True
-        return self._around(original, args[0] if args else kwargs.get("tensors"), args, kwargs, is_loss=True)
-
-    def _around_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        return self._around(original, args[0] if args else kwargs.get("outputs"), args, kwargs, is_loss=False)
-
-    def _around(self, original: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_loss: bool) -> Any:
-        __tracebackhide__ = True
+        given, is_loss = args[0] if args else kwargs.get(argument), argument == "tensors"
         if self._depth or is_being_compiled() or any(is_traced(one) for one in tensors_in(given)):
             return original(*args, **kwargs)
-        event = self._look("the look before a backward pass", self._begins, given, is_loss=is_loss)
+        event = self._guard.run("the look before a backward pass", self._begins, given, is_loss=is_loss)
         del given
         self._depth += 1
         try:
@@ -160,6 +142,8 @@ class AutogradProbe:
             raise
         finally:
             self._depth -= 1
+        if event is not None and not is_loss and not (kwargs.get("create_graph") or any(args[_CREATE_GRAPH : _CREATE_GRAPH + 1])):
+            event.constants = frozenset(map(id, tensors_in(result)))
         return result
 
     def _begins(self, given: Any, *, is_loss: bool) -> Backward:
@@ -173,29 +157,28 @@ class AutogradProbe:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not is_being_compiled():
             has_closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
-            self._look("the look before an update", self._update_begins, optimizer, has_closure=has_closure)
+            self._guard.run("the look before an update", self._update_begins, optimizer, has_closure=has_closure)
             self._recorder.in_optimizer = True
 
     def _update_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         self._course.add(self._watched.step(optimizer, has_closure=has_closure))
-        steps_count = self._watched.steps_of(optimizer)
+        steps_count = self._watched.steps[id(optimizer)]
         if self._recorder.is_on and steps_count >= _RECORDED_STEPS and steps_count & (steps_count - 1) == 0:
             self._judge()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._recorder.in_optimizer = False
         if not is_being_compiled():
-            self._look("the end of a step", self._between_steps, self._watched.steps_of(optimizer))
+            self._guard.run("the end of a step", self._between_steps, self._watched.steps[id(optimizer)])
 
     def _between_steps(self, steps_count: int) -> None:
         """Goes on recording, begins again, or lets the loop run at full speed, by what recording has cost."""
         recorder = self._recorder
-        affordable = recorder.tape.count < _FREE_OPS or recorder.spent_s < _SHARE * (time.process_time() - self._began_s)
-        if self._every_step or affordable or steps_count < _RECORDED_STEPS:
+        if self._every_step or recorder.tape.count < _FREE_OPS or steps_count < _RECORDED_STEPS:
             if not recorder.is_on:
                 self._evaluations.close()
                 recorder.tape.clear()
-                recorder.on(roots_of(live(torch.nn.Module)))
+                recorder.on(root_modules())
             self._step_starts.append(recorder.tape.count)
             if len(self._step_starts) > 2 * _KEPT_STEPS or recorder.tape.count - self._step_starts[0] > _MOST_OPS:
                 self._step_starts = self._step_starts[-_KEPT_STEPS:]
@@ -220,14 +203,14 @@ class AutogradProbe:
         """A model that trains is called without gradients, in training mode: what becomes of its output is recorded."""
         if not torch.is_grad_enabled() and module.training and not is_being_compiled() and not self._depth and not self._recorder.is_on:
             self._sees_evaluation = True
-            self._look("the look at an evaluation", self._recorder.on, [module])
+            self._guard.run("the look at an evaluation", self._recorder.on, [module])
 
     def _around_zero(self, original: Any, holder: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        event = None if is_being_compiled() else self._look("the look at zero_grad()", self._watched.zeroed, holder)
+        event = None if is_being_compiled() else self._guard.run("the look at zero_grad()", self._watched.zeroed, holder)
         result = original(holder, *args, **kwargs)
         if event is not None:
-            self._look("the end of zero_grad()", self._watched.is_zeroed, event)
+            self._guard.run("the end of zero_grad()", self._watched.is_zeroed, event)
             self._course.add(event)
         return result
 

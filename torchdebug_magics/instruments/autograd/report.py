@@ -17,6 +17,18 @@ Kind: TypeAlias = Literal[
 ]  # fmt: skip
 """The first thirteen are errors that PyTorch raises; the others change what a model learns, and raise nothing."""
 
+Cause: TypeAlias = Literal["no_grad", "inference_mode", "detach", "data", "rewrapped", "list", "dtype"]
+"""What cuts a graph; ``list``: a list of tensors that is copied into a new one; ``dtype``: an integer or bool result."""
+_CUTTERS: dict[str, str] = {
+    "no_grad": "`no_grad`", "inference_mode": "`inference_mode`", "detach": "`detach`", "data": "`.data`",
+    "rewrapped": "a copy into a new tensor", "list": "a copy into a new tensor",
+}  # fmt: skip
+
+
+def cutter(cause: Cause, op: str) -> str:
+    """What cuts a graph, as the subject of a sentence."""
+    return _CUTTERS.get(cause, f"`{op}`, which has no derivative,")
+
 
 @dataclass(frozen=True, kw_only=True)
 class AutogradFinding(Finding):
@@ -95,6 +107,11 @@ class Reach:
     is_frozen: bool = False
     """Whether `requires_grad` is False."""
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether the gradient should reach it, and does not."""
+        return not self.reached and not self.is_frozen
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
@@ -103,6 +120,13 @@ class Cut:
     op: str
     location: Location | None
     module: str | None = None
+
+    @property
+    def cause(self) -> Cause:
+        """How it cuts the graph."""
+        if self.op == "detach":
+            return "data" if self.location is not None and ".data" in self.location.source else "detach"
+        return "no_grad" if self.op == "no_grad" else "rewrapped" if self.op in {"lift_fresh", "_local_scalar_dense"} else "dtype"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
 from torchdebug_magics.probing.ops import argument_of, written_by
 from torchdebug_magics.probing.tensors import tensors_in
 
-_SECONDS = 0.5
+_MOST_RUNS = 4_000
 _MOST_BYTES = 1 << 27
 _TABLE = 2
 _VALUELESS = ("empty", "zeros", "ones", "full", "rand", "new_")
@@ -36,10 +35,10 @@ class SampleTwins:
     """Runs beside the user's ops, on memory of its own: in the first twin sample 0 of the batch is sample 1, in the second the reverse.
 
     An element that differs from the user's in both twins depends on both samples. Nothing of the user's is written, no random number is
-    drawn. Gives up, without an answer, where that would take more than 0.5 s or 128 MiB, or where an op cannot be run like that.
+    drawn. Gives up, without an answer, where that would take more than 4,000 ops or 128 MiB, or where an op cannot be run like that.
     """
 
-    def __init__(self, dimension: int = 0) -> None:
+    def __init__(self, dimension: int) -> None:
         self.dimension = dimension
         self.samples_count = 0
         self.input_shape: tuple[int, ...] = ()
@@ -52,7 +51,7 @@ class SampleTwins:
         self._twins: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._members: dict[int, frozenset[int]] = {}
         self._mixed: list[tuple[RecordedOp, torch.Tensor]] = []
-        self._spent_s, self._made_bytes = 0.0, 0
+        self._runs_count = self._made_bytes = 0
 
     def give_up(self) -> None:
         """Look at no further op; what is known is dropped."""
@@ -69,7 +68,6 @@ class SampleTwins:
         """The twins' arguments; None for an op that no sample reaches."""
         if self._is_over or op.in_backward or op.in_optimizer or op.initializes or not (op.grad_enabled or self.samples_count):
             return None
-        began_s = time.thread_time()
         try:
             with _disable_current_modes(), torch.no_grad():
                 if root is not None:
@@ -85,17 +83,15 @@ class SampleTwins:
         except Exception:  # noqa: BLE001 - then there is no answer
             self.give_up()
             return None
-        finally:
-            self._spent_s += time.thread_time() - began_s
 
     def after(self, op: RecordedOp, begun: Begun, given: tuple[Any, ...], result: Any) -> None:
         """Run the op for both twins."""
         made = tree_leaves(result)
+        self._runs_count += 1
         if self._is_over or not any(isinstance(one, torch.Tensor) for one in made) or op.name.startswith(_VALUELESS):
             return
         if not self._is_affordable(one for one in made if isinstance(one, torch.Tensor)):
             return
-        began_s = time.thread_time()
         try:
             with _disable_current_modes(), torch.no_grad():
                 for one, first, second in zip(made, *self._run(op, begun, given, made), strict=True):
@@ -104,12 +100,11 @@ class SampleTwins:
                         self._compare(op, one, first, second, given)
         except Exception:  # noqa: BLE001 - as above
             self.give_up()
-        self._spent_s += time.thread_time() - began_s
 
     def _is_affordable(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether twins of these may be made; else it gives up."""
         self._made_bytes += 2 * sum(one.nbytes for one in tensors)
-        if self._spent_s > _SECONDS or self._made_bytes > _MOST_BYTES:
+        if self._runs_count > _MOST_RUNS or self._made_bytes > _MOST_BYTES:
             self.give_up()
         return not self._is_over
 
@@ -126,14 +121,14 @@ class SampleTwins:
             count, is_first = tensor.shape[self.dimension], not self.samples_count
             if count < 2 or not (tensor.ndim > 1 if is_first else count == self.samples_count):  # noqa: PLR2004 - one sample meets no other
                 continue
-            if list(tensor.shape).count(count) > 1:
-                self.give_up()  # which of its dimensions holds the samples cannot be told
+            is_table = tensor.ndim <= _TABLE and tensor.is_floating_point()
+            if list(tensor.shape).count(count) > 1 or (is_first and is_table and self.dimension):
+                self.give_up()  # which of its dimensions holds the samples cannot be told, or the first one does
                 return
             if not self._is_affordable([tensor]):
                 return
             if is_first:
-                self.samples_count, self.input_shape = count, tuple(tensor.shape)
-                self.has_steps = tensor.ndim > _TABLE or not tensor.is_floating_point()
+                self.samples_count, self.input_shape, self.has_steps = count, tuple(tensor.shape), not is_table
             first, second = tensor.detach().clone(), tensor.detach().clone()
             first.select(self.dimension, 0).copy_(tensor.select(self.dimension, 1))
             second.select(self.dimension, 1).copy_(tensor.select(self.dimension, 0))

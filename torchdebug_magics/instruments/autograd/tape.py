@@ -1,10 +1,11 @@
-"""What was recorded of the ops: plain data that keeps no tensor alive."""
+"""What was recorded: ops, backward passes, updates and gradients set to zero. Plain data that keeps no tensor alive."""
 
 from __future__ import annotations
 
 import ast
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
@@ -18,9 +19,11 @@ from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.source.call_sites import node_at, value_of
 from torchdebug_magics.probing.source.code_owner import local_values
 from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.report import Location
 
 Note: TypeAlias = Literal["", "wraps a graph", "takes probabilities"]
 _ROUNDING = 16
+_MOST_EVENTS = 512
 
 
 class StorageNumbers:
@@ -35,17 +38,12 @@ class StorageNumbers:
         """0 for a tensor without a storage of its own."""
         if not (place := memory_of(tensor)):
             return 0
-        storage = tensor.untyped_storage()
-        address = _address(tensor) or place
+        # Where the storage begins, asked without making a memory its own that it shares until somebody writes.
+        address = int(torch._C._data_address(tensor)) or place  # type: ignore[attr-defined]
         known = self._known.get(address)
         if known is None or known[0]() is None:  # two that are alive at one address are one memory, as with `torch.from_dlpack`
-            known = self._known[address] = weakref.ref(storage), next(self._next)
+            known = self._known[address] = weakref.ref(tensor.untyped_storage()), next(self._next)
         return known[1]
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """Where its storage begins, without making a memory its own that it shares until somebody writes."""
-    return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
 
 
 class Use(NamedTuple):
@@ -77,15 +75,15 @@ class RecordedOp:
     name: str
     line: Line | None
     """The innermost line of the user's code."""
-    module: str | None
+    module: str | None = None
     """Module path; None outside every module."""
-    module_type: str
-    grad_enabled: bool
-    inference: bool
-    in_backward: bool
-    in_optimizer: bool
-    reads: tuple[Use, ...]
-    writes: tuple[Use, ...]
+    module_type: str = ""
+    grad_enabled: bool = True
+    inference: bool = False
+    in_backward: bool = False
+    in_optimizer: bool = False
+    reads: tuple[Use, ...] = ()
+    writes: tuple[Use, ...] = ()
     """As they were before the op."""
     calls: tuple[Line, ...] = ()
     """The user's own calls in which it ran, the innermost first."""
@@ -103,6 +101,16 @@ class RecordedOp:
     """Whether no op made one of the tensors that it reads, and that could have a gradient."""
 
     @property
+    def where(self) -> Location | None:
+        """The innermost line of the user's code, as a report shows it."""
+        return self.line.location if self.line is not None else None
+
+    @property
+    def source(self) -> str:
+        """The text of that line."""
+        return self.line.location.source if self.line is not None else ""
+
+    @property
     def parents(self) -> tuple[RecordedOp, ...]:
         """The ops that made what it reads."""
         return tuple(maker for _, maker in self.sources)
@@ -111,6 +119,11 @@ class RecordedOp:
     def initializes(self) -> bool:
         """Whether it gives a leaf its values."""
         return any(one.is_leaf for one in self.writes)
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether it computes something from its inputs, outside of backward passes and updates."""
+        return not self.in_backward and not self.in_optimizer and not self.initializes
 
 
 @dataclass
@@ -161,13 +174,11 @@ class Tape:
         """The ops from that one on."""
         return [op for op in self.ops if op.index >= index]
 
-    def writers(self, use: Use, after: RecordedOp) -> Iterator[tuple[RecordedOp, Use, int]]:
-        """(op, what it wrote, version afterwards) of each later write to the same elements, or to another view of them."""
-        for op in self._writers.get(use.memory, ()):
-            if op.index > after.index:
-                for written, version in zip(op.writes, op.moved, strict=False):
-                    if written.memory == use.memory:
-                        yield op, written, version
+    def writers(self, use: Use, after: RecordedOp) -> Iterator[tuple[RecordedOp, int]]:
+        """(op, version afterwards) of each later write to the same memory."""
+        later = (op for op in self._writers.get(use.memory, ()) if op.index > after.index)
+        writes = ((op, *write) for op in later for write in zip(op.writes, op.moved, strict=False))
+        return ((op, version) for op, written, version in writes if written.memory == use.memory)
 
     def maker(self, use: Use) -> RecordedOp | None:
         """The latest op that made this tensor; of one that no op was seen to make, the latest that wrote its memory."""
@@ -176,17 +187,25 @@ class Tape:
             return made
         return self._filled.get(use.memory) if use.memory else None
 
-    def graph_of(self, root: int) -> list[RecordedOp]:
-        """The ops that the graph of the tensor with that id is made of: those through which its gradient flows."""
-        todo, found = [op for op in self.ops if any(one.tensor == root for one in op.makes)][-1:], dict[int, RecordedOp]()
+    def origin(self, tensor: int, before: int | None = None) -> RecordedOp | None:
+        """The latest op that returned the tensor with that id; from op `before` on, the id is another tensor's."""
+        ops = (op for op in reversed(self.ops) if before is None or op.index < before)
+        return next((op for op in ops if any(use.tensor == tensor for use in op.makes)), None)
+
+    def ancestors(self, tensor: int, before: int | None = None, *, in_graph: bool = False) -> Iterator[RecordedOp]:
+        """The ops that computed the tensor with that id, the nearest first; with `in_graph`, those that its gradient flows through."""
+        todo, seen = deque(filter(None, [self.origin(tensor, before)])), set[int]()
         while todo:
-            op = todo.pop()
-            if op.index not in found:
-                found[op.index] = op
+            op = todo.popleft()
+            if op.index in seen:
+                continue
+            seen.add(op.index)
+            yield op
+            for use, maker in op.sources:
                 # Inside a function whose backward the user has written, gradients are off.
-                inputs = [maker for use, maker in op.sources if use.requires_grad or not op.grad_enabled]
-                todo += [maker for maker in inputs if not maker.in_optimizer and not maker.initializes]
-        return list(found.values())
+                has_gradient = (use.requires_grad or not op.grad_enabled) and not maker.initializes
+                if not maker.in_optimizer and (has_gradient if in_graph else not maker.in_backward):
+                    todo.append(maker)
 
     def clear(self) -> None:
         """Forget all ops; their numbers go on."""
@@ -199,6 +218,109 @@ class Tape:
             for parent in op.parents:
                 found.setdefault(parent.index, []).append(op)
         return found
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """A call that belongs to the course of a training."""
+
+    line: Line | None
+    """The innermost line of the user's code."""
+
+    @property
+    def where(self) -> Location | None:
+        """The line, as a report shows it."""
+        return self.line.location if self.line is not None else None
+
+    @property
+    def source(self) -> str:
+        """The text of the line."""
+        return self.line.location.source if self.line is not None else "backward()"
+
+
+@dataclass(slots=True, eq=False)
+class Backward(Event):
+    """One call of backward() or grad()."""
+
+    is_recorded: bool = False
+    """Whether it is one of a loss, in a step that is recorded."""
+    index: int = 0
+    """How many ops were recorded before it."""
+    ops: frozenset[int] = frozenset()
+    """The indices of the ops in its graph."""
+    leaves: frozenset[int] = frozenset()
+    """The ids of the tensors at which its gradients arrive."""
+    left_over: frozenset[int] = frozenset()
+    """Of these, the ones that had a gradient other than zero already."""
+    loss_is_leaf: bool = False
+    loss: int = 0
+    """The id of the first tensor that it was called on."""
+    failed: bool = False
+    constants: frozenset[int] = frozenset()
+    """The ids of the gradients that ``grad()`` returned without a graph."""
+
+
+@dataclass(slots=True, eq=False)
+class Step(Event):
+    """One call of an optimizer's step()."""
+
+    optimizer: int = 0
+    """Its id."""
+    is_recorded: bool = False
+    name: str = "optimizer"
+    parameters: frozenset[int] = frozenset()
+    """The ids of its tensors that require a gradient."""
+    without: frozenset[int] = frozenset()
+    """Of these, the ones without a gradient."""
+    nonzero_count: int = 0
+    """How many have a gradient that is not all zero."""
+
+
+@dataclass(slots=True, eq=False)
+class Zeroed(Event):
+    """One call of zero_grad(), of an optimizer or a module."""
+
+    parameters: frozenset[int] = frozenset()
+    is_read: bool = True
+    """Whether an op has read one of the gradients before."""
+
+
+@dataclass
+class Course:
+    """The latest recorded events; the counts are of all."""
+
+    events: list[Event] = field(default_factory=list)
+    backward_count: int = 0
+    recorded_count: int = 0
+    steps_count: int = 0
+    stepped: set[int] = field(default_factory=set)
+    """The ids of all optimizers that made an update."""
+
+    @property
+    def backwards(self) -> list[Backward]:
+        """The recorded backward passes."""
+        return [one for one in self.events if isinstance(one, Backward) and one.is_recorded]
+
+    @property
+    def steps(self) -> list[Step]:
+        """The recorded updates."""
+        return [one for one in self.events if isinstance(one, Step) and one.is_recorded]
+
+    def add(self, event: Event) -> None:
+        """One more. Of a row that was not recorded only the first is kept: it pushes nothing out, and keeps apart what is around it."""
+        if isinstance(event, Backward):
+            self.backward_count += 1
+            self.recorded_count += event.is_recorded
+        elif isinstance(event, Step):
+            self.steps_count += 1
+            self.stepped.add(event.optimizer)
+        if _was_seen(event) or not self.events or _was_seen(self.events[-1]):
+            self.events = [*self.events[-_MOST_EVENTS:], event]
+
+
+def _was_seen(event: Event) -> bool:
+    """Whether more is known of it than its line."""
+    return bool(getattr(event, "parameters", ()) or getattr(event, "ops", ()) or getattr(event, "is_recorded", False))
 
 
 def note_of(name: str, args: tuple[Any, ...], frame: FrameType | None) -> Note:

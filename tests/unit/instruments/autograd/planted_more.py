@@ -444,4 +444,57 @@ for index in torch.arange(12).split(4):
 """,
         edits=(("        prob.lerp_(target, 0.5)  #> location\n", "        prob = prob.lerp(target, 0.5)\n"),),
     ),
+    Case(
+        name="a temperature is a parameter of no module, and of no optimizer",
+        kind="not_in_optimizer",
+        parameters=("temperature",),
+        tensors=("temperature",),
+        text="""\
+encoder = nn.Linear(5, 6)
+temperature = nn.Parameter(torch.tensor(2.0))  #> location
+opt = torch.optim.Adam(encoder.parameters(), lr=0.01)
+for x in torch.randn(3, 8, 5):
+    z = F.normalize(encoder(x), dim=1)
+    loss = F.cross_entropy(z @ z.roll(1, 0).T * temperature, torch.arange(8))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("Adam(encoder.parameters(), lr", "Adam([*encoder.parameters(), temperature], lr"),),
+    ),
+    Case(
+        name="a gradient penalty without create_graph is a constant",
+        kind="no_gradient",
+        tensors=("penalty",),
+        text="""\
+critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.Adam(critic.parameters())
+for real, fake in torch.randn(3, 2, 6, 4):
+    mixed = torch.lerp(real, fake, 0.3).requires_grad_()
+    slope = torch.autograd.grad(critic(mixed).sum(), mixed)[0]  #> location
+    penalty = (slope.norm(2, dim=1) - 1).square().mean()
+    loss = critic(fake).mean() - critic(real).mean() + 10 * penalty
+    opt.zero_grad()
+    loss.backward()  #> first
+    opt.step()
+""",
+        edits=(("mixed)[0]  #> location", "mixed, create_graph=True)[0]"),),
+    ),
+    Case(
+        name="the state of an LSTM, a tuple, is carried over",
+        kind="second_backward",
+        tensors=("state",),
+        text="""\
+lstm, head = nn.LSTM(3, 4), nn.Linear(4, 1)
+opt = torch.optim.SGD([*lstm.parameters(), *head.parameters()], lr=0.1)
+state = None
+for x in torch.randn(3, 5, 2, 3):
+    out, state = lstm(x, state)  #> shared
+    loss = head(out).square().mean()
+    opt.zero_grad()
+    loss.backward()  #> location, first
+    opt.step()
+""",
+        edits=(("    opt.step()\n", "    opt.step()\n    state = tuple(part.detach() for part in state)\n"),),
+    ),
 )

@@ -10,158 +10,101 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.format import listed
-from torchdebug_magics.instruments.autograd.errors.raised import Raised, named_members, out_of_place, statement_at, writes_to
+from torchdebug_magics.instruments.autograd.errors.raised import Raised
+from torchdebug_magics.instruments.autograd.named import named_members
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source import out_of_place, statement_at, written_names
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
 from torchdebug_magics.probing.graphs import upstream
 from torchdebug_magics.probing.source.call_sites import value_of
 from torchdebug_magics.probing.syntax import method, nodes, tree_of
-from torchdebug_magics.probing.where import excerpt, location
+from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 
 _CHANGED = "modified by an inplace operation"
-_MESSAGE = re.compile(r"\[[\w.]+ \[([\d, ]*)\]\](?:, which is output \d+ of (\S+?),)? is at version (\d+); expected version (\d+)")
-
-
-class _Overwritten(NamedTuple):
-    saver: RecordedOp
-    saved: Use
-    writer: RecordedOp
-    written: Use
+_MESSAGE = re.compile(r"\[[\w.]+ \[([\d, ]*)\]\](?:, which is output \d+ of \S+?,)? is at version (\d+); expected version (\d+)")
 
 
 def modified_in_place(raised: Raised) -> AutogradFinding:
     """Names both ops: from the tape if the step was recorded, otherwise from the graph and the user's source."""
-    found = next(_all_on_tape(raised), None)
-    return _read_from_text(raised) if found is None else _from_tape(raised, found)
+    overwritten = list(_all_on_tape(raised))
+    return _from_tape(raised, overwritten) if overwritten else _read_from_text(raised)
 
 
-def _all_on_tape(raised: Raised) -> Iterator[_Overwritten]:
-    """In the order in which backward() meets them."""
-    complaint = Complaint.of(raised.message)
-    savers = [(op, broken.complaint) for broken in broken_nodes(raised.roots) if (op := _op_of(raised, broken.node)) is not None]
-    for op, said in sorted(savers, key=lambda one: -one[0].index):
-        if (found := _overwritten(raised, op, said or complaint)) is not None:
-            yield found
+def _all_on_tape(raised: Raised) -> Iterator[tuple[RecordedOp, Use, RecordedOp]]:
+    """(saver, what it saved, writer) in the order in which backward() meets them."""
+    whole = Complaint.of(raised.message)
+    savers = [(op, said or whole) for node, said in broken_nodes(raised.roots) if (op := raised.tape.by_node.get(node._sequence_nr()))]
+    for saver, complaint in sorted(savers, key=lambda one: -one[0].index):
+        uses = [*saver.makes, *saver.reads]
+        uses = [use for use in uses if complaint is not None and use.shape == complaint.shape] or uses
+        writes = ((use, writer, version) for use in uses for writer, version in raised.tape.writers(use, saver))
+        later = (one for one in writes if one[2] > (one[0].version if complaint is None else complaint.expected))
+        if (first := next(later, None)) is not None:
+            yield saver, first[0], first[1]
 
 
-def _op_of(raised: Raised, node: object) -> RecordedOp | None:
-    return raised.tape.by_node.get(node._sequence_nr())  # type: ignore[attr-defined]
-
-
-def _overwritten(raised: Raised, saver: RecordedOp, complaint: Complaint | None) -> _Overwritten | None:
-    uses = [*saver.makes, *saver.reads]
-    if complaint is not None:
-        uses = [use for use in uses if use.shape == complaint.shape] or uses
-    for use in uses:
-        for writer, written, version in raised.tape.writers(use, saver):
-            if version > (use.version if complaint is None else complaint.expected):
-                return _Overwritten(saver, use, writer, written)
-    return None
-
-
-def _from_tape(raised: Raised, found: _Overwritten) -> AutogradFinding:
-    saver, writer = found.saver, found.writer
-    name, is_member = _name(raised, found)
-    where = writer.line.location if writer.line is not None else None
-    saved_at = saver.line.location if saver.line is not None else None
-    subject = f"`{name}`" if name else f"a {list(found.saved.shape)} tensor"
-    return AutogradFinding(
-        kind="inplace",
-        raised=True,
-        headline=f"{subject} was overwritten after `{saver.name}` saved it for backward",
-        location=where,
+def _from_tape(raised: Raised, overwritten: list[tuple[RecordedOp, Use, RecordedOp]]) -> AutogradFinding:
+    saver, saved, writer = overwritten[0]
+    member = next((name for name, one in named_members() if raised.tape.numbers.of(one) == saved.memory != 0), None)
+    name, statement = member, statement_at(writer.where)
+    is_inside = writer.module is not None and not writer.in_optimizer and "forward" not in (writer.where.function if writer.where else "")
+    if member is None and not is_inside:  # else the user's line only calls the module that writes
+        name = next(iter(written_names(statement)), None) or raised.name_of_memory(saved.memory)
+    source = writer.source or "the write"
+    fix = f"move `{source}` below the backward pass, or write into a copy (`.clone()`)"
+    if writer.in_optimizer:
+        updates = {one.where for _, _, one in overwritten if one.in_optimizer and one.where is not None}
+        sources = [f"`{one.source}`" for one in sorted(updates, key=lambda one: one.line)] or ["`the optimizer's step()`"]
+        fix = f"move {listed(sources)} below `{raised.code or 'backward()'}`, or compute the second loss again after the update"
+    elif code := out_of_place(statement):
+        fix = f"`{code}`"
+    elif writer.module_type and writer.name.endswith("_"):
+        fix = f"use `{writer.module_type}(inplace=False)` for {f'module `{writer.module}`' if writer.module else 'the module'}"
+    elif writer.module is not None and writer.module_type.startswith("BatchNorm"):
+        fix = "run both inputs through the model in one batch, or call `.eval()` for the second forward"
+    by = "the optimizer's update" if writer.in_optimizer else f"`{writer.name}`"
+    return raised.finding(
+        f"{f'`{name}`' if name else f'a {list(saved.shape)} tensor'} was overwritten after `{saver.name}` saved it for backward",
+        fix,
+        writer.where,
         op=saver.name,
-        saved_at=saved_at,
+        saved_at=saver.where,
         writer_op=writer.name,
         tensor=name,
         module=writer.module if writer.module is not None else saver.module,
-        parameters=(name,) if name and is_member else (),
-        fix=_fix(raised, found, where),
-        explanation=_why(found),
-        excerpt=excerpt(where) if where is not None else (),
+        parameters=(member,) if member else (),
+        explanation=f"the derivative of `{saver.name}` needs the value that {by} overwrote",
     )
-
-
-def _name(raised: Raised, found: _Overwritten) -> tuple[str | None, bool]:
-    """(name, whether it is that of a parameter or buffer)."""
-    for name, member in named_members():
-        if raised.memory_is(member, found.saved.memory):
-            return name, True
-    if found.writer.module is not None and not found.writer.in_optimizer and "forward" not in _function(found.writer):
-        return None, False
-    written = list(writes_to(statement)) if (statement := statement_at(found.writer.line.location if found.writer.line else None)) else []
-    if written:
-        return written[0], False
-    return raised.name_of_memory({found.saved.memory}), False
-
-
-def _function(op: RecordedOp) -> str:
-    return op.line.function if op.line is not None else ""
-
-
-def _why(found: _Overwritten) -> str:
-    by = "the optimizer's update" if found.writer.in_optimizer else f"`{found.writer.name}`"
-    return f"the derivative of `{found.saver.name}` needs the value that {by} overwrote"
-
-
-def _fix(raised: Raised, found: _Overwritten, where: Location | None) -> str:
-    writer = found.writer
-    if writer.in_optimizer:
-        sources = [one.source for one in _updates(raised)] or ["the optimizer's step()"]
-        backward = raised.code or "backward()"
-        return f"move {listed([f'`{one}`' for one in sources])} below `{backward}`, or compute the second loss again after the update"
-    statement = statement_at(where)
-    if statement is not None and (code := out_of_place(statement)):
-        return f"`{code}`"
-    if writer.module_type and writer.name.endswith("_"):
-        name = f"module `{writer.module}`" if writer.module else "the module"
-        return f"use `{writer.module_type}(inplace=False)` for {name}"
-    if writer.module is not None and writer.module_type.startswith("BatchNorm"):
-        return "run both inputs through the model in one batch, or call `.eval()` for the second forward"
-    source = where.source if where is not None else "the write"
-    return f"move `{source}` below the backward pass, or write into a copy (`.clone()`)"
-
-
-def _updates(raised: Raised) -> list[Location]:
-    """Of all optimizers that have overwritten what this graph had saved."""
-    found = _all_on_tape(raised)
-    lines = [one.writer.line.location for one in found if one.writer.in_optimizer and one.writer.line is not None]
-    return sorted(set(lines), key=lambda one: one.line)
 
 
 def _read_from_text(raised: Raised) -> AutogradFinding:
     """Without a tape: the variable whose version is the one that PyTorch complains of, and the writes to it in the text."""
     complaint = Complaint.of(raised.message)
-    broken = next(broken_nodes(raised.roots), None)
-    op = "" if broken is None else _plain_name(broken.node.name())
+    node = next((node for node, _ in broken_nodes(raised.roots)), None)
+    stem = "" if node is None else node.name().rpartition("::")[2].partition("Backward")[0]
+    op = re.sub(r"(?<!^)(?=[A-Z])", "_", stem).lower()  # ``NativeBatchNormBackward0`` -> ``native_batch_norm``
     name, where = None, None
-    if complaint is not None:
-        for variable, value in raised.variables():
-            if _is_it(value, complaint):
-                name = variable
-                where = _write_of(raised, variable)
-                if where is not None:
-                    break
-    if name is None and broken is not None and complaint is not None:
-        name, where = _updated(raised, broken.node, complaint)
-    statement = statement_at(where)
-    code = out_of_place(statement) if statement is not None else ""
+    for variable, value in raised.variables() if complaint is not None else ():
+        if complaint is not None and complaint.is_of(value):
+            name, where = variable, _write_of(raised, variable)
+            if where is not None:
+                break
+    if name is None and node is not None and complaint is not None:
+        name, where = _updated(raised, node, complaint)
+    fix = "put `%%autograd --every-step` above the cell and run the cell again: the report names the line that overwrites the tensor"
     if where is not None and where.source.endswith("step()"):
-        code, fix = "", f"move `{where.source}` below `{raised.code}`, or compute this loss again after the update"
-    else:
-        fix = "put `%%autograd --every-step` above the cell and run the cell again: the report names the line that overwrites the tensor"
+        fix = f"move `{where.source}` below `{raised.code}`, or compute this loss again after the update"
+    elif code := out_of_place(statement_at(where)):
+        fix = f"`{code}`"
     subject = f"`{name}`" if name else (f"a {list(complaint.shape)} tensor" if complaint is not None else "a tensor")
-    return AutogradFinding(
-        kind="inplace",
-        raised=True,
-        headline=f"{subject} was overwritten after {f'`{op}`' if op else 'an op'} saved it for backward",
-        location=where or raised.here,
+    return raised.finding(
+        f"{subject} was overwritten after {f'`{op}`' if op else 'an op'} saved it for backward",
+        fix,
+        where,
         op=op or None,
         tensor=name,
-        fix=f"`{code}`" if code else fix,
         explanation="" if where is None else "read from the graph and the source; `%%autograd` above the cell records the write itself",
-        excerpt=excerpt(where) if where is not None else (),
     )
 
 
@@ -174,37 +117,23 @@ def _updated(raised: Raised, node: Any, complaint: Complaint) -> tuple[str | Non
     if leaf is None:
         return None, None
     name = next((name for name, member in named_members() if member is leaf), None) or raised.name_of(leaf)
-    for frame, place in zip(raised.frames, raised.places, strict=True):
+    for frame, place in raised.frames:
         steps = [call for call in nodes(ast.Call, tree_of(place.file)) if method(call) == "step" and call.lineno < place.line]
         for call in sorted(steps, key=lambda one: -one.lineno):
             optimizer = value_of(call.func.value, frame) if isinstance(call.func, ast.Attribute) else None
-            if isinstance(optimizer, torch.optim.Optimizer) and any(
-                one is leaf for group in optimizer.param_groups for one in group["params"]
-            ):
+            groups = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else ()
+            if any(one is leaf for group in groups for one in group["params"]):
                 return name, location(place.file, call.lineno, place.function)
     return name, None
 
 
-def _is_it(value: object, complaint: Complaint) -> bool:
-    if not issubclass(type(value), torch.Tensor) or value.is_inference():  # type: ignore[attr-defined]
-        return False
-    return value._version == complaint.version > 0 and tuple(value.shape) == complaint.shape  # type: ignore[attr-defined]
-
-
-def _plain_name(node: str) -> str:
-    """``ExpBackward0`` -> ``exp``; ``NativeBatchNormBackward0`` -> ``native_batch_norm``."""
-    stem = node.rpartition("::")[2].partition("Backward")[0]
-    return "".join(f"_{char.lower()}" if char.isupper() and place else char.lower() for place, char in enumerate(stem))
-
-
 def _write_of(raised: Raised, name: str) -> Location | None:
     """The last statement before the error that writes the variable in place, in the frames that see it."""
-    for frame in raised.frames:
-        simple = (one for one in nodes(ast.stmt, tree_of(frame.f_code.co_filename)) if not hasattr(one, "body"))
-        lines = [one.lineno for one in simple if name in writes_to(one)]
+    for _, place in raised.frames:
+        simple = (one for one in nodes(ast.stmt, tree_of(place.file)) if not hasattr(one, "body"))
+        lines = [one.lineno for one in simple if name in written_names(one)]
         if lines:
-            before = [line for line in lines if line <= frame.f_lineno]
-            return location(frame.f_code.co_filename, max(before or lines), frame.f_code.co_name)
+            return location(place.file, max([line for line in lines if line <= place.line] or lines), place.function)
     return None
 
 
@@ -212,8 +141,6 @@ class Complaint(NamedTuple):
     """What PyTorch says of a tensor that was modified in place."""
 
     shape: tuple[int, ...]
-    maker: str
-    """The node that made it, such as ``"ExpBackward0"``; empty for a leaf."""
     version: int
     expected: int
 
@@ -223,16 +150,13 @@ class Complaint(NamedTuple):
         found = _MESSAGE.search(message)
         if found is None:
             return None
-        shape = tuple(int(size) for size in found[1].split(",") if size.strip())
-        return cls(shape, found[2] or "", int(found[3]), int(found[4]))
+        return cls(tuple(int(size) for size in found[1].split(",") if size.strip()), int(found[2]), int(found[3]))
 
-
-class Broken(NamedTuple):
-    """A node, and which of its saved tensors was modified."""
-
-    node: Any
-    attribute: str
-    complaint: Complaint | None
+    def is_of(self, value: Any) -> bool:
+        """Whether a variable holds the tensor."""
+        if not issubclass(type(value), torch.Tensor) or value.is_inference():  # asked of the type, so that no lazy proxy is woken
+            return False
+        return bool(value._version == self.version > 0) and tuple(value.shape) == self.shape
 
 
 def nodes_of(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
@@ -240,12 +164,25 @@ def nodes_of(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
     return upstream(tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None)
 
 
-def broken_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Broken]:
-    """The nodes that hold a tensor which was modified after it was saved."""
+def broken_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[Any, Complaint | None]]:
+    """The nodes that hold a tensor which was modified after it was saved, and what PyTorch says of it."""
     for node in nodes_of(tensors):
-        for name in saved_names(node):
-            if _CHANGED in (refused := _refused(node, name)):
-                yield Broken(node, name, Complaint.of(refused))
+        for held in saved_in(node):
+            if isinstance(held, str) and _CHANGED in held:
+                yield node, Complaint.of(held)
+
+
+def saved_in(node: Any) -> Iterator[torch.Tensor | str]:
+    """The tensors that a node has saved, or why PyTorch does not hand one out; those that a hook has packed are left out."""
+    for name in saved_names(node):
+        if is_packed(node, name):
+            continue
+        try:
+            held = getattr(node, name)
+        except RuntimeError as error:
+            yield str(error)
+            continue
+        yield from (one for one in (held if isinstance(held, (tuple, list)) else (held,)) if isinstance(one, torch.Tensor))
 
 
 def saved_names(node: Any) -> tuple[str, ...]:
@@ -262,13 +199,3 @@ def is_packed(node: Any, name: str) -> bool:
     except (AttributeError, RuntimeError):
         return False
     return any(getattr(one, "unpack_hook", None) is not None for one in (raw if isinstance(raw, (tuple, list)) else (raw,)))
-
-
-def _refused(node: Any, name: str) -> str:
-    if is_packed(node, name):
-        return ""
-    try:
-        getattr(node, name)
-    except RuntimeError as error:
-        return str(error)
-    return ""

@@ -1,0 +1,168 @@
+"""*Backward through the graph a second time*: what two backward passes share, and how."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from typing import Any
+
+from torchdebug_magics.format import byte_size, plural
+from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source import carried_names, loop_around, simple_statements, statement_at
+from torchdebug_magics.instruments.autograd.tape import Backward, RecordedOp, Step
+from torchdebug_magics.probing.syntax import FUNCTIONS, LOOPS, bound_names, enclosing, nodes, parsed, targets_of, tree_of
+from torchdebug_magics.probing.where import location
+from torchdebug_magics.report import Location
+
+
+def second_time(raised: Raised) -> AutogradFinding:
+    """The ops that an earlier backward() went through are those that the two share."""
+    graph = [op for root in raised.roots for op in raised.tape.ancestors(id(root), in_graph=True)]
+    ops = {op.index for op in graph}
+    passed = [one for one in raised.course.events if isinstance(one, Backward) and one.ops & ops and not one.failed]
+    first = max(passed, key=lambda one: len(one.ops & ops), default=None)
+    if first is None:
+        return _read_from_text(raised)
+    shared = [op for op in graph if op.index in first.ops]
+    made, consumer, here = graph[0], None, raised.here
+    if made.index not in first.ops:
+        edges = [(maker, op) for op in graph if op.index not in first.ops for use, maker in op.sources if use.requires_grad]
+        made, consumer = max((edge for edge in edges if edge[0].index in first.ops), key=lambda edge: edge[0].index)
+    is_same_line = first.where is not None and here is not None and (first.where.file, first.where.line) == (here.file, here.line)
+    more: dict[str, Any] = {"op": made.name, "module": made.module, "first_backward_at": first.where, "shared_from": made.where}
+    if consumer is None:
+        return _whole(raised, raised.root_name, is_in_loop=is_same_line, **more)
+    names = _shared_names(made.where, consumer)
+    if is_same_line and any(op.index >= first.index for op in graph):  # else both losses were there before the first call
+        return _carried(raised, names or [name for name, _ in _carried_graphs(raised)], **more)
+    after = raised.course.events[raised.course.events.index(first) + 1 :]
+    used = {use.tensor for op in shared for use in op.reads if use.is_leaf}
+    trains_another = any(isinstance(one, Step) and one.parameters and not one.parameters & used for one in after)
+    return _shared(raised, names, _saved_bytes(shared), is_same_line=is_same_line, is_between_models=trains_another, **more)
+
+
+def _read_from_text(raised: Raised) -> AutogradFinding:
+    """From the source: what the loop carries over, or an earlier call of backward()."""
+    here = raised.here
+    if here is None:
+        return _shared(raised, [], 0)
+    loop = loop_around(here)
+    if carried := _carried_graphs(raised):
+        where = location(here.file, carried[0][1], here.function)
+        return _carried(raised, [name for name, _ in carried], first_backward_at=here, shared_from=where)
+    before = (statement for statement in simple_statements(tree_of(here.file)) if statement.lineno < here.line)
+    calls = [statement.lineno for statement in before if ".backward(" in ast.unparse(statement)]
+    earlier = location(here.file, calls[-1], here.function) if calls else None
+    is_in_loop = loop is not None and (earlier is None or earlier.line < loop.lineno)
+    first_at = here if is_in_loop else earlier
+    if is_in_loop or earlier is None or _loss_of(earlier) == _loss_of(here):
+        return _whole(raised, raised.root_name, is_in_loop=is_in_loop, first_backward_at=first_at)
+    return _shared(raised, [], 0, first_backward_at=first_at)
+
+
+def _carried_graphs(raised: Raised) -> list[tuple[str, int]]:
+    """(name, line that binds it) of what the loop around backward() carries over with a graph."""
+    values = raised.values()
+    carried = carried_names(loop_around(raised.here))
+    return [one for one in carried if any(tensor.grad_fn is not None for tensor in parts_of_value(values.get(one[0])))]
+
+
+def _whole(raised: Raised, name: str | None, *, is_in_loop: bool, **more: Any) -> AutogradFinding:
+    """The same loss."""
+    called = f"`{name}`" if name else "the same loss"
+    again = f"compute {called} inside the loop, before each backward()"
+    fix = again if is_in_loop else "delete the second call, or compute the loss again before it"
+    why = "the first call has freed the tensors that the graph had saved"
+    return raised.finding(f"backward() was called twice on {called}", fix, tensor=name, explanation=why, **more)
+
+
+def _carried(raised: Raised, names: list[str], **more: Any) -> AutogradFinding:
+    """The graph of the step before."""
+    subject = f"`{names[0]}` carries" if len(names) == 1 else f"{plural(len(names), 'variable')} carry" if names else "a variable carries"
+    cure = "; ".join(_detached(name, raised.value(name)) for name in names)
+    fix = f"run `{cure}` at the {_time_to_detach(names, raised)} of each step"
+    return raised.finding(
+        f"{subject} the graph of the previous step into backward()",
+        fix if names else "call `.detach()` on what is carried over to the next step",
+        tensor=", ".join(names) or None,
+        explanation="the previous step's backward() has freed its part of the graph",
+        **more,
+    )
+
+
+def _shared(
+    raised: Raised, names: list[str], kept_bytes: int, *, is_same_line: bool = False, is_between_models: bool = False, **more: Any
+) -> AutogradFinding:
+    """Two losses of one step; `is_between_models`: between the two, an optimizer updated parameters that the shared part does not use."""
+    called = f"`{', '.join(names)}`" if names else "a part of the graph"
+    headline = f"two backward calls share {f'the graph of {called}' if names else called}"
+    why = "the first call has freed the part that both share"
+    losses = [loss for where in (more.get("first_backward_at"), raised.here) if (loss := _loss_of(where))]
+    fix = f"replace both calls with `({' + '.join(losses)}).backward()`" if len(losses) > 1 else "add the losses and call backward() once"
+    if is_same_line:
+        headline, fix = f"several losses share {called}", _all_at_once(raised)
+    elif len(losses) > 1 and losses[0] == losses[1]:
+        headline = f"`{losses[0]}` still holds the loss of the first backward()"
+        fix = f"reset `{losses[0]} = 0` before the next sum, or run `{losses[0]} = {losses[0]}.detach()` to keep its value"
+    elif is_between_models and names:
+        fix = f"compute {f'`{losses[0]}`' if losses else 'the first loss'} from {', '.join(f'`{name}.detach()`' for name in names)}"
+        why = "the first loss trains other parameters, and frees that graph"
+    cost = f" (keeps {byte_size(kept_bytes)} until the second call)" if kept_bytes else ""
+    fix += f"; or pass `retain_graph=True` to the first call{cost}"
+    return raised.finding(headline, fix, tensor=", ".join(names) or None, explanation=why, **more)
+
+
+def _loss_of(where: Location | None) -> str:
+    """What a line calls backward() on; empty where that is not its own text."""
+    functions = (call.func for call in nodes(ast.Call, parsed(where.source) if where is not None else None))
+    return next((ast.unparse(one.value) for one in functions if isinstance(one, ast.Attribute) and one.attr == "backward"), "")
+
+
+def _detached(name: str, value: object) -> str:
+    """Code that cuts a variable off its graph, by what it holds."""
+    if type(value) in {tuple, list}:
+        parts = f"part.detach() for part in {name}"
+        return f"{name} = [{parts}]" if type(value) is list else f"{name} = tuple({parts})"
+    return f"{name} = {name}.detach()"
+
+
+def _time_to_detach(names: list[str], raised: Raised) -> str:
+    """Where in a step the variables can be detached: at its end, if the first step begins with another value than a tensor."""
+    loop = loop_around(raised.here)
+    if loop is None or raised.here is None:
+        return "start"
+    tree = tree_of(raised.here.file)
+    functions = [one for one in enclosing(tree, loop.lineno) if isinstance(one, FUNCTIONS)]
+    before = [one for one in simple_statements(functions[-1] if functions else tree) if one.lineno < loop.lineno]
+    begun = {name: one.value for one in before if isinstance(one, ast.Assign) for name in bound_names(one)}
+    return "end" if any(isinstance(begun.get(name), ast.Constant) for name in names) else "start"
+
+
+def _all_at_once(raised: Raised) -> str:
+    """One call for all losses that a loop goes through."""
+    name, inner = raised.root_name, nodes(ast.comprehension, raised.statement)
+    looped = [(one.target, one.iter) for one in (*inner, loop_around(raised.here)) if isinstance(one, (ast.comprehension, ast.For))]
+    losses = next((ast.unparse(whole) for target, whole in looped if ast.unparse(target) == name), None)
+    return f"replace the loop with `sum({losses}).backward()`" if losses else "add the losses and call backward() once"
+
+
+def _shared_names(shared_from: Location | None, consumer: RecordedOp) -> list[str]:
+    """The variables that the one line binds and the other reads."""
+    made, used = statement_at(shared_from), statement_at(consumer.where)
+    targets = targets_of(made) if made is not None and not isinstance(made, LOOPS) else []
+    whole = [ast.unparse(node) for kind in (ast.Name, ast.Attribute) for node in nodes(kind, *targets)]
+    bound = [name for name in whole if not any(other.startswith(f"{name}.") for other in whole)]
+    read = {ast.unparse(node) for node in nodes((ast.Name, ast.Attribute), used) if isinstance(node.ctx, ast.Load)}
+    both = [name for name in bound if name in read]
+    carried = {name for name, _ in carried_names(loop_around(shared_from))}
+    return [name for name in both if name in carried or "." in name] or both or (bound if len(bound) == 1 else [])
+
+
+def _saved_bytes(ops: Iterable[RecordedOp]) -> int:
+    """Memory of the inputs and outputs of the shared ops, without leaves."""
+    spans: dict[int, int] = {}
+    for op in ops:
+        for use in (*(one for one in op.reads if not one.is_leaf), *op.makes):
+            spans[use.memory] = max(spans.get(use.memory, 0), use.span[1])
+    return sum(spans.values())

@@ -1,0 +1,201 @@
+"""What the recorded steps mean: each fault that raised nothing, and those in the order of backward(), step() and zero_grad()."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import torch
+
+from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak_finding
+from torchdebug_magics.instruments.autograd.faults.left_out import constant_gradients, missing_gradients, nothing_reached, wrong_tensors
+from torchdebug_magics.instruments.autograd.faults.modes import double_softmax, evaluated_in_training_mode, trained_in_eval_mode
+from torchdebug_magics.instruments.autograd.faults.stale import stale_finding
+from torchdebug_magics.instruments.autograd.faults.watched import Facts, Watched, tensors_of
+from torchdebug_magics.instruments.autograd.named import named_members
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
+from torchdebug_magics.instruments.autograd.source import finding
+from torchdebug_magics.instruments.autograd.tape import Backward, Event, Step, Zeroed
+from torchdebug_magics.probing.names import variable_of
+from torchdebug_magics.probing.syntax import last_name, nodes, tree_of
+from torchdebug_magics.probing.where import location
+
+_ORDER: tuple[Kind, ...] = (
+    "stale_value", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped",
+    "not_in_optimizer", "leaking_batch", "double_softmax", "never_zeroed", "train_in_eval_mode", "eval_in_train_mode",
+)  # fmt: skip
+_FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
+    "zeroed_before_step": frozenset({"grad_disabled", "stale_optimizer", "no_gradient"}),
+    "stepped_without_backward": frozenset({"grad_disabled", "stale_optimizer", "no_gradient"}),
+    "not_in_optimizer": frozenset({"stale_optimizer"}),
+    "no_gradient": frozenset({"stale_optimizer", "grad_disabled"}),
+}
+"""What is only a consequence where one of the others is found."""
+_WASTED = 2
+"""Number of discarded backward passes from which on they are reported; a single skipped step may be intended."""
+_IN_A_LOOP = 3
+"""Number of backward passes without an update from which on the update is reported missing."""
+
+
+def silent_faults(watched: Watched) -> list[AutogradFinding]:
+    """As far as the recorded steps tell until now."""
+    facts = Facts(watched)
+    return [fault for faults in _FAULTS for fault in faults(facts)]
+
+
+def worst_first(findings: Sequence[AutogradFinding]) -> tuple[AutogradFinding, ...]:
+    """Each once, without those that follow from others."""
+    kinds = {one.kind for one in findings}
+    known = {
+        (one.kind, str(one.location), one.parameters): one for one in reversed(findings) if not _FOLLOWS.get(one.kind, frozenset()) & kinds
+    }
+    return tuple(sorted(known.values(), key=lambda one: _ORDER.index(one.kind)))
+
+
+def _stale_values(facts: Facts) -> Iterator[AutogradFinding]:
+    if (stale := facts.watched.stale) is not None:
+        yield stale_finding(stale, tuple(name for name, one in named_members(facts.roots) if facts.tape.numbers.of(one) == stale.memory))
+
+
+def _batch_leaks(facts: Facts) -> Iterator[AutogradFinding]:
+    if (mixing := facts.watched.leak.mixing) is not None:
+        yield leak_finding(mixing)
+
+
+def wrong_order(facts: Facts) -> Iterator[AutogradFinding]:
+    """Updates that are missing, or that come before the gradients; gradients zeroed too early, or never."""
+    yield from list(_never_stepped(facts))[:1] or list(_only_added_up(facts))
+    events = facts.course.events
+    for key in dict.fromkeys(step.optimizer for step in facts.course.steps):
+        places = [place for place, one in enumerate(events) if isinstance(one, Step) and one.is_recorded and one.optimizer == key]
+        steps = [one for one in facts.course.steps if one.optimizer == key]
+        if not any(step.nonzero_count for step in steps) and steps[0].parameters:
+            yield from _without_gradients(steps[0], events[: places[0]], events)
+        else:
+            between = [events[first:last] for first, last in pairwise([0, *places])]
+            yield from _never_zeroed(steps[0], between[1:])
+            yield from _thrown_away(steps[0], between)
+
+
+def _reaching(events: Sequence[Event], step: Step) -> list[Backward]:
+    """The backward passes that reach the tensors of an update."""
+    return [one for one in events if isinstance(one, Backward) and one.leaves & step.parameters]
+
+
+def _without_gradients(step: Step, before: Sequence[Event], events: Sequence[Event]) -> Iterator[AutogradFinding]:
+    """An update without gradients, or with zeros only."""
+    name, reaching = step.name, _reaching(before, step)
+    if not reaching:
+        later = next(iter(_reaching(events, step)), None)
+        yield finding(
+            "stepped_without_backward",
+            f"`{name}.step()` ran without gradients",
+            step.where,
+            "call `loss.backward()` before the step" if later is None else f"move the step below `{later.source}`",
+            explanation="no backward() had reached the parameters, so the step changed nothing",
+            first_backward_at=later.where if later is not None else None,
+        )
+        return
+    after = before[before.index(reaching[-1]) :]
+    zeroed = [one for one in after if isinstance(one, Zeroed) and one.parameters & step.parameters]
+    where = zeroed[-1].where if zeroed else None
+    if not zeroed and step.line is not None:  # `p.grad = None`, which no hook sees, by the text of the file that makes the step
+        lines = (node.lineno for node in nodes(ast.Assign, tree_of(step.line.file)) if last_name(node.targets[0]) == "grad")
+        where = next((location(step.line.file, line, "<module>") for line in lines), None)
+    if where is not None:
+        yield finding(
+            "zeroed_before_step",
+            f"the gradients were zeroed between backward() and `{name}.step()`",
+            where,
+            f"move `{where.source}` above the backward() call",
+            first_backward_at=reaching[-1].where,
+            explanation="step() finds no gradients, so the parameters do not change",
+        )
+
+
+def _thrown_away(step: Step, between: Sequence[Sequence[Event]]) -> Iterator[AutogradFinding]:
+    """Backward passes whose gradients are zeroed unread before each update, as in broken gradient accumulation."""
+    wasted = [
+        [
+            (one, after)
+            for one, after in pairwise(events)
+            if isinstance(one, Backward) and one.is_recorded and one.leaves & step.parameters
+            if isinstance(after, Zeroed) and one.leaves <= after.parameters and not after.is_read
+        ]
+        for events in between
+    ]
+    count = sum(map(len, wasted))
+    if all(wasted) and count >= _WASTED:  # once in a while, a step is skipped on purpose
+        backward, zeroed = wasted[0][0]
+        yield finding(
+            "zeroed_before_step",
+            f"the gradients of {count} backward passes were zeroed before `{step.name}.step()`",
+            zeroed.where,
+            f"move `{zeroed.source}` below `{step.source}`, so that gradients accumulate until the update",
+            first_backward_at=backward.where,
+            explanation="each update uses only the last backward pass before it",
+        )
+
+
+def _never_zeroed(step: Step, between: Sequence[Sequence[Event]]) -> Iterator[AutogradFinding]:
+    """An optimizer whose tensors still hold the previous gradients at every backward pass between two updates."""
+    for events in between:
+        reaching = [one for one in _reaching(events, step) if one.is_recorded]
+        if reaching and all(one.left_over & step.parameters for one in reaching):
+            yield finding(
+                "never_zeroed",
+                f"the gradients of `{step.name}` are never zeroed",
+                step.where,
+                f"call `{step.name}.zero_grad()` after `{step.source}`",
+                explanation="backward() adds to `.grad`, so each update uses the sum over all previous steps",
+                is_hint=True,
+            )
+            return
+
+
+def _never_stepped(facts: Facts) -> Iterator[AutogradFinding]:
+    """An optimizer whose gradients are zeroed and computed repeatedly, but that never steps."""
+    if any(_may_skip(scaler) for scaler in facts.scalers):
+        return
+    course = facts.course
+    for optimizer in facts.all_optimizers:
+        members = set(map(id, tensors_of(optimizer))) - facts.updated  # another optimizer may make the update for this one
+        # A gradient of the inputs is asked for itself, as by a saliency map or an attack.
+        reached = [one for one in course.backwards if one.leaves & members and one.leaves <= facts.parameters.keys() | members]
+        zeroed = [one for one in course.events if isinstance(one, Zeroed) and one.parameters & members]
+        if id(optimizer) not in course.stepped and len(reached) >= _IN_A_LOOP and len(zeroed) >= _IN_A_LOOP - 1:
+            name = variable_of(optimizer) or "optimizer"
+            headline = f"`{name}.step()` is never called, after {len(reached)} backward passes"
+            yield finding("never_stepped", headline, reached[0].where, f"add `{name}.step()` after `{reached[0].source}`")
+
+
+def _only_added_up(facts: Facts) -> Iterator[AutogradFinding]:
+    """A loop of backward passes in which nothing zeroes the gradients, and nothing uses them."""
+    # A gradient of the inputs is asked for itself, as by a saliency map or an attack.
+    passes = [one for one in facts.course.backwards if one.leaves and one.leaves <= facts.parameters.keys()]
+    loops = [one for earlier, one in pairwise(passes) if one.left_over & earlier.leaves and one.line is earlier.line]
+    if not loops or facts.course.stepped or any(facts.is_written_by_hand(facts.parameters[key]) for key in loops[0].leaves):
+        return
+    owner = next((one for one in facts.all_optimizers if loops[0].leaves & set(map(id, tensors_of(one)))), None)
+    name = "" if owner is None else variable_of(owner)
+    yield finding(
+        "never_stepped",
+        f"{len(passes)} backward passes without zero_grad() or step(): gradients add up",
+        loops[0].where,
+        f"call `{name}.zero_grad()` before `{loops[0].source}` and `{name}.step()` after it" if name else "",
+        explanation="backward() adds to `.grad`, and no parameter was updated",
+        is_hint=True,
+    )
+
+
+def _may_skip(scaler: torch.amp.GradScaler) -> bool:
+    """Whether the scaler may have skipped updates on purpose; after a step that it takes, its growth tracker is above zero."""
+    tracker = scaler._growth_tracker
+    return scaler.is_enabled() and (tracker is None or not int(tracker))
+
+
+_FAULTS: tuple[Callable[[Facts], Iterable[AutogradFinding]], ...] = (
+    _stale_values, nothing_reached, wrong_order, wrong_tensors, missing_gradients, constant_gradients, _batch_leaks, double_softmax,
+    trained_in_eval_mode, evaluated_in_training_mode,
+)  # fmt: skip

@@ -1,0 +1,153 @@
+"""``leaking_batch``: the output of one sample depends on another sample of the batch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import NamedTuple
+
+import torch
+
+from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
+from torchdebug_magics.instruments.autograd.source import finding
+from torchdebug_magics.instruments.autograd.tape import RecordedOp
+from torchdebug_magics.probing.syntax import called, nodes, parsed
+
+_IMAGE_DIMENSIONS = 4
+_RESHAPE_CALL = re.compile(r"\.(?:view|reshape)\(((?:[^()]|\([^()]*\))*)\)")
+
+
+class Mixing(NamedTuple):
+    """An op whose output for one sample depends on another one."""
+
+    op: RecordedOp
+    is_scramble: bool
+    samples_count: int
+
+
+class BatchLeak:
+    """Asks the twins at the first backward pass."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.mixing: Mixing | None = None
+
+    def look(self, loss: torch.Tensor) -> None:
+        """A backward pass from there begins.
+
+        Which dimension holds the samples is known from the loss, which has a row for each. Where it has one for each time step of each
+        sample, only a model that keeps no dimension apart leaks: there is none by which it could be right.
+        """
+        if not self._recorder.twins or not self._recorder.twins[0].samples_count:
+            return
+        (samples, steps), self._recorder.twins = self._recorder.twins, []
+        passed = list(self._recorder.tape.ancestors(id(loss)))
+        rows, (first, second) = _shape_before_reduction(passed), (*samples.input_shape, 0)[:2]
+        has_row_a_step = samples.has_steps and (rows[:1] == (first * second,) or rows[:2] == (first, second))
+        along_samples, along_steps = (_first_mixing(self._recorder, twins, passed) for twins in (samples, steps))
+        if _is_leak(samples, along_samples, rows):
+            self.mixing = along_samples
+        elif (along_samples is not None) if has_row_a_step else (samples.has_steps and rows[:1] == (second,)):
+            has_mixed = any(one.shape for op in steps.mixing() if op in passed for one in op.makes)
+            apart_from_steps = along_samples if has_row_a_step and has_mixed else None
+            self.mixing = along_steps if _is_leak(steps, along_steps, rows) else apart_from_steps
+
+
+def leak_finding(mixing: Mixing) -> AutogradFinding:
+    """The op that mixes samples."""
+    op = mixing.op
+    attends = op.module_type == "MultiheadAttention"
+    verb = "attends over the samples of the batch" if attends else "treats the samples of the batch as time steps"
+    headline, fix = f"`{op.module}` ({op.module_type}) {verb}", f"set `batch_first=True` where `{op.module}` is created"
+    if mixing.is_scramble:
+        headline, fix = f"`{op.name}` mixes values of different samples", _transposed(mixing)
+    elif "softmax" in op.name:
+        headline, fix = "`softmax` runs over the samples of the batch", _other_dimension(mixing)
+    return finding(
+        "leaking_batch",
+        headline,
+        op.where,
+        fix,
+        op=op.name.strip("_"),
+        module=op.module,
+        explanation=("`view` and `reshape` do not transpose; " if mixing.is_scramble else "")
+        + "the output for one sample depends on the other samples of its batch, also at inference",
+    )
+
+
+def _shape_before_reduction(passed: list[RecordedOp]) -> tuple[int, ...]:
+    """Of the tensor that the loss reduces to a number."""
+    for op in passed:
+        shape = next((use.shape for use in op.reads if use.requires_grad and use.shape), ())
+        if shape and op.makes and not any(one.shape for one in op.makes):
+            return shape
+    return ()
+
+
+def _is_leak(twins: SampleTwins, mixing: Mixing | None, rows: tuple[int, ...]) -> bool:
+    """Whether samples along the twins' dimension are mixed, and the loss has a row for each of them."""
+    if mixing is None or mixing.is_scramble or rows[:1] != (twins.samples_count,):
+        return mixing is not None and mixing.is_scramble
+    other = twins.input_shape[1 - twins.dimension] if len(twins.input_shape) > 1 else 0
+    is_sequence = twins.dimension == 0 and len(twins.input_shape) not in {2, _IMAGE_DIMENSIONS}
+    return len(rows) == 1 or not is_sequence or rows[1] != other
+
+
+def _first_mixing(recorder: Recorder, twins: SampleTwins, passed: list[RecordedOp]) -> Mixing | None:
+    on_the_way = {op.index for op in passed}
+    for op in sorted(passed, key=lambda one: one.index):
+        is_users = op.line is not None and _RESHAPE_CALL.search(op.line.location.source) is not None
+        if op.index in twins.scrambles and is_users:
+            return Mixing(op, is_scramble=True, samples_count=twins.samples_count)
+    mixing = [op for op in twins.mixing() if op.index in on_the_way]
+    mixed = {op.index for op in mixing}
+    first = [op for op in mixing if not any(parent.index in mixed for parent in op.parents)]
+    mistaken = (op for op in first if op.grad_enabled and _is_mistaken(recorder, op))
+    return next((Mixing(op, is_scramble=False, samples_count=twins.samples_count) for op in mistaken), None)
+
+
+def _is_mistaken(recorder: Recorder, op: RecordedOp) -> bool:
+    """Whether the op is one that should not see several samples. Graphs, contrastive losses and statistics of a batch are meant to."""
+    if op.name in {"_softmax", "_log_softmax"}:
+        consumers = recorder.tape.consumers().get(op.index, ())
+        return bool(op.root) and not any(one.name.startswith("nll_loss") for one in consumers)  # the loss itself, or a part of it
+    roots = (root for one in recorder.root_calls.values() if (root := one.root()) is not None and id(root) == op.root)
+    part = next((one for root in roots for path, one in root.named_modules() if path == op.module), None)
+    if not isinstance(part, (torch.nn.RNNBase, torch.nn.MultiheadAttention)) or part.batch_first:
+        return False
+    shape = next((use.shape for use in op.reads if len(use.shape) > 1), (1, 1))
+    if isinstance(part, torch.nn.RNNBase):
+        return shape[-2] > 1  # else a single sequence, which has no batch
+    return shape[0] > (1 if len(shape) == _IMAGE_DIMENSIONS else part.num_heads)
+
+
+def _transposed(mixing: Mixing) -> str:
+    """The statement with a transpose of the dimension that holds the samples."""
+    op, source = mixing.op, mixing.op.source
+    before, after = op.reads[0].shape, op.makes[0].shape
+    place, target = (shape.index(mixing.samples_count) if mixing.samples_count in shape else 0 for shape in (before, after))
+    swapped = list(before)
+    swapped[place], swapped[target] = swapped[target], swapped[place]
+    call = _RESHAPE_CALL.search(source)
+    if call is None or place == target:
+        return f"move the batch dimension with `.transpose()` before `{source or op.name}`"
+    moved = f".transpose({min(place, target)}, {max(place, target)})"
+    kept = "" if tuple(swapped) == after else f".reshape({call[1]})"
+    return f"`{source[: call.start()]}{moved}{kept}{source[call.end() :]}`"
+
+
+def _other_dimension(mixing: Mixing) -> str:
+    """The statement with another dimension in its softmax."""
+    op, source = mixing.op, mixing.op.source
+    others = [place for place, size in enumerate(op.reads[0].shape) if size not in {1, mixing.samples_count}]
+    wanted = others[0] if len(others) == 1 else -1
+    for node in nodes(ast.Call, parsed(source)):
+        if called(node).endswith("softmax"):
+            given = next((one.value for one in node.keywords if one.arg == "dim"), node.args[-1] if node.args else None)
+            given = given.operand if isinstance(given, ast.UnaryOp) else given
+            if isinstance(given, ast.Constant) and given.end_col_offset is not None and source.isascii() and given.value != wanted:
+                return f"`{source[: given.col_offset]}{wanted}{source[given.end_col_offset :]}`"
+    is_module = op.module_type in {"Softmax", "LogSoftmax"}
+    return f"set `dim={wanted}` " + (f"where `{op.module}` is created" if is_module else f"in `{source}`")

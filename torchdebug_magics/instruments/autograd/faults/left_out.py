@@ -1,0 +1,313 @@
+"""Tensors that are not trained: those that get gradients are not those that are updated, or no gradient reaches them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+
+from torchdebug_magics.format import listed, plural
+from torchdebug_magics.instruments.autograd.errors.cut import Dropped, dropped_by, dropped_on_the_way, rewrapped_in
+from torchdebug_magics.instruments.autograd.faults.watched import Facts, tensors_of
+from torchdebug_magics.instruments.autograd.named import attribute_line, held_as, is_written_by_user, made_at
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
+from torchdebug_magics.instruments.autograd.source import assigned_at, finding, statement_at
+from torchdebug_magics.instruments.autograd.tape import Backward, RecordedOp, Step
+from torchdebug_magics.probing.lines import Line
+from torchdebug_magics.probing.names import variable_of
+from torchdebug_magics.probing.syntax import called, exchanged, targets_of
+from torchdebug_magics.report import Location
+
+_CONTAINERS = (list, tuple, dict)
+_DEEPEST = 3
+_MOST_OPS = 20_000
+
+
+def wrong_tensors(facts: Facts) -> Iterator[AutogradFinding]:
+    """Compares the tensors that get gradients with those that the optimizers update, in the recorded steps."""
+    if not facts.course.steps or not facts.course.backwards:
+        return
+    files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
+    forgotten = facts.not_updated(facts.parameters)
+    updated = {id(one) for optimizer in facts.optimizers for one in tensors_of(optimizer)}
+    trained = [root for root in facts.roots if any(id(one) in updated for one in root.parameters())]
+    hidden = [one for root in trained for one in hidden_parameters(root) if id(one.parameter) in facts.reached - facts.held]
+    if hidden:
+        optimizer, name = _in_charge(facts, {id(one.parameter) for one in hidden})
+        kept = hidden[0].attribute
+        yield _not_updated(
+            tuple(one.name for one in hidden),
+            attribute_line(hidden[0].owner, kept) or made_at(optimizer, name, files),
+            f"keep the modules of `{kept}` in an `nn.ModuleList`, and create `{name}` after that",
+            "`parameters()` does not search plain lists and dicts",
+        )
+        return
+    yield from _in_no_module(facts, files)
+    if not forgotten:
+        return
+    called = [seen.root for seen in facts.watched.recorder.root_calls.values()]
+    of_models = {id(one) for root in called if (model := root()) is not None for one in model.parameters()}
+    for optimizer in facts.optimizers:
+        if any(one.requires_grad and id(one) not in of_models | facts.reached for one in tensors_of(optimizer)):
+            name = _called(facts, optimizer)
+            where = made_at(optimizer, name, files)
+            yield finding(
+                "stale_optimizer",
+                f"`{name}` updates tensors that are no longer the model's",
+                where,
+                f"run `{where.source if where is not None else f'{name} = ...'}` again after the model is created or changed",
+                parameters=facts.names_of(forgotten.values()),
+                tensor=name,
+                explanation="an optimizer updates the tensors that it was created with, not the parameters that the model gets later",
+            )
+            return
+    optimizer, name = _in_charge(facts, set(forgotten))
+    where = made_at(optimizer, name, files)
+    missing = list(_missing_by_mistake(facts, updated, forgotten, where))
+    if names := facts.names_of(missing):
+        fix = f"create `{name}` with all parameters, including {_listed(names)}"
+        if copy := _copy_of_trained(trained, facts.roots, missing):
+            fix = f"if `{copy}` is a target network, call it under `torch.no_grad()`; otherwise also pass its parameters to `{name}`"
+        yield _not_updated(names, where, fix)
+
+
+def _in_no_module(facts: Facts, files: Iterable[str]) -> Iterator[AutogradFinding]:
+    """Parameters that the user's code holds in a variable only."""
+    loose = facts.not_updated(facts.loose)
+    names = tuple(name for one in loose.values() if (name := variable_of(one) or next(iter(held_as(one)), None)))
+    if names:
+        _, optimizer = _in_charge(facts, set(loose))
+        fix = f"also pass {_listed(names)} to `{optimizer}`: `parameters()` returns only what a module holds"
+        yield _not_updated(names, assigned_at(names[0], files), fix)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return listed([f"`{name}`" for name in names])
+
+
+def _copy_of_trained(trained: list[torch.nn.Module], roots: list[torch.nn.Module], forgotten: list[torch.nn.Parameter]) -> str:
+    """The variable of the model that all forgotten parameters are of, if it is built as one that is trained; as a target network is."""
+
+    def built(model: torch.nn.Module) -> tuple[type, dict[str, torch.Size]]:
+        return type(model), {name: one.shape for name, one in model.named_parameters()}
+
+    whole = next((root for root in roots if {id(one) for one in root.parameters()} >= {id(one) for one in forgotten}), None)
+    if whole is None or whole in trained or not any(built(whole) == built(root) for root in trained):
+        return ""
+    return variable_of(whole) or ""
+
+
+def _in_charge(facts: Facts, forgotten: set[int]) -> tuple[torch.optim.Optimizer, str]:
+    """(optimizer, name) of the one whose backward pass reaches the fewest tensors besides its own and the forgotten ones."""
+    candidates: list[tuple[int, int]] = []
+    for place, one in enumerate(facts.course.events):
+        step = next((later for later in facts.course.events[place:] if isinstance(later, Step) and later.is_recorded), None)
+        if isinstance(one, Backward) and one.leaves & forgotten and step is not None:
+            candidates.append((len(one.leaves - forgotten - step.parameters), step.optimizer))
+    chosen = min(candidates)[1] if candidates else None
+    optimizer = next((one for one in facts.optimizers if id(one) == chosen), facts.optimizers[0])
+    return optimizer, _called(facts, optimizer)
+
+
+def _called(facts: Facts, optimizer: torch.optim.Optimizer) -> str:
+    return next((step.name for step in reversed(facts.course.steps) if step.optimizer == id(optimizer)), "optimizer")
+
+
+def _not_updated(names: tuple[str, ...], where: Location | None, fix: str, why: str = "") -> AutogradFinding:
+    headline = f"{len(names)} parameters get gradients, but no optimizer updates them"
+    headline = f"`{names[0]}` gets gradients, but no optimizer updates it" if len(names) == 1 else headline
+    return finding("not_in_optimizer", headline, where, fix, parameters=names, tensor=names[0], explanation=why)
+
+
+def _missing_by_mistake(
+    facts: Facts, updated: set[int], forgotten: Mapping[int, torch.nn.Parameter], line: Location | None
+) -> Iterator[torch.nn.Parameter]:
+    """Part of an updated module, of a partly frozen model, or of a second model in training mode.
+
+    Whole parts may be left out on purpose, where the line that creates the optimizer names the part to train.
+    """
+    trains_a_model = not updated.isdisjoint(facts.parameters)
+    names_a_part = line is not None and re.search(r"\w+\.\w+(\.\w+)*\.parameters\(\)", line.source) is not None
+    for root in facts.roots:
+        members = dict(root.named_parameters())
+        mixed = {name.rpartition(".")[0] for name, one in members.items() if id(one) in updated}
+        is_frozen_in_part = any(not one.requires_grad for one in members.values())
+        # Else an input is optimized, as an image.
+        is_wanted = (is_frozen_in_part or not names_a_part) if mixed else root.training and trains_a_model
+        for name, one in members.items():
+            if id(one) in forgotten and (is_wanted or name.rpartition(".")[0] in mixed):
+                yield one
+
+
+class Hidden(NamedTuple):
+    """A parameter that is not registered."""
+
+    name: str
+    parameter: torch.nn.Parameter
+    owner: torch.nn.Module
+    attribute: str
+
+
+def hidden_parameters(root: torch.nn.Module) -> Iterator[Hidden]:
+    """Of a model and of the modules in it."""
+    for path, module in root.named_modules():
+        for attribute, value in list(vars(module).items()):
+            if not attribute.startswith("_") and type(value) in _CONTAINERS:
+                inside = _parameters_in(value, f"{path}.{attribute}".lstrip("."))
+                yield from (Hidden(name, parameter, module, attribute) for name, parameter in inside)
+
+
+def _parameters_in(value: object, prefix: str, depth: int = 0) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    if isinstance(value, torch.nn.Parameter):
+        yield prefix, value
+    elif isinstance(value, torch.nn.Module):
+        yield from ((f"{prefix}.{name}", one) for name, one in value.named_parameters())
+    elif isinstance(value, _CONTAINERS) and depth < _DEEPEST:
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _parameters_in(part, f"{prefix}[{key!r}]", depth + 1)
+
+
+def nothing_reached(facts: Facts) -> Iterator[AutogradFinding]:
+    """A loss set to require grad itself: backward() raises nothing, and reaches no parameter."""
+    for seen in facts.course.backwards if facts.course.steps else ():
+        dropped = dropped_on_the_way(facts.tape, seen.loss, seen.index)[0] if seen.loss_is_leaf else None
+        if dropped is not None:
+            kind: Kind = "grad_disabled" if dropped.cause in {"no_grad", "inference_mode"} else "no_gradient"
+            headline, fix, where = dropped.words()
+            yield finding(
+                kind,
+                headline,
+                where,
+                f"{fix}, and remove `requires_grad` from the loss",
+                op=dropped.op.name,
+                module=dropped.op.module,
+                parameters=facts.names_of(_never_with_gradient(facts)),
+                first_backward_at=seen.where,
+                explanation="the loss is a leaf tensor: backward() stops there, and no parameter gets a gradient",
+            )
+            return
+
+
+def missing_gradients(facts: Facts) -> Iterator[AutogradFinding]:
+    """Optimizer tensors without a gradient in every step, although others have one."""
+    if any(one.loss_is_leaf for one in facts.course.backwards):
+        return
+    others_learn = any(one.nonzero_count for one in facts.course.steps)
+    counted = {op.index: op for seen in facts.course.backwards for op in facts.tape.ancestors(seen.loss, seen.index)}
+    consumers = {key: [one for one in later if one.index in counted and one.is_forward] for key, later in facts.tape.consumers().items()}
+    groups: dict[object, tuple[list[torch.Tensor], Dropped | None]] = {}
+    for tensor in _never_with_gradient(facts):
+        if facts.is_written_by_hand(tensor):
+            continue  # as a codebook, or a moving average
+        memory = facts.tape.numbers.of(tensor)
+        readers = [op for op in facts.tape.ops if op.is_forward and any(use.memory == memory for use in op.reads)]
+        dropped = _dropped_after([op for op in readers if op.index in counted], consumers)
+        if dropped is None and readers:  # numbers read from a tensor, and put into a new one, on the way to a loss
+            dropped = rewrapped_in(facts.tape, list(counted.values()))
+        if dropped is not None or (not readers and others_learn and _is_unused_by_mistake(facts, tensor)):
+            key = None if dropped is None else dropped.op.line or dropped.op.name
+            groups[key] = ([*groups.get(key, ([],))[0], tensor], dropped)
+    for tensors, dropped in groups.values():
+        yield _no_gradient(facts.names_of(tensors), len(tensors), dropped)
+
+
+def _never_with_gradient(facts: Facts) -> Iterator[torch.Tensor]:
+    for optimizer in facts.optimizers:
+        steps = [one for one in facts.course.steps if one.optimizer == id(optimizer)]
+        without = frozenset.intersection(*(one.without for one in steps)) if steps else frozenset[int]()
+        learnt_later = optimizer.state if facts.watched.steps[id(optimizer)] > len(steps) else ()
+        missed = [one for one in tensors_of(optimizer) if id(one) in without - facts.reached]
+        yield from (one for one in missed if one.grad is None and one not in learnt_later)
+
+
+def _dropped_after(readers: list[RecordedOp], consumers: Mapping[int, list[RecordedOp]]) -> Dropped | None:
+    """Forward from the ops that read a parameter: the first that lets its gradient end; all of them led to a loss."""
+    todo, seen = deque(readers), set[int]()
+    while todo and len(seen) < _MOST_OPS:
+        op = todo.popleft()
+        if op.index not in seen:
+            if (dropped := dropped_by(op, seen)) is not None:
+                return dropped
+            seen.add(op.index)
+            todo += consumers.get(op.index, ())
+    return None
+
+
+def _is_unused_by_mistake(facts: Facts, tensor: torch.Tensor) -> bool:
+    """Of a tensor that no op read: whether its module stands for itself, in a model of the user's, and is no expert or head of several."""
+    for root in facts.roots:
+        for path, owner in root.named_modules():
+            if any(one is tensor for one in owner._parameters.values()):
+                steps = path.split(".") if path else []
+                around = [root, *(root.get_submodule(".".join(steps[: place + 1])) for place in range(len(steps)))]
+                chosen = any(isinstance(one, (torch.nn.ModuleList, torch.nn.ModuleDict)) for one in around[:-1])
+                return is_written_by_user(around[-2] if len(around) > 1 else root) and not chosen
+    return False
+
+
+def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | None) -> AutogradFinding:
+    subject = f"`{names[0]}` gets" if count == 1 and names else f"{plural(count, 'parameter')} {'gets' if count == 1 else 'get'}"
+    name = names[0] if names else None
+    if dropped is None:
+        module = name.rpartition(".")[0] if name else None
+        return finding(
+            "no_gradient",
+            f"{subject} no gradient: the forward never uses {'it' if count == 1 else 'them'}",
+            None,
+            f"use `{module or name}` in the forward, or delete it" if name else "use these parameters in the forward, or delete them",
+            parameters=names,
+            tensor=name,
+            module=module,
+        )
+    _, fix, where = dropped.words()
+    return finding(
+        "no_gradient",
+        f"{subject} no gradient: {cutter(dropped.cause, dropped.op.name)} cuts the graph",
+        where,
+        fix,
+        op=dropped.op.name,
+        saved_at=dropped.op.where if dropped.switch is not None else None,
+        module=dropped.op.module,
+        tensor=name,
+        parameters=names,
+    )
+
+
+def constant_gradients(facts: Facts) -> Iterator[AutogradFinding]:
+    """A term of a loss that is computed from what ``autograd.grad()`` returned without a graph: a constant."""
+    asked = [one for one in facts.course.events if isinstance(one, Backward) and one.constants]
+    for seen in facts.course.backwards if asked else ():
+        constants: dict[int, Backward] = {}
+        named: list[tuple[str, Line | None]] = []
+        for op in sorted(facts.tape.ancestors(seen.loss, seen.index), key=lambda one: one.index):
+            returned = {use.tensor for use, maker in op.sources if maker.in_backward}
+            calls = [constants[maker.index] for maker in op.parents if maker.index in constants]
+            calls += [one for one in asked if op.index >= one.index and one.constants & returned]
+            if calls and not any(use.requires_grad for use in op.reads):
+                constants[op.index] = calls[0]
+                named += [(ast.unparse(target), op.line) for target in targets_of(statement_at(op.where))]
+            elif calls and op.name in {"add", "sub"} and op.makes and not op.makes[0].shape:
+                name = next((name for name, line in reversed(named) if line is not op.line), None)
+                asking = statement_at(calls[0].where)
+                yield finding(
+                    "no_gradient",
+                    f"{f'`{name}`' if name else 'a term of the loss'} is a constant: this call of `autograd.grad` keeps no graph",
+                    calls[0].where,
+                    f"`{ast.unparse(exchanged(asking, _with_graph))}`" if asking is not None else "pass `create_graph=True` to it",
+                    first_backward_at=seen.where,
+                    tensor=name,
+                    explanation="without it, the gradients that it returns have no graph, and what is computed from them trains nothing",
+                )
+                return
+
+
+def _with_graph(node: ast.AST) -> ast.AST | None:
+    """The call of ``grad()`` with ``create_graph=True``."""
+    if not isinstance(node, ast.Call) or called(node) != "grad":
+        return None
+    others = [one for one in node.keywords if one.arg != "create_graph"]
+    return ast.Call(node.func, node.args, [*others, ast.keyword("create_graph", ast.Constant(value=True))])

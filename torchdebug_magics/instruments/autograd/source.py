@@ -1,0 +1,258 @@
+"""The user's source: a finding at a line of it, the lines that cut a graph, what a loop carries over, what a statement writes in place."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import linecache
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cut, Kind
+from torchdebug_magics.probing import syntax
+from torchdebug_magics.probing.source.call_sites import function_node
+from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.syntax import dotted, enclosing, exchanged, expression, method, names_in, nodes, tree_of
+from torchdebug_magics.probing.where import excerpt, location
+from torchdebug_magics.report import Location
+
+_CALLS = {
+    "detach": "detach", "item": "_local_scalar_dense", "tolist": "_local_scalar_dense", "numpy": "detach", "argmax": "argmax",
+    "argmin": "argmin", "tensor": "lift_fresh", "as_tensor": "lift_fresh", "from_numpy": "lift_fresh", "round": "round", "long": "_to_copy",
+    "int": "_to_copy", "bool": "_to_copy", "sign": "sign",
+}  # fmt: skip
+_OFF = ("no_grad", "inference_mode", "set_grad_enabled(False)")
+_DEEPEST = 6
+_MODULES = frozenset({"torch", "nn", "F", "functional", "init"})
+_KEPT = frozenset({"requires_grad_", "retain_grad_", "_"})
+_SIMPLE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant)
+_AUGMENTED = {ast.Add: "add_", ast.Sub: "sub_", ast.Mult: "mul_", ast.Div: "div_", ast.Pow: "pow_"}
+_OVERWRITING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "clamp_min_", "index_copy_"})
+
+
+def finding(kind: Kind, headline: str, where: Location | None, fix: str = "", *, raised: bool = False, **more: Any) -> AutogradFinding:
+    """A finding at the line to change, with the lines around it."""
+    lines = excerpt(where) if where is not None else ()
+    return AutogradFinding(kind=kind, raised=raised, headline=headline, location=where, fix=fix, excerpt=lines, **more)
+
+
+def cell_files() -> list[str]:
+    """The names under which IPython has compiled cells, the oldest first."""
+    return [file for file in linecache.cache if "ipykernel" in file or file.startswith("<ipython")]
+
+
+def statement_at(where: Location | None, column: int | None = None) -> ast.stmt | None:
+    """The innermost statement around a line, and around a column of it."""
+    around = [] if where is None else list(enclosing(tree_of(where.file), where.line))
+    of_line = [one for one in around if column is not None and where is not None and one.lineno == where.line == one.end_lineno]
+    at = [one for one in of_line if column is not None and one.col_offset <= column < (one.end_col_offset or 0)]
+    return next(reversed(at or around), None)
+
+
+def simple_statements(tree: ast.AST | None) -> list[ast.stmt]:
+    """The statements without a body in the order of the text; those of functions and classes inside are not among them."""
+    return [node for node in syntax.own_nodes(tree) if isinstance(node, ast.stmt) and not hasattr(node, "body")]
+
+
+def _made_by(tree: ast.AST | None, names: set[str], last_line: int) -> Iterator[ast.stmt]:
+    """The statements up to a line that made what these names hold there, the latest first."""
+    wanted = set(names)
+    for statement in reversed([one for one in simple_statements(tree) if one.lineno <= last_line]):
+        if syntax.bound_names(statement) & wanted:
+            yield statement
+            wanted |= syntax.read_names(statement)
+
+
+def cuts_toward(names: set[str], file: str, last_line: int, function: str, namespace: Mapping[str, Any]) -> Iterator[Cut]:
+    """On the way to what these names hold at a line, the nearest first; also inside the forwards and functions that are called there."""
+    functions = (one for one in nodes(syntax.FUNCTIONS, tree_of(file)) if one.name == function and syntax.covers(one, last_line))
+    for statement in _made_by(next(functions, tree_of(file)), names, last_line):
+        yield from _cuts_of([statement], file, function, None)
+        for name in syntax.read_names(statement):
+            value = namespace.get(name)
+            if isinstance(value, torch.nn.Module):
+                yield from cuts_in_forward(value, "")
+            elif isinstance(value, FunctionType) and (node := user_function(value)) is not None:
+                returned = [one for one in simple_statements(node) if isinstance(one, ast.Return)]
+                made = _made_by(node, syntax.read_names(*returned), sys.maxsize)
+                yield from _cuts_of([*returned, *made], value.__code__.co_filename, value.__name__, None)
+
+
+def cuts_in_forward(module: torch.nn.Module, path: str, depth: int = 0) -> Iterator[Cut]:
+    """In the forward of a module of the user's, and of those inside it."""
+    if (node := user_function(type(module).forward)) is not None:
+        code = type(module).forward.__code__
+        yield from _cuts_of(simple_statements(node), code.co_filename, code.co_name, path)
+    for name, child in module.named_children() if depth < _DEEPEST else ():
+        yield from cuts_in_forward(child, f"{path}.{name}".lstrip("."), depth + 1)
+
+
+def user_function(function: object) -> ast.AST | None:
+    """The definition of a function; None where it is not the user's."""
+    code: CodeType | None = getattr(function, "__code__", None)
+    return function_node(code) if code is not None and is_user_code(code) else None
+
+
+def _cuts_of(statements: Iterable[ast.stmt], file: str, function: str, module: str | None) -> Iterator[Cut]:
+    for statement in statements:
+        if (switch := gradient_switch(file, statement.lineno, function, _OFF)) is not None:
+            yield Cut(op="no_grad", location=switch, module=module)
+        for node in ast.walk(statement):
+            name = syntax.called(node)
+            first = next(iter(node.args), None) if isinstance(node, ast.Call) and name in {"tensor", "as_tensor"} else None
+            op = "detach" if isinstance(node, ast.Attribute) and node.attr == "data" else _CALLS.get(name)
+            if op and not isinstance(first, ast.Constant):
+                yield Cut(op=op, location=location(file, statement.lineno, function), module=module)
+
+
+def gradient_switch(file: str, line: int, function: str, names: Iterable[str]) -> Location | None:
+    """The innermost ``with torch.no_grad():`` or decorator around a line that has one of these names in it."""
+    for statement in reversed([*enclosing(tree_of(file), line)]):
+        switches = [item.context_expr for item in statement.items] if isinstance(statement, syntax.WITHS) else []
+        for switch in statement.decorator_list if isinstance(statement, syntax.FUNCTIONS) else switches:
+            if any(name in ast.unparse(switch) for name in names):
+                return location(file, switch.lineno, function)
+    return None
+
+
+def loop_around(where: Location | None) -> syntax.Loop | None:
+    """The innermost loop around a line, in the same function."""
+    return None if where is None else next(reversed(syntax.loops_around(tree_of(where.file), where.line)), None)
+
+
+def carried_names(loop: syntax.Loop | None) -> list[tuple[str, int]]:
+    """(name, line that binds it) of what the body reads before it binds it."""
+    unbound: set[str] = set()
+    bound: dict[str, int] = {}
+    for statement in simple_statements(loop):
+        unbound |= syntax.read_names(statement) - bound.keys()
+        bound.update(dict.fromkeys(syntax.bound_names(statement), statement.lineno))
+    return [(name, line) for name, line in bound.items() if name in unbound]
+
+
+def assigned_at(name: str | None, files: Iterable[str], before: Location | None = None) -> Location | None:
+    """The last assignment to a variable or attribute: in the first of these files that has one, up to a line, else in the latest cell."""
+    for file in dict.fromkeys((*files, *reversed(cell_files()))) if name else ():
+        for node in sorted(nodes(ast.Assign, tree_of(file)), key=lambda one: -one.lineno):
+            is_before = before is None or file != before.file or node.lineno <= before.line
+            if is_before and any(name in {ast.unparse(one), syntax.last_name(one)} for one in syntax.targets_of(node)):
+                return location(file, node.lineno, "<module>")
+    return None
+
+
+def writes(statement: ast.stmt | None) -> list[tuple[ast.expr | None, str]]:
+    """(what is written, op) of each write in place that the text of a statement shows, in the order in which Python evaluates."""
+    shown: list[tuple[ast.expr | None, str]] = [
+        (_written_argument(node), f"{method(node).removesuffix('_')}_")
+        for node in (_evaluated(statement) if statement is not None else ())
+        if isinstance(node, ast.Call) and (_is_in_place(node) or _asks_in_place(node))
+    ]
+    if isinstance(statement, ast.AugAssign):
+        shown.append((statement.target, _AUGMENTED.get(type(statement.op), "")))
+    if isinstance(statement, ast.Assign):
+        shown += [(target, "copy_") for target in statement.targets if isinstance(target, ast.Subscript)]
+    return shown
+
+
+def written_names(statement: ast.stmt | None) -> list[str]:
+    """The names whose tensors a statement writes in place, as far as its text tells."""
+    return [ast.unparse(_base(target)) for target, _ in writes(statement) if target is not None]
+
+
+def out_of_place(statement: ast.stmt | None) -> str:
+    """Code that can be pasted over the statement; empty where its text does not show how."""
+    target: ast.expr | None = statement.target if isinstance(statement, ast.AugAssign) else None
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else target
+    if statement is not None and isinstance(target, ast.Subscript):
+        return _after_clone(target, statement)
+    if not isinstance(statement, ast.AugAssign):
+        return _calls_out_of_place(statement) if statement is not None else ""
+    value = ast.unparse(statement.value)
+    value = value if isinstance(statement.value, _SIMPLE) else f"({value})"
+    name, operator = ast.unparse(statement.target), ast.unparse(ast.BinOp(ast.Name("a"), statement.op, ast.Name("b")))[2:-2]
+    return f"{name} = {name} {operator.strip()} {value}"
+
+
+def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """What a node holds, before the node itself."""
+    for child in ast.iter_child_nodes(node):
+        yield from _evaluated(child)
+    yield node
+
+
+def through_the_base(statement: ast.stmt | None, loop: ast.stmt | None) -> str:
+    """The loop and the statement, where that writes to the variable of a loop over a tensor: the same through the tensor, by index."""
+    name = next(iter(written_names(statement)), None)
+    if statement is None or name is None or not isinstance(loop, ast.For):
+        return ""
+    targets = list(loop.target.elts) if isinstance(loop.target, ast.Tuple) else [loop.target]
+    place = next((number for number, one in enumerate(targets) if isinstance(one, ast.Name) and one.id == name), None)
+    sources = loop.iter.args if isinstance(loop.iter, ast.Call) and dotted(loop.iter.func) == "zip" else [loop.iter]
+    if place is None or len(sources) != len(targets) or isinstance(sources[place], ast.Starred):
+        return ""
+    index = "index" if "i" in names_in(loop) else "i"
+    part = expression(f"{ast.unparse(sources[place])}[{index}]")
+    code = ast.unparse(exchanged(statement, lambda node: part if dotted(node) == name else None))
+    target = ast.unparse(loop.target)
+    target = f"({target})" if isinstance(loop.target, ast.Tuple) and not target.startswith("(") else target
+    return f"for {index}, {target} in enumerate({ast.unparse(loop.iter)}): {code}"
+
+
+def _after_clone(target: ast.expr, statement: ast.stmt) -> str:
+    base = ast.unparse(_base(target))
+    return f"{base} = {base}.clone(); {ast.unparse(statement)}"
+
+
+def _calls_out_of_place(statement: ast.stmt) -> str:
+    changed = copy.deepcopy(statement)
+    written: list[ast.expr] = []
+    for node in nodes(ast.Call, changed):
+        if _is_in_place(node) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in _OVERWRITING or ".data" in ast.unparse(node.func.value):
+                return ""
+            written += filter(None, [_written_argument(node)])
+            node.func.attr = node.func.attr[:-1]
+        elif _asks_in_place(node):
+            written += node.args[:1]
+            node.keywords = [one for one in node.keywords if one.arg != "inplace"]
+    if not written:
+        return ""
+    if not isinstance(statement, ast.Expr):
+        return ast.unparse(changed)
+    receiver = written[-1]  # of a chain of calls, the innermost
+    if isinstance(receiver, ast.Subscript):
+        return _after_clone(receiver, statement)
+    return f"{ast.unparse(receiver)} = {ast.unparse(changed)}" if isinstance(receiver, (ast.Name, ast.Attribute)) else ""
+
+
+def _written_argument(node: ast.Call) -> ast.expr | None:
+    """What a call writes: ``x`` of ``x.mul_(2)``, of ``torch.relu_(x)`` and of ``F.relu(x, inplace=True)``."""
+    if not isinstance(node.func, ast.Attribute):
+        return None
+    of_module = ast.unparse(node.func.value).partition(".")[0] in _MODULES
+    return next(iter(node.args), None) if of_module else node.func.value if _is_in_place(node) else None
+
+
+def _is_in_place(node: ast.Call) -> bool:
+    name = method(node)
+    return name.endswith("_") and not name.startswith("_") and name not in _KEPT
+
+
+def _asks_in_place(node: ast.Call) -> bool:
+    return any(one.arg == "inplace" and isinstance(one.value, ast.Constant) and one.value.value is True for one in node.keywords)
+
+
+def _base(node: ast.expr) -> ast.expr:
+    """``h`` of ``h[0][:, 1]``, of ``h.data`` and of ``h.mul_(2)``; ``self.h`` stays."""
+    while True:
+        match node:
+            case ast.Subscript(inner) | ast.Attribute(inner, "data" | "T"):
+                node = inner
+            case ast.Call(ast.Attribute(inner)) if _is_in_place(node):
+                node = inner
+            case _:
+                return node
