@@ -12,7 +12,7 @@ import torch
 
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
-from torchdebug_magics.instruments.nanhunt.causes.operand_causes import Diagnosis
+from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
 from torchdebug_magics.instruments.nanhunt.report import Kind, NanFinding, PathStep, Phase

@@ -19,6 +19,8 @@ from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense, is_bad
 _STAND_INS = (0.5, 1.5)
 """Finite values put in place of bad inputs; two, as one alone may lie at a pole of some op."""
 _HARMLESS = 0.5
+_KEEPS = frozenset({"detach", "alias", "lift_fresh", "lift_fresh_copy"})
+"""Each element stays in its place, and there is no derivative to ask."""
 
 
 def relevant(
@@ -154,7 +156,7 @@ def healed(tensor: torch.Tensor, value: float = _HARMLESS) -> torch.Tensor:
 
 def reached(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int | None, wanted: torch.Tensor) -> torch.Tensor:
     """Those of the bad elements of an input that the wanted elements of the output at `place` depend on; all, where the op cannot tell."""
-    if is_pointwise(op.func):
+    if is_pointwise(op.func) or op.name in _KEEPS:
         return bad & _shrink(wanted, tensor.shape)
     if place is None or (_gives_all_on(op, tensor) and bool(wanted.all())):
         return bad
@@ -163,8 +165,9 @@ def reached(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int | None, 
         return bad if used is None else bad & used
     for extremes in ((3.0, -3.0), (math.nan,)):
         parts = [used for extreme in extremes if (used := _derived(op, tensor, bad, place, wanted, extreme)) is not None]
-        if parts and bool((used := bad & torch.stack(parts).any(0)).any()):
-            return used
+        chosen = bad & torch.stack(parts).any(0) if parts else bad
+        if bool(chosen.any()):
+            return chosen
     return bad
 
 
@@ -206,14 +209,34 @@ def _derived(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int, wanted
         if output is None or output.shape != wanted.shape or output.grad_fn is None:
             return None
         weights = torch.rand(output.shape, generator=generator).add_(0.5).to(output.device, output.dtype) * wanted
-        try:
-            # Past `torch.autograd.grad`, which the probe watches.
-            (slope,) = torch.autograd.Variable._execution_engine.run_backward(
-                (output,), (weights,), keep_graph=False, create_graph=False, inputs=(asked,), allow_unreachable=True, accumulate_grad=False
-            )
-        except (RuntimeError, NotImplementedError):
+        slope = _slopes(output, weights, [asked])
+    if slope is None:
+        return None
+    return torch.zeros_like(bad) if slope[0] is None else slope[0].detach() != 0
+
+
+def with_slope(op: Op) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The first result of a pointwise op, and the sum of its derivatives by what has its shape; None where it cannot be asked."""
+    asked = [leaf.detach().requires_grad_() for leaf in op.inputs() if leaf.is_floating_point() and leaf.layout is torch.strided]
+    given = {id(leaf): one for leaf, one in zip((leaf for leaf in op.inputs() if leaf.is_floating_point()), asked, strict=False)}
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+        outputs = run_again(op, lambda leaf: given.get(id(leaf), leaf) * 1 if leaf.is_floating_point() else leaf) if op.args else None
+        if not outputs or not outputs[0].is_floating_point():
             return None
-    return torch.zeros_like(bad) if slope is None else slope.detach() != 0
+        slopes = _slopes(outputs[0], torch.ones_like(outputs[0]), asked) if outputs[0].grad_fn is not None else None
+    zero = torch.zeros_like(outputs[0])
+    return outputs[0].detach(), sum((one.detach() for one in slopes or () if one is not None and one.shape == zero.shape), zero)
+
+
+def _slopes(output: torch.Tensor, weights: torch.Tensor, inputs: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...] | None:
+    try:
+        # Past `torch.autograd.grad`, which the probe watches.
+        slopes: tuple[torch.Tensor | None, ...] = torch.autograd.Variable._execution_engine.run_backward(
+            (output,), (weights,), keep_graph=False, create_graph=False, inputs=tuple(inputs), allow_unreachable=True, accumulate_grad=False
+        )
+    except (RuntimeError, NotImplementedError):
+        return None
+    return slopes
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
-from torchdebug_magics.instruments.nanhunt.causes.operand_causes import Diagnosis
+from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
