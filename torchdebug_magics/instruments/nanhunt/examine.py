@@ -118,7 +118,7 @@ def _bare(sink: torch.Tensor) -> NanFinding:
 
 def _of(tensor: torch.Tensor, sink: torch.Tensor, phase: Phase) -> NanFinding:
     finding = NanFinding(
-        kind=kind_word(tensor), phase=phase, op=None, module=None, call=None, location=None, step=0, backward=0, sink=_SINK,
+        kind=kind_word(tensor), phase=phase, step=0, backward=0, sink=_SINK,
         sink_kind=kind_word(sink),
     )  # fmt: skip
     return marked(finding, tensor.detach())

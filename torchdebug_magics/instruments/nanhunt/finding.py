@@ -56,7 +56,6 @@ def write(evidence: Evidence) -> NanFinding:
         module=None if call is None else call.path,
         call=None if call is None else call.number,
         location=place,
-        is_tangent=evidence.is_tangent,
         step=context.step,
         backward=context.backward,
         operands=_operands(evidence),

@@ -257,7 +257,7 @@ def _bounded(site: Site) -> Iterator[Change]:
     """An argument outside of where the function, or its derivative, is finite."""
     name = site.name
     node = site.operand(name, -1 if "xlogy" in name else 0)
-    if node is None:  # the op is a part of the function that the user called, such as its derivative in forward mode
+    if node is None:  # the op is a part of the function that the user called
         name = called(site.node)
         node = site.argument(name)
     if node is None:

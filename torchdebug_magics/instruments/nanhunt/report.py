@@ -43,17 +43,15 @@ class NanFinding(Finding):
     """At the source op: an infinity that became NaN later is ``"inf"``."""
     phase: Phase
     """``"loss"`` is any forward op outside every module."""
-    op: str | None
+    op: str | None = None
     """ATen name without overload (``"log"``, ``"_softmax"``); of a backward, the forward op it is the derivative of.
 
     None for data and parameter.
     """
-    module: str | None
+    module: str | None = None
     """Module path as in ``state_dict``, ``""`` for the root, None outside every module."""
-    call: int | None
+    call: int | None = None
     """Which call of that module in that step, 1-based."""
-    is_tangent: bool = False
-    """Whether it is the derivative of `op` that forward-mode AD computes beside it, as in ``jvp`` and ``jacfwd``."""
     step: int
     """Optimizer steps completed in this cell before the finding."""
     backward: int
@@ -172,8 +170,6 @@ class NanFinding(Finding):
     def _source(self) -> str:
         if self.averaging is not None:
             return "from averaging the gradients over ranks"
-        if self.is_tangent:
-            return f"from the forward-mode derivative of {self.op}"
         match self.phase:
             case "data":
                 return f"in input {self.tensor}"
@@ -225,11 +221,11 @@ class LayerRow:
     mean_abs: float | None
     fp16_share: float | None
     """Max-abs over the largest fp16 number: above 1 it would overflow there."""
-    grad_nan_count: int | None
+    grad_nan_count: int | None = None
     """Of the gradient with respect to this output; None where no gradient came."""
-    grad_inf_count: int | None
-    grad_max_abs: float | None
-    grad_mean_abs: float | None
+    grad_inf_count: int | None = None
+    grad_max_abs: float | None = None
+    grad_mean_abs: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

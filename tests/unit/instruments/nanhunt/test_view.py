@@ -305,7 +305,6 @@ def test_the_report_is_honest_about_the_replay(replay, reproduced, said):
         ("loss", {"module": None}, "NaN from sqrt in forward · step 5 · In[4]"),
         ("backward", {}, "NaN from sqrt in backward · step 5"),
         ("backward", {"op": None}, "NaN in backward, source op not identified · step 5"),
-        ("forward", {"is_tangent": True}, "NaN from the forward-mode derivative of sqrt · step 5"),
         ("optimizer", {"tensor": "w", "op": "addcdiv_", "sink": "w"}, "NaN from addcdiv_ in the optimizer's update of w · step 5"),
         ("optimizer", {"tensor": "w", "op": None, "sink": "gradient of w"}, "NaN in the gradient of w, before the update · step 5"),
     ],

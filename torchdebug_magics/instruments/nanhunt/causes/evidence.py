@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import dropwhile, takewhile
@@ -11,13 +10,11 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
-from torchdebug_magics.instruments.nanhunt.source_edits import expression_at, is_named
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning
 from torchdebug_magics.probing.ops import is_movement, is_pointwise
 from torchdebug_magics.probing.rerun.attempt import Position
 from torchdebug_magics.probing.rerun.step import Entry
-from torchdebug_magics.probing.syntax import called
 from torchdebug_magics.probing.tensors import NAN, bad_mask, dense, describe, sizes_of
 
 
@@ -68,13 +65,7 @@ class Evidence:
         op = self.birth.op
         if op is None:
             return None
-        return self.trace.forward_of(op) if op.backward else primal_of(op, self.trace) or op
-
-    @property
-    def is_tangent(self) -> bool:
-        """Whether it is the derivative that forward-mode AD computes."""
-        op = self.birth.op
-        return op is not None and not op.backward and self.origin is not op
+        return self.trace.forward_of(op) if op.backward else op
 
     @property
     def in_gradient(self) -> bool:
@@ -95,7 +86,7 @@ class Evidence:
     @property
     def is_derivative(self) -> bool:
         """Whether it is not the value that is bad, but the slope."""
-        return bool(self.derivative) or self.is_tangent
+        return bool(self.derivative)
 
     @property
     def derivative(self) -> tuple[Op, ...]:
@@ -211,16 +202,3 @@ class Evidence:
 
 def _numeric(op: Op) -> list[torch.Tensor]:
     return [tensor for tensor in op.inputs() if tensor.dtype is not torch.bool][:6]
-
-
-def primal_of(op: Op, trace: Trace) -> Op | None:
-    """The op that the user called, of whose derivative this one is a part; None where it is no such part, or that is not known.
-
-    Both run in one and the same call of the user's, and only the first has the name of the function that is called there.
-    """
-    expression = expression_at(op.place, {}) if op.is_dual and not op.backward else None
-    name = "" if expression is None else called(expression.node)
-    if not name or is_named(name, op.name):
-        return None
-    together = list(itertools.takewhile(lambda one: one.place == op.place, reversed(trace.ops[: op.index])))
-    return next((one for one in reversed(together) if is_named(name, one.name)), None)

@@ -72,9 +72,6 @@ def bare(inquiry: Inquiry) -> Outcome:
     finding = NanFinding(
         kind=kind_word(sink),
         phase="loss" if losses else "backward",
-        op=None,
-        module=None,
-        call=None,
         location=locate(frame) if frame is not None else None,
         step=context.step,
         backward=context.backward,
@@ -100,9 +97,6 @@ def _given(inquiry: Inquiry) -> Outcome | None:
     finding = NanFinding(
         kind="nan",
         phase="data",
-        op=None,
-        module=None,
-        call=None,
         location=None if where is None else location(where[0].co_filename, line_of(where), where[0].co_name),
         step=context.step,
         backward=context.backward,
@@ -207,9 +201,6 @@ def _finding(leaf: torch.Tensor, gradient: torch.Tensor, given: _Given, inquiry:
     finding = NanFinding(
         kind=kind,
         phase="backward",
-        op=None,
-        module=None,
-        call=None,
         location=given.location,
         step=inquiry.context.step,
         backward=inquiry.context.backward,

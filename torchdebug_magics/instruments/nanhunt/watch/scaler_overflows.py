@@ -57,9 +57,6 @@ class Overflows:
         return NanFinding(
             kind="inf",
             phase="backward",
-            op=None,
-            module=None,
-            call=None,
             location=here(),
             step=context.step,
             backward=context.backward,

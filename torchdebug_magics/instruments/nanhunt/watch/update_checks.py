@@ -146,9 +146,6 @@ def _at_update(value: torch.Tensor, name: str, place: Location | None, context: 
     return NanFinding(
         kind=kind,
         phase="optimizer",
-        op=None,
-        module=None,
-        call=None,
         location=place,
         excerpt=excerpt(place) if place is not None else (),
         step=context.step,
