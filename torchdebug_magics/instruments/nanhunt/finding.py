@@ -95,7 +95,7 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
         phase: Phase = "parameter" if tensor.is_leaf and tensor.requires_grad and not given else "data"
         return phase, variable_name(tensor, context.variables, context.entries)
     if op.late:
-        return "optimizer", context.sink.removeprefix("gradient of ")
+        return "optimizer", context.sink.name
     if op.backward or evidence.derivative:
         return "backward", None
     return ("loss" if _call(evidence) is None else "forward"), None

@@ -25,6 +25,21 @@ _TITLE = 90
 """Characters of a title before the code that it quotes."""
 
 
+@dataclass(frozen=True)
+class Sink:
+    """Where a non-finite value surfaced."""
+
+    kind: Literal["", "loss", "output", "gradient", "tensor"] = ""
+    """``"tensor"`` is a parameter that an update wrote, or a tensor that was examined; empty where nothing is known."""
+    name: str = ""
+    """Of the parameter, or a few words for what has no name; empty for the loss and for an output."""
+
+    def __str__(self) -> str:
+        if self.kind == "tensor":
+            return self.name
+        return f"gradient of {self.name}" if self.name else self.kind
+
+
 @dataclass(frozen=True, kw_only=True)
 class PathStep:
     """One op on the path from the source op to the sink."""
@@ -84,8 +99,8 @@ class NanFinding(Finding):
     """The lines around `location`, with the numbers that the user sees; empty where the source is not available."""
     underlined: tuple[int, int] | None = None
     """The expression that made the op, as character positions in the marked line of `excerpt`; None before Python 3.11."""
-    sink: str = ""
-    """Where it surfaced: ``"loss"``, ``"gradient of head.weight"``, ``"output"``."""
+    sink: Sink = Sink()
+    """Where it surfaced: as text, ``"loss"``, ``"gradient of head.weight"``, ``"output"``."""
     sink_kind: Kind = "nan"
     """Its kind at the sink: an infinity from the source op is often NaN by then."""
     weights: str = ""
@@ -176,7 +191,7 @@ class NanFinding(Finding):
             case "parameter":
                 return f"in parameter {self.name}, {self.since}"
             case "optimizer":
-                in_gradient = self.sink.startswith("gradient of ")
+                in_gradient = self.sink.kind == "gradient"
                 where = f"in the {self.sink}, before the update" if in_gradient else f"in the optimizer's update of {self.tensor}"
                 return f"from {self.op} {where}" if self.op else where
             case _:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
+from torchdebug_magics.instruments.nanhunt.report import Sink
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning
 from torchdebug_magics.probing.ops import is_movement, is_pointwise
@@ -34,7 +35,7 @@ class Context:
     beginning: Beginning = field(default_factory=Beginning)
     chain: tuple[Position, ...] = ()
     """Where the user's program stands."""
-    sink: str = ""
+    sink: Sink = field(default_factory=Sink)
     sink_kind: str = "nan"
 
 
@@ -70,7 +71,7 @@ class Evidence:
     @property
     def in_gradient(self) -> bool:
         """Whether only gradients are bad: what the forward made bad it also threw away."""
-        return self.context.sink.startswith("gradient")
+        return self.context.sink.kind == "gradient"
 
     @property
     def name(self) -> str:

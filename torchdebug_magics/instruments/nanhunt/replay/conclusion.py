@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evide
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory, uncalled, variable_name
 from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, marked, write
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import Inquiry, Outcome, Sinks, StepReplay, variables_of
-from torchdebug_magics.instruments.nanhunt.report import Averaging, NanFinding
+from torchdebug_magics.instruments.nanhunt.report import Averaging, NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import is_bad_weight
 from torchdebug_magics.probing.contents import memory_of
@@ -75,7 +75,7 @@ def bare(inquiry: Inquiry) -> Outcome:
         location=locate(frame) if frame is not None else None,
         step=context.step,
         backward=context.backward,
-        sink="loss" if losses else "gradient",
+        sink=Sink("loss" if losses else "gradient"),
         sink_kind=kind_word(sink),
         weights="weights untouched",
         explanation="the loss is non-finite" if losses else "a gradient is non-finite, and the loss is finite",
@@ -102,7 +102,7 @@ def _given(inquiry: Inquiry) -> Outcome | None:
         backward=context.backward,
         rows=tuple(mask.flatten(1).any(1).nonzero().flatten().tolist()[:_MOST_ROWS]) if mask is not None and mask.dim() > 1 else (),
         tensor=variable_name(bad, variables_of(inquiry.chain), context.entries),
-        sink="loss",
+        sink=Sink("loss"),
         sink_kind="nan",
         weights="weights untouched",
         explanation="the model was called with NaN; what computed this input was not run again",
@@ -113,8 +113,8 @@ def _given(inquiry: Inquiry) -> Outcome | None:
 
 def _by_priority(sinks: Sinks) -> list[Sinks]:
     """A bad loss explains bad gradients, so it goes first."""
-    losses = [sink for sink in sinks if sink[1] in {"loss", "output"}]
-    others = [sink for sink in sinks if sink[1] not in {"loss", "output"}]
+    losses = [sink for sink in sinks if sink[1].kind != "gradient"]
+    others = [sink for sink in sinks if sink[1].kind == "gradient"]
     return [group for group in (losses, others) if group]
 
 
@@ -207,7 +207,7 @@ def _finding(leaf: torch.Tensor, gradient: torch.Tensor, given: _Given, inquiry:
         diagnosis="averaged_from_other_ranks",
         explanation=averaging.explanation("NaN" if kind == "nan" else "inf"),
         fix=averaging.fix(),
-        sink=f"gradient of {name}",
+        sink=Sink("gradient", name),
         sink_kind=kind,
         weights="weights untouched",
         excerpt=excerpt(given.location) if given.location is not None else (),

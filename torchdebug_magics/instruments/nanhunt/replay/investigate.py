@@ -27,7 +27,7 @@ from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
 )
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import averaged, bare, conclude
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
-from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding
+from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
 from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, live_scalers, may_be_scaling
@@ -191,7 +191,7 @@ class Investigator:
             return replace(replayed, finished=not replayed.problem)
 
         replayed = replace(replayed, reproduced=same, names=variables_of(step.chain))
-        inquiry = Inquiry(tuple(tensors), {}, step.chain, replace(context, sink="output"))
+        inquiry = Inquiry(tuple(tensors), {}, step.chain, replace(context, sink=Sink("output")))
         outcome = conclude(inquiry, replayed, bad_outputs(replayed), "module", self._note, only_births=True)
         return self._with_fix(outcome, inquiry, again, bad_outputs, only_births=True)
 
@@ -261,7 +261,7 @@ def made_by_a_data_set(rerun: StepRerun[Trace], inquiry: Inquiry, outcome: Outco
     if data.shape and len(data.rows) < min(data.shape[0], _MOST_ROWS):
         place = f"{finding.location}: `{finding.location.source}`"
         return replace(outcome, finding=replace(data, explanation=f"{data.explanation}; `{finding.op}` produced it, in {place}")), None
-    return replace(made, finding=replace(finding, sink="loss"), reproduced=None), again
+    return replace(made, finding=replace(finding, sink=Sink("loss")), reproduced=None), again
 
 
 def _first_bad_sample(sources: list[Any]) -> object:

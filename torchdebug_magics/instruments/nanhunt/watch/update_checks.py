@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
-from torchdebug_magics.instruments.nanhunt.report import NanFinding
+from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
 from torchdebug_magics.probing.contents import Writes
@@ -113,7 +113,7 @@ def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflo
         found,
         kind="inf" if overflowed else found.kind,
         diagnosis="clip_inf" if overflowed or computed else None,
-        sink=f"gradient of {name}",
+        sink=Sink("gradient", name),
         weights="weights untouched",
         explanation=explanation,
         fix=fix,
@@ -132,7 +132,7 @@ def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, nam
         op=None if op is None else op.name,
         operands=() if evidence is None else tuple(evidence.operands()),
         diagnosis=cause.slug,
-        sink=name,
+        sink=Sink("tensor", name),
         weights="weights poisoned",
         explanation=cause.explanation,
         fix=cause.fix,
