@@ -150,6 +150,9 @@ def _one_function(site: Site) -> Iterator[Change]:
     maker = next((op for op in reversed(site.evidence.trace.ops[: site.op.index]) if op.name in _PROBABILITIES and not op.backward), None)
     if argument is None or maker is None or maker.place is None or site.op.place is None or maker.place[0] is not site.op.place[0]:
         return
+    before = site.evidence.trace.ops[maker.parents[0]] if maker.parents else None
+    if before is not None and before.place == maker.place:
+        return  # one call of the user's makes the logits, too: there is no expression for them
     source = expression_at(maker.place, {site.expression.file: site.expression.text})
     if source is None or not (given := _arguments(source.node)) or not isinstance(source.node, ast.Call):
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -202,7 +203,7 @@ def _derived(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int, wanted
         made = torch.rand(leaf.shape, generator=generator, dtype=torch.float32).add_(0.5).to(leaf.device, kind)
         return torch.where(bad, made + extreme, made) if leaf is tensor else made
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+    with torch.enable_grad(), _past_hooks_of_the_user():
         asked = ordinary(tensor).requires_grad_()
         outputs = run_again(op, lambda leaf: asked * 1 if leaf is tensor else ordinary(leaf))
         output = outputs[place] if outputs is not None and place < len(outputs) else None
@@ -219,7 +220,7 @@ def with_slope(op: Op) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The first result of a pointwise op, and the sum of its derivatives by what has its shape; None where it cannot be asked."""
     asked = [leaf.detach().requires_grad_() for leaf in op.inputs() if leaf.is_floating_point() and leaf.layout is torch.strided]
     given = {id(leaf): one for leaf, one in zip((leaf for leaf in op.inputs() if leaf.is_floating_point()), asked, strict=False)}
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+    with torch.enable_grad(), _past_hooks_of_the_user():
         outputs = run_again(op, lambda leaf: given.get(id(leaf), leaf) * 1 if leaf.is_floating_point() else leaf) if op.args else None
         if not outputs or not outputs[0].is_floating_point():
             return None
@@ -237,6 +238,12 @@ def _slopes(output: torch.Tensor, weights: torch.Tensor, inputs: list[torch.Tens
     except (RuntimeError, NotImplementedError):
         return None
     return slopes
+
+
+def _past_hooks_of_the_user() -> contextlib.AbstractContextManager[object]:
+    """Past hooks on what autograd saves, where there are any: inside ``torch.func`` there cannot be."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003 - a builtin without keywords
+    return contextlib.nullcontext() if hooks is None else torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
