@@ -49,6 +49,8 @@ class _Search:
         self._again = again
         self._birth = birth
         self._functions = user_functions()
+        self.merely_finite: Sources | None = None
+        """The first sources with which the step is finite and something else is not as it was."""
         self._runs = 0
         self._until = time.process_time() + _MOST_S
 
@@ -67,6 +69,8 @@ class _Search:
                 continue
             if behind is None and _is_sound(births, replayed):
                 return changed
+            if behind is None:
+                self.merely_finite = self.merely_finite or changed
             if behind is not None and _site(behind) != _site(evidence) and len(births) < _MOST_BIRTHS:
                 cured = self.cure((*births, behind), changed)
                 if cured is not None:
@@ -94,7 +98,8 @@ def _is_the_same(evidence: Evidence, after: Trace) -> bool:
         return True
     healthy, precision = torch.isfinite(before[0]) & torch.isfinite(before[1]), max(torch.finfo(one[0].dtype).eps for one in (before, now))
     kind = torch.promote_types(before[0].dtype, now[0].dtype)
-    return torch.allclose(before[0][healthy].to(kind), now[0][healthy].to(kind), rtol=_ROUNDING * precision, atol=0.0)
+    difference, size = (now[0].to(kind) - before[0].to(kind)).abs(), before[0].to(kind).abs() + before[1].to(kind)
+    return not bool((difference > _ROUNDING * precision * size)[healthy].any())
 
 
 def _alike(op: Op, trace: Trace) -> list[Op]:
@@ -114,9 +119,11 @@ def with_verified_fix(finding: NanFinding, evidence: Evidence, again: Again, bir
     if finding.diagnosis not in _CURABLE:
         return finding
     try:
-        cured = _Search(again, birth).cure((evidence,), {})
+        search = _Search(again, birth)
+        sound = search.cure((evidence,), {})
     except Exception:  # noqa: BLE001 - the finding stands without code for its fix
         return finding
+    cured = search.merely_finite if sound is None else sound
     lines = [] if cured is None else changed_lines(cured)
     if not lines or any(len(text) > _MOST_SHOWN * 2 for _, _, text in lines):
         return finding
@@ -126,8 +133,12 @@ def with_verified_fix(finding: NanFinding, evidence: Evidence, again: Again, bir
     changed = changed or [(line, text) for _, line, text in lines]
     said = [f"`{text}`" + (f" in line {line}" if line != here or len(changed) > 1 else "") for line, text in changed]
     sign = "; also check why it is negative" if finding.diagnosis.endswith("_negative") else ""
+    but = "" if sound is not None else ", but other values change, an inf is left inside, or no gradient is left"
     return replace(
-        finding, fix=f"write {' and '.join(said)}: rerun with it, {what} is finite{sign}", edits=tuple(edits), fix_state="verified"
+        finding,
+        fix=f"write {' and '.join(said)}: rerun with it, {what} is finite{but}{sign}",
+        edits=tuple(edits),
+        fix_state="compiles" if but else "verified",
     )
 
 

@@ -217,7 +217,7 @@ def _derived(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int, wanted
 
 
 def with_slope(op: Op) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The first result of a pointwise op, and the sum of its derivatives by what has its shape; None where it cannot be asked."""
+    """The first result of a pointwise op, and how much a relative change of its inputs changes it; None where it cannot be asked."""
     asked = [leaf.detach().requires_grad_() for leaf in op.inputs() if leaf.is_floating_point() and leaf.layout is torch.strided]
     given = {id(leaf): one for leaf, one in zip((leaf for leaf in op.inputs() if leaf.is_floating_point()), asked, strict=False)}
     with torch.enable_grad(), _past_hooks_of_the_user():
@@ -226,7 +226,14 @@ def with_slope(op: Op) -> tuple[torch.Tensor, torch.Tensor] | None:
             return None
         slopes = _slopes(outputs[0], torch.ones_like(outputs[0]), asked) if outputs[0].grad_fn is not None else None
     zero = torch.zeros_like(outputs[0])
-    return outputs[0].detach(), sum((one.detach() for one in slopes or () if one is not None and one.shape == zero.shape), zero)
+    return outputs[0].detach(), sum(
+        (
+            (one * leaf).detach().abs()
+            for one, leaf in zip(slopes or (), asked, strict=False)
+            if one is not None and one.shape == zero.shape
+        ),
+        zero,
+    )
 
 
 def _slopes(output: torch.Tensor, weights: torch.Tensor, inputs: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...] | None:
