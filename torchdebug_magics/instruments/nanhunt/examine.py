@@ -14,7 +14,7 @@ from torchdebug_magics.format import number, plural, shape
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of
 from torchdebug_magics.instruments.nanhunt.finding import kind_word, marked
-from torchdebug_magics.instruments.nanhunt.report import NanFinding, NanReport, Phase
+from torchdebug_magics.instruments.nanhunt.report import NanFinding, NanReport, Phase, Sink
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.rng import RandomState
@@ -118,7 +118,7 @@ def _bare(sink: torch.Tensor) -> NanFinding:
 
 def _of(tensor: torch.Tensor, sink: torch.Tensor, phase: Phase) -> NanFinding:
     finding = NanFinding(
-        kind=kind_word(tensor), phase=phase, op=None, module=None, call=None, location=None, step=0, backward=0, sink=_SINK,
+        kind=kind_word(tensor), phase=phase, step=0, backward=0, sink=Sink("tensor", _SINK),
         sink_kind=kind_word(sink),
     )  # fmt: skip
     return marked(finding, tensor.detach())

@@ -12,7 +12,7 @@ import torch
 
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
-from torchdebug_magics.instruments.nanhunt.causes.operand_causes import Diagnosis
+from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
 from torchdebug_magics.instruments.nanhunt.report import Kind, NanFinding, PathStep, Phase
@@ -56,7 +56,6 @@ def write(evidence: Evidence) -> NanFinding:
         module=None if call is None else call.path,
         call=None if call is None else call.number,
         location=place,
-        is_tangent=evidence.is_tangent,
         step=context.step,
         backward=context.backward,
         operands=_operands(evidence),
@@ -96,7 +95,7 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
         phase: Phase = "parameter" if tensor.is_leaf and tensor.requires_grad and not given else "data"
         return phase, variable_name(tensor, context.variables, context.entries)
     if op.late:
-        return "optimizer", context.sink.removeprefix("gradient of ")
+        return "optimizer", context.sink.name
     if op.backward or evidence.derivative:
         return "backward", None
     return ("loss" if _call(evidence) is None else "forward"), None

@@ -7,50 +7,32 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.causes.evidence import (
-    BETWEEN_ONES,
-    BETWEEN_ZERO_AND_ONE,
+from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
+from torchdebug_magics.instruments.nanhunt.causes.op_table import (
     DIVISIONS,
     EIGENVECTORS,
-    EXPONENTIALS,
     FACTORISATIONS,
     LOGS,
     MEANS,
-    POLES,
-    POWERS,
     SOFTMAXES,
     SPREADS,
-    Evidence,
+    bounds_of,
+    is_zero,
 )
-from torchdebug_magics.instruments.nanhunt.causes.operand_causes import is_zero
-from torchdebug_magics.instruments.nanhunt.fused_functions import as_one_function
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
 from torchdebug_magics.instruments.nanhunt.source_edits import Expression, Sources, expression_at, is_named
 from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import on_purpose
-from torchdebug_magics.probing.syntax import called, dotted, last_name, nodes, parsed
+from torchdebug_magics.probing import syntax
+from torchdebug_magics.probing.syntax import called, dotted, last_name, nodes
 from torchdebug_magics.probing.tensors import INF, dense
 
 _MOST_MASKS = 6
-_SMALL: Final = ("1e-12", "1e-8", "1e-6", "1e-4")
-_BOUNDS: Final[tuple[tuple[frozenset[str], tuple[str, ...]], ...]] = (
-    (frozenset({"log1p"}), (".clamp(min=-1 + 1e-6)",)),
-    (frozenset(LOGS), ()),
-    (frozenset({"sqrt", "rsqrt"}), tuple(f".clamp(min={small})" for small in _SMALL)),
-    (frozenset(POWERS), tuple(f".clamp(min={small})" for small in _SMALL)),
-    (frozenset(EXPONENTIALS), (".clamp(max=30)", ".clamp(max=10)")),
-    (BETWEEN_ONES, (".clamp(-1 + 1e-6, 1 - 1e-6)", ".clamp(-1 + 1e-3, 1 - 1e-3)")),
-    (BETWEEN_ZERO_AND_ONE, (".clamp(1e-6, 1 - 1e-6)", ".clamp(1e-3, 1 - 1e-3)")),
-    (frozenset({"acosh"}), (".clamp(min=1 + 1e-6)",)),
-    (POLES, (".clamp(min=1e-6)",)),
-    (frozenset(EIGENVECTORS), (" + torch.diag(1e-4 * torch.arange({0}.shape[-1]))",)),
-    (frozenset(FACTORISATIONS), (" + 1e-4 * torch.eye({0}.shape[-1])",)),
-)
-"""What is appended to the argument of a function, so that it lies where the function and its derivative are finite."""
 _SIGNED: Final = {"sub", "sub_", "add", "mul", "neg", "mm", "bmm", "addmm", "convolution", "sin", "cos", "tanh"}
 _OPERATORS: Final[dict[type[ast.operator], frozenset[str]]] = {
     ast.Div: frozenset({"div", "reciprocal"}),
@@ -59,6 +41,56 @@ _OPERATORS: Final[dict[type[ast.operator], frozenset[str]]] = {
     ast.Pow: frozenset({"pow", "reciprocal", "rsqrt", "sqrt"}),
 }
 _MODULES: Final = frozenset({"torch", "F", "nn", "functional", "linalg", "special", "np", "numpy", "math", "fn"})
+_RESHAPING: Final = frozenset({"squeeze", "unsqueeze", "view", "reshape", "flatten", "float", "double", "t", "transpose", "permute", "to"})
+_PROBABILITIES: Final = {"sigmoid": "torch.nn.functional.logsigmoid({0})", "_softmax": "torch.log_softmax({0}, {1})"}
+"""Ops whose logarithm is a function of its own, of the logits and, for the second, the dimension."""
+_RIGHT = (ast.Div, ast.Mod, ast.FloorDiv)
+Change: TypeAlias = tuple[ast.AST, str]
+"""A part of an expression, and what may stand in its place."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The op that made the bad value, and the expression of the user's that called it."""
+
+    evidence: Evidence
+    op: Op
+    expression: Expression
+
+    @property
+    def name(self) -> str:
+        """Of the op."""
+        return self.evidence.plain_name
+
+    @property
+    def node(self) -> ast.expr | ast.AugAssign:
+        """The expression that ran it."""
+        return self.expression.node
+
+    def atom(self, node: ast.expr) -> str:
+        """The source of a part, in parentheses where it needs them."""
+        return self.expression.atom(node)
+
+    def operand(self, name: str, place: int) -> ast.expr | None:
+        """The operand of an operator, or an argument of a function, that an op was given at a place."""
+        node = self.node
+        if isinstance(node, ast.BinOp):
+            return (node.right if isinstance(node.op, _RIGHT) else node.left) if name in _OPERATORS.get(type(node.op), ()) else None
+        if isinstance(node, ast.AugAssign):
+            return node.value if isinstance(node.op, (ast.Div, ast.Mod)) and name in _OPERATORS[type(node.op)] else None
+        return self.argument(name, place)
+
+    def argument(self, name: str, place: int = 0) -> ast.expr | None:
+        """What a call of the op itself was given; of a matrix function, whose op has another name, the matrix."""
+        if not isinstance(self.node, ast.Call) or not (is_named(called(self.node), name) or name in EIGENVECTORS | FACTORISATIONS):
+            return None
+        given = [*_receiver_of(self.node), *self.node.args]
+        return given[place] if -len(given) <= place < len(given) else None
+
+    def written(self, node: ast.AST, text: str) -> str:
+        """The user's whole text with a part written anew."""
+        is_bare = isinstance(self.node, ast.BinOp) or any(node is one for one in _receiver_of(self.node))
+        return self.expression.with_node(node, text, bracketed=is_bare)
 
 
 def remedies(evidence: Evidence, sources: Sources) -> Iterator[Sources]:
@@ -66,25 +98,21 @@ def remedies(evidence: Evidence, sources: Sources) -> Iterator[Sources]:
     op = evidence.forward or evidence.op
     if op is None:
         return
-    expression = expression_at(op.place, sources)
-    for changed, text in _all(op, evidence, expression, sources):
-        yield {**sources, changed.file: text}
-
-
-def _all(op: Op, evidence: Evidence, expression: Expression | None, sources: Sources) -> Iterator[tuple[Expression, str]]:
     if evidence.name in SOFTMAXES or evidence.birth.on_purpose or on_purpose(op, INF) or "attention" in evidence.name:
-        yield from _masks(evidence, sources)
+        for changed, text in _masks(evidence, sources):
+            yield {**sources, changed.file: text}
+    expression = expression_at(op.place, sources)
     if expression is None:
         return
-    for ways in (as_one_function, as_xlogy, _keywords, _means, _denominator, _bounded, _off_zero, _in_float32, _open_rows):
-        for text in ways(evidence, expression):
-            yield expression, text
+    site = Site(evidence, op, expression)
+    for way in _WAYS:
+        for node, text in way(site):
+            yield {**sources, expression.file: site.written(node, text)}
 
 
 def _masks(evidence: Evidence, sources: Sources) -> Iterator[tuple[Expression, str]]:
     """An infinity that was written down with the wrong sign, or that fills a whole row."""
-    birth = evidence.birth
-    marks = [op for op in evidence.trace.ops[: birth.index + 1] if op.place is not None and on_purpose(op, INF)]
+    marks = [op for op in evidence.trace.ops[: evidence.birth.index + 1] if op.place is not None and on_purpose(op, INF)]
     for op in marks[: -_MOST_MASKS - 1 : -1]:
         expression = expression_at(op.place, sources)
         written = next((node for node in nodes(ast.expr, None if expression is None else expression.node) if _infinity(node)), None)
@@ -100,87 +128,127 @@ def _infinity(node: ast.AST) -> float:
         return -_infinity(node.operand)
     if isinstance(node, ast.Attribute) and node.attr in {"inf", "infty"}:
         return math.inf
-    if isinstance(node, ast.Call) and dotted(node.func) == "float" and len(node.args) == 1:
-        text = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
-        value = {"inf": math.inf, "+inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
-        return value.get(str(text).lower(), 0.0)
+    if isinstance(node, ast.Call) and dotted(node.func) == "float" and len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
+        text = str(node.args[0].value).lower()
+        return float(text) if text.lstrip("+-") in {"inf", "infinity"} else 0.0
     return 0.0
 
 
-def _keywords(evidence: Evidence, expression: Expression) -> Iterator[str]:
+def _one_function(site: Site) -> Iterator[Change]:
+    """``log(sigmoid(x))`` and ``log(softmax(x))`` as the one function that does both, and ``log(sum(exp(x)))``: equal, and finite."""
+    tree = syntax.parsed(site.expression.text)
+    for node in nodes(ast.Call, tree):
+        total = next(iter(_arguments(node)), None) if called(node) == "log" else None
+        power = next(iter(_arguments(total)), None) if called(total) == "sum" else None
+        if power is not None and called(power) == "exp" and syntax.span_of(site.node) in {syntax.span_of(node), syntax.span_of(power)}:
+            dims = [site.expression.code(one) for one in (*_arguments(total)[1:], *getattr(total, "keywords", ()))] or [
+                "tuple(range({0}.dim()))"
+            ]
+            logits = site.atom(_arguments(power)[0])
+            yield node, f"torch.logsumexp({logits}, {', '.join(dims).format(logits)})"
+    argument = site.argument("log")
+    maker = next((op for op in reversed(site.evidence.trace.ops[: site.op.index]) if op.name in _PROBABILITIES and not op.backward), None)
+    if argument is None or maker is None or maker.place is None or site.op.place is None or maker.place[0] is not site.op.place[0]:
+        return
+    before = site.evidence.trace.ops[maker.parents[0]] if maker.parents else None
+    if before is not None and before.place == maker.place:
+        return  # one call of the user's makes the logits, too: there is no expression for them
+    source = expression_at(maker.place, {site.expression.file: site.expression.text})
+    if source is None or not (given := _arguments(source.node)) or not isinstance(source.node, ast.Call):
+        return
+    variable, logits = _variable(source.node, given[0], site, tree), source.code(given[0])
+
+    def is_made(node: ast.AST) -> bool:
+        return isinstance(node, ast.Name) and node.id == variable if variable else ast.dump(node) == ast.dump(source.node)
+
+    is_complement = isinstance(argument, ast.BinOp) and isinstance(argument.op, ast.Sub) and ast.unparse(argument.left) in {"1", "1.0"}
+    used = argument.right if is_complement and isinstance(argument, ast.BinOp) else argument
+    if variable is None or sum(map(is_made, ast.walk(used))) != 1 or (is_complement and maker.name != "sigmoid"):
+        return
+    if is_complement:
+        logits = f"-{logits}" if logits.isidentifier() else f"-({logits})"
+    is_module = called(source.node) not in {"sigmoid", "softmax"}
+    rest = [] if is_module else [source.code(one) for one in (*given[1:], *source.node.keywords)]
+    text = _PROBABILITIES[maker.name].format(logits, ", ".join(rest) or f"dim={maker.args[1] if len(maker.args) > 1 else -1}")
+    if "torch.nn.functional as F" in site.expression.text:
+        text = text.replace("torch.nn.functional.", "F.")
+    mark = ast.Name("_torchdebug_made", ast.Load())
+    yield site.node, ast.unparse(syntax.exchanged(used, lambda node: mark if is_made(node) else None)).replace(mark.id, text)
+
+
+def _variable(made: ast.Call, logits: ast.expr, site: Site, tree: ast.Module | None) -> str | None:
+    """What a call's result is bound to; empty where it stands in the expression itself, None where it, or what it was given, is gone."""
+    if _covers(site.node, made):
+        return ""
+    binding = next((one for one in nodes(ast.Assign, tree) if syntax.span_of(one.value) == syntax.span_of(made)), None)
+    if binding is None or len(binding.targets) != 1 or not isinstance(binding.targets[0], ast.Name):
+        return None
+    if any(syntax.method(one) not in _RESHAPING for one in nodes(ast.Call, logits)):  # it may draw, or call something of the user's
+        return None
+    since = [one for one in nodes(ast.stmt, tree) if binding.lineno < one.lineno and syntax.last_line(one) < site.node.lineno]
+    name = binding.targets[0].id
+    return None if syntax.names_in(logits) & {name, *syntax.bound_names(*since)} or name in syntax.bound_names(*since) else name
+
+
+def _covers(outer: ast.AST, inner: ast.AST) -> bool:
+    around, inside = syntax.span_of(outer), syntax.span_of(inner)
+    return around[:2] <= inside[:2] and inside[2:] <= around[2:]
+
+
+def _selected(site: Site) -> Iterator[Change]:
+    """A value that `torch.where` throws away: the same choice before the op, so that what is kept stays as it is."""
+    argument = site.operand(site.name, 1 if site.name in DIVISIONS else 0)
+    for node in nodes(ast.Call, syntax.parsed(site.expression.text)):
+        given = _arguments(node)
+        place = next((place for place, one in enumerate(given) if _covers(one, site.node)), 0)
+        if called(node) == "where" and len(given) == 3 and place and argument is not None:  # noqa: PLR2004 - condition, one, other
+            condition, code = site.expression.code(given[0]), site.expression.code(argument)
+            yield argument, f"torch.where({condition}, {f'{code}, 1.0' if place == 1 else f'1.0, {code}'})"
+
+
+def _keywords(site: Site) -> Iterator[Change]:
     """What the called function itself offers."""
-    node, name, function = expression.node, evidence.plain_name, called(expression.node)
+    node, name, function = site.node, site.name, called(site.node)
     if not isinstance(node, ast.Call):
         return
-    code = expression.code(node)
+    code = site.expression.code(node)[:-1].rstrip().rstrip(",") + (", " if node.args or node.keywords else "")
     given = {keyword.arg for keyword in node.keywords}
     if name in SPREADS and function in SPREADS and not given & {"correction", "unbiased"}:
-        yield _with_keyword(expression, node, "correction=0")
+        yield node, f"{code}correction=0)"
     elif function == "ctc_loss" and "zero_infinity" not in given:
-        yield _with_keyword(expression, node, "zero_infinity=True")
+        yield node, f"{code}zero_infinity=True)"
     elif function in {"cross_entropy", "nll_loss"} and len(node.args) > 1 and given <= {"ignore_index"}:
-        ignored = next((expression.code(keyword.value) for keyword in node.keywords), "-100")
-        labels = f"({expression.code(node.args[1])} != {ignored}).sum()"
-        yield expression.with_node(node, f"({code[:-1].rstrip().rstrip(',')}, reduction='sum') / {labels}.clamp(min=1))")
+        ignored = next((site.expression.code(keyword.value) for keyword in node.keywords), "-100")
+        labels = f"({site.expression.code(node.args[1])} != {ignored}).sum()"
+        yield node, f"({code}reduction='sum') / {labels}.clamp(min=1))"
     elif function in MEANS - {"mean"} and node.args and not node.keywords:
-        count = f"{expression.atom(node.args[0])}.numel()"
-        yield expression.with_node(node, f"({code[:-1].rstrip().rstrip(',')}, reduction='sum') / max({count}, 1))")
+        yield node, f"({code}reduction='sum') / max({site.atom(node.args[0])}.numel(), 1))"
+    elif function == name == "mean" and (values := site.evidence.inputs_at(0)) is not None and not values.numel() and not node.keywords:
+        atom = site.atom(_arguments(node)[0])
+        yield node, f"({atom}.sum() / max({atom}.numel(), 1))"
 
 
-def _with_keyword(expression: Expression, node: ast.Call, keyword: str) -> str:
-    code = expression.code(node)[:-1].rstrip().rstrip(",")
-    return expression.with_node(node, f"{code}{', ' if node.args or node.keywords else ''}{keyword})")
-
-
-def _means(evidence: Evidence, expression: Expression) -> Iterator[str]:
-    """The mean of nothing."""
-    node, values = expression.node, evidence.inputs_at(0)
-    if (
-        evidence.plain_name == "mean"
-        and isinstance(node, ast.Call)
-        and values is not None
-        and not values.numel()
-        and called(node) == "mean"
-    ):
-        argument = argument_of_call(expression, "mean")
-        if argument is not None and not node.keywords:
-            code = expression.atom(argument)
-            yield expression.with_node(node, f"({code}.sum() / max({code}.numel(), 1))")
-
-
-def _denominator(evidence: Evidence, expression: Expression) -> Iterator[str]:
+def _denominator(site: Site) -> Iterator[Change]:
     """A divisor that is 0."""
-    if evidence.plain_name not in DIVISIONS:
-        return
-    node = operand_of(expression, evidence.plain_name, 1)
+    node = site.operand(site.name, 1) if site.name in DIVISIONS else None
     if node is None:
         return
-    code, atom = expression.code(node), expression.atom(node)
-    divisor = evidence.inputs_at(1) if len((evidence.forward or evidence.op).inputs()) > 1 else evidence.inputs_at(0)  # type: ignore[union-attr]
+    code, atom = site.expression.code(node), site.atom(node)
+    divisor = site.evidence.inputs_at(min(1, len(site.op.inputs()) - 1))
     numbers = None if divisor is None else dense(divisor)
-    finite = torch.zeros(0) if numbers is None or numbers.is_complex() else numbers[torch.isfinite(numbers)]
-    if divisor is not None and _counts(evidence, divisor):
-        yield expression.with_node(node, f"{atom}.clamp(min=1)", bracketed=is_operator(expression))
-    if not bool((finite < 0).any()) and not _takes_either_sign(evidence, divisor):
-        for small in ("1e-8", "1e-6", "1e-4"):
-            yield expression.with_node(node, f"{atom}.clamp(min={small})", bracketed=is_operator(expression))
-    yield expression.with_node(node, f"torch.where({code} == 0, 1.0, {code})", bracketed=is_operator(expression))
-    yield expression.with_node(node, f"max({code}, 1)", bracketed=is_operator(expression))
-
-
-def _takes_either_sign(evidence: Evidence, divisor: torch.Tensor | None) -> bool:
-    """Whether it may be negative in the next step: a difference, or a number that is trained."""
-    maker = None if divisor is None else evidence.maker(divisor)
-    return divisor is not None and divisor.requires_grad if maker is None else maker.name in _SIGNED
-
-
-def _counts(evidence: Evidence, divisor: torch.Tensor) -> bool:
-    """Whether it says how many there are: a sum of zeros and ones, or a whole number."""
-    if not divisor.is_floating_point():
-        return True
-    maker = evidence.maker(divisor)
-    given = maker.inputs()[:1] if maker is not None and maker.name == "sum" else []
-    return any(map(_is_mask, given))
+    maker = None if divisor is None else site.evidence.maker(divisor)
+    if divisor is not None and (
+        not divisor.is_floating_point() or (maker is not None and maker.name == "sum" and any(map(_is_mask, maker.inputs()[:1])))
+    ):
+        yield node, f"{atom}.clamp(min=1)"  # it counts something
+    is_trained = maker is None and divisor is not None and divisor.requires_grad
+    is_negative = numbers is not None and not numbers.is_complex() and bool((numbers[torch.isfinite(numbers)] < 0).any())
+    # A difference, or a number that is trained, may be negative in the next step.
+    if not is_negative and not is_trained and (maker is None or maker.name not in _SIGNED):
+        for small in ("1e-8", "1e-6", "1e-4", "1e-30"):
+            yield node, f"{atom}.clamp(min={small})"
+    yield node, f"torch.where({code} == 0, 1.0, {code})"
+    yield node, f"max({code}, 1)"
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:
@@ -188,111 +256,70 @@ def _is_mask(tensor: torch.Tensor) -> bool:
     return tensor.dim() > 0 and not bool(((tensor != 0) & (tensor != 1)).any())
 
 
-def _bounded(evidence: Evidence, expression: Expression) -> Iterator[str]:
+def _bounded(site: Site) -> Iterator[Change]:
     """An argument outside of where the function, or its derivative, is finite."""
-    name = evidence.plain_name
-    node = operand_of(expression, name, -1 if "xlogy" in name else 0)
-    if node is None:  # the op is a part of the function that the user called, such as its derivative in forward mode
-        name = called(expression.node)
-        node = argument_of_call(expression, name)
-    bounds = next((bounds for names, bounds in _BOUNDS if name in names), ())
+    name = site.name
+    node = site.operand(name, -1 if "xlogy" in name else 0)
+    if node is None:  # the op is a part of the function that the user called
+        name = called(site.node)
+        node = site.argument(name)
     if node is None:
         return
-    if name in LOGS - {"log1p"}:
-        bounds = _least_of_log(evidence.inputs_at(1 if "xlogy" in name else 0))
+    bounds, values = bounds_of(name), site.evidence.inputs_at(1 if "xlogy" in name else 0)
+    if name in LOGS - {"log1p"} and values is not None:
+        # The logarithm of a mask stays far below that of 1; that of a distance is not so steep that one update throws the weights away.
+        is_large = not values.is_complex() and bool((values > 1).any())
+        bounds = (".clamp(min=1e-30)", ".clamp(min=1e-6)") if _is_mask(values) else bounds[1:] if is_large else bounds
     for bound in bounds:
-        atom = expression.atom(node)
-        yield expression.with_node(node, f"{atom}{bound.format(atom)}", bracketed=is_operator(expression) or is_receiver(expression, node))
+        yield node, f"{site.atom(node)}{bound.format(site.atom(node))}"
 
 
-def _off_zero(evidence: Evidence, expression: Expression) -> Iterator[str]:
+def _off_zero(site: Site) -> Iterator[Change]:
     """One of several arguments that are all 0."""
-    node = argument_of_call(expression, evidence.plain_name, -1)
-    values = evidence.operands()
+    node, values = site.argument(site.name, -1), site.evidence.operands()
     if node is not None and len(values) > 1 and all(map(is_zero, values)):
-        code = expression.code(node)
-        yield expression.with_node(node, f"torch.where({code} == 0, 1e-6, {code})")
+        code = site.expression.code(node)
+        yield node, f"torch.where({code} == 0, 1e-6, {code})"
 
 
-def _least_of_log(argument: torch.Tensor | None) -> tuple[str, ...]:
-    """The logarithm of a mask stays far below that of 1; that of a distance is not so steep that one update throws the weights away."""
-    if argument is not None and _is_mask(argument):
-        return (".clamp(min=1e-30)", ".clamp(min=1e-6)")
-    is_probability = argument is None or argument.is_complex() or not bool((argument > 1).any())
-    return (".clamp(min=1e-6)", ".clamp(min=1e-4)") if is_probability else (".clamp(min=1e-4)",)
-
-
-def _in_float32(evidence: Evidence, expression: Expression) -> Iterator[str]:
+def _in_float32(site: Site) -> Iterator[Change]:
     """A result that fits float32 and not the type that it has."""
-    if evidence.birth.tensor.dtype not in {torch.float16, torch.bfloat16} or evidence.birth.kind != INF:
-        return
-    node = expression.node
-    operands = (
-        [node.left, node.right] if isinstance(node, ast.BinOp) else [*receiver_of(node), *node.args] if isinstance(node, ast.Call) else []
-    )
-    for operand in operands[:2]:
-        atom = expression.atom(operand)
-        yield expression.with_node(operand, f"{atom}.float()", bracketed=is_operator(expression) or is_receiver(expression, operand))
+    node, birth = site.node, site.evidence.birth
+    if birth.tensor.dtype in {torch.float16, torch.bfloat16} and birth.kind == INF:
+        operands = [node.left, node.right] if isinstance(node, ast.BinOp) else _arguments(node)
+        for operand in operands[:2]:
+            yield operand, f"{site.atom(operand)}.float()"
 
 
-def _open_rows(evidence: Evidence, expression: Expression) -> Iterator[str]:
+def _open_rows(site: Site) -> Iterator[Change]:
     """Scores of which a whole row is -inf, by a mask that was there before the step."""
-    if evidence.name in SOFTMAXES:
-        node = argument_of_call(expression, called(expression.node))
-        if node is not None:
-            atom = expression.atom(node)
-            yield expression.with_node(node, f"{atom}.clamp(min=-1e9)", bracketed=is_receiver(expression, node))
+    node = site.argument(called(site.node)) if site.evidence.name in SOFTMAXES else None
+    if node is not None:
+        yield node, f"{site.atom(node)}.clamp(min=-1e9)"
 
 
-def as_xlogy(evidence: Evidence, expression: Expression) -> Iterator[str]:
-    """The user's text with the product of a number and a logarithm as the one function."""
-    argument = argument_of_call(expression, "log")
-    if evidence.plain_name != "log" or argument is None:
-        return
-    for node in nodes(ast.BinOp, parsed(expression.text)):
-        sides = [one for one in (node.left, node.right) if ast.dump(one, include_attributes=True) != _dumped(expression)]
-        if isinstance(node.op, ast.Mult) and len(sides) == 1:
-            yield expression.with_node(node, f"torch.xlogy({expression.code(sides[0])}, {expression.code(argument)})")
+def _as_xlogy(site: Site) -> Iterator[Change]:
+    """The product of a number and a logarithm as the one function."""
+    argument = site.argument("log") if site.name == "log" else None
+    for node in nodes(ast.BinOp, syntax.parsed(site.expression.text)) if argument is not None else ():
+        sides = [one for one in (node.left, node.right) if syntax.span_of(one) != syntax.span_of(site.node)]
+        if isinstance(node.op, ast.Mult) and len(sides) == 1 and not isinstance(sides[0], ast.Constant) and argument is not None:
+            yield node, f"torch.xlogy({site.expression.code(sides[0])}, {site.expression.code(argument)})"
 
 
-def _dumped(expression: Expression) -> str:
-    return ast.dump(expression.node, include_attributes=True)
+_WAYS: tuple[Callable[[Site], Iterator[Change]], ...] = (
+    _one_function, _as_xlogy, _keywords, _selected, _denominator, _bounded, _off_zero, _in_float32, _open_rows,
+)  # fmt: skip
+"""Those that change nothing but what was bad come first."""
 
 
-def operand_of(expression: Expression, name: str, place: int) -> ast.expr | None:
-    """The operand of an operator, or an argument of a function, that an op was given at a place."""
-    node = expression.node
-    if isinstance(node, ast.BinOp):
-        is_right = isinstance(node.op, (ast.Div, ast.Mod, ast.FloorDiv))
-        return (node.right if is_right else node.left) if name in _OPERATORS.get(type(node.op), ()) else None
-    if isinstance(node, ast.AugAssign):
-        return node.value if isinstance(node.op, (ast.Div, ast.Mod)) and name in _OPERATORS[type(node.op)] else None
-    return argument_of_call(expression, name, place)
+def _arguments(node: ast.AST | None) -> list[ast.expr]:
+    """What a function or a method of torch's is given, the tensor that it is called on first."""
+    return [*_receiver_of(node), *node.args] if isinstance(node, ast.Call) else []
 
 
-def argument_of_call(expression: Expression, name: str, place: int = 0) -> ast.expr | None:
-    """What a call of the op itself was given; of a matrix function, whose op has another name, the matrix."""
-    node = expression.node
-    function = called(node)
-    is_matrix = name in EIGENVECTORS | FACTORISATIONS
-    if not isinstance(node, ast.Call) or not (is_named(function, name) or is_matrix):
-        return None
-    given = [*receiver_of(node), *node.args]
-    return given[place] if -len(given) <= place < len(given) else None
-
-
-def receiver_of(node: ast.AST) -> list[ast.expr]:
+def _receiver_of(node: ast.AST | None) -> list[ast.expr]:
     """``x`` of ``x.log()``; none for a function of a module."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return []
     return [] if last_name(node.func.value) in _MODULES else [node.func.value]
-
-
-def is_receiver(expression: Expression, node: ast.AST) -> bool:
-    """Whether the expression calls a method on that node."""
-    return any(node is one for one in receiver_of(expression.node))
-
-
-def is_operator(expression: Expression) -> bool:
-    """Whether it is ``a / b`` and no call."""
-    return isinstance(expression.node, ast.BinOp)

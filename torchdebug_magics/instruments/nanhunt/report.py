@@ -25,6 +25,21 @@ _TITLE = 90
 """Characters of a title before the code that it quotes."""
 
 
+@dataclass(frozen=True)
+class Sink:
+    """Where a non-finite value surfaced."""
+
+    kind: Literal["", "loss", "output", "gradient", "tensor"] = ""
+    """``"tensor"`` is a parameter that an update wrote, or a tensor that was examined; empty where nothing is known."""
+    name: str = ""
+    """Of the parameter, or a few words for what has no name; empty for the loss and for an output."""
+
+    def __str__(self) -> str:
+        if self.kind == "tensor":
+            return self.name
+        return f"gradient of {self.name}" if self.name else self.kind
+
+
 @dataclass(frozen=True, kw_only=True)
 class PathStep:
     """One op on the path from the source op to the sink."""
@@ -43,17 +58,15 @@ class NanFinding(Finding):
     """At the source op: an infinity that became NaN later is ``"inf"``."""
     phase: Phase
     """``"loss"`` is any forward op outside every module."""
-    op: str | None
+    op: str | None = None
     """ATen name without overload (``"log"``, ``"_softmax"``); of a backward, the forward op it is the derivative of.
 
     None for data and parameter.
     """
-    module: str | None
+    module: str | None = None
     """Module path as in ``state_dict``, ``""`` for the root, None outside every module."""
-    call: int | None
+    call: int | None = None
     """Which call of that module in that step, 1-based."""
-    is_tangent: bool = False
-    """Whether it is the derivative of `op` that forward-mode AD computes beside it, as in ``jvp`` and ``jacfwd``."""
     step: int
     """Optimizer steps completed in this cell before the finding."""
     backward: int
@@ -86,8 +99,8 @@ class NanFinding(Finding):
     """The lines around `location`, with the numbers that the user sees; empty where the source is not available."""
     underlined: tuple[int, int] | None = None
     """The expression that made the op, as character positions in the marked line of `excerpt`; None before Python 3.11."""
-    sink: str = ""
-    """Where it surfaced: ``"loss"``, ``"gradient of head.weight"``, ``"output"``."""
+    sink: Sink = Sink()
+    """Where it surfaced: as text, ``"loss"``, ``"gradient of head.weight"``, ``"output"``."""
     sink_kind: Kind = "nan"
     """Its kind at the sink: an infinity from the source op is often NaN by then."""
     weights: str = ""
@@ -172,15 +185,13 @@ class NanFinding(Finding):
     def _source(self) -> str:
         if self.averaging is not None:
             return "from averaging the gradients over ranks"
-        if self.is_tangent:
-            return f"from the forward-mode derivative of {self.op}"
         match self.phase:
             case "data":
                 return f"in input {self.tensor}"
             case "parameter":
                 return f"in parameter {self.name}, {self.since}"
             case "optimizer":
-                in_gradient = self.sink.startswith("gradient of ")
+                in_gradient = self.sink.kind == "gradient"
                 where = f"in the {self.sink}, before the update" if in_gradient else f"in the optimizer's update of {self.tensor}"
                 return f"from {self.op} {where}" if self.op else where
             case _:
@@ -225,11 +236,11 @@ class LayerRow:
     mean_abs: float | None
     fp16_share: float | None
     """Max-abs over the largest fp16 number: above 1 it would overflow there."""
-    grad_nan_count: int | None
+    grad_nan_count: int | None = None
     """Of the gradient with respect to this output; None where no gradient came."""
-    grad_inf_count: int | None
-    grad_max_abs: float | None
-    grad_mean_abs: float | None
+    grad_inf_count: int | None = None
+    grad_max_abs: float | None = None
+    grad_mean_abs: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,11 +52,6 @@ class Expression:
                 start, end = len(before) - 1, end + len(after) - len(after.lstrip()) + 1
         return (raw[:start] + new.encode() + raw[end:]).decode()
 
-    def is_bracketed(self, node: ast.AST) -> bool:
-        """Whether brackets stand around it, its own or those of a call."""
-        start, end = self._range(node)
-        return self._bytes[:start].rstrip().endswith(b"(") and self._bytes[end:].lstrip().startswith(b")")
-
     @property
     def _bytes(self) -> bytes:
         return self.text.encode()

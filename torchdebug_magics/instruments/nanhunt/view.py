@@ -308,21 +308,12 @@ def whole_module(path: str) -> str:
 
 def sink(finding: NanFinding) -> str:
     """Where the non-finite value surfaced."""
-    prefix = "gradient of "
-    match finding.sink:
-        case "" | "gradient":
-            return finding.sink and "a gradient"
-        case "loss" | "output":
-            return f"the {finding.sink}"
-        case text if text.startswith(prefix):
-            return f"the gradient of {_tensor(text.removeprefix(prefix))}"
-        case text:
-            return f"`{text}`"
-
-
-def _tensor(name: str) -> str:
-    """A name as code; what stands for one is plain words."""
-    return name if name.startswith(("a ", "an ", "of ")) else f"`{name}`"
+    kind, name = finding.sink.kind, finding.sink.name
+    # What stands for a name is plain words.
+    shown = name if name.startswith(("a ", "an ", "of ")) else f"`{name}`"
+    if kind == "gradient":
+        return f"the gradient of {shown}" if name else "a gradient"
+    return f"`{name}`" if kind == "tensor" else kind and f"the {kind}"
 
 
 def _kind(finding: NanFinding) -> str:

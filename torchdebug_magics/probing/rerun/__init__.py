@@ -46,6 +46,6 @@ How an instrument uses it::
 
     rerun.recover()                             # in Probe.sweep, before hooks.sweep(recorder.modules())
 
-`StepRerun.modules` runs only the recorded model calls, `StepRerun.rest` only what follows them, `StepRerun.call` any function.
+`StepRerun.modules` runs only the recorded model calls, `StepRerun.call` any function.
 Everything that the rerun changed is as it was when these return or raise, gradients included.
 """

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import CodeType, FrameType
 from typing import Any
+
+import torch
 
 from torchdebug_magics.probing.rerun.attempt import CannotReplay
 from torchdebug_magics.probing.rerun.step_statements import takes, used
@@ -150,24 +152,9 @@ class Drawn:
         return target.id if isinstance(target, ast.Name) else ""
 
 
-class _Blank:
+def _next(*_: Any) -> torch.Tensor:
     """What stands for a value that must not be taken from the user's iterator again; the model gets its recorded arguments anyway."""
-
-    def __getattr__(self, _name: str) -> _Blank:
-        return self
-
-    def __call__(self, *_: Any, **__: Any) -> _Blank:
-        return self
-
-    def __getitem__(self, _key: Any) -> _Blank:
-        return self
-
-    def __iter__(self) -> Iterator[_Blank]:
-        return iter([self, self])
-
-
-def _blank_next(*_: Any) -> _Blank:
-    return _Blank()
+    return torch.ones(())
 
 
 def _iterate(values: Any) -> Any:
@@ -187,4 +174,4 @@ def _get(owner: Any) -> Callable[..., Any]:
     return method
 
 
-STAND_INS: dict[str, Any] = {NEXT: _blank_next, ITERATE: _iterate, GET: _get}
+STAND_INS: dict[str, Any] = {NEXT: _next, ITERATE: _iterate, GET: _get}

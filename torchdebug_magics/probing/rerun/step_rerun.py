@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType, MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
 from typing import Any, Generic
 
 import torch
@@ -33,7 +33,7 @@ from torchdebug_magics.probing.rerun.buffers import base_of, outside_transforms
 from torchdebug_magics.probing.rerun.replay_state import ReplayState, eager
 from torchdebug_magics.probing.rerun.step import Entry, Step
 from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
-from torchdebug_magics.probing.rerun.step_slice import Slice, cut, cut_graphs, guesses, rest, values_in
+from torchdebug_magics.probing.rerun.step_slice import Slice, cut, cut_graphs, values_in
 from torchdebug_magics.probing.rerun.weak_snapshot import iterators_in
 from torchdebug_magics.probing.safety import quiet
 from torchdebug_magics.probing.source.code_owner import frames_above
@@ -92,31 +92,14 @@ class StepRerun(Generic[ObserverT]):
             self._effects.finish()
             self._effects = None
 
-    def statements(
-        self,
-        step: Step,
-        sink: tuple[Position, ...],
-        attempt: Attempt,
-        wanted: str = "",
-        held: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Replayed[ObserverT]:
+    def statements(self, step: Step, sink: tuple[Position, ...], attempt: Attempt, wanted: str = "") -> Replayed[ObserverT]:
         """Re-execute the step's own statements, and those that made the variable `wanted`; `CannotReplay` says why not."""
-        part = cut(step, sink, wanted, held)
+        part = cut(step, sink, wanted)
         taken = iterators_in(part.names, part.statements)
         if taken:
             msg = f"it takes from the iterator {taken[0]}, which cannot be rewound"
             raise CannotReplay(msg)
         return self._run(step, attempt, part, lambda: exec(part.code, part.names))  # noqa: S102 - the user's own statements, once more
-
-    def rest(self, step: Step, sink: tuple[Position, ...], attempt: Attempt) -> Replayed[ObserverT]:
-        """Re-execute what follows the model's calls, with what they left: for a step whose first part is another one each time."""
-        part = rest(step, sink)
-        alone = Attempt(attempt.original, 1, attempt.leaves)
-        return self._run(Step(), alone, part, lambda: exec(part.code, part.names), calls_models=False)  # noqa: S102 - as above
-
-    def guesses(self, step: Step, sink: tuple[Position, ...], wanted: str) -> Iterator[dict[str, Any]]:
-        """What `held` of `statements` may be."""
-        return guesses(step, sink, wanted, self.recorder.batches.last())
 
     def modules(self, step: Step, attempt: Attempt) -> Replayed[ObserverT]:
         """Call only the recorded outermost modules again, where the statements cannot be."""
@@ -185,9 +168,7 @@ class StepRerun(Generic[ObserverT]):
         if not any(map(is_bad, replayed.losses)) or self._part is None:
             return True
         names, part = replayed.names, self._part
-        return all(agree(names.get(name), then, same_bits, unknown=True) for name, then in part.made.items()) and all(
-            agree(names.get(name), then, same_kinds, unknown=True) for name, then in part.guessed.items()
-        )
+        return all(agree(names.get(name), then, same_bits, unknown=True) for name, then in part.made.items())
 
     def inner_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """A first derivative that is a part of the loss: its ops belong to forward ops, too."""
@@ -232,9 +213,7 @@ class StepRerun(Generic[ObserverT]):
         replayed.exchanges, replayed.averaging = tuple(alone.collectives.exchanges), tuple(alone.wrappers)
         return replayed
 
-    def _run(
-        self, step: Step, attempt: Attempt, part: Slice | None, run: Any, reached: Sequence[object] = (), *, calls_models: bool = True
-    ) -> Replayed[ObserverT]:
+    def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any, reached: Sequence[object] = ()) -> Replayed[ObserverT]:
         if not all(entry.unchanged() for entry in step.entries):
             msg = "the model writes into its input, which is not what it was any more"
             raise CannotReplay(msg)
@@ -243,7 +222,7 @@ class StepRerun(Generic[ObserverT]):
         self._feed = Feed(step.entries, part.code if part is not None else None, replayed.observer)
         try:
             with self._without_effects(part, reached):
-                return self._watched(step, attempt, part, run, reached, replayed, calls_models=calls_models)
+                return self._watched(step, attempt, part, run, reached, replayed)
         except Irrevocable as act:
             raise CannotReplay(str(act)) from None
         finally:
@@ -261,14 +240,12 @@ class StepRerun(Generic[ObserverT]):
         run: Any,
         reached: Sequence[object],
         replayed: Replayed[ObserverT],
-        *,
-        calls_models: bool,
     ) -> Replayed[ObserverT]:
         attempt.leaves.update(cut_graphs(part) if part is not None else {})
         before = None if part is None else step.before if step.entries else self.recorder.between
         entered, guard = self.recorder.entered(), self.recorder.guard
         try:
-            self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*values_in(part), *reached], guard, calls_models)
+            self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*values_in(part), *reached], guard)
         except OthersNeeded as reason:
             raise CannotReplay(str(reason)) from None
         self._state.start()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from itertools import takewhile
-from types import CodeType, FrameType, MappingProxyType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -16,17 +16,13 @@ from torchdebug_magics.probing.rerun.attempt import CannotReplay, Position
 from torchdebug_magics.probing.rerun.runnable_code import Drawn, runnable
 from torchdebug_magics.probing.rerun.step import Step
 from torchdebug_magics.probing.rerun.step_statements import (
-    began_with,
-    drawn_by,
     draws,
-    earlier_values,
     makers,
     starts,
     written_into,
 )
 from torchdebug_magics.probing.source.code_owner import local_values, owner
 from torchdebug_magics.probing.syntax import bound_names, leading_to, lists_around, names_in, read_before_bound, span_as_written, tree_of
-from torchdebug_magics.probing.tensors import is_bad
 from torchdebug_magics.probing.where import adopt_timed
 
 
@@ -39,15 +35,13 @@ class Slice:
     statements: tuple[ast.stmt, ...]
     made: dict[str, Any]
     """What the variables that the step binds held at its end."""
-    guessed: dict[str, Any]
-    """The same of those of which somebody says what they held before."""
 
 
-def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[str, Any] = MappingProxyType({})) -> Slice:
+def cut(step: Step, sink: tuple[Position, ...], wanted: str = "") -> Slice:
     """The slice of the deepest frame that stands both in the step's first model call and in its `backward()`.
 
     Without a model call: the statements before `backward()` that the loss depends on. `wanted` names a variable whose making, before
-    the model call, is to be run again, too, as is that of every variable with a graph; `held` says what variables held before that.
+    the model call, is to be run again, too, as is that of every variable with a graph.
     """
     adopt_timed(position.frame for position in sink)
     if step.entries:
@@ -55,46 +49,14 @@ def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[
         body, first, last = _statements(start, end)
         statements, ahead = body[first : last + 1], _ahead(start, body)
         early = dict(step.live_in.of(start.frame)) if step.live_in is not None else {}
-        asked, graphs, known = {wanted} - {""}, _with_graphs(end, statements) - early.keys(), frozenset(held)
-        made = makers(ahead, asked | graphs, known) or makers(ahead, asked, known)
+        asked, graphs = {wanted} - {""}, _with_graphs(end, statements) - early.keys()
+        made = makers(ahead, asked | graphs) or makers(ahead, asked)
         before = [*made, *starts(body[:first], written_into(statements))]
-        early.update(held)
     else:
         end = next((position for position in sink if _replayable(position.frame)), None) or _no_source()
         before, statements = [], _dependencies(end)
         early = {}
-    return _compiled(end, before, statements, early, held)
-
-
-def rest(step: Step, sink: tuple[Position, ...]) -> Slice:
-    """Only what follows the statement of the first model call, which left its results in variables."""
-    start, end = _common(step, sink)
-    body, first, last = _statements(start, end)
-    statements = body[first + 1 : last + 1]
-    lost = read_before_bound(statements) & _overwritten(statements)
-    if lost or not statements:
-        msg = f"the earlier value of {', '.join(sorted(lost)) or 'the loss'} is gone"
-        raise CannotReplay(msg)
-    part = _compiled(end, [], statements, {})
-    spoilt = [name for name in _with_graphs(end, statements) if is_bad(part.names[name])]
-    if spoilt:
-        msg = f"{spoilt[0]} was bad already"
-        raise CannotReplay(msg)
-    return part
-
-
-def guesses(step: Step, sink: tuple[Position, ...], wanted: str, batches: Mapping[int, Any]) -> Iterator[dict[str, Any]]:
-    """For `held` of `cut`: what the variables that `wanted` was made of may have held before they were written over."""
-    start, end = _common(step, sink)
-    body, _, last = _statements(start, end)
-    ahead, loop = _ahead(start, body), _loop(start, body)
-    gone = began_with(ahead, {wanted})
-    if not gone:
-        return
-    target = drawn_by(ahead, gone) or (loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None)
-    bound_here = bound_names(*ahead, *body[: last + 1])
-    kept = {name: value for name, value in local_values(start.frame).items() if name not in bound_here}
-    yield from earlier_values(gone, target, start.frame, kept, batches)
+    return _compiled(end, before, statements, early)
 
 
 def _ahead(start: Position, body: list[ast.stmt]) -> list[ast.stmt]:
@@ -103,13 +65,6 @@ def _ahead(start: Position, body: list[ast.stmt]) -> list[ast.stmt]:
     for inner, place in _outward(start, body):
         found = [*inner[:place], *found]
     return found
-
-
-def _loop(start: Position, body: list[ast.stmt]) -> ast.stmt | None:
-    """The loop around these statements."""
-    lists = _lists(start)
-    outside = len(list(_outward(start, body))) + next(place for place, (inner, _) in enumerate(lists) if inner is body)
-    return lists[outside][0][lists[outside][1]] if outside < len(lists) else None
 
 
 def _outward(start: Position, body: list[ast.stmt]) -> Iterator[tuple[list[ast.stmt], int]]:
@@ -202,11 +157,11 @@ def _overwritten(statements: list[ast.stmt]) -> set[str]:
     return bound_names(*statements[:-1] if simple else statements)
 
 
-def _compiled(end: Position, before: list[ast.stmt], step: list[ast.stmt], early: dict[str, Any], guessed: Iterable[str] = ()) -> Slice:
+def _compiled(end: Position, before: list[ast.stmt], step: list[ast.stmt], early: dict[str, Any]) -> Slice:
     now, statements = {**end.frame.f_globals, **local_values(end.frame)}, [*before, *step]
     code, given = runnable(statements, end.frame, end.line, Drawn(statements, now, end.line))
     made = {name: now[name] for name in bound_names(*step) & now.keys()}
-    return Slice(code, {**now, **early, **given}, tuple(statements), made, {name: now[name] for name in guessed if name in now})
+    return Slice(code, {**now, **early, **given}, tuple(statements), made)
 
 
 def values_in(part: Slice | None) -> list[object]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -63,10 +62,6 @@ def sqrt_of_zero(rank: int, step: int, out: torch.Tensor) -> torch.Tensor:
     if rank == 1 and step == BAD:
         return torch.sqrt(out * 0).mean()
     return (out**2).mean()
-
-
-def large(_rank: int, step: int, out: torch.Tensor) -> torch.Tensor:
-    return (out**2).mean() * (1e6 if step == BAD else 1)
 
 
 def train(
@@ -138,12 +133,6 @@ def bad_parameter(rank: int) -> Result:
     with torch.no_grad():
         model.module.first.weight[2, 1] = float("nan")
     return hunted(model, partial(train, model, rank, square))
-
-
-def compressed(rank: int) -> Result:
-    model = DistributedDataParallel(Net())
-    model.register_comm_hook(None, fp16_compress_hook)
-    return hunted(model, partial(train, model, rank, large))
 
 
 def by_hand(rank: int) -> Result:
@@ -278,7 +267,7 @@ def clipped(rank: int) -> Result:
 CASES = {
     one.__name__: one
     for one in (
-        bad_batch, born_in_backward, static_graph, bad_parameter, compressed, by_hand, by_hand_in_one, in_float16, accumulated, loss_of_all,
+        bad_batch, born_in_backward, static_graph, bad_parameter, by_hand, by_hand_in_one, in_float16, accumulated, loss_of_all,
         healthy, shapes_in_one, sharded, sharded_with_a_bad_input, clipped,
     )
 }  # fmt: skip

@@ -103,7 +103,12 @@ USED: dict[str, tuple[Any, list[torch.Tensor], str, list[list[int]] | None]] = {
         [[1, 0]],
     ),
     "embedding": (lambda x: F.embedding(torch.tensor([1, 3]), x.log()).sum(), [ones((4, 3), (0, 0), (3, 2))], "log", [[3, 2]]),
-    "embedding_bag": (lambda x: F.embedding_bag(torch.tensor([[1, 3]]), x.log()).sum(), [ones((4, 3), (0, 0), (3, 2))], "log", [[3, 2]]),
+    "embedding_bag": (
+        lambda x: F.embedding_bag(torch.tensor([[1, 3]]), x.requires_grad_().log()).sum(),
+        [ones((4, 3), (0, 0), (3, 2))],
+        "log",
+        [[3, 2]],
+    ),
     "cumsum": (lambda x: x.log().cumsum(0)[1].sum(), [ones((4, 3), (0, 0), (3, 2))], "log", [[0, 0]]),
     "logsumexp": (lambda x: x.log().neg().logsumexp(1)[3], [ones((4, 3), (0, 0), (3, 2))], "log", [[3, 2]]),
     "norm": (lambda x: x.log().norm(dim=1)[3], [ones((4, 3), (0, 0), (3, 2))], "log", [[3, 2]]),

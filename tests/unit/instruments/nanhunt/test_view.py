@@ -12,7 +12,7 @@ import pytest
 
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
-from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, LiveNan, NanFinding, NanReport, PathStep
+from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, LiveNan, NanFinding, NanReport, PathStep, Sink
 from torchdebug_magics.instruments.nanhunt.verdict import headline, sentence
 from torchdebug_magics.instruments.nanhunt.view import further_rows, live_page, page
 from torchdebug_magics.report import Location
@@ -45,7 +45,7 @@ SQRT = NanFinding(
     element_count=16,
     shape=(16,),
     dtype="float32",
-    sink="gradient of 1.0.weight",
+    sink=Sink("gradient", "1.0.weight"),
     weights="weights untouched",
     excerpt=(
         (5, "    def forward(self, x):"),
@@ -305,9 +305,12 @@ def test_the_report_is_honest_about_the_replay(replay, reproduced, said):
         ("loss", {"module": None}, "NaN from sqrt in forward · step 5 · In[4]"),
         ("backward", {}, "NaN from sqrt in backward · step 5"),
         ("backward", {"op": None}, "NaN in backward, source op not identified · step 5"),
-        ("forward", {"is_tangent": True}, "NaN from the forward-mode derivative of sqrt · step 5"),
-        ("optimizer", {"tensor": "w", "op": "addcdiv_", "sink": "w"}, "NaN from addcdiv_ in the optimizer's update of w · step 5"),
-        ("optimizer", {"tensor": "w", "op": None, "sink": "gradient of w"}, "NaN in the gradient of w, before the update · step 5"),
+        (
+            "optimizer",
+            {"tensor": "w", "op": "addcdiv_", "sink": Sink("tensor", "w")},
+            "NaN from addcdiv_ in the optimizer's update of w · step 5",
+        ),
+        ("optimizer", {"tensor": "w", "op": None, "sink": Sink("gradient", "w")}, "NaN in the gradient of w, before the update · step 5"),
     ],
 )
 def test_every_phase_has_its_words(phase, fields, said):
@@ -465,7 +468,7 @@ def test_user_strings_are_escaped():
         module=evil,
         model=evil,
         fix=evil,
-        sink=evil,
+        sink=Sink("tensor", evil),
         operands=(evil,),
         location=dataclasses.replace(LINE, source=evil),
         excerpt=((7, evil),),

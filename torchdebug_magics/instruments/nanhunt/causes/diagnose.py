@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from torchdebug_magics.format import number
-from torchdebug_magics.instruments.nanhunt.causes.evidence import (
-    BETWEEN_ONES,
-    BETWEEN_ZERO_AND_ONE,
+from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
+from torchdebug_magics.instruments.nanhunt.causes.op_table import (
     DIVISIONS,
-    EIGENVECTORS,
-    EXPONENTIALS,
-    FACTORISATIONS,
     LOGS,
-    POLES,
+    MASKED_ROW,
+    NEIGHBOUR_CAUSES,
+    OP_CAUSES,
     POWERS,
     ROOTS,
-    Evidence,
-)
-from torchdebug_magics.instruments.nanhunt.causes.operand_causes import (
-    NEIGHBOUR_CAUSES,
-    OPERAND_CAUSES,
+    SELECTORS,
     Diagnosis,
     Rule,
-    domain,
-    masked_row,
-    operand,
-    where_trap,
 )
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import place_of, run_again
@@ -37,35 +26,6 @@ from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import on_purpos
 from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense, is_bad, kind_of, largest, tensors_in
 
-_EDGE = "the argument is outside the range in which this function and its derivative are finite, or at its edge"
-_POW_NEGATIVE = domain(
-    POWERS,
-    "pow_negative",
-    lambda one: bool(one.birth.kind & NAN) and operand(0, lambda value: value < 0)(one) and not _is_whole(_exponent(one)),
-    "a fractional power of a negative number is NaN",
-    "make the base nonnegative (`abs`, `clamp`), and check why it is negative",
-)
-_EXP = domain(
-    EXPONENTIALS,
-    "exp_overflow",
-    lambda one: one.birth.kind == INF or one.name == "linalg_matrix_exp",
-    "the exponential overflowed the range of its dtype",
-    "bound the argument from above; for a softmax, logsumexp or softplus, call the PyTorch function of that name",
-)
-_EQUAL_VALUES = domain(
-    EIGENVECTORS,
-    "degenerate_matrix",
-    lambda one: one.is_derivative,
-    "two eigenvalues (or singular values) are equal, and the derivative of their vectors divides by their difference",
-    "use the values alone (`eigvalsh`, `svdvals`), or add small distinct numbers to the diagonal",
-)
-_SINGULAR = domain(
-    FACTORISATIONS,
-    "degenerate_matrix",
-    lambda _: True,
-    "the matrix is singular: its determinant is 0, so it has no inverse",
-    "add a small number to the diagonal",
-)
 _HUGE = 1e8
 """A row of data is out of line where it is so large, and so many times the usual row."""
 _MUCH, _TIMES, _LEAST = 1e4, 1e3, 1e-30
@@ -244,43 +204,20 @@ def _is_nan_number(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _pole(names: frozenset[str], fix: str, explanation: str = _EDGE) -> Rule:
-    return domain(names, "pole", lambda _: True, explanation, fix)
-
-
-_POLES = (
-    _pole(BETWEEN_ONES, "clamp the argument to slightly inside (-1, 1)"),
-    _pole(BETWEEN_ZERO_AND_ONE, "clamp the argument to slightly inside (0, 1), or keep the logits that it was computed from"),
-    _pole(frozenset({"acosh"}), "clamp the argument to slightly above 1"),
-    _pole(POLES, "keep the argument above 0, where this function has no poles", "the argument is at a pole of this function"),
-)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and value == int(value)
-
-
-def _exponent(evidence: Evidence) -> Any:
-    op, values = evidence.forward or evidence.op, evidence.operands()
-    given = op.args[1] if op is not None and len(op.args) > 1 else None
-    return values[1] if len(values) > 1 else None if isinstance(given, torch.Tensor) else given
-
-
-def _slope_by_exponent(evidence: Evidence) -> Diagnosis | None:
-    """A negative number to a whole power is fine; how it changes with the exponent is not."""
-    if evidence.plain_name not in POWERS or not evidence.is_derivative or not operand(0, lambda value: value < 0)(evidence):
+def where_trap(evidence: Evidence) -> Diagnosis | None:
+    """The forward threw the bad value away, the derivative did not: 0 from the unselected branch times infinity."""
+    forward = evidence.forward
+    if forward is None or not evidence.was_thrown_away():
         return None
-    if not _is_whole(_exponent(evidence)):
+    selector = next((one for one in evidence.consumers(forward) if one.name.removesuffix("_") in SELECTORS), None)
+    if selector is None:
         return None
+    argument = "the denominator" if evidence.plain_name in DIVISIONS else "the argument"
     return Diagnosis(
-        "pow_negative",
-        "the derivative of a power with respect to its exponent contains the logarithm of the base, which is negative here",
-        "keep the base positive, or pass the exponent as a Python number that is not trained",
+        "where_trap",
+        f"`{selector.name}` discards the value of `{forward.name}`, but not its derivative: 0 times inf or NaN is NaN",
+        f"make {argument} safe before `{forward.name}`, not the result after it",
     )
-
-
-DOMAIN_CAUSES: tuple[Rule, ...] = (_slope_by_exponent, _POW_NEGATIVE, _EXP, *_POLES, _EQUAL_VALUES, _SINGULAR)
-"""In the order they are tried."""
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -362,6 +299,6 @@ def _plain(evidence: Evidence) -> Diagnosis:
 
 _LEAF: tuple[Rule, ...] = (_bad_embedding, _bad_row)
 _FORWARD: tuple[Rule, ...] = (
-    nan_constant, infinite_constant, *NEIGHBOUR_CAUSES, *RANGE_CAUSES, *OPERAND_CAUSES, *DOMAIN_CAUSES, out_of_range,
+    nan_constant, infinite_constant, *NEIGHBOUR_CAUSES, *RANGE_CAUSES, *OP_CAUSES, out_of_range,
 )  # fmt: skip
-_BACKWARD: tuple[Rule, ...] = (nan_constant, masked_row, where_trap, *_FORWARD[1:])
+_BACKWARD: tuple[Rule, ...] = (nan_constant, MASKED_ROW, where_trap, *_FORWARD[1:])

@@ -2,99 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import dropwhile, takewhile
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
-from torchdebug_magics.instruments.nanhunt.source_edits import expression_at, is_named
+from torchdebug_magics.instruments.nanhunt.report import Sink
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning
 from torchdebug_magics.probing.ops import is_movement, is_pointwise
 from torchdebug_magics.probing.rerun.attempt import Position
 from torchdebug_magics.probing.rerun.step import Entry
-from torchdebug_magics.probing.syntax import called
 from torchdebug_magics.probing.tensors import NAN, bad_mask, dense, describe, sizes_of
-
-LOGS: Final = {"log", "log2", "log10", "log1p", "xlogy", "special_xlogy", "special_entr"}
-DIVISIONS: Final = {"div", "reciprocal", "true_divide", "divide", "addcdiv", "remainder", "fmod", "floor_divide"}
-ROOTS: Final = {"sqrt", "rsqrt", "hypot"}
-POWERS: Final = {"pow", "float_power"}
-SOFTMAXES: Final = {
-    "_softmax",
-    "_log_softmax",
-    "_safe_softmax",
-    "logsumexp",
-    "logaddexp",
-    "_masked_softmax",
-    "_native_multi_head_attention",
-}
-SELECTORS: Final = {
-    "where",
-    "masked_fill",
-    "masked_fill_",
-    "nan_to_num",
-    "nan_to_num_",
-    "clamp",
-    "clamp_",
-    "clamp_min",
-    "clamp_min_",
-    "clamp_max",
-    "clamp_max_",
-    "threshold",
-    "relu",
-    "relu_",
-    "index_put",
-    "index_put_",
-    "_index_put_impl_",
-    "masked_scatter",
-    "maximum",
-    "minimum",
-    "hardtanh",
-    "index",
-    "masked_select",
-    "fmax",
-    "fmin",
-}
-SPREADS: Final = {"std", "var", "std_mean", "var_mean"}
-REDUCED_MAXIMA: Final = {"logsumexp", "amax", "max", "logcumsumexp", "cummax"}
-EXPONENTIALS: Final = {"exp", "exp2", "special_exp2", "expm1", "special_expm1", "sinh", "cosh", "linalg_matrix_exp"}
-MEANS: Final = {"mean", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss", "multi_margin_loss"}
-NORMALISERS: Final = {
-    "native_layer_norm",
-    "native_group_norm",
-    "native_batch_norm",
-    "_native_batch_norm_legit",
-    "_native_batch_norm_legit_no_training",
-    "_native_batch_norm_legit_functional",
-    "_batch_norm_with_update",
-    "batch_norm",
-    "_fused_rms_norm",
-    "rms_norm",
-    "cudnn_batch_norm",
-}
-BETWEEN_ONES: Final = frozenset({"acos", "asin", "atanh", "erfinv", "special_erfinv"})
-BETWEEN_ZERO_AND_ONE: Final = frozenset({"logit", "special_logit", "special_ndtri"})
-POLES: Final = frozenset({"lgamma", "digamma", "polygamma", "mvlgamma", "special_zeta"})
-EIGENVECTORS: Final = {"_linalg_eigh", "_linalg_svd", "linalg_eig"}
-FACTORISATIONS: Final = {
-    "linalg_qr",
-    "_linalg_slogdet",
-    "_linalg_det",
-    "linalg_inv_ex",
-    "_linalg_solve_ex",
-    "linalg_lu_factor_ex",
-    "linalg_ldl_factor_ex",
-    "linalg_lu_solve",
-    "linalg_solve_triangular",
-    "triangular_solve",
-    "cholesky_inverse",
-    "linalg_cholesky_ex",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +35,7 @@ class Context:
     beginning: Beginning = field(default_factory=Beginning)
     chain: tuple[Position, ...] = ()
     """Where the user's program stands."""
-    sink: str = ""
+    sink: Sink = field(default_factory=Sink)
     sink_kind: str = "nan"
 
 
@@ -124,6 +46,8 @@ class Evidence:
     birth: Birth
     trace: Trace
     context: Context
+    births: tuple[Birth, ...] = ()
+    """All that reach the sink, this one among them."""
 
     @property
     def op(self) -> Op | None:
@@ -142,18 +66,12 @@ class Evidence:
         op = self.birth.op
         if op is None:
             return None
-        return self.trace.forward_of(op) if op.backward else primal_of(op, self.trace) or op
-
-    @property
-    def is_tangent(self) -> bool:
-        """Whether it is the derivative that forward-mode AD computes."""
-        op = self.birth.op
-        return op is not None and not op.backward and self.origin is not op
+        return self.trace.forward_of(op) if op.backward else op
 
     @property
     def in_gradient(self) -> bool:
         """Whether only gradients are bad: what the forward made bad it also threw away."""
-        return self.context.sink.startswith("gradient")
+        return self.context.sink.kind == "gradient"
 
     @property
     def name(self) -> str:
@@ -169,7 +87,7 @@ class Evidence:
     @property
     def is_derivative(self) -> bool:
         """Whether it is not the value that is bad, but the slope."""
-        return bool(self.derivative) or self.is_tangent
+        return bool(self.derivative)
 
     @property
     def derivative(self) -> tuple[Op, ...]:
@@ -285,16 +203,3 @@ class Evidence:
 
 def _numeric(op: Op) -> list[torch.Tensor]:
     return [tensor for tensor in op.inputs() if tensor.dtype is not torch.bool][:6]
-
-
-def primal_of(op: Op, trace: Trace) -> Op | None:
-    """The op that the user called, of whose derivative this one is a part; None where it is no such part, or that is not known.
-
-    Both run in one and the same call of the user's, and only the first has the name of the function that is called there.
-    """
-    expression = expression_at(op.place, {}) if op.is_dual and not op.backward else None
-    name = "" if expression is None else called(expression.node)
-    if not name or is_named(name, op.name):
-        return None
-    together = list(itertools.takewhile(lambda one: one.place == op.place, reversed(trace.ops[: op.index])))
-    return next((one for one in reversed(together) if is_named(name, one.name)), None)

@@ -12,7 +12,7 @@ import torch
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
-from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding
+from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
 from torchdebug_magics.probing.rerun.attempt import Position, Replayed, agree, no_less_bad
 from torchdebug_magics.probing.source.code_owner import frames_above, local_values
 from torchdebug_magics.probing.tensors import is_bad, kind_of
@@ -20,7 +20,7 @@ from torchdebug_magics.probing.where import user_frame
 
 StepReplay: TypeAlias = "Replayed[Trace]"
 """A replay with all its ops."""
-Sinks: TypeAlias = list[tuple[torch.Tensor, str]]
+Sinks: TypeAlias = list[tuple[torch.Tensor, Sink]]
 """Bad tensors, each with what it is."""
 
 _WRITTEN_DOWN = frozenset(product(("fill_", "copy_"), ("nan_constant", "inf_constant")))
@@ -58,11 +58,11 @@ def sinks_of(replayed: StepReplay, inquiry: Inquiry) -> Sinks:
     """Bad losses, then bad gradients."""
     names = {str(key): leaf for key, leaf in inquiry.leaves.items()}
     parameters = {id(parameter): name for root in inquiry.context.roots for name, parameter in root.named_parameters()}
-    found = [(loss, "loss") for loss in replayed.losses if kind_of(loss)]
+    found = [(loss, Sink("loss")) for loss in replayed.losses if kind_of(loss)]
     for key, gradient in replayed.gradients.items():
         if kind_of(gradient):
             leaf = names.get(key)
-            found.append((gradient, f"gradient of {parameters.get(id(leaf), 'an input')}" if leaf is not None else "gradient"))
+            found.append((gradient, Sink("gradient", parameters.get(id(leaf), "an input") if leaf is not None else "")))
     return found
 
 
@@ -98,7 +98,7 @@ def variables_of(chain: tuple[Position, ...]) -> dict[str, Any]:
 
 def bad_outputs(replayed: StepReplay) -> Sinks:
     """What a model, or a computation, returned."""
-    return [(tensor, "output") for tensor in replayed.outputs if kind_of(tensor)]
+    return [(tensor, Sink("output")) for tensor in replayed.outputs if kind_of(tensor)]
 
 
 def names_a_maker(finding: NanFinding | None) -> bool:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory, uncalled, variable_name
 from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, marked, write
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import Inquiry, Outcome, Sinks, StepReplay, variables_of
-from torchdebug_magics.instruments.nanhunt.report import Averaging, NanFinding
+from torchdebug_magics.instruments.nanhunt.report import Averaging, NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import is_bad_weight
 from torchdebug_magics.probing.contents import memory_of
-from torchdebug_magics.probing.rerun.attempt import CannotReplay, line_of
-from torchdebug_magics.probing.rerun.step_rerun import StepRerun
+from torchdebug_magics.probing.rerun.attempt import line_of
 from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.tensors import NAN, bad_mask, is_bad, kind_of, largest, tensors_in
 from torchdebug_magics.probing.this_rank import rank, world_size
@@ -49,7 +46,7 @@ def conclude(
                 sink=wanted[0][1],
                 sink_kind=kind_word(wanted[0][0]),
             )
-            evidence = Evidence(_first(births, context), replayed.observer, context)
+            evidence = Evidence(_first(births, context), replayed.observer, context, tuple(births))
             return Outcome(write(evidence), bad_tensors(evidence), rows, replayed.reproduced, way, evidence)
     if only_births:
         return Outcome(None, {})
@@ -75,13 +72,10 @@ def bare(inquiry: Inquiry) -> Outcome:
     finding = NanFinding(
         kind=kind_word(sink),
         phase="loss" if losses else "backward",
-        op=None,
-        module=None,
-        call=None,
         location=locate(frame) if frame is not None else None,
         step=context.step,
         backward=context.backward,
-        sink="loss" if losses else "gradient",
+        sink=Sink("loss" if losses else "gradient"),
         sink_kind=kind_word(sink),
         weights="weights untouched",
         explanation="the loss is non-finite" if losses else "a gradient is non-finite, and the loss is finite",
@@ -103,15 +97,12 @@ def _given(inquiry: Inquiry) -> Outcome | None:
     finding = NanFinding(
         kind="nan",
         phase="data",
-        op=None,
-        module=None,
-        call=None,
         location=None if where is None else location(where[0].co_filename, line_of(where), where[0].co_name),
         step=context.step,
         backward=context.backward,
         rows=tuple(mask.flatten(1).any(1).nonzero().flatten().tolist()[:_MOST_ROWS]) if mask is not None and mask.dim() > 1 else (),
         tensor=variable_name(bad, variables_of(inquiry.chain), context.entries),
-        sink="loss",
+        sink=Sink("loss"),
         sink_kind="nan",
         weights="weights untouched",
         explanation="the model was called with NaN; what computed this input was not run again",
@@ -122,8 +113,8 @@ def _given(inquiry: Inquiry) -> Outcome | None:
 
 def _by_priority(sinks: Sinks) -> list[Sinks]:
     """A bad loss explains bad gradients, so it goes first."""
-    losses = [sink for sink in sinks if sink[1] in {"loss", "output"}]
-    others = [sink for sink in sinks if sink[1] not in {"loss", "output"}]
+    losses = [sink for sink in sinks if sink[1].kind != "gradient"]
+    others = [sink for sink in sinks if sink[1].kind == "gradient"]
     return [group for group in (losses, others) if group]
 
 
@@ -156,7 +147,7 @@ class _Given:
     location: Location | None
 
 
-def averaged(inquiry: Inquiry, replayed: StepReplay, rerun: StepRerun[Any]) -> Outcome | None:
+def averaged(inquiry: Inquiry, replayed: StepReplay) -> Outcome | None:
     """The finding; None where the bad gradients are this rank's own, or nothing says that they were averaged."""
     if world_size() == 1 or inquiry.only_adds or not replayed.finished or replayed.problem or not replayed.reproduced:
         return None
@@ -165,7 +156,7 @@ def averaged(inquiry: Inquiry, replayed: StepReplay, rerun: StepRerun[Any]) -> O
         return None
     bad = [leaf for leaf in inquiry.leaves.values() if leaf.grad is not None and is_bad(leaf.grad)]
     for leaf in bad:
-        given = _by_wrapper(leaf, replayed, inquiry, rerun) or _by_hand(own.get(str(id(leaf))), replayed)
+        given = _by_wrapper(leaf, replayed, inquiry) or _by_hand(own.get(str(id(leaf))), replayed)
         if given is not None and leaf.grad is not None:
             rows, bad_gradient = replayed.observer.layer_rows(), leaf.grad.detach()
             return Outcome(
@@ -174,14 +165,13 @@ def averaged(inquiry: Inquiry, replayed: StepReplay, rerun: StepRerun[Any]) -> O
     return None
 
 
-def _by_wrapper(leaf: torch.Tensor, replayed: StepReplay, inquiry: Inquiry, rerun: StepRerun[Any]) -> _Given | None:
+def _by_wrapper(leaf: torch.Tensor, replayed: StepReplay, inquiry: Inquiry) -> _Given | None:
     for wrapper in replayed.averaging:
         parameters = [one for one in wrapper.parameters() if one.requires_grad]
         if wrapper.require_backward_grad_sync and any(one is leaf for one in parameters):
             frame = user_frame(inquiry.chain[0].frame) if inquiry.chain else None
             gradients = [replayed.gradients[key] for one in parameters if (key := str(id(one))) in replayed.gradients]
-            dtype = _reduced_as(wrapper, [one for one in gradients if one.dtype is leaf.dtype], rerun) or leaf.dtype
-            return _Given(dtype, largest(gradients), None if frame is None else locate(frame))
+            return _Given(leaf.dtype, largest(gradients), None if frame is None else locate(frame))
     return None
 
 
@@ -195,43 +185,6 @@ def _by_hand(gradient: torch.Tensor | None, replayed: StepReplay) -> _Given | No
     if not same and len({one.location for one in large}) == 1:
         same = large
     return _Given(same[-1].dtype, same[-1].peak, same[-1].location) if same else None
-
-
-class _Bucket:
-    """Stands for a `dist.GradBucket`, which cannot be made from Python."""
-
-    def __init__(self, gradients: list[torch.Tensor]) -> None:
-        self._flat = torch.cat([one.flatten() for one in gradients])
-
-    def index(self) -> int:
-        return 0
-
-    def is_last(self) -> bool:
-        return True
-
-    def buffer(self) -> torch.Tensor:
-        return self._flat
-
-    def set_buffer(self, tensor: torch.Tensor) -> None:
-        self._flat = tensor
-
-
-def _reduced_as(wrapper: DistributedDataParallel, gradients: list[torch.Tensor], rerun: StepRerun[Any]) -> torch.dtype | None:
-    """What a communication hook of the user's sums in: it is asked alone, with copies of these gradients."""
-    hooks = getattr(wrapper, "_comm_hooks", None)
-    if not hooks or not gradients:
-        return None
-    hook, state = hooks[-1]
-    try:
-        asked = rerun.call(partial(_call, hook, state, _Bucket(gradients)), [wrapper, state])
-    except CannotReplay:
-        return None
-    return next((one.dtype for one in asked.exchanges if one.dtype.is_floating_point), None)
-
-
-def _call(hook: Any, state: object, bucket: _Bucket) -> None:
-    with torch.no_grad():
-        hook(state, bucket)
 
 
 def _finding(leaf: torch.Tensor, gradient: torch.Tensor, given: _Given, inquiry: Inquiry) -> NanFinding:
@@ -248,16 +201,13 @@ def _finding(leaf: torch.Tensor, gradient: torch.Tensor, given: _Given, inquiry:
     finding = NanFinding(
         kind=kind,
         phase="backward",
-        op=None,
-        module=None,
-        call=None,
         location=given.location,
         step=inquiry.context.step,
         backward=inquiry.context.backward,
         diagnosis="averaged_from_other_ranks",
         explanation=averaging.explanation("NaN" if kind == "nan" else "inf"),
         fix=averaging.fix(),
-        sink=f"gradient of {name}",
+        sink=Sink("gradient", name),
         sink_kind=kind,
         weights="weights untouched",
         excerpt=excerpt(given.location) if given.location is not None else (),

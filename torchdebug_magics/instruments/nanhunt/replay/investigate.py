@@ -1,19 +1,16 @@
-"""The ways to look into a bad step: where one is closed, the next best, and a word about it."""
+"""The ways to look into a bad step, in one order: where one is closed, the next best, and a word about it."""
 
 from __future__ import annotations
 
-import ast
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import torch
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
-from torchdebug_magics.instruments.nanhunt.remedies import remedies
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
     Inquiry,
     Outcome,
@@ -30,36 +27,21 @@ from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
 )
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import averaged, bare, conclude
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
-from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding
-from torchdebug_magics.instruments.nanhunt.source_edits import Sources, changed_lines, changed_statements, in_force, user_functions
+from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
+from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
 from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.probing.rerun.attempt import Attempt, CannotReplay
 from torchdebug_magics.probing.rerun.step import Entry, Step
 from torchdebug_magics.probing.rerun.step_rerun import StepRerun
 from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
-from torchdebug_magics.probing.where import span
 
 _MOST_ROWS = 20
 """As many as a finding keeps."""
 _MOST_SAMPLES = 256
 _MOST_READING_S = 2.0
-Again: TypeAlias = "Callable[[], StepReplay]"
-"""Runs the bad step once more."""
-Next: TypeAlias = "Callable[[StepReplay], Evidence | None]"
-"""The birth of what is bad in a replay; None where nothing is."""
-_MOST_S = 5.0
-_MOST_RUNS = 8
-_MOST_BIRTHS = 3
-_MOST_SHOWN = 110
-_CURABLE = frozenset(
-    [
-        "all_ignored", "degenerate_matrix", "div_zero", "empty_mean", "exp_overflow", "bf16_overflow", "fp16_overflow", "infeasible_ctc",
-        "log_negative", "log_zero", "mask_sign", "masked_row", "no_slope_at_zero", "pole", "pow_negative", "pow_zero", "sqrt_negative",
-        "sqrt_zero", "where_trap", "zero_variance",
-    ]
-)  # fmt: skip
-"""Causes that lie in the expression itself. A run that diverged is not repaired where it happened to leave the range."""
+Bad: TypeAlias = "Callable[[StepReplay], Sinks]"
+"""What of a replay is bad."""
 
 
 class Investigator:
@@ -74,47 +56,79 @@ class Investigator:
         attempt = Attempt(inquiry.tensors, step.backward_number, inquiry.leaves)
         if (scalers := self._overflows(step, inquiry, attempt)) is not None:
             return Outcome(None, {}, overflow=scalers)
-        if (held := self._replayed(step, inquiry, attempt)) is None:
-            return self._by_modules(step, inquiry, attempt)
-        replayed, again = held
-        if (found := averaged(inquiry, replayed, self._rerun)) is not None:
+        problems: list[str] = []
+        for look in (self._whole, self._inside, self._models):
+            try:
+                outcome = look(step, inquiry, attempt)
+            except CannotReplay as reason:
+                problems.append(str(reason))
+                continue
+            if outcome is not None:
+                if look != self._inside:  # what was run again there is all of the step that counts
+                    list(map(self._note, problems))
+                return outcome
+        list(map(self._note, problems))
+        return bare(inquiry)
+
+    def _whole(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | None:
+        """The step's statements, run again; None where it depends on what other ranks send."""
+        again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt)
+        try:
+            replayed = again()
+        except CannotReplay as reason:
+            msg = f"the step could not be replayed as a whole: {reason}"
+            raise CannotReplay(msg) from None
+        if not replayed.finished:
+            raise CannotReplay(replayed.problem or "the replay did not reach backward()")
+        return self._judged(step, inquiry, attempt, replayed, again)
+
+    def _inside(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | None:
+        """The function that calls backward(), alone: what ran before it (an episode, say) need not be a part of the loss."""
+        inner = step.inside(inquiry.chain)
+        if inner is None:
+            return None
+        again: Again = partial(self._rerun.statements, inner, inquiry.chain, Attempt(inquiry.tensors, 1, inquiry.leaves))
+        try:
+            replayed = again()
+        except CannotReplay:
+            return None
+        return self._judged(step, inquiry, attempt, replayed, again) if replayed.finished and replayed.reproduced else None
+
+    def _models(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | None:
+        """Only the model calls again; None where their outputs are not bad."""
+        try:
+            replayed = self._rerun.modules(step, Attempt(attempt.original, 0, attempt.leaves))
+        except CannotReplay as reason:
+            msg = f"the model call could not be replayed: {reason}"
+            raise CannotReplay(msg) from None
+        replayed = replace(replayed, reproduced=None, names=variables_of(inquiry.chain))
+        bad = bad_outputs(replayed)
+        return replace(conclude(inquiry, replayed, bad, "module", self._note), evidence=None) if bad else None
+
+    def _judged(self, step: Step, inquiry: Inquiry, attempt: Attempt, replayed: StepReplay, again: Again) -> Outcome | None:
+        if (found := averaged(inquiry, replayed)) is not None:
             return found
         replayed.reproduced = replayed.reproduced and (bool(replayed.averaging) or same_gradients(replayed, inquiry))
-        if replayed.reproduced is False and (rest := self._rest(step, inquiry, attempt)) is not None:
-            replayed, again = rest, partial(self._rerun.rest, step, inquiry.chain, attempt)
         if needs_others(replayed) or replayed.reproduced is False:
             self._note(why_not_reproduced(replayed))
         if needs_others(replayed):
-            return self._by_modules(step, inquiry, attempt)
-        outcome = conclude(inquiry, replayed, sinks_of(replayed, inquiry), "statements", self._note)
+            return None
+        bad: Bad = partial(sinks_of, inquiry=inquiry)
+        outcome = conclude(inquiry, replayed, bad(replayed), "statements", self._note)
         earlier = self._before_the_model(step, inquiry, attempt, outcome)
         outcome, again = (outcome, again) if earlier is None else earlier
         if outcome.finding is not None and outcome.finding.phase == "data":
             outcome, reading = made_by_a_data_set(self._rerun, inquiry, outcome, outcome.finding)
             if reading is not None:
                 return self._with_fix(outcome, inquiry, reading, bad_outputs, only_births=True, what="the bad sample")
-        return self._with_fix(outcome, inquiry, again, lambda one: sinks_of(one, inquiry))
-
-    def _replayed(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> tuple[StepReplay, Again] | None:
-        """The step, or only the function that calls backward(), run again; None where neither can be, with a note that says why."""
-        again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt)
-        try:
-            replayed = again()
-            if replayed.finished:
-                return replayed, again
-            problem = replayed.problem or "the replay did not reach backward()"
-        except CannotReplay as reason:
-            problem = f"the step could not be replayed as a whole: {reason}"
-        if (inner := self._inside(step, inquiry)) is None:
-            self._note(problem)
-        return inner
+        return self._with_fix(outcome, inquiry, again, bad)
 
     def _with_fix(
         self,
         outcome: Outcome,
         inquiry: Inquiry,
         again: Again,
-        bad: Callable[[StepReplay], Sinks],
+        bad: Bad,
         *,
         only_births: bool = False,
         what: str = "the bad step",
@@ -134,45 +148,21 @@ class Investigator:
 
         return replace(outcome, finding=with_verified_fix(finding, evidence, again, behind, what))
 
-    def _inside(self, step: Step, inquiry: Inquiry) -> tuple[StepReplay, Again] | None:
-        """The function that calls backward(), alone: what ran before it (an episode, say) need not be a part of the loss."""
-        inner = step.inside(inquiry.chain)
-        if inner is None:
-            return None
-        again: Again = partial(self._rerun.statements, inner, inquiry.chain, Attempt(inquiry.tensors, 1, inquiry.leaves))
-        try:
-            replayed = again()
-        except CannotReplay:
-            return None
-        return (replayed, again) if replayed.finished and replayed.reproduced else None
-
-    def _rest(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> StepReplay | None:
-        """A bad loss may be made from what the model's calls left, which is at hand; None where that is not how it was made."""
-        if not any(map(is_bad, inquiry.tensors)) or not step.entries:
-            return None
-        try:
-            replayed = self._rerun.rest(step, inquiry.chain, attempt)
-        except CannotReplay:
-            return None
-        return replayed if replayed.finished and replayed.reproduced else None
-
     def _before_the_model(self, step: Step, inquiry: Inquiry, attempt: Attempt, outcome: Outcome) -> tuple[Outcome, Again] | None:
         """Data that were made bad between the start of the step and the model call were not bad data: look at what made them."""
         finding = outcome.finding
         name = finding.tensor.partition("[")[0] if finding is not None and finding.phase == "data" and finding.tensor else ""
         if not name.isidentifier() or not step.entries:
             return None
+        run: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name)
         try:
-            for held in chain([{}], self._rerun.guesses(step, inquiry.chain, name)):
-                run: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
-                replayed = run()
-                if replayed.finished and replayed.reproduced:
-                    again = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
-                    if names_a_maker(again.finding) or is_further_back(again, outcome):
-                        return again, run
+            replayed = run()
         except CannotReplay:
-            pass
-        return None
+            return None
+        if not replayed.finished or not replayed.reproduced:
+            return None
+        again = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
+        return (again, run) if names_a_maker(again.finding) or is_further_back(again, outcome) else None
 
     def update(self, step: Step, inquiry: Inquiry, *, inside: bool) -> Outcome | None:
         """Gradients that are bad when an optimizer steps, maybe `inside` a backward(); None where that cannot be run again."""
@@ -182,7 +172,7 @@ class Investigator:
             replayed = self._rerun.statements(step, inquiry.chain, attempt)
         except CannotReplay:
             return None
-        if (found := averaged(inquiry, replayed, self._rerun)) is not None:
+        if (found := averaged(inquiry, replayed)) is not None:
             return found
         sinks = sinks_of(replayed, inquiry)
         outcome = (
@@ -201,7 +191,7 @@ class Investigator:
             return replace(replayed, finished=not replayed.problem)
 
         replayed = replace(replayed, reproduced=same, names=variables_of(step.chain))
-        inquiry = Inquiry(tuple(tensors), {}, step.chain, replace(context, sink="output"))
+        inquiry = Inquiry(tuple(tensors), {}, step.chain, replace(context, sink=Sink("output")))
         outcome = conclude(inquiry, replayed, bad_outputs(replayed), "module", self._note, only_births=True)
         return self._with_fix(outcome, inquiry, again, bad_outputs, only_births=True)
 
@@ -253,21 +243,6 @@ class Investigator:
         bad = any(kind_of(tensor) for tensor in (*replayed.losses, *replayed.gradients.values()))
         return None if bad else tuple(used)
 
-    def _by_modules(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome:
-        """Only the model calls again; then what is known of the sink."""
-        try:
-            replayed = self._rerun.modules(step, Attempt(attempt.original, 0, attempt.leaves))
-        except CannotReplay as reason:
-            self._note(f"the model call could not be replayed: {reason}")
-            rest = self._rest(step, inquiry, attempt)
-            after = None if rest is None else conclude(inquiry, rest, sinks_of(rest, inquiry), "statements", self._note)
-            return replace(after, evidence=None) if after is not None and names_a_maker(after.finding) else bare(inquiry)
-        replayed = replace(replayed, reproduced=None, names=variables_of(inquiry.chain))
-        bad = bad_outputs(replayed)
-        if bad:
-            return replace(conclude(inquiry, replayed, bad, "module", self._note), evidence=None)
-        return bare(inquiry)
-
 
 def made_by_a_data_set(rerun: StepRerun[Trace], inquiry: Inquiry, outcome: Outcome, data: NanFinding) -> tuple[Outcome, Again | None]:
     """The outcome with the op named; where it made all rows bad, the finding about that op, and what reads the bad sample once more."""
@@ -286,7 +261,7 @@ def made_by_a_data_set(rerun: StepRerun[Trace], inquiry: Inquiry, outcome: Outco
     if data.shape and len(data.rows) < min(data.shape[0], _MOST_ROWS):
         place = f"{finding.location}: `{finding.location.source}`"
         return replace(outcome, finding=replace(data, explanation=f"{data.explanation}; `{finding.op}` produced it, in {place}")), None
-    return replace(made, finding=replace(finding, sink="loss"), reproduced=None), again
+    return replace(made, finding=replace(finding, sink=Sink("loss")), reproduced=None), again
 
 
 def _first_bad_sample(sources: list[Any]) -> object:
@@ -298,63 +273,3 @@ def _first_bad_sample(sources: list[Any]) -> object:
             if any(map(is_bad, tensors_in([sample]))) or time.process_time() > until:
                 return sample
     return sample
-
-
-class _Search:
-    def __init__(self, again: Again, birth: Next) -> None:
-        self._again = again
-        self._birth = birth
-        self._functions = user_functions()
-        self._runs = 0
-        self._until = time.process_time() + _MOST_S
-
-    def cure(self, evidence: Evidence, sources: Sources, births: int = 1) -> Sources | None:
-        """Sources with which the step is finite."""
-        seen = _site(evidence)
-        for changed in islice(remedies(evidence, sources), _MOST_RUNS):
-            if self._runs >= _MOST_RUNS or time.process_time() > self._until:
-                return None
-            self._runs += 1
-            try:
-                with in_force(changed, self._functions):
-                    replayed = self._again()
-                    behind = self._birth(replayed) if replayed.finished else evidence
-            except (CannotReplay, SyntaxError, ValueError):
-                continue
-            if behind is None:
-                return changed
-            if _site(behind) != seen and births < _MOST_BIRTHS:
-                cured = self.cure(behind, changed, births + 1)
-                if cured is not None:
-                    return cured
-        return None
-
-
-def with_verified_fix(finding: NanFinding, evidence: Evidence, again: Again, birth: Next, what: str) -> NanFinding:
-    """The finding with code that was tried; as it was where none of what was tried ends it."""
-    if finding.diagnosis not in _CURABLE:
-        return finding
-    try:
-        cured = _Search(again, birth).cure(evidence, {})
-    except Exception:  # noqa: BLE001 - the finding stands without code for its fix
-        return finding
-    lines = [] if cured is None else changed_lines(cured)
-    if not lines or any(len(text) > _MOST_SHOWN * 2 for _, _, text in lines):
-        return finding
-    here = finding.location.line if finding.location is not None else 0
-    edits = [] if cured is None else changed_statements(cured)
-    changed = [(edit.line, ast.unparse(ast.parse(edit.new)) if "\n" in edit.new else edit.new) for edit in edits]
-    changed = changed or [(line, text) for _, line, text in lines]
-    said = [f"`{text}`" + (f" in line {line}" if line != here or len(changed) > 1 else "") for line, text in changed]
-    sign = "; also check why it is negative" if finding.diagnosis.endswith("_negative") else ""
-    return replace(
-        finding, fix=f"write {' and '.join(said)}: rerun with it, {what} is finite{sign}", edits=tuple(edits), fix_state="verified"
-    )
-
-
-def _site(evidence: Evidence) -> tuple[object, ...]:
-    op = evidence.forward or evidence.op
-    if op is None:
-        return ()
-    where = span(*op.place) if op.place is not None else None
-    return op.name, op.line, where and where[:2], op.call.path if op.call is not None else None

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch._C._autograd import _get_sequence_nr
-from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
@@ -159,7 +158,6 @@ class Trace(Observer):
             node_sequence=node_sequence,
             node_name=node.name() if node is not None else None,
             backward=backward,
-            is_dual=forward_ad._current_level >= 0,
             late=self.late,
         )
 
@@ -349,8 +347,6 @@ class Op:
     """Of the autograd node that runs this op, in a backward."""
     node_name: str | None
     backward: bool
-    is_dual: bool = False
-    """Whether forward-mode AD was on: beside what the user wrote, ops of its derivative run."""
     late: bool = False
     """Whether it ran after the backward()."""
     parents: tuple[int, ...] = ()

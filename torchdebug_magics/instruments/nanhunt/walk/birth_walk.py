@@ -66,7 +66,7 @@ class _Wanted:
 
 def walk(trace: Trace, sinks: list[torch.Tensor]) -> list[Birth]:
     """The births that reach any of `sinks`, the earliest first. Births on purpose are left out unless there is no other."""
-    with _disable_current_modes(), torch.no_grad(), _without_autocast():
+    with _disable_current_modes(), torch.no_grad(), torch.amp.autocast("cpu", enabled=False), torch.amp.autocast("cuda", enabled=False):
         births = [with_all_kinds(birth, trace) for birth in _Walk(trace, Masks()).run([(sink, None, ()) for sink in sinks])]
     births.sort(key=lambda birth: (birth.on_purpose, birth.index))
     meant = [birth for birth in births if not birth.on_purpose]
@@ -131,7 +131,7 @@ class _Walk:
                 return
         if wanted.kind & NAN and not nans:
             # An infinity became NaN here. One that was put there on purpose explains the op, any other is the earlier birth.
-            causes = list(self._nested(infs, via, op.index))
+            causes = list(self.run([(tensor, mask, via) for tensor, mask in infs], kinds=INF))
             meant = [birth for birth in causes if not birth.on_purpose]
             if not meant and self._has_wrong_sign(op, wanted):
                 meant = [replace(birth, on_purpose=False) for birth in causes if birth.op is not None][:1]
@@ -154,13 +154,6 @@ class _Walk:
         """Whether an input is nothing but NaN: whatever the op does with it, it need not be asked."""
         return any(self._masks.of(tensor, NAN).everywhere and tensor.dim() for tensor, _ in nans)
 
-    def _nested(self, infs: list[tuple[torch.Tensor, torch.Tensor | None]], via: tuple[Op, ...], before: int) -> Iterator[Birth]:
-        inner = _Walk(self._trace, self._masks)
-        inner._visits = self._visits
-        del before
-        yield from inner.run([(tensor, mask, via) for tensor, mask in infs], kinds=INF)
-        self._visits = inner._visits
-
     def _birth(self, op: Op, wanted: _Wanted) -> Birth:
         return Birth(op, wanted.tensor, wanted.mask, wanted.kind, on_purpose(op, wanted.kind), wanted.via)
 
@@ -182,13 +175,7 @@ class _Walk:
                     yield writer, target, on_target
                     left = left & ~hit
         if left is None or bool(left.any()):
-            yield made, source.tensor if made is None else _output_of(made, tensor), left
-
-
-def _output_of(op: Op | None, tensor: torch.Tensor) -> torch.Tensor:
-    if op is None:
-        return tensor
-    return next((output for output in op.outputs if output is tensor), tensor)
+            yield made, source.tensor if made is None else tensor, left
 
 
 def _join(held: _Wanted, mask: torch.Tensor | None, kind: int) -> None:
@@ -196,10 +183,6 @@ def _join(held: _Wanted, mask: torch.Tensor | None, kind: int) -> None:
         held.mask = None if mask is None or held.mask is None else held.mask | mask
     elif kind == NAN:
         held.mask, held.kind = mask, kind
-
-
-def _without_autocast() -> Any:
-    return torch.amp.autocast("cpu", enabled=False)
 
 
 def with_all_kinds(birth: Birth, trace: Trace) -> Birth:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +20,8 @@ from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense, is_bad
 _STAND_INS = (0.5, 1.5)
 """Finite values put in place of bad inputs; two, as one alone may lie at a pole of some op."""
 _HARMLESS = 0.5
-_CHOOSE = frozenset({"as_strided", "as_strided_copy", "constant_pad_nd"})
-"""Of as many elements as go in, as many may come out, and yet be others."""
-_MOST_QUESTIONS = 16
+_KEEPS = frozenset({"detach", "alias", "lift_fresh", "lift_fresh_copy"})
+"""Each element stays in its place, and there is no derivative to ask."""
 
 
 def relevant(
@@ -46,9 +46,8 @@ def relevant(
     return found
 
 
-def negated(tensor: torch.Tensor, value: float) -> torch.Tensor:
+def negated(tensor: torch.Tensor, value: float) -> torch.Tensor:  # noqa: ARG001 - of the shape of `healed` and `tamed`
     """Every plus infinity as a minus infinity."""
-    del value
     return tensor.masked_fill(tensor == math.inf, -math.inf) if tensor.is_floating_point() else tensor
 
 
@@ -157,20 +156,26 @@ def healed(tensor: torch.Tensor, value: float = _HARMLESS) -> torch.Tensor:
 
 
 def reached(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int | None, wanted: torch.Tensor) -> torch.Tensor:
-    """Those of the bad elements of an input that the wanted elements of the output at `place` depend on."""
-    if is_pointwise(op.func):
+    """Those of the bad elements of an input that the wanted elements of the output at `place` depend on; all, where the op cannot tell."""
+    if is_pointwise(op.func) or op.name in _KEEPS:
         return bad & _shrink(wanted, tensor.shape)
-    if place is None:
+    if place is None or (_gives_all_on(op, tensor) and bool(wanted.all())):
         return bad
     if is_movement(op.func):
-        return bad if _moves_all(op, tensor, wanted) else bad & _moved(op, tensor, place, wanted)
-    bad = bad & _apart(op, tensor, bad, place, wanted)
-    return _enough(op, tensor, bad, place, wanted) if _may_leave_out(op) else bad
+        used = _derived(op, tensor, bad, place, wanted, 0.0)
+        return bad if used is None else bad & used
+    for extremes in ((3.0, -3.0), (math.nan,)):
+        parts = [used for extreme in extremes if (used := _derived(op, tensor, bad, place, wanted, extreme)) is not None]
+        chosen = bad & torch.stack(parts).any(0) if parts else bad
+        if bool(chosen.any()):
+            return chosen
+    return bad
 
 
-def _may_leave_out(op: Op) -> bool:
-    """Whether what it uses of an input may depend on another one: on the labels of a loss, the places of a look-up, a mask."""
-    return "::" in op.name or any(one.dim() and not (one.is_floating_point() or one.is_complex()) for one in op.inputs())
+def _gives_all_on(op: Op, tensor: torch.Tensor) -> bool:
+    """Whether it only gives all of a tensor another shape or order: the usual case, and then nothing is asked."""
+    is_view = bool(getattr(op.func, "is_view", False)) and op.name != "as_strided"
+    return is_view and sum(one.numel() for one in op.outputs) == tensor.numel()
 
 
 def _shrink(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -183,107 +188,73 @@ def _shrink(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return mask.expand(shape) if mask.shape != shape else mask
 
 
-def _everything(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.ones((), dtype=torch.bool, device=tensor.device).expand(tensor.shape)
+def _derived(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int, wanted: torch.Tensor, extreme: float) -> torch.Tensor | None:
+    """Where the derivative of the wanted elements with respect to an input is not 0; None where the op has no derivative.
 
+    By ordinary numbers in place of all others: what an op reads decides, not what it happened to be given. The bad elements are
+    `extreme`, larger or smaller than these, so that an op which chooses the largest or the smallest chooses them, as it does NaN.
+    """
+    generator = torch.Generator().manual_seed(0)
 
-def _moves_all(op: Op, tensor: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether it only gives its one input another shape or order, and all of that is wanted: the usual case, and then nothing is asked."""
-    is_alone = all(one is tensor for one in op.inputs()) and op.name not in _CHOOSE
-    return is_alone and wanted.numel() == tensor.numel() and bool(wanted.all())
+    def ordinary(leaf: torch.Tensor) -> torch.Tensor:
+        if not leaf.is_floating_point() and not leaf.is_complex():
+            return leaf
+        kind = torch.promote_types(leaf.dtype, torch.float32)
+        made = torch.rand(leaf.shape, generator=generator, dtype=torch.float32).add_(0.5).to(leaf.device, kind)
+        return torch.where(bad, made + extreme, made) if leaf is tensor else made
 
-
-def _moved(op: Op, tensor: torch.Tensor, place: int, wanted: torch.Tensor) -> torch.Tensor:
-    """Of an op that only moves numbers: number the elements, move the numbers, and read them where they are wanted."""
-    numbers = torch.arange(1, tensor.numel() + 1, dtype=torch.float64, device=tensor.device).reshape(tensor.shape)
-
-    def numbered(leaf: torch.Tensor) -> torch.Tensor:
-        if leaf is tensor:
-            return numbers
-        floats = leaf.is_floating_point() or leaf.is_complex()
-        return torch.zeros(leaf.shape, dtype=torch.float64, device=leaf.device) if floats else leaf
-
-    outputs = run_again(op, numbered, without=("dtype",))
-    moved = outputs[place] if outputs is not None and place < len(outputs) else None
-    if moved is None or moved.shape != wanted.shape or moved.dtype is not torch.float64:
-        return _everything(tensor)
-    found = torch.zeros(tensor.numel() + 1, dtype=torch.bool, device=tensor.device)
-    here = moved[wanted]
-    found[here[torch.isfinite(here)].long()] = True  # what is not finite was written down: padding
-    return found[1:].reshape(tensor.shape)
-
-
-def _apart(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int, wanted: torch.Tensor) -> torch.Tensor:
-    """Of an op that keeps the rows of a batch apart, in whichever dimension: the rows that are wanted."""
-    kept = _everything(tensor)
-    for dim, size in enumerate(tensor.shape):
-        rows = _along(bad, dim)
-        twins = {other: _along(wanted, other) for other, length in enumerate(wanted.shape) if length == size > 1}
-        if any(bool((rows & ~twin).any()) for twin in twins.values()):  # else it would change nothing
-            twin = _twin(op, tensor, dim, place, list(twins))
-            if twin is not None:
-                shape = [size if one == dim else 1 for one in range(tensor.dim())]
-                kept = kept & twins[twin].reshape(shape)
-    return kept
-
-
-def _twin(op: Op, tensor: torch.Tensor, dim: int, place: int, candidates: list[int]) -> int | None:
-    """The dimension of the output in which a NaN in one row of the input's dimension shows in that row alone; tried at both ends."""
-    for row in (0, tensor.shape[dim] - 1):
-        plain = healed(tensor).clone()
-        plain.select(dim, row).fill_(torch.nan)
-        shown = _shown(op, tensor, plain, place)
-        if shown is None:
+    with torch.enable_grad(), _past_hooks_of_the_user():
+        asked = ordinary(tensor).requires_grad_()
+        outputs = run_again(op, lambda leaf: asked * 1 if leaf is tensor else ordinary(leaf))
+        output = outputs[place] if outputs is not None and place < len(outputs) else None
+        if output is None or output.shape != wanted.shape or output.grad_fn is None:
             return None
-        candidates = [one for one in candidates if one < shown.dim() and _along(shown, one).nonzero().flatten().tolist() == [row]]
-    return candidates[0] if len(candidates) == 1 else None
+        weights = torch.rand(output.shape, generator=generator).add_(0.5).to(output.device, output.dtype) * wanted
+        slope = _slopes(output, weights, [asked])
+    if slope is None:
+        return None
+    return torch.zeros_like(bad) if slope[0] is None else slope[0].detach() != 0
 
 
-def _along(mask: torch.Tensor, dim: int) -> torch.Tensor:
-    """Whether anything is marked at each index of one dimension."""
-    return mask.movedim(dim, 0).reshape(mask.shape[dim], -1).any(1)
+def with_slope(op: Op) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The first result of a pointwise op, and how much a relative change of its inputs changes it; None where it cannot be asked."""
+    asked = [leaf.detach().requires_grad_() for leaf in op.inputs() if leaf.is_floating_point() and leaf.layout is torch.strided]
+    given = {id(leaf): one for leaf, one in zip((leaf for leaf in op.inputs() if leaf.is_floating_point()), asked, strict=False)}
+    with torch.enable_grad(), _past_hooks_of_the_user():
+        outputs = run_again(op, lambda leaf: given.get(id(leaf), leaf) * 1 if leaf.is_floating_point() else leaf) if op.args else None
+        if not outputs or not outputs[0].is_floating_point():
+            return None
+        slopes = _slopes(outputs[0], torch.ones_like(outputs[0]), asked) if outputs[0].grad_fn is not None else None
+    zero = torch.zeros_like(outputs[0])
+    return outputs[0].detach(), sum(
+        (
+            (one * leaf).detach().abs()
+            for one, leaf in zip(slopes or (), asked, strict=False)
+            if one is not None and one.shape == zero.shape
+        ),
+        zero,
+    )
 
 
-def _enough(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int, wanted: torch.Tensor) -> torch.Tensor:
-    """The bad rows of which each alone makes a wanted element bad: a loss leaves out rows that it is told to ignore."""
-    if not tensor.dim():
-        return bad
-    rows = _along(bad, 0).nonzero().flatten().tolist()
-    if len(rows) < 2:  # noqa: PLR2004 - one row needs no choice
-        return bad
-    left, found = [_MOST_QUESTIONS], list[int]()
-
-    def ask(some: list[int]) -> None:
-        left[0] -= 1
-        if left[0] >= 0 and not _is_bad_with(op, tensor, _only(bad, some), place, wanted):
-            return
-        if len(some) == 1 or left[0] < 0:
-            found.extend(some)
-            return
-        ask(some[: len(some) // 2])
-        ask(some[len(some) // 2 :])
-
-    ask(rows)
-    return _only(bad, found) if found else bad
+def _slopes(output: torch.Tensor, weights: torch.Tensor, inputs: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...] | None:
+    try:
+        # Past `torch.autograd.grad`, which the probe watches.
+        slopes: tuple[torch.Tensor | None, ...] = torch.autograd.Variable._execution_engine.run_backward(
+            (output,), (weights,), keep_graph=False, create_graph=False, inputs=tuple(inputs), allow_unreachable=True, accumulate_grad=False
+        )
+    except (RuntimeError, NotImplementedError):
+        return None
+    return slopes
 
 
-def _only(mask: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    kept = torch.zeros(mask.shape[0], dtype=torch.bool, device=mask.device)
-    kept[rows] = True
-    return mask & kept.reshape(-1, *[1] * (mask.dim() - 1))
+def _past_hooks_of_the_user() -> contextlib.AbstractContextManager[object]:
+    """Past hooks on what autograd saves, where there are any: inside ``torch.func`` there cannot be."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003 - a builtin without keywords
+    return contextlib.nullcontext() if hooks is None else torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
 
 
-def _is_bad_with(op: Op, tensor: torch.Tensor, kept: torch.Tensor, place: int, wanted: torch.Tensor) -> bool:
-    """Whether a wanted element is bad when these elements are the only bad ones; also where the op cannot be asked."""
-    plain = torch.where(kept, tensor.detach(), healed(tensor.detach()))
-    shown = _shown(op, tensor, plain, place)
-    return shown is None or shown.shape != wanted.shape or bool((shown & wanted).any())
-
-
-def _shown(op: Op, tensor: torch.Tensor, instead: torch.Tensor, place: int) -> torch.Tensor | None:
-    """Where the output is bad with another tensor in an input's place and all other inputs healed."""
-    outputs = run_again(op, lambda leaf: instead if leaf is tensor else healed(leaf))
-    return bad_mask(outputs[place]) if outputs is not None and place < len(outputs) else None
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def run_again(op: Op, stand_in: Callable[[torch.Tensor], torch.Tensor], *, without: tuple[str, ...] = ()) -> list[torch.Tensor] | None:

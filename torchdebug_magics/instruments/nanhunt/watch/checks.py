@@ -17,6 +17,7 @@ from torchdebug_magics.instruments.nanhunt.causes.tensor_names import name_nearb
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import Inquiry, Outcome
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import bare
 from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
+from torchdebug_magics.instruments.nanhunt.report import Sink
 from torchdebug_magics.instruments.nanhunt.watch import update_checks as updates
 from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
 from torchdebug_magics.instruments.nanhunt.watch.findings_tally import Tally
@@ -178,7 +179,7 @@ class Checks:
         """The last update of the cell has no next loss to show in. Records, and raises nothing."""
         computed, self._computed = self._computed, None
         if computed is not None and not (self._tally.backwards or self._tally.steps or self._tally.raised or self._tally.has_findings):
-            inquiry = Inquiry((), {}, (), replace(self._context(), sink="output"))
+            inquiry = Inquiry((), {}, (), replace(self._context(), sink=Sink("output")))
             outcome = self._guard.run("the check of the values that the cell computed", self._investigator.computation, computed, inquiry)
             if outcome is not None and outcome.finding is not None:
                 self._tally.add(outcome)

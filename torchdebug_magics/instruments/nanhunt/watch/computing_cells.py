@@ -62,7 +62,7 @@ class Computed:
         if not kept or any(map(draws, kept)) or syntax.read_before_bound(kept) & syntax.bound_names(*kept):
             return None
         code, given = runnable(kept, self._frame, 0, Drawn(kept, names, 0), wanted)
-        return Slice(code, {**names, **given}, tuple(kept), {name: names[name] for name in wanted}, {})
+        return Slice(code, {**names, **given}, tuple(kept), {name: names[name] for name in wanted})
 
     def _names(self) -> dict[str, Any]:
         return {**self._frame.f_globals, **local_values(self._frame)}

@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context
 from torchdebug_magics.instruments.nanhunt.finding import here
-from torchdebug_magics.instruments.nanhunt.report import NanFinding
+from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.tensors import NAN, kind_of, largest
 
@@ -57,14 +57,11 @@ class Overflows:
         return NanFinding(
             kind="inf",
             phase="backward",
-            op=None,
-            module=None,
-            call=None,
             location=here(),
             step=context.step,
             backward=context.backward,
             diagnosis="scale_collapse",
-            sink="gradient",
+            sink=Sink("gradient"),
             sink_kind="inf",
             weights="weights untouched",
             explanation=f"the GradScaler skipped {plural(self.run, 'step')} in a row, and its scale fell to {scale:g}: nothing is trained",

@@ -15,11 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
-from torchdebug_magics.instruments.nanhunt.causes.operand_causes import Diagnosis
+from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
-from torchdebug_magics.instruments.nanhunt.report import NanFinding
+from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
 from torchdebug_magics.probing.contents import Writes
@@ -113,7 +113,7 @@ def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflo
         found,
         kind="inf" if overflowed else found.kind,
         diagnosis="clip_inf" if overflowed or computed else None,
-        sink=f"gradient of {name}",
+        sink=Sink("gradient", name),
         weights="weights untouched",
         explanation=explanation,
         fix=fix,
@@ -132,7 +132,7 @@ def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, nam
         op=None if op is None else op.name,
         operands=() if evidence is None else tuple(evidence.operands()),
         diagnosis=cause.slug,
-        sink=name,
+        sink=Sink("tensor", name),
         weights="weights poisoned",
         explanation=cause.explanation,
         fix=cause.fix,
@@ -146,9 +146,6 @@ def _at_update(value: torch.Tensor, name: str, place: Location | None, context: 
     return NanFinding(
         kind=kind,
         phase="optimizer",
-        op=None,
-        module=None,
-        call=None,
         location=place,
         excerpt=excerpt(place) if place is not None else (),
         step=context.step,

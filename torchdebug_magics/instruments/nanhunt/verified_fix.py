@@ -1,0 +1,150 @@
+"""Code for a fix: the step is run again with it, and it counts only where the step is then finite and all else is as it was."""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from typing import TypeAlias
+
+import torch
+
+from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
+from torchdebug_magics.instruments.nanhunt.remedies import remedies
+from torchdebug_magics.instruments.nanhunt.replay.bad_step import StepReplay
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
+from torchdebug_magics.instruments.nanhunt.report import NanFinding
+from torchdebug_magics.instruments.nanhunt.source_edits import Sources, changed_lines, changed_statements, in_force, user_functions
+from torchdebug_magics.instruments.nanhunt.walk.birth_walk import walk
+from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import with_slope
+from torchdebug_magics.probing.ops import is_pointwise
+from torchdebug_magics.probing.rerun.attempt import CannotReplay
+from torchdebug_magics.probing.tensors import largest
+from torchdebug_magics.probing.where import span
+
+Again: TypeAlias = "Callable[[], StepReplay]"
+"""Runs the bad step once more."""
+Next: TypeAlias = "Callable[[StepReplay], Evidence | None]"
+"""The birth of what is bad in a replay; None where nothing is."""
+_MOST_S = 5.0
+_MOST_RUNS = 8
+_MOST_BIRTHS = 3
+_MOST_SHOWN = 110
+_ROUNDING = 8
+"""Times the precision of a dtype: so far results that are the same may differ."""
+_CURABLE = frozenset(
+    [
+        "all_ignored", "degenerate_matrix", "div_zero", "empty_mean", "exp_overflow", "bf16_overflow", "fp16_overflow", "infeasible_ctc",
+        "log_negative", "log_zero", "mask_sign", "masked_row", "no_slope_at_zero", "pole", "pow_negative", "pow_zero", "sqrt_negative",
+        "sqrt_zero", "where_trap", "zero_variance",
+    ]
+)  # fmt: skip
+"""Causes that lie in the expression itself. A run that diverged is not repaired where it happened to leave the range."""
+
+
+class _Search:
+    def __init__(self, again: Again, birth: Next) -> None:
+        self._again = again
+        self._birth = birth
+        self._functions = user_functions()
+        self.merely_finite: Sources | None = None
+        """The first sources with which the step is finite and something else is not as it was."""
+        self._runs = 0
+        self._until = time.process_time() + _MOST_S
+
+    def cure(self, births: tuple[Evidence, ...], sources: Sources) -> Sources | None:
+        """Sources with which the step is finite, and the last of these births is none; the others are none with `sources`."""
+        evidence = births[-1]
+        for changed in islice(remedies(evidence, sources), _MOST_RUNS):
+            if self._runs >= _MOST_RUNS or time.process_time() > self._until:
+                return None
+            self._runs += 1
+            try:
+                with in_force(changed, self._functions):
+                    replayed = self._again()
+                    behind = self._birth(replayed) if replayed.finished else evidence
+            except (CannotReplay, SyntaxError, ValueError):
+                continue
+            if behind is None and _is_sound(births, replayed):
+                return changed
+            if behind is None:
+                self.merely_finite = self.merely_finite or changed
+            if behind is not None and _site(behind) != _site(evidence) and len(births) < _MOST_BIRTHS:
+                cured = self.cure((*births, behind), changed)
+                if cured is not None:
+                    return cured
+        return None
+
+
+def _is_sound(births: tuple[Evidence, ...], replayed: StepReplay) -> bool:
+    """Whether a finite step is also right: what was finite is the same, no infinity is left inside, and the gradients live."""
+    trace, gradients = replayed.observer, list(replayed.gradients.values())
+    everything = any(one.birth.mask is None or bool(one.birth.mask.all()) for one in births)
+    is_alive = not gradients or everything or largest(gradients) > 0
+    return is_alive and all(_is_the_same(one, trace) for one in births) and not _is_left_inside(births[0], trace)
+
+
+def _is_the_same(evidence: Evidence, after: Trace) -> bool:
+    """Whether the elements that were finite, with their derivatives, are what they were, to rounding; also where that cannot be told."""
+    op = evidence.forward or evidence.op
+    if op is None or op.backward or op.written or not is_pointwise(op.func):
+        return True
+    pairs = zip(_alike(op, evidence.trace), _alike(op, after), strict=False)
+    twin = next((there for here, there in pairs if here is op), None)
+    before, now = with_slope(op), None if twin is None else with_slope(twin)
+    if before is None or now is None or before[0].shape != now[0].shape:
+        return True
+    healthy, precision = torch.isfinite(before[0]) & torch.isfinite(before[1]), max(torch.finfo(one[0].dtype).eps for one in (before, now))
+    kind = torch.promote_types(before[0].dtype, now[0].dtype)
+    difference, size = (now[0].to(kind) - before[0].to(kind)).abs(), before[0].to(kind).abs() + before[1].to(kind)
+    return not bool((difference > _ROUNDING * precision * size)[healthy].any())
+
+
+def _alike(op: Op, trace: Trace) -> list[Op]:
+    return [one for one in trace.ops if (one.name, one.line) == (op.name, op.line) and not one.backward]
+
+
+def _is_left_inside(evidence: Evidence, after: Trace) -> bool:
+    """Whether an op still makes what is not finite, other than one that did no harm in the bad step."""
+    reaching = {(one.op.name, one.op.line) for one in evidence.births if one.op is not None}
+    harmless = {(op.name, op.line) for op in evidence.trace.ops if op.is_bad} - reaching
+    births = walk(after, [output for op in after.ops if op.is_bad for output in op.outputs])
+    return any(one.op is not None and not one.on_purpose and (one.op.name, one.op.line) not in harmless for one in births)
+
+
+def with_verified_fix(finding: NanFinding, evidence: Evidence, again: Again, birth: Next, what: str) -> NanFinding:
+    """The finding with code that was tried; as it was where none of what was tried ends it."""
+    if finding.diagnosis not in _CURABLE:
+        return finding
+    try:
+        search = _Search(again, birth)
+        sound = search.cure((evidence,), {})
+    except Exception:  # noqa: BLE001 - the finding stands without code for its fix
+        return finding
+    cured = search.merely_finite if sound is None else sound
+    lines = [] if cured is None else changed_lines(cured)
+    if not lines or any(len(text) > _MOST_SHOWN * 2 for _, _, text in lines):
+        return finding
+    here = finding.location.line if finding.location is not None else 0
+    edits = [] if cured is None else changed_statements(cured)
+    changed = [(edit.line, ast.unparse(ast.parse(edit.new)) if "\n" in edit.new else edit.new) for edit in edits]
+    changed = changed or [(line, text) for _, line, text in lines]
+    said = [f"`{text}`" + (f" in line {line}" if line != here or len(changed) > 1 else "") for line, text in changed]
+    sign = "; also check why it is negative" if finding.diagnosis.endswith("_negative") else ""
+    but = "" if sound is not None else ", but other values change, an inf is left inside, or no gradient is left"
+    return replace(
+        finding,
+        fix=f"write {' and '.join(said)}: rerun with it, {what} is finite{but}{sign}",
+        edits=tuple(edits),
+        fix_state="compiles" if but else "verified",
+    )
+
+
+def _site(evidence: Evidence) -> tuple[object, ...]:
+    op = evidence.forward or evidence.op
+    if op is None:
+        return ()
+    where = span(*op.place) if op.place is not None else None
+    return op.name, op.line, where and where[:2], op.call.path if op.call is not None else None
