@@ -79,7 +79,7 @@ def test_a_hook_of_the_users_that_raises(observe: Observe, line: str) -> None:
 
 
 def test_a_failure_of_ours_is_a_line_of_the_report(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchdebug_magics.instruments.gradwatch.optimizer_watch.StepMeter.gradients", lambda *_: 1 / 0)
+    monkeypatch.setattr("torchdebug_magics.instruments.gradwatch.measuring.StepMeter.gradients", lambda *_: 1 / 0)
     observed = observe("gradwatch", LOOP)
     assert observed.error is None
     assert observed.report.problems == ("the look before an update failed: ZeroDivisionError: division by zero",)
