@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchdebug_magics.instruments.overfit.report import Trial
 from torchdebug_magics.instruments.overfit.suspects import loss_inputs, parameter_faults, units
 from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
-from torchdebug_magics.instruments.overfit.training.change import Change
+from torchdebug_magics.instruments.overfit.training.change import NOTHING, Change
 from torchdebug_magics.instruments.overfit.training.training import Training
 
 _HALF, _SOME, _ALMOST = 0.5, 0.1, 0.1
@@ -21,74 +21,66 @@ class Diagnosis:
     """What the trials have shown."""
 
     trials: tuple[Trial, ...] = ()
-    change: Change | None = None
+    change: Change = NOTHING
     verified: bool = False
     cured: tuple[float, ...] = ()
     passed: bool = False
     reason: str = ""
 
 
-def diagnose(seen: Evidence, again: Callable[[Change | None, int], Training]) -> Diagnosis:
+def diagnose(seen: Evidence, again: Callable[[Change, int], Training]) -> Diagnosis:
     """Try the suspects until the training learns; `again` trains from the start with a change, for so many times the steps.
 
     Faults come before settings that may be meant. A change with which the loss falls, and too slowly, is given more steps at the end.
     """
-    trials = _Trials(again)
+    trials, goal = _Trials(again), seen.base.goal
     for stage in (_faults, _settings):
         for change in stage(seen):
-            if trials.shows(change):
-                return trials.result()
-        if trials.evident is not None and trials.evident.suspect == "output_ignores_input":
+            if trials.show(change):
+                return trials.result
+        if trials.result.change.suspect == "output_ignores_input":
             break
-        if stage is _faults and trials.evident is None and not trials.slow and _is_slow(seen, again):
-            return Diagnosis(tuple(trials.told), passed=True, reason="but only with twice as many steps")
-    if any(trials.shows(change, _LONGER) for change in list(trials.slow)):
-        return trials.result()
-    if trials.evident is None and seen.base.goal is not None and seen.base.goal.is_known:
-        for change in units.capacity(seen):
-            if trials.shows(change) or trials.shows(change, _LONGER):
-                return trials.result()
-    return _without_cause(seen, tuple(trials.told)) if trials.evident is None else Diagnosis(tuple(trials.told), trials.evident)
+        if stage is _faults and trials.result.change is NOTHING and not trials.slow and _is_slow(seen, again):
+            return replace(trials.result, passed=True, reason="but only with twice as many steps")
+    longer = [(change, _LONGER) for change in trials.slow]
+    if trials.result.change is NOTHING and goal is not None and goal.is_known:
+        longer += [(change, times) for change in units.capacity(seen) for times in (1, _LONGER)]
+    if any(trials.show(change, times) for change, times in longer) or trials.result.change is not NOTHING:
+        return trials.result
+    return _without_cause(seen, trials.result.trials)
 
 
 class _Trials:
-    """Those made so far."""
+    """Those made so far, and what they have shown."""
 
-    def __init__(self, again: Callable[[Change | None, int], Training]) -> None:
+    def __init__(self, again: Callable[[Change, int], Training]) -> None:
         self._again = again
-        self.told: list[Trial] = []
+        self.result = Diagnosis()
+        """Its change is the one that has learned, or a fault that is evident without a trial."""
         self.slow: list[Change] = []
         """Changes with which more steps are likely to be enough."""
-        self.evident: Change | None = None
-        self._learned: tuple[Change, Training] | None = None
 
-    def shows(self, change: Change, times: int = 1) -> bool:
+    def show(self, change: Change, times: int = 1) -> bool:
         """Whether the training learns with a change."""
-        if change.is_evident:
-            self.evident = self.evident or change
-        if not _can_be_tried(change):
+        if change.is_evident and self.result.change is NOTHING:
+            self.result = replace(self.result, change=change)
+        if not change.can_be_tried:
             return False
         trial = self._again(change, times)
-        self.told.append(_told(change, trial))
+        self.result = replace(self.result, trials=(*self.result.trials, _told(change, trial)))
         if trial.learned:
-            self._learned = change, trial
+            self.result = replace(self.result, change=change, verified=True, cured=tuple(trial.losses))
         elif times == 1 and trial.goal is not None and trial.goal.nearly(trial.losses, _QUARTERS * (_LONGER - 1)):
             self.slow.append(change)
         return trial.learned
 
-    def result(self) -> Diagnosis:
-        """Of the one that has learned."""
-        assert self._learned is not None
-        change, trial = self._learned
-        return Diagnosis(tuple(self.told), change, verified=True, cured=tuple(trial.losses))
 
-
-def _is_slow(seen: Evidence, again: Callable[[Change | None, int], Training]) -> bool:
+def _is_slow(seen: Evidence, again: Callable[[Change, int], Training]) -> bool:
     """Whether it learns with twice as many steps; then these are what is shown."""
     goal = seen.base.goal
     if seen.base.error is not None or goal is None or not goal.nearly(seen.base.losses, _QUARTERS):
         return False
-    longer = again(None, 2)
+    longer = again(NOTHING, 2)
     if longer.learned:
         seen.base.losses = longer.losses
     return longer.learned
@@ -122,8 +114,7 @@ def _without_cause(seen: Evidence, trials: tuple[Trial, ...]) -> Diagnosis:
 
 def _faults(seen: Evidence) -> Iterator[Change]:
     """Yields changes that repair what is wrong in any training."""
-    yield from parameter_faults.never_steps(seen)
-    for suspects in (parameter_faults.suspects, loss_inputs.suspects, units.sample_suspects, units.suspects):
+    for suspects in (parameter_faults.suspects, loss_inputs.suspects, units.suspects):
         yield from suspects(seen)
     if seen.base.error is None:
         yield from units.constant_output(seen)
@@ -139,8 +130,3 @@ def _settings(seen: Evidence) -> Iterator[Change]:
     if not goal.is_known and goal.has_converged(seen.base.losses):
         return
     yield from parameter_faults.learning_rates(seen)
-
-
-def _can_be_tried(change: Change) -> bool:
-    hooks = (change.on_models, change.on_call, change.on_input, change.on_update, change.on_first_backward, change.on_end)
-    return any(one is not None for one in hooks) or change.keeps_gradients or change.backward_scale != 1.0

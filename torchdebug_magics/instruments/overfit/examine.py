@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress
 from torchdebug_magics.instruments.overfit.subjects import ModelSteps, Subject, subject_of
 from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
 from torchdebug_magics.instruments.overfit.suspects.units import unusual_weights
-from torchdebug_magics.instruments.overfit.training.change import Change
+from torchdebug_magics.instruments.overfit.training.change import NOTHING, Change
 from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.hooks import Hooks
@@ -26,6 +27,7 @@ from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.rerun.replay_state import KeptState, eager
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import Guard, interrupts_held
+from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import excerpt
 
@@ -103,49 +105,44 @@ def explained(
     began_s = time.monotonic()
     done: list[tuple[str, float]] = []
 
-    def training(change: Change | None, doing: str, times: int = 1) -> Training:
+    def trained(change: Change, times: int = 1) -> Training:
         start.put_back()
+        doing = "training" if not trainings else change.text or "more steps"
 
         def tell(losses: list[float]) -> None:
             if len(losses) == 1:
                 start.effects.attribute()
             progress(Progress(doing, tuple(losses), tuple(done)))
 
-        trainings.append(Training(subject.steps, times * most_steps, hooks, change, tell))
-        return trainings[-1]
+        training = Training(subject.steps, times * most_steps, hooks, change, tell)
+        trainings.append(training)
+        seen.trial[:] = [training]
+        try:
+            training.run()
+        except torch.OutOfMemoryError as error:
+            if len(trainings) == 1:
+                raise
+            training.error = error
+        done.extend([(doing, training.losses[-1] if training.losses else float("nan"))] if len(trainings) > 1 else [])
+        return training
 
+    seen = Evidence(subject.names, start)
     try:
-        if not trainings:
-            training(None, "training").run()
-        base = trainings[0]
+        seen.base = base = base if base is not None else trained(NOTHING)
         _refuse_rivals(base)
-        seen = _evidence(base, subject, start)
+        seen.look(subject.samples)
         if not base.learned:
             start.put_back()
             seen.unusual = guard.run("looking at the initial weights", unusual_weights, base.named_modules()) or {}
-
-        def again(change: Change | None, times: int) -> Training:
-            text = "more steps" if change is None else change.text
-            trial = training(change, text, times)
-            seen.trial.append(trial)
-            try:
-                trial.run()
-            except torch.OutOfMemoryError as error:
-                trial.error = error
-            done.append((text, trial.losses[-1] if trial.losses else float("nan")))
-            return trial
-
-        found = Diagnosis(passed=True, reason=_beside(base)) if base.learned and not _is_trivial(base) else diagnose(seen, again)
-        is_guess = found.change is None or (found.change.suspect == "capacity" and not found.verified)
+        found = Diagnosis(passed=True, reason=_beside(base)) if base.learned and not _is_trivial(base) else diagnose(seen, trained)
+        is_guess = found.change is NOTHING or (found.change.suspect == "capacity" and not found.verified)
         if base.accumulates and not found.passed and is_guess:  # a fact, though no training proves that it is the cause
-            found = replace(found, change=None, reason="; ".join(filter(None, (found.reason, _ACCUMULATE))))
+            found = replace(found, change=NOTHING, reason="; ".join(filter(None, (found.reason, _ACCUMULATE))))
         start.put_back()
-        leaks = (
-            guard.run("looking for leaks between samples", leaks_of, subject.model)
-            if subject.model is not None and base.error is None
-            else ()
-        )
-        report = _report(base, subject, found, seen, tuple(leaks or ()), guard, time.monotonic() - began_s)
+        steps = subject.model if base.error is None else None
+        leaks = guard.run("looking for leaks between samples", leaks_of, steps) if steps is not None else ()
+        report = replace(_report(base, found, seen), leaks=leaks or (), notes=subject.notes)
+        report = replace(report, seconds_s=time.monotonic() - began_s, problems=tuple(guard.problems))
         return Examined(report, None if report.headline else base.error)
     except KeyboardInterrupt as stop:
         return Examined(stopped(trainings, tuple(guard.problems), time.monotonic() - began_s), stop)
@@ -176,63 +173,33 @@ def _beside(base: Training) -> str:
 
 
 def _refuse_rivals(base: Training) -> None:
-    held = [{id(one) for group in optimizer.param_groups for one in group["params"]} for optimizer in base.optimizers]
-    are_apart = any(not one & other for place, one in enumerate(held) for other in held[place + 1 :])
-    if len(held) > 1 and are_apart and base.backwards > 1:
+    held = [set(map(id, parameters_of(optimizer))) for optimizer in base.optimizers]
+    if base.backwards > 1 and any(first.isdisjoint(second) for first, second in combinations(held, 2)):
         msg = "the step minimizes several losses with several optimizers, as a GAN does: there is no single loss to overfit"
         raise TorchDebugError(msg)
 
 
-def _evidence(base: Training, subject: Subject, start: KeptState) -> Evidence:
-    groups = [group for optimizer in base.optimizers for group in optimizer.param_groups]
-    scalers = [one for one in start.of_kind(torch.amp.GradScaler) if one.is_enabled()]
-    return Evidence(
-        base=base,
-        names=subject.names,
-        samples=subject.samples if subject.samples is not None else base.first.samples,
-        rates=tuple(float(group["lr"]) for group in groups if "lr" in group),
-        decays=tuple(float(group["weight_decay"]) for group in groups if "weight_decay" in group),
-        optimizers=tuple(start.of_kind(torch.optim.Optimizer)),
-        scales=tuple(float(one.get_scale()) for one in scalers),
-    )
-
-
-def _report(
-    base: Training, subject: Subject, found: Diagnosis, seen: Evidence, leaks: tuple[int, ...], guard: Guard, seconds_s: float
-) -> OverfitReport:
-    change = found.change
-    losses = tuple(base.losses)
-    goal = base.goal
-    stalls = not found.passed and goal is not None and goal.is_known
-    known = {name: value for call in base.first.losses[:1] for name, value in call.known_values().items()} if stalls else {}
-    at = next((name for name, value in known.items() if losses and abs(losses[-1] - value) <= 0.01 * value), "")
+def _report(base: Training, found: Diagnosis, seen: Evidence) -> OverfitReport:
+    change, losses, goal = found.change, tuple(base.losses), base.goal
+    is_known = goal is not None and goal.is_known
+    known = base.first.losses[0].known_values() if not found.passed and is_known and base.first.losses else {}
     return OverfitReport(
         passed=found.passed,
         losses=losses,
         samples=seen.samples,
-        headline=change.headline if change is not None else "",
-        cause=change.suspect if change is not None else None,
-        fix=change.fix if change is not None else "",
+        cause=change.suspect,
         fix_state="verified" if found.verified else "advice",
         verified=found.verified,
-        parameters=change.parameters if change is not None else (),
-        rows=change.rows if change is not None else (),
-        factor=change.factor if change is not None else None,
-        location=change.location if change is not None else None,
-        excerpt=excerpt(change.location) if change is not None and change.location is not None else (),
-        module=change.module if change is not None else "",
+        **{name: getattr(change, name) for name in ("headline", "fix", "parameters", "rows", "factor", "location", "module")},
+        excerpt=excerpt(change.location) if change.location is not None else (),
         trials=found.trials,
-        leaks=leaks,
-        floor=goal.floor if goal is not None and goal.is_known else None,
+        floor=goal.floor if goal is not None and is_known else None,
         chance=goal.chance if goal is not None else None,
-        floor_name=at,
+        floor_name=next((name for name, value in known.items() if losses and abs(losses[-1] - value) <= 0.01 * value), ""),
         cured_losses=found.cured,
         held_still=("the same samples", "the same random numbers", "no dropout"),
         reason=found.reason,
         error="" if base.error is None else f"{type(base.error).__name__}: {base.error}".splitlines()[0],
-        seconds_s=seconds_s,
-        problems=tuple(guard.problems),
-        notes=subject.notes,
     )
 
 

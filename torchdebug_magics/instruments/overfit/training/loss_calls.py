@@ -16,9 +16,9 @@ from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 from torchdebug_magics.report import Location
 
 CLASSES = (F.cross_entropy, F.nll_loss)
-_BINARY = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
+BINARY = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
 DISTANCES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
-LOSSES: tuple[Any, ...] = (*CLASSES, *_BINARY, *DISTANCES, F.kl_div, F.ctc_loss)
+LOSSES: tuple[Any, ...] = (*CLASSES, *BINARY, *DISTANCES, F.kl_div, F.ctc_loss)
 _NEAR = 1e-3
 _MOST_LAG = 4
 _SHARE = 0.05
@@ -105,7 +105,7 @@ class LossCall:
             return _entropy_of_smoothed(smoothing, self.classes) if smoothing else 0.0
         if self.function in CLASSES:
             return float(-torch.special.xlogy(self.target, self.target).sum(1).mean()) if self.function is F.cross_entropy else 0.0
-        if self.function in _BINARY:
+        if self.function in BINARY:
             target = self.target.float().clamp(0, 1)
             return float((-torch.special.xlogy(target, target) - torch.special.xlogy(1 - target, 1 - target)).mean())
         return 0.0
@@ -138,7 +138,7 @@ class LossCall:
         """The mean loss of the prediction that knows nothing: equal shares for classes, the mean of the targets for distances."""
         if self.function in CLASSES:
             return math.log(max(2, self.classes))
-        if self.function in _BINARY:
+        if self.function in BINARY:
             return math.log(2)
         if self.function in DISTANCES:
             target = self.target.float()

@@ -17,23 +17,9 @@ from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import locate
 from torchdebug_magics.report import Location
 
-ACTIVATIONS = frozenset(
-    {
-        "softmax",
-        "log_softmax",
-        "sigmoid",
-        "logsigmoid",
-        "tanh",
-        "relu",
-        "relu6",
-        "gelu",
-        "silu",
-        "leaky_relu",
-        "softplus",
-        "hardsigmoid",
-        "hardtanh",
-    }
-)
+_NORMALIZING, _RECTIFYING = frozenset({"softmax", "log_softmax"}), frozenset({"relu", "relu6", "gelu", "silu"})
+_SATURATING, _CLIPPING = frozenset({"sigmoid", "tanh"}), frozenset({"hardsigmoid", "hardtanh"})
+ACTIVATIONS = _NORMALIZING | _RECTIFYING | _SATURATING | _CLIPPING | {"logsigmoid", "leaky_relu", "softplus"}
 _VIEWS = frozenset(
     {"view", "reshape", "squeeze", "unsqueeze", "flatten", "transpose", "permute", "__getitem__", "float", "contiguous", "t", "to", "clone"}
 )
@@ -210,15 +196,9 @@ class ObservedStep:
 
     def _activation(self, name: str, given: Tensor, made: Tensor, place: Location | None, dim: Any) -> None:
         module = self.running[-1] if self.running else ""
-        one = Activation(
-            name,
-            given.detach(),
-            dim if isinstance(dim, int) else _implicit(name, given),
-            place,
-            module,
-            self.feeder,
-            _is_dead(name, made.detach()),
-        )
+        if not isinstance(dim, int):  # over which dimension PyTorch normalizes where none is named
+            dim = None if name not in _NORMALIZING else 0 if given.dim() in {0, 1, 3} else 1
+        one = Activation(name, given.detach(), dim, place, module, self.feeder, _is_dead(name, made.detach()))
         self._produced[id(made)] = made, one
         self.activations.append(one)
 
@@ -237,26 +217,18 @@ class ObservedStep:
             self.same_rows = here(), self.running[-1]
 
 
-def _implicit(name: str, given: Tensor) -> int | None:
-    """Over which dimension PyTorch normalizes where none is named."""
-    if name not in {"softmax", "log_softmax"}:
-        return None
-    return 0 if given.dim() in {0, 1, 3} else 1
-
-
 def _is_dead(name: str, result: Tensor) -> bool:
     if result.numel() < 2 or not result.is_floating_point():  # noqa: PLR2004 - of one number nothing can be said
         return False
-    if name in {"relu", "relu6", "gelu", "silu"}:
-        return bool((result.abs() < _ZERO).float().mean() >= _DEAD)
-    if name in {"hardsigmoid", "hardtanh"}:
-        ends = (result == result.max()) | (result == result.min())
-        return bool(ends.float().mean() >= _DEAD) and float(result.max()) in {-1.0, 0.0, 1.0}
-    if name == "tanh":
-        return bool((result.abs() > 1 - _SATURATED).float().mean() >= _DEAD)
-    if name == "sigmoid":
-        return bool(((result < _SATURATED) | (result > 1 - _SATURATED)).float().mean() >= _DEAD)
-    return False
+    if name in _RECTIFYING:
+        ends = result.abs() < _ZERO
+    elif name in _CLIPPING:
+        ends = ((result == result.max()) | (result == result.min())) & (result.max().abs() <= 1) & (result.max() == result.max().round())
+    elif name in _SATURATING:
+        ends = (result > 1 - _SATURATED) | (result < (_SATURATED if name == "sigmoid" else _SATURATED - 1))
+    else:
+        return False
+    return bool(ends.float().mean() >= _DEAD)
 
 
 def _equal_rows(values: Tensor, scale: float = 0.0) -> bool:
