@@ -26,18 +26,23 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ParameterFacts:
-    """What is known of one parameter at one moment."""
+    """What is known of one parameter, whose gradient is looked at when asked."""
 
-    name: str
-    is_frozen: bool
-    gradient: bool | None
-    """Whether any element of its gradient is not zero; None without a gradient."""
+    parameter: torch.Tensor
     group: Mapping[str, Any] | None
     """The group of the optimizer that holds it; None where none does."""
     state: Mapping[str, Any] | None
     """What that optimizer keeps of it; None before the first update."""
+
+    @property
+    def gradient(self) -> bool | None:
+        """Whether any element of its gradient is not zero; None without a gradient."""
+        if self.parameter.grad is None:
+            return None
+        gradient = local_of(self.parameter.grad).detach()
+        return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).any())
 
     @property
     def rate(self) -> float | None:
@@ -50,16 +55,7 @@ def facts_of(parameters: Mapping[str, torch.Tensor], optimizers: Iterable[torch.
     optimizers = list(optimizers)
     groups = {id(one): group for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
     states = {id(one): state for optimizer in optimizers for one, state in optimizer.state.items() if state}
-    return {
-        name: ParameterFacts(
-            name,
-            is_frozen=not parameter.requires_grad,
-            gradient=None if parameter.grad is None else bool(local_of(parameter.grad).detach().any()),
-            group=groups.get(id(parameter)),
-            state=states.get(id(parameter)),
-        )
-        for name, parameter in parameters.items()
-    }
+    return {name: ParameterFacts(one, groups.get(id(one)), states.get(id(one))) for name, one in parameters.items()}
 
 
 def classes_of(loss: torch.Tensor) -> int | None:

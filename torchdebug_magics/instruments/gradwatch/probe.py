@@ -19,7 +19,7 @@ from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.gradwatch.findings import Judge
 from torchdebug_magics.instruments.gradwatch.measuring import ClipCall, OptimizerWatch, StepEvents, gradient_of
 from torchdebug_magics.instruments.gradwatch.record import RunRecord, StepLog
-from torchdebug_magics.instruments.gradwatch.report import GradReport, LiveGrad, verdict
+from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, verdict
 from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.hooks import Hooks
@@ -65,7 +65,8 @@ class GradProbe:
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
         self._raised = ""
-        self._warning = ""
+        self._findings: tuple[GradFinding, ...] = ()
+        """Of the last look while it runs."""
         self._looked_s = 0.0
 
     def attach(self, stack: ExitStack) -> None:
@@ -86,10 +87,10 @@ class GradProbe:
         """Nothing is kept."""
         return {}
 
-    def live(self) -> LiveGrad:
-        """For the live view; any thread may ask."""
+    def live(self) -> GradReport:
+        """For the live view, with the faults so far; any thread may ask."""
         with self._lock:
-            return self._record.live(self._backward_count, self._warning)
+            return self._record.report(findings=self._findings, backward_count=self._backward_count)
 
     def report(self) -> GradReport:
         """Freeze what was measured, and judge it."""
@@ -222,7 +223,7 @@ class GradProbe:
         now_s = time.monotonic()
         if now_s - self._looked_s > 1:
             self._looked_s = now_s
-            self._warning = next((finding.headline for finding in self._judge.findings()), "")
+            self._findings = self._judge.findings()
 
 
 class _Batches:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.gradwatch.report import GradReport, LiveGrad, ModuleRow
+from torchdebug_magics.instruments.gradwatch.report import GradReport, ModuleRow
 from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.steps import Owner, Owners
@@ -32,7 +32,6 @@ FAST, FIRST_STEPS = 0.1, 2
 _RECENT = 64
 _SCALED_CLIP = 0.5
 """Of the norm that clipping leaves: where the step finds less, the gradients were divided by the scaler's factor after it."""
-_LIVE_ROWS = 24
 _MOST_MODULES, _OTHERS = 4096, (-1, "all other modules")
 _MOST_OPTIMIZERS = 64
 """Further ones, as when each step makes its own, continue the history of the last."""
@@ -317,26 +316,9 @@ class RunRecord:
                 bins.halve()
         return step // self._width
 
-    def live(self, backward_count: int, warning: str) -> LiveGrad:
-        """As it is now."""
-        modules = self.modules()
-        shown = modules[:: max(1, math.ceil(len(modules) / _LIVE_ROWS))]
-        last = self.histories[-1].steps[-1] if self.histories and self.histories[-1].steps else None
-        return LiveGrad(
-            steps_count=self.step + 1,
-            backward_count=backward_count,
-            loss=last.loss if last is not None and not math.isnan(last.loss) else None,
-            learning_rate=last.rate if last is not None and not math.isnan(last.rate) else None,
-            modules=tuple(self.owners.name(series.owner) for series in shown),
-            norms=tuple(tuple(series.norms.values) for series in shown),
-            totals=tuple(total for total in self._totals.values if total is not None),
-            steps_per_value=self._width,
-            warning=warning,
-            modules_count=len(modules),
-        )
-
     def report(self, **judged: Any) -> GradReport:
-        """All of it, with what was judged."""
+        """All of it as it is now, with what was judged."""
+        rate = self.histories[-1].steps[-1].rate if self.histories and self.histories[-1].steps else math.nan
         named = [(self.owners.name(series.owner), series) for series in self.modules()]
         return GradReport(
             modules=tuple(name for name, _ in named),
@@ -346,6 +328,7 @@ class RunRecord:
             losses=list(self._losses.values),
             totals=list(self._totals.values),
             steps_count=self.step + 1,
+            learning_rate=None if math.isnan(rate) else rate,
             steps_per_value=self._width,
             rows=tuple(_rows(named)),
             nonfinite_step=self.nonfinite_step,

@@ -115,7 +115,7 @@ _USED: weakref.WeakSet[SkippedAttention] = weakref.WeakSet()
 
 
 def _release(known: dict[str, Any]) -> None:
-    if not _USED:
+    if not list(_USED):  # its length counts those that are going
         known.pop(_NAME, None)
 
 

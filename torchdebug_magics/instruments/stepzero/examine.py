@@ -209,29 +209,26 @@ def movement(trained: Trained, zero: ZeroState) -> Rows:
 
 def _why_moved(facts: ParameterFacts) -> str:
     """Of a parameter that was frozen."""
-    if not facts.is_frozen:
+    if facts.parameter.requires_grad:
         return "it requires a gradient now"
     return "the optimizer updates it" if facts.state else "something other than the optimizer writes to it"
 
 
 def _why_not(facts: ParameterFacts, *, has_optimizers: bool, has_stepped: bool, is_known: bool) -> str:
     """The first reason that holds; `is_known`: whether any optimizer keeps a state of what it has updated."""
-    still = {
-        None: "no gradient, or a zero gradient",
-        False: "zero gradient",
-        True: "first gradient after the last step" if is_known and facts.state is None else "updates round to zero",
-    }[facts.gradient]
-    if facts.gradient is None and facts.state is not None:
-        still = "updates round to zero" if any(map(_holds_something, facts.state.values())) else "zero gradients"
-    elif facts.gradient is None and is_known:
-        still = "no gradient"
+    has_moments = facts.state is not None and any(map(_holds_something, facts.state.values()))
     reasons = (
-        (facts.is_frozen, FROZEN),
+        (not facts.parameter.requires_grad, FROZEN),
         (has_optimizers and facts.group is None, "not in the optimizer"),
         (facts.rate == 0, "learning rate 0"),
         (not has_stepped, "no step was taken"),
+        (facts.gradient is False, "zero gradient"),
+        (facts.gradient and is_known and facts.state is None, "first gradient after the last step"),
+        (facts.gradient or has_moments, "updates round to zero"),
+        (facts.state is not None, "zero gradients"),
+        (is_known, "no gradient"),
     )
-    return next((reason for holds, reason in reasons if holds), still)
+    return next((reason for holds, reason in reasons if holds), "no gradient, or a zero gradient")
 
 
 def _holds_something(value: Any) -> bool:

@@ -12,7 +12,7 @@ import torch
 import torchdebug_magics
 from torchdebug_magics import TorchDebugError
 from torchdebug_magics.instruments.gradwatch.probe import GradProbe
-from torchdebug_magics.instruments.gradwatch.report import LiveGrad
+from torchdebug_magics.instruments.gradwatch.report import GradReport
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,7 +140,7 @@ def test_a_live_snapshot_is_there_while_it_runs() -> None:
     names: dict[str, Any] = {}
     with ExitStack() as stack:
         probe.attach(stack)
-        assert probe.live() == LiveGrad(0, 0, None, None, (), (), (), 1)
+        assert probe.live() == GradReport()
         exec(LOOP, names)
         seen = probe.live()
     assert (seen.steps_count, seen.backward_count, seen.modules, seen.learning_rate) == (6, 6, ("0", "2"), 0.1)

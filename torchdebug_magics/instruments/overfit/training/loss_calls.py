@@ -84,12 +84,9 @@ class LossCall:
     @property
     def is_contrast(self) -> bool:
         """Whether each sample is compared with all of the batch: how low such a loss becomes depends on its temperature."""
-        is_square = self.input.dim() == 2 and self.input.shape[0] == self.input.shape[1] == self.target.numel()  # noqa: PLR2004
-        return (
-            self.is_classes
-            and is_square
-            and bool((self.target.flatten() == torch.arange(len(self.input), device=self.target.device)).all())
-        )
+        if not self.is_classes or self.input.dim() != 2 or len(self.input) != self.classes or self.target.numel() != self.classes:  # noqa: PLR2004
+            return False
+        return torch.equal(self.target.flatten(), torch.arange(self.classes, device=self.target.device, dtype=self.target.dtype))
 
     @property
     def size(self) -> float:
@@ -156,9 +153,10 @@ class LossCall:
         if not self.is_classes or not len(self.labels):
             return {}
         many, entropy = self.classes, self.entropy()
+        chance, twice = math.log(many), math.log(1 + (many - 1) / math.e)
         named = {
-            f"ln {many} = {math.log(many):.4g}: equal shares for all classes": math.log(many),
-            f"ln(1 + {many - 1}/e) = {math.log(1 + (many - 1) / math.e):.4g}: softmax applied twice": math.log(1 + (many - 1) / math.e),
+            f"ln {many} = {chance:.4g}: equal shares for all classes": chance,
+            f"ln(1 + {many - 1}/e) = {twice:.4g}: softmax applied twice": twice,
             f"{entropy:.4g}: the entropy of the labels, as if the input were not known": entropy,
         }
         return {name: value for name, value in named.items() if value > 0}
@@ -233,11 +231,8 @@ class Goal:
         """Whether a step's loss is as good as its floor; of a loss with further terms, whether those are that depend on the targets."""
         if calls and not self.is_known and all(_is_low(call) for call in calls):
             return True
-        return self._near(loss, self.floor, self.reference)
-
-    def _near(self, loss: float, floor: float, reference: float) -> bool:
-        above = loss - floor
-        return math.isfinite(loss) and -_SAME * max(reference, 0.0) - _TINY <= above <= _SHARE * max(reference, 0.0)
+        reference = max(self.reference, 0.0)
+        return math.isfinite(loss) and -_SAME * reference - _TINY <= loss - self.floor <= _SHARE * reference
 
     def nearly(self, losses: Sequence[float], quarters: int) -> bool:
         """Whether the loss falls so fast that so many further quarters of the steps are likely to be enough."""

@@ -253,8 +253,7 @@ class Training:
         if is_first:
             self.backwards += 1
             for one in losses:
-                self.first.differentiated(one)
-                self.summed = self.first.summed_over(one)
+                self.summed = self.first.differentiated(one)
         result = original(tensors, *args, **kwargs)
         if is_first or self.change.keeps_gradients:
             self._kept = [(one, one.grad.detach().clone()) for one in named.values() if one.grad is not None]
