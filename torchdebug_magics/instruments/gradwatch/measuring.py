@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.gradwatch.record import History, ModuleNumbers, ModuleSeries
-from torchdebug_magics.probing.lines import Line
+from torchdebug_magics.instruments.gradwatch.record import History, ModuleNumbers, ModuleSeries, Reading, StepEvents
 from torchdebug_magics.probing.storages import is_shard, local_of
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -21,29 +19,6 @@ _SAMPLE = 1024
 _EACH_OF, _THEN_EVERY = 64, 4
 """Samples are taken at each of so many steps, then at every fourth one; gradient norms at each step, of all elements."""
 _HALF = frozenset({torch.float16, torch.bfloat16})
-
-
-class ClipCall(NamedTuple):
-    """One call of `clip_grad_norm_`."""
-
-    parameters: frozenset[int]
-    total: torch.Tensor
-    max_norm: float
-    line: Line | None
-
-
-@dataclass
-class StepEvents:
-    """What happened since the last step of any optimizer: losses, clipping, batches. Copies of single numbers, and no graph."""
-
-    total: torch.Tensor | None = None
-    """The sum of the losses."""
-    count: int = 0
-    clips: list[ClipCall] = field(default_factory=list)
-    leaves: frozenset[int] | None = None
-    """The ids of the tensors that the last loss depends on, where that was asked."""
-    batch: tuple[int, int] | None = None
-    """(epoch, batch) that the last loss was computed from."""
 
 
 class Sent(NamedTuple):
@@ -133,8 +108,11 @@ class OptimizerWatch:
         self.history.micro_batches = max(1, events.count)
         self.pending = Pending(step, max(rates, default=math.nan), events, sent)
 
-    def read(self, pending: Pending) -> tuple[dict[str, float], dict[int, ModuleNumbers], frozenset[int]]:
-        """(scalars; numbers by the id of a `ModuleSeries`, norms as before clipping; positions that had a gradient)."""
+    def read(self) -> Reading | None:
+        """The pending step, once: waits for the device. None where nothing is on its way."""
+        pending, self.pending = self.pending, None
+        if pending is None or not pending.sent:
+            return None
         scalars: dict[str, float] = {}
         sums: dict[int, list[float]] = {}
         members: list[int] = []
@@ -166,7 +144,7 @@ class OptimizerWatch:
         fresh = {key: _numbers(*row) for key, row in sums.items() if row[4]}
         self._latest |= fresh
         stale = {key: self._latest[key]._replace(norm=math.sqrt(row[0]), is_fresh=False) for key, row in sums.items() if not row[4]}
-        return scalars, fresh | stale, frozenset(members)
+        return Reading(pending.step, pending.rate, pending.events, scalars, fresh | stale, frozenset(members))
 
 
 def _numbers(norm: float, weight: float, update: float, zeros: float, count: float) -> ModuleNumbers:

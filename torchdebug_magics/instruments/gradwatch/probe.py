@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchdebug_magics.format import plural
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.gradwatch.findings import Judge
-from torchdebug_magics.instruments.gradwatch.measuring import ClipCall, OptimizerWatch, StepEvents, gradient_of
-from torchdebug_magics.instruments.gradwatch.record import RunRecord, StepLog
+from torchdebug_magics.instruments.gradwatch.measuring import OptimizerWatch, gradient_of
+from torchdebug_magics.instruments.gradwatch.record import ClipCall, RunRecord, StepEvents, StepLog
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, verdict
 from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.graphs import leaves_of
@@ -213,11 +213,12 @@ class GradProbe:
 
     def _read(self, watch: OptimizerWatch) -> None:
         """The numbers of the last step, which the device has sent by now."""
-        if watch.pending is None or not watch.pending.sent:
+        reading = watch.read()
+        if reading is None:
             return
         with self._lock:
             count = watch.history.steps_count
-            largest = self._record.add(watch)
+            largest = self._record.add(watch.history, watch.series, reading)
             if watch.history.steps_count > count:
                 self._judge.look(watch.history, largest)
         now_s = time.monotonic()

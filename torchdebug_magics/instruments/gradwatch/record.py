@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,9 +22,6 @@ from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.steps import Owner, Owners
 from torchdebug_magics.probing.storages import is_shard, local_of
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.gradwatch.measuring import OptimizerWatch
 
 BINS = 256
 FAST, FIRST_STEPS = 0.1, 2
@@ -71,6 +68,42 @@ class ModuleNumbers(NamedTuple):
     """As `ratio`, to weights of at least the usual size."""
     is_fresh: bool = True
     """Whether this step took a sample; else all but the norm is that of the last one."""
+
+
+class ClipCall(NamedTuple):
+    """One call of `clip_grad_norm_`."""
+
+    parameters: frozenset[int]
+    total: torch.Tensor
+    max_norm: float
+    line: Line | None
+
+
+@dataclass
+class StepEvents:
+    """What happened since the last step of any optimizer: losses, clipping, batches. Copies of single numbers, and no graph."""
+
+    total: torch.Tensor | None = None
+    """The sum of the losses."""
+    count: int = 0
+    clips: list[ClipCall] = field(default_factory=list)
+    leaves: frozenset[int] | None = None
+    """The ids of the tensors that the last loss depends on, where that was asked."""
+    batch: tuple[int, int] | None = None
+    """(epoch, batch) that the last loss was computed from."""
+
+
+class Reading(NamedTuple):
+    """What was measured in one step of one optimizer, once the device has sent it."""
+
+    step: int
+    rate: float
+    events: StepEvents
+    scalars: dict[str, float]
+    numbers: dict[int, ModuleNumbers]
+    """By the id of a `ModuleSeries`; norms as they were before clipping."""
+    members: frozenset[int]
+    """The positions of the parameters that had a gradient."""
 
 
 class Step(NamedTuple):
@@ -278,15 +311,11 @@ class RunRecord:
         known = (series for series in self._series.values() if series.steps_count and (history is None or history in series.histories))
         return sorted(known, key=lambda series: (series.owner.model, series.owner.order))
 
-    def add(self, watch: OptimizerWatch) -> ModuleSeries | None:
-        """The pending step of an optimizer; the module with the largest gradient, where there was one. None for a step that was skipped."""
-        pending, watch.pending = watch.pending, None
-        if pending is None or not pending.sent:
-            return None
-        scalars, numbers, members = watch.read(pending)
+    def add(self, history: History, parts: Sequence[ModuleSeries], reading: Reading) -> ModuleSeries | None:
+        """A step of an optimizer of these modules; which of them has the largest gradient, where there was one."""
+        number, rate, events, scalars, numbers, members = reading
         if scalars.get("found_inf", 0) > 0:
             return None  # a step that the scaler has skipped
-        events, history = pending.events, watch.history
         unscale = 1 / scalars["grad_scale"] if scalars.get("grad_scale", 0) > 0 else 1.0
         numbers = {key: one._replace(norm=one.norm * unscale) for key, one in numbers.items()}
         norm = math.sqrt(sum(one.norm**2 for one in numbers.values()))
@@ -294,17 +323,18 @@ class RunRecord:
         if events.clips:
             history.clip_line, history.max_norm = events.clips[-1].line, events.clips[-1].max_norm
         clipped_from = scalars[f"clip {len(events.clips) - 1}"] if events.clips else None
-        history.add(Step(pending.step, loss, norm, scalars.get("rate", pending.rate), events.batch, clipped_from), members)
-        place = self._place(pending.step)
+        history.add(Step(number, loss, norm, scalars.get("rate", rate), events.batch, clipped_from), members)
+        place = self._place(number)
         self._totals.add(place, norm)
         if "loss" in scalars:
             self._losses.add(place, loss)
-        by_id = {id(series): series for series in watch.series}
+        by_id = {id(series): series for series in parts}
         for key, one in numbers.items():
-            by_id[key].add(one, pending.step, place, events.leaves)
+            by_id[key].add(one, number, place, events.leaves)
         if not math.isfinite(norm) and "grad_scale" not in scalars and self.nonfinite_step is None:
-            self.nonfinite_step = pending.step
-        self._log.write(pending.step, {self.owners.name(by_id[key].owner): one for key, one in numbers.items()}, loss, history.name)
+            self.nonfinite_step = number
+        if self._log.is_open:
+            self._log.write(number, {self.owners.name(by_id[key].owner): one for key, one in numbers.items()}, loss, history.name)
         return by_id[max(numbers, key=lambda key: numbers[key].norm)] if numbers else None
 
     def _place(self, step: int) -> int:
@@ -385,6 +415,11 @@ class StepLog:
 
             self._scalars = SummaryWriter(self._folder)
             stack.callback(self._scalars.close)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is to be written."""
+        return self._rows is not None or self._scalars is not None
 
     def write(self, step: int, modules: Mapping[str, ModuleNumbers], loss: float, optimizer: str) -> None:
         """One step of one optimizer."""
