@@ -1,4 +1,4 @@
-"""``%%gradwatch``: loss_watch -> optimizer_watch -> run_record (module_series, step_history) -> grad_findings -> report -> view."""
+"""``%%gradwatch``: probe -> measuring -> record -> findings -> report -> view."""
 
 from torchdebug_magics.instrument import Instrument, Option
 

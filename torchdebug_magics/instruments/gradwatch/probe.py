@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
@@ -16,18 +16,24 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.format import plural
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.gradwatch.grad_findings import doubts_in, found_in, has_warning
-from torchdebug_magics.instruments.gradwatch.loss_watch import LossWatch
-from torchdebug_magics.instruments.gradwatch.optimizer_watch import OptimizerWatch, gradient_of
-from torchdebug_magics.instruments.gradwatch.report import GradReport, LiveGrad, verdict
-from torchdebug_magics.instruments.gradwatch.run_record import RunRecord
-from torchdebug_magics.instruments.gradwatch.step_history import StepLog
+from torchdebug_magics.instruments.gradwatch.findings import Judge
+from torchdebug_magics.instruments.gradwatch.measuring import OptimizerWatch, gradient_of
+from torchdebug_magics.instruments.gradwatch.record import ClipCall, RunRecord, StepEvents, StepLog
+from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, verdict
 from torchdebug_magics.probing.dispatch import is_being_compiled
+from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.steps import classes_of, parameters_of
 from torchdebug_magics.probing.storages import is_shard, local_of, shards_note
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
+
+_MOST_CLIPS = 8
+_FIRST_LOOKS, _LOOK_EVERY = 4, 64
+"""Backward passes whose loss is looked at for its number of classes: the first few, then one in so many."""
+_SOON_DEAD = 6
+"""Steps with a gradient of zeros only, after which the graph of the loss is asked whether it depends on the module."""
 
 
 @contextmanager
@@ -45,13 +51,22 @@ class GradProbe:
         self._hooks = Hooks()
         self._lines = Lines(Line)
         self._log = StepLog(csv, tensorboard)
-        self._losses = LossWatch(self._lines)
         self._record = RunRecord(self._log)
+        self._judge = Judge(self._record)
         self._watches: dict[int, tuple[weakref.ref[torch.optim.Optimizer], OptimizerWatch]] = {}
+        self._events = StepEvents()
+        self._backward_count = 0
+        self._backward_line: Line | None = None
+        self._is_scaled = False
+        """Whether the last loss may be multiplied by a GradScaler."""
+        self._classes: int | None = None
+        self._wants_leaves = False
+        self._batches = _Batches()
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
         self._raised = ""
-        self._warning = ""
+        self._findings: tuple[GradFinding, ...] = ()
+        """Of the last look while it runs."""
         self._looked_s = 0.0
 
     def attach(self, stack: ExitStack) -> None:
@@ -72,16 +87,17 @@ class GradProbe:
         """Nothing is kept."""
         return {}
 
-    def live(self) -> LiveGrad:
-        """For the live view; any thread may ask."""
+    def live(self) -> GradReport:
+        """For the live view, with the faults so far; any thread may ask."""
         with self._lock:
-            return self._record.live(self._losses.backward_count, self._warning)
+            return self._record.report(findings=self._findings, backward_count=self._backward_count)
 
     def report(self) -> GradReport:
         """Freeze what was measured, and judge it."""
-        findings = self._guard.run("the search for faults", found_in, self._record) or ()
-        doubts = () if findings else self._guard.run("the search for doubts", doubts_in, self._record) or ()
-        return verdict(self._record.report(findings, doubts, self._losses.backward_count, self._raised, self._guard.problems))
+        findings = self._guard.run("the search for faults", self._judge.findings) or ()
+        doubts = () if findings else self._guard.run("the search for doubts", self._judge.doubts) or ()
+        judged = {"findings": findings, "doubts": doubts, "backward_count": self._backward_count, "raised": self._raised}
+        return verdict(self._record.report(**judged, problems=tuple(self._guard.problems)))
 
     def _ended(self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         self._raised = "" if kind is None else kind.__name__
@@ -103,20 +119,38 @@ class GradProbe:
         tensors = [given] if isinstance(given, torch.Tensor) else list(tensors_in(given))
         if len(tensors) == 1 and tensors[0].numel() == 1 and not is_traced(tensors[0]) and not tensors[0].is_meta:
             with _ours():
-                self._losses.backward(tensors[0])
+                self._take_loss(tensors[0])
+
+    def _take_loss(self, loss: torch.Tensor) -> None:
+        events = self._events
+        self._backward_line = self._lines.here(sys._getframe())
+        if self._backward_count < _FIRST_LOOKS or self._backward_count % _LOOK_EVERY == 0:
+            self._classes = classes_of(loss) or (self._classes if self._backward_count else None)
+        if self._wants_leaves:
+            events.leaves, self._wants_leaves = frozenset(map(id, leaves_of([loss]))), False
+        self._is_scaled = loss.grad_fn is not None and loss.grad_fn.name() == "MulBackward0"
+        self._backward_count += 1
+        value = local_of(loss).detach()
+        events.total = value.clone() if events.total is None or events.total.device != value.device else events.total + value
+        events.count += 1
+        self._batches.used()
 
     def _around_clipping(self, original: Any, parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         is_known = isinstance(total_norm, torch.Tensor) and not is_traced(total_norm) and not is_shard(total_norm)
         if self._is_ours() and is_known and isinstance(parameters, (list, tuple)):
-            self._guard.run("the look at clipping", self._losses.clipped, list(parameters), float(max_norm), total_norm)
+            self._guard.run("the look at clipping", self._take_clipping, list(parameters), float(max_norm), total_norm)
         return original(parameters, max_norm, total_norm, *args, **kwargs)
+
+    def _take_clipping(self, parameters: list[torch.Tensor], max_norm: float, total: torch.Tensor) -> None:
+        call = ClipCall(frozenset(map(id, parameters)), total.detach(), max_norm, self._lines.here(sys._getframe()))
+        self._events.clips = [*self._events.clips[-_MOST_CLIPS:], call]
 
     def _around_batch(self, original: Any, iterator: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         batch = original(iterator, *args, **kwargs)
         if self._is_ours():
-            self._guard.run("counting batches", self._losses.fetched, iterator)
+            self._guard.run("counting batches", self._batches.fetched, iterator)
         return batch
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -125,7 +159,7 @@ class GradProbe:
             self._guard.run("the look before an update", self._step_begins, optimizer, has_closure=has_closure)
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        parameters = parameters_of(optimizer)
         if any(is_traced(local_of(one)) for one in parameters[:1]):
             return
         with _ours():
@@ -144,52 +178,86 @@ class GradProbe:
         ref, watch = self._watches.get(id(optimizer), (None, None))
         if ref is None or watch is None or ref() is not optimizer or not watch.is_measuring:
             return
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        parameters = parameters_of(optimizer)
         with _ours():
             watch.history.line = watch.history.line or self._lines.here(sys._getframe())
-            watch.history.backward_line = self._losses.line or watch.history.backward_line
-            watch.history.classes = self._losses.classes
-            scale = self._record.owners.scale() if self._losses.is_scaled else None
-            watch.after(parameters, optimizer, self._losses, self._record.clock(optimizer, watch.ids), scale)
-        self._losses.taken()
-        self._losses.wants_leaves = any(one.zero_run >= 6 and one.is_used is None for one in watch.series)  # noqa: PLR2004 - soon dead
+            watch.history.backward_line = self._backward_line or watch.history.backward_line
+            watch.history.classes = self._classes
+            self._events.batch = self._batches.taken()
+            scale = self._record.owners.scale() if self._is_scaled else None
+            watch.after(parameters, optimizer, self._events, self._record.clock(optimizer, watch.ids), scale)
+        self._events = StepEvents()
+        self._wants_leaves = any(series.zero_run >= _SOON_DEAD and series.is_used is None for series in watch.series)
 
-    def _watch_of(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> OptimizerWatch:
-        ref, watch = self._watches.get(id(optimizer), (None, None))
-        if ref is not None and watch is not None and ref() is optimizer and watch.fits(parameters):
+    def _watch_of(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> OptimizerWatch:
+        reference, watch = self._watches.get(id(optimizer), (None, None))
+        is_same = reference is not None and reference() is optimizer
+        if watch is not None and is_same and watch.fits(parameters):
             return watch
-        if watch is not None:
-            self._read(watch)
-        is_same = ref is not None and watch is not None and ref() is optimizer
-        for key, (other_ref, other) in list(self._watches.items()):
-            if other_ref() is None:
-                self._read(other)
+        for key, (other, earlier) in list(self._watches.items()):
+            if key == id(optimizer) or other() is None:
+                self._read(earlier)
                 del self._watches[key]
-        line = self._lines.here(sys._getframe())
         with self._lock:
-            history = watch.history if is_same and watch is not None else self._record.history_of(optimizer, line)
-            series = self._record.series_of(parameters, history)
-        made = OptimizerWatch(parameters, series, history)
-        self._watches[id(optimizer)] = weakref.ref(optimizer), made
-        if unmeasured := len(parameters) - made.measured_count:
+            line = self._lines.here(sys._getframe())
+            history = watch.history if watch is not None and is_same else self._record.history_of(optimizer, line)
+            watch = OptimizerWatch(parameters, self._record.series_of(parameters, history), history)
+        self._watches[id(optimizer)] = weakref.ref(optimizer), watch
+        if unmeasured := len(parameters) - watch.measured_count:
             self._guard.note(f"{unmeasured} of {len(parameters)} parameters are not measured: empty, on meta or no plain tensors")
         if note := shards_note(parameters, "norms, ratios and zeros are"):
             self._guard.note(note)
-        if apart := sum(one.grad is not None and gradient_of(one) is None for one in parameters):
+        if apart := sum(parameter.grad is not None and gradient_of(parameter) is None for parameter in parameters):
             self._guard.note(f"{plural(apart, 'gradient')} not measured: laid out over the ranks otherwise than their parameters")
-        return made
+        return watch
 
     def _read(self, watch: OptimizerWatch) -> None:
         """The numbers of the last step, which the device has sent by now."""
-        pending, watch.pending = watch.pending, None
-        if pending is None or not pending.measured:
+        reading = watch.read()
+        if reading is None:
             return
         with self._lock:
-            self._record.add(watch, pending)
+            count = watch.history.steps_count
+            largest = self._record.add(watch.history, watch.series, reading)
+            if watch.history.steps_count > count:
+                self._judge.look(watch.history, largest)
         now_s = time.monotonic()
         if now_s - self._looked_s > 1:
             self._looked_s = now_s
-            self._warning = has_warning(self._record)
+            self._findings = self._judge.findings()
+
+
+class _Batches:
+    """Counts the batches of DataLoaders, by the id of what draws their indices."""
+
+    def __init__(self) -> None:
+        self._iterator: weakref.ref[Any] | None = None
+        self._epochs: dict[int, int] = {}
+        self._epoch = self._fetched = 0
+        self._is_new = False
+        """Whether a batch was fetched since the last step."""
+        self._ahead: int | None = None
+        """Batches that were fetched before the first loss of the epoch."""
+
+    def fetched(self, iterator: object) -> None:
+        """A DataLoader gave its next batch."""
+        if self._iterator is None or self._iterator() is not iterator:
+            self._iterator = weakref.ref(iterator)
+            key = id(getattr(iterator, "_index_sampler", None))
+            self._epoch = self._epochs[key] = self._epochs.get(key, -1) + 1
+            self._fetched, self._ahead = 0, None
+        self._fetched += 1
+        self._is_new = True
+
+    def used(self) -> None:
+        """A loss was computed."""
+        if self._ahead is None:
+            self._ahead = max(0, self._fetched - 1)
+
+    def taken(self) -> tuple[int, int] | None:
+        """At a step: (epoch, batch) that the last loss was computed from."""
+        is_new, self._is_new = self._is_new, False
+        return (self._epoch, max(0, self._fetched - 1 - (self._ahead or 0))) if is_new else None
 
 
 watch = GradProbe

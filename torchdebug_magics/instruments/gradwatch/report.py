@@ -84,6 +84,8 @@ class GradReport(FindingsReport[GradFinding]):
     steps_per_value: int = 1
     """Steps in a bin; 1 for runs of up to 256 steps."""
     backward_count: int = 0
+    learning_rate: float | None = None
+    """In the last step; None where it is not known."""
     rows: tuple[ModuleRow, ...] = ()
     nonfinite_step: int | None = None
     """The first step whose gradient norm is NaN or infinite."""
@@ -98,24 +100,6 @@ class GradReport(FindingsReport[GradFinding]):
         if self.doubts:
             return self.sentence.partition(": ")[0]
         return self.sentence if self.finding is None else capitalised(self.finding.title())
-
-
-@dataclass(frozen=True)
-class LiveGrad:
-    """A snapshot for the live view."""
-
-    steps_count: int
-    backward_count: int
-    loss: float | None
-    learning_rate: float | None
-    modules: tuple[str, ...]
-    norms: tuple[tuple[float | None, ...], ...]
-    """One row for each of `modules`."""
-    totals: tuple[float, ...]
-    steps_per_value: int
-    warning: str = ""
-    modules_count: int = 0
-    """Number of all modules; `modules` holds some of them."""
 
 
 def compared(report: GradReport) -> Compared:

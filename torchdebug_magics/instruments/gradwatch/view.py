@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torchdebug_magics.format import capitalised, listed, number, plural, sparkline
 from torchdebug_magics.html.page import Block, Chart, Code, Facts, Fold, Heatmap, Note, Page, Status, Table
-from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, LiveGrad, Values
+from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, Values
 
 _COLUMNS = ("module", "type", "parameters", "norm", "largest norm", "update / weight", "zeros")
 _FEW = 3
@@ -32,18 +32,15 @@ def page(report: GradReport) -> Page:
     return Page("gradwatch", status, report.title, tuple(blocks))
 
 
-def live_page(snapshot: LiveGrad) -> Page:
+def live_page(report: GradReport) -> Page:
     """While the cell runs: text and coloured cells, which cost next to nothing to draw."""
-    parts = [f"step {snapshot.steps_count - 1:,}" if snapshot.steps_count else "waiting for the first optimizer step"]
-    parts += [f"loss {number(snapshot.loss)}"] if snapshot.loss is not None else []
-    parts += [f"learning rate {number(float(snapshot.learning_rate))}"] if snapshot.learning_rate is not None else []
-    blocks: list[Block] = [Note(capitalised(snapshot.warning), "warn")] if snapshot.warning else []
-    if snapshot.totals:
-        blocks.append(Facts((("gradient norm", f"{sparkline(snapshot.totals)} {number(float(snapshot.totals[-1]))}"),)))
-    if snapshot.modules:
-        rows = tuple((name or "(model)", values) for name, values in zip(snapshot.modules, snapshot.norms, strict=True))
-        some = f" ({len(rows)} of {snapshot.modules_count})" if snapshot.modules_count > len(rows) else ""
-        blocks.append(Heatmap(f"Gradient norm by module{some}", rows, "step", snapshot.steps_per_value, is_quick=True))
+    losses, totals = [[one for one in values if one is not None] for values in (report.losses, report.totals)]
+    parts = [f"step {report.steps_count - 1:,}" if report.steps_count else "waiting for the first optimizer step"]
+    parts += [f"loss {number(losses[-1])}"] if losses and not math.isnan(losses[-1]) else []
+    parts += [f"learning rate {number(float(report.learning_rate))}"] if report.learning_rate is not None else []
+    blocks: list[Block] = [Note(capitalised(report.finding.headline), "warn")] if report.finding is not None else []
+    blocks += [Facts((("gradient norm", f"{sparkline(totals)} {number(totals[-1])}"),))] if totals else []
+    blocks += [_first_heatmap(report, is_quick=True)] if report.norms else []
     return Page("gradwatch", "busy", capitalised(" · ".join(parts)), tuple(blocks))
 
 
@@ -80,18 +77,18 @@ def _curves(report: GradReport) -> list[Block]:
     ]
 
 
-def _first_heatmap(report: GradReport) -> Heatmap:
+def _first_heatmap(report: GradReport, *, is_quick: bool = False) -> Heatmap:
     """The gradient norms of at most `_FIRST_ROWS` modules, evenly chosen: the heatmap ends on the first screen."""
     names, last = list(report.norms), len(report.norms) - 1
     if last < _FIRST_ROWS:
-        return _heatmap("Gradient norm by module", report, report.norms)
+        return _heatmap("Gradient norm by module", report, report.norms, is_quick=is_quick)
     chosen = [names[round(at * last / (_FIRST_ROWS - 1))] for at in range(_FIRST_ROWS)]
     title = f"Gradient norm by module ({_FIRST_ROWS} of {plural(len(names), 'module')}, evenly chosen)"
-    return _heatmap(title, report, {name: report.norms[name] for name in chosen})
+    return _heatmap(title, report, {name: report.norms[name] for name in chosen}, is_quick=is_quick)
 
 
-def _heatmap(title: str, report: GradReport, values: dict[str, Values], *, log: bool = True) -> Heatmap:
-    return Heatmap(title, tuple((name or "(model)", tuple(row)) for name, row in values.items()), "step", report.steps_per_value, log=log)
+def _heatmap(title: str, report: GradReport, values: dict[str, Values], **how: bool) -> Heatmap:
+    return Heatmap(title, tuple((name or "(model)", tuple(row)) for name, row in values.items()), "step", report.steps_per_value, **how)
 
 
 def _chart(title: str, values: Values, report: GradReport, label: str, *, log: bool) -> Chart:

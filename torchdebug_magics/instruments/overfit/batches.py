@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,26 +47,10 @@ def cut(batch: Any, many: int) -> Any:
             if one.dim() and len(one) == size:
                 return one[:many]
             return one[:, :many] if one.dim() > 1 and one.shape[1] == size else one
-        return one[:many] if len(one) == size and not any(isinstance(item, (torch.Tensor, list)) for item in one) else one
+        is_samples = len(one) == size and not any(isinstance(item, (torch.Tensor, list)) for item in one)
+        return one[:many] if is_samples else [rebuilt(item, part, (torch.Tensor, list)) for item in one]
 
-    whole = _plain(batch)
-    return rebuilt(whole, part, (torch.Tensor,)) if not _has_lists(whole) else _cut_lists(whole, part)
-
-
-def _has_lists(batch: Any) -> bool:
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
-    return any(isinstance(one, list) for one in values)
-
-
-def _cut_lists(batch: Any, part: Callable[[Any], Any]) -> Any:
-    if isinstance(batch, Mapping):
-        return {name: _cut_lists(one, part) for name, one in batch.items()}
-    if isinstance(batch, torch.Tensor):
-        return part(batch)
-    if isinstance(batch, list):
-        kept = part(batch)
-        return kept if kept is not batch else [_cut_lists(one, part) for one in batch]
-    return tuple(_cut_lists(one, part) for one in batch) if type(batch) is tuple else batch
+    return rebuilt(_plain(batch), part, (torch.Tensor, list))
 
 
 def _plain(batch: Any) -> Any:
@@ -74,11 +58,25 @@ def _plain(batch: Any) -> Any:
     return dict(batch) if isinstance(batch, Mapping) and type(batch) is not dict else batch
 
 
-def readings(model: torch.nn.Module, batch: Any, loss_function: Any) -> Iterator[Reading]:
-    """Ways to use it, the likeliest first."""
-    if isinstance(batch, Mapping):
-        yield from _of_mapping(model, batch, loss_function)
-        return
+def readings(model: torch.nn.Module, batch: Any, loss_function: Any) -> Sequence[Reading]:
+    """Ways to use it that the model's signature allows, the likeliest first; all of them where it allows none."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        signature = inspect.signature(lambda *_args, **_kwargs: None)
+    ways = list(_of_mapping(signature, batch, loss_function) if isinstance(batch, Mapping) else _of_parts(batch, loss_function))
+    return [way for way in ways if _binds(signature, way)] or ways
+
+
+def _binds(signature: inspect.Signature, reading: Reading) -> bool:
+    try:
+        signature.bind(*reading.args, **reading.kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _of_parts(batch: Any, loss_function: Any) -> Iterator[Reading]:
     parts = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     if loss_function is None:
         yield Reading(parts)
@@ -91,60 +89,38 @@ def readings(model: torch.nn.Module, batch: Any, loss_function: Any) -> Iterator
     first, *rest = parts
     if isinstance(first, Mapping) and all(isinstance(name, str) for name in first):
         yield Reading((), dict(first), tuple(rest))
-    needed, most = _positional(model)
-    counts = [many for many in (len(parts) - 1, needed, *range(1, len(parts))) if 1 <= many < len(parts) and needed <= many <= most]
-    if isinstance(first, (tuple, list)) and len(parts) == 2 and needed > 1:  # noqa: PLR2004 - inputs and targets
-        yield Reading(tuple(first), targets=tuple(rest))
-    for many in dict.fromkeys(counts):
+    for many in dict.fromkeys((len(parts) - 1, *range(1, len(parts)))):
         yield Reading(parts[:many], targets=parts[many:])
     if isinstance(first, (tuple, list)):
         yield Reading(tuple(first), targets=tuple(rest))
-    yield Reading((first,), targets=tuple(rest))
 
 
-def _of_mapping(model: torch.nn.Module, batch: Mapping[str, Any], loss_function: Any) -> Iterator[Reading]:
-    taken = _names(model)
-    if loss_function is None:
-        yield Reading((), dict(batch))
-        yield Reading((), {name: value for name, value in batch.items() if name in taken})
-        yield Reading((dict(batch),))
-        return
-    label = next((name for name in _LABELS if name in batch), None) or next(
-        (name for name in batch if taken and name not in taken), list(batch)[-1]
-    )
-    others = {name: value for name, value in batch.items() if name != label}
-    yield Reading((), others, (batch[label],))
-    yield Reading((), {name: value for name, value in others.items() if name in taken}, (batch[label],))
-    yield Reading(tuple(others.values()), {}, (batch[label],))
-    yield Reading((dict(batch),), {}, (batch[label],))
-
-
-def _signature(model: torch.nn.Module) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(model.forward).parameters.values())
-    except (TypeError, ValueError):
-        return []
-
-
-def _positional(model: torch.nn.Module) -> tuple[int, int]:
-    """How many arguments it needs, and how many it takes at most."""
-    found = _signature(model)
-    if not found or any(one.kind is one.VAR_POSITIONAL for one in found):
-        return 1, 1 << 10
-    places = [one for one in found if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
-    return sum(one.default is one.empty for one in places), len(places)
-
-
-def _names(model: torch.nn.Module) -> set[str]:
-    return {one.name for one in _signature(model) if one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}}
+def _of_mapping(signature: inspect.Signature, batch: Mapping[str, Any], loss_function: Any) -> Iterator[Reading]:
+    taken, others = signature.parameters, dict(batch)
+    targets: tuple[Any, ...] = ()
+    if loss_function is not None:
+        unknown = (name for name in batch if name not in taken)
+        label = next((name for name in _LABELS if name in batch), None) or next(unknown, list(batch)[-1])
+        targets = (others.pop(label),)
+    yield Reading((), others, targets)
+    yield Reading((), {name: value for name, value in others.items() if name in taken}, targets)
+    if loss_function is not None:
+        yield Reading(tuple(others.values()), {}, targets)
+    yield Reading((dict(batch),), {}, targets)
 
 
 def loss_of(output: Any, targets: tuple[Any, ...], loss_function: Any) -> torch.Tensor:
     """The loss of a model's output. Raises `TorchDebugError` where the model returns none, and there is no loss function."""
     if loss_function is None:
         return _own_loss(output)
-    given = _prediction(output, loss_function)
-    loss = loss_function(given, *targets)
+    loss = loss_function(_prediction(output, loss_function), *targets)
+    if isinstance(loss, (tuple, list)) and loss:
+        loss = loss[0]
+    elif isinstance(loss, Mapping):
+        loss = loss.get("loss", loss)
+    if not isinstance(loss, torch.Tensor):
+        msg = f"the loss function returned {type(loss).__name__}, not a tensor"
+        raise TorchDebugError(msg)
     return _scalar(loss)
 
 
@@ -162,26 +138,20 @@ def _prediction(output: Any, loss_function: Any) -> Any:
 
 
 def _own_loss(output: Any) -> torch.Tensor:
+    values = list(output.values()) if isinstance(output, Mapping) else []
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return _scalar(loss)
-    if isinstance(output, Mapping) and output and all(isinstance(one, torch.Tensor) and one.numel() == 1 for one in output.values()):
-        return torch.stack([one.reshape(()) for one in output.values()]).sum()
+    if values and all(isinstance(one, torch.Tensor) and one.numel() == 1 for one in values):
+        return torch.stack([one.reshape(()) for one in values]).sum()
     first = output[0] if isinstance(output, (tuple, list)) and output else output
     if isinstance(first, torch.Tensor) and first.numel() == 1:
-        return _scalar(first)
+        return first
     msg = "the model returns no loss: name a loss function, as in `%overfit model batch loss_function`"
     raise TorchDebugError(msg)
 
 
-def _scalar(loss: Any) -> torch.Tensor:
-    if isinstance(loss, (tuple, list)) and loss and isinstance(loss[0], torch.Tensor):
-        loss = loss[0]
-    if isinstance(loss, Mapping) and isinstance(loss.get("loss"), torch.Tensor):
-        loss = loss["loss"]
-    if not isinstance(loss, torch.Tensor):
-        msg = f"the loss function returned {type(loss).__name__}, not a tensor"
-        raise TorchDebugError(msg)
+def _scalar(loss: torch.Tensor) -> torch.Tensor:
     return loss if loss.numel() == 1 else loss.mean()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -13,12 +15,12 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed, number, plural
 from torchdebug_magics.instrument import CellContext, Examined
 from torchdebug_magics.instruments.overfit.batches import refuse_sharded
-from torchdebug_magics.instruments.overfit.cause_by_trials import Diagnosis, diagnose
-from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress
+from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress, Trial
 from torchdebug_magics.instruments.overfit.subjects import ModelSteps, Subject, subject_of
+from torchdebug_magics.instruments.overfit.suspects import loss_inputs, parameter_faults, units
 from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
 from torchdebug_magics.instruments.overfit.suspects.units import unusual_weights
-from torchdebug_magics.instruments.overfit.training.change import Change
+from torchdebug_magics.instruments.overfit.training.change import NOTHING, Change
 from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.hooks import Hooks
@@ -26,12 +28,131 @@ from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.rerun.replay_state import KeptState, eager
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import Guard, interrupts_held
+from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import excerpt
 
 _ACCUMULATE = "gradients accumulate over the steps: zero_grad() is missing"
 REPEATED = "a training step {}, which every trial would repeat: leave it out of the step, or try it all the same with `--anyway`"
 _CLOSE = 1e-4
+_HALF, _SOME, _ALMOST = 0.5, 0.1, 0.1
+_LONGER, _QUARTERS = 4, 4
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the trials have shown."""
+
+    trials: tuple[Trial, ...] = ()
+    change: Change = NOTHING
+    verified: bool = False
+    cured: tuple[float, ...] = ()
+    passed: bool = False
+    reason: str = ""
+
+
+def diagnose(seen: Evidence, again: Callable[[Change, int], Training]) -> Diagnosis:
+    """Try the suspects until the training learns; `again` trains from the start with a change, for so many times the steps.
+
+    Faults come before settings that may be meant. A change with which the loss falls, and too slowly, is given more steps at the end.
+    """
+    trials, goal = _Trials(again), seen.base.goal
+    for stage in (_faults, _settings):
+        for change in stage(seen):
+            if trials.show(change):
+                return trials.result
+        if trials.result.change.suspect == "output_ignores_input":
+            break
+        if stage is _faults and trials.result.change is NOTHING and not trials.slow and _is_slow(seen, again):
+            return replace(trials.result, passed=True, reason="but only with twice as many steps")
+    longer = [(change, _LONGER) for change in trials.slow]
+    if trials.result.change is NOTHING and goal is not None and goal.is_known:
+        longer += [(change, times) for change in units.capacity(seen) for times in (1, _LONGER)]
+    if any(trials.show(change, times) for change, times in longer) or trials.result.change is not NOTHING:
+        return trials.result
+    return _without_cause(seen, trials.result.trials)
+
+
+class _Trials:
+    """Those made so far, and what they have shown."""
+
+    def __init__(self, again: Callable[[Change, int], Training]) -> None:
+        self._again = again
+        self.result = Diagnosis()
+        """Its change is the one that has learned, or a fault that is evident without a trial."""
+        self.slow: list[Change] = []
+        """Changes with which more steps are likely to be enough."""
+
+    def show(self, change: Change, times: int = 1) -> bool:
+        """Whether the training learns with a change."""
+        if change.is_evident and self.result.change is NOTHING:
+            self.result = replace(self.result, change=change)
+        if not change.can_be_tried:
+            return False
+        trial = self._again(change, times)
+        self.result = replace(self.result, trials=(*self.result.trials, _told(change, trial)))
+        if trial.learned:
+            self.result = replace(self.result, change=change, verified=True, cured=tuple(trial.losses))
+        elif times == 1 and trial.goal is not None and trial.goal.nearly(trial.losses, _QUARTERS * (_LONGER - 1)):
+            self.slow.append(change)
+        return trial.learned
+
+
+def _is_slow(seen: Evidence, again: Callable[[Change, int], Training]) -> bool:
+    """Whether it learns with twice as many steps; then these are what is shown."""
+    goal = seen.base.goal
+    if seen.base.error is not None or goal is None or not goal.nearly(seen.base.losses, _QUARTERS):
+        return False
+    longer = again(NOTHING, 2)
+    if longer.learned:
+        seen.base.losses = longer.losses
+    return longer.learned
+
+
+def _told(change: Change, trial: Training) -> Trial:
+    return Trial(
+        suspect=change.suspect,
+        change=change.text,
+        last_loss=trial.losses[-1] if trial.losses else math.nan,
+        learns=trial.learned,
+        steps=len(trial.losses),
+        error="" if trial.error is None else f"{type(trial.error).__name__}: {trial.error}".splitlines()[0],
+    )
+
+
+def _without_cause(seen: Evidence, trials: tuple[Trial, ...]) -> Diagnosis:
+    base, goal = seen.base, seen.base.goal
+    if base.error is not None or goal is None or not base.losses:
+        return Diagnosis(trials)
+    fell = base.losses[0] - base.losses[-1]
+    best = min((one.last_loss for one in trials if one.suspect != "capacity" and math.isfinite(one.last_loss)), default=math.inf)
+    is_lowest = base.losses[-1] - best <= _SOME * fell and goal.has_converged(base.losses, _ALMOST)
+    if not goal.is_known and (fell > _HALF * abs(base.losses[0]) or is_lowest):
+        return Diagnosis(trials, passed=True, reason="the loss has other terms, and no change brings it to zero")
+    if goal.is_known and math.isfinite(fell) and fell > _SOME * abs(base.losses[0] - goal.floor):
+        return Diagnosis(trials, units.too_small(seen))
+    tried = f"none of {len(trials)} tried changes makes it learn" if trials else "no suspect was found"
+    return Diagnosis(trials, reason=tried)
+
+
+def _faults(seen: Evidence) -> Iterator[Change]:
+    """Yields changes that repair what is wrong in any training."""
+    for suspects in (parameter_faults.suspects, loss_inputs.suspects, units.suspects):
+        yield from suspects(seen)
+    if seen.base.error is None:
+        yield from units.constant_output(seen)
+
+
+def _settings(seen: Evidence) -> Iterator[Change]:
+    """Yields changes of settings that may be intended in another training."""
+    yield from parameter_faults.frozen(seen)
+    if seen.base.error is not None or seen.base.goal is None:
+        return
+    yield from parameter_faults.update_suspects(seen)
+    goal = seen.base.goal
+    if not goal.is_known and goal.has_converged(seen.base.losses):
+        return
+    yield from parameter_faults.learning_rates(seen)
 
 
 def examine(
@@ -103,49 +224,44 @@ def explained(
     began_s = time.monotonic()
     done: list[tuple[str, float]] = []
 
-    def training(change: Change | None, doing: str, times: int = 1) -> Training:
+    def trained(change: Change, times: int = 1) -> Training:
         start.put_back()
+        doing = "training" if not trainings else change.text or "more steps"
 
         def tell(losses: list[float]) -> None:
             if len(losses) == 1:
                 start.effects.attribute()
             progress(Progress(doing, tuple(losses), tuple(done)))
 
-        trainings.append(Training(subject.steps, times * most_steps, hooks, change, tell))
-        return trainings[-1]
+        training = Training(subject.steps, times * most_steps, hooks, change, tell)
+        trainings.append(training)
+        seen.trial[:] = [training]
+        try:
+            training.run()
+        except torch.OutOfMemoryError as error:
+            if len(trainings) == 1:
+                raise
+            training.error = error
+        done.extend([(doing, training.losses[-1] if training.losses else float("nan"))] if len(trainings) > 1 else [])
+        return training
 
+    seen = Evidence(subject.names, start)
     try:
-        if not trainings:
-            training(None, "training").run()
-        base = trainings[0]
+        seen.base = base = base if base is not None else trained(NOTHING)
         _refuse_rivals(base)
-        seen = _evidence(base, subject, start)
+        seen.look(subject.samples)
         if not base.learned:
             start.put_back()
             seen.unusual = guard.run("looking at the initial weights", unusual_weights, base.named_modules()) or {}
-
-        def again(change: Change | None, times: int) -> Training:
-            text = "more steps" if change is None else change.text
-            trial = training(change, text, times)
-            seen.trial.append(trial)
-            try:
-                trial.run()
-            except torch.OutOfMemoryError as error:
-                trial.error = error
-            done.append((text, trial.losses[-1] if trial.losses else float("nan")))
-            return trial
-
-        found = Diagnosis(passed=True, reason=_beside(base)) if base.learned and not _is_trivial(base) else diagnose(seen, again)
-        is_guess = found.change is None or (found.change.suspect == "capacity" and not found.verified)
+        found = Diagnosis(passed=True, reason=_beside(base)) if base.learned and not _is_trivial(base) else diagnose(seen, trained)
+        is_guess = found.change is NOTHING or (found.change.suspect == "capacity" and not found.verified)
         if base.accumulates and not found.passed and is_guess:  # a fact, though no training proves that it is the cause
-            found = replace(found, change=None, reason="; ".join(filter(None, (found.reason, _ACCUMULATE))))
+            found = replace(found, change=NOTHING, reason="; ".join(filter(None, (found.reason, _ACCUMULATE))))
         start.put_back()
-        leaks = (
-            guard.run("looking for leaks between samples", leaks_of, subject.model)
-            if subject.model is not None and base.error is None
-            else ()
-        )
-        report = _report(base, subject, found, seen, tuple(leaks or ()), guard, time.monotonic() - began_s)
+        steps = subject.model if base.error is None else None
+        leaks = guard.run("looking for leaks between samples", leaks_of, steps) if steps is not None else ()
+        report = replace(_report(base, found, seen), leaks=leaks or (), notes=subject.notes)
+        report = replace(report, seconds_s=time.monotonic() - began_s, problems=tuple(guard.problems))
         return Examined(report, None if report.headline else base.error)
     except KeyboardInterrupt as stop:
         return Examined(stopped(trainings, tuple(guard.problems), time.monotonic() - began_s), stop)
@@ -176,63 +292,33 @@ def _beside(base: Training) -> str:
 
 
 def _refuse_rivals(base: Training) -> None:
-    held = [{id(one) for group in optimizer.param_groups for one in group["params"]} for optimizer in base.optimizers]
-    are_apart = any(not one & other for place, one in enumerate(held) for other in held[place + 1 :])
-    if len(held) > 1 and are_apart and base.backwards > 1:
+    held = [set(map(id, parameters_of(optimizer))) for optimizer in base.optimizers]
+    if base.backwards > 1 and any(first.isdisjoint(second) for first, second in combinations(held, 2)):
         msg = "the step minimizes several losses with several optimizers, as a GAN does: there is no single loss to overfit"
         raise TorchDebugError(msg)
 
 
-def _evidence(base: Training, subject: Subject, start: KeptState) -> Evidence:
-    groups = [group for optimizer in base.optimizers for group in optimizer.param_groups]
-    scalers = [one for one in start.of_kind(torch.amp.GradScaler) if one.is_enabled()]
-    return Evidence(
-        base=base,
-        names=subject.names,
-        samples=subject.samples if subject.samples is not None else base.first.samples,
-        rates=tuple(float(group["lr"]) for group in groups if "lr" in group),
-        decays=tuple(float(group["weight_decay"]) for group in groups if "weight_decay" in group),
-        optimizers=tuple(start.of_kind(torch.optim.Optimizer)),
-        scales=tuple(float(one.get_scale()) for one in scalers),
-    )
-
-
-def _report(
-    base: Training, subject: Subject, found: Diagnosis, seen: Evidence, leaks: tuple[int, ...], guard: Guard, seconds_s: float
-) -> OverfitReport:
-    change = found.change
-    losses = tuple(base.losses)
-    goal = base.goal
-    stalls = not found.passed and goal is not None and goal.is_known
-    known = {name: value for call in base.first.losses[:1] for name, value in call.known_values().items()} if stalls else {}
-    at = next((name for name, value in known.items() if losses and abs(losses[-1] - value) <= 0.01 * value), "")
+def _report(base: Training, found: Diagnosis, seen: Evidence) -> OverfitReport:
+    change, losses, goal = found.change, tuple(base.losses), base.goal
+    is_known = goal is not None and goal.is_known
+    known = base.first.losses[0].known_values() if not found.passed and is_known and base.first.losses else {}
     return OverfitReport(
         passed=found.passed,
         losses=losses,
         samples=seen.samples,
-        headline=change.headline if change is not None else "",
-        cause=change.suspect if change is not None else None,
-        fix=change.fix if change is not None else "",
+        cause=change.suspect,
         fix_state="verified" if found.verified else "advice",
         verified=found.verified,
-        parameters=change.parameters if change is not None else (),
-        rows=change.rows if change is not None else (),
-        factor=change.factor if change is not None else None,
-        location=change.location if change is not None else None,
-        excerpt=excerpt(change.location) if change is not None and change.location is not None else (),
-        module=change.module if change is not None else "",
+        **{name: getattr(change, name) for name in ("headline", "fix", "parameters", "rows", "factor", "location", "module")},
+        excerpt=excerpt(change.location) if change.location is not None else (),
         trials=found.trials,
-        leaks=leaks,
-        floor=goal.floor if goal is not None and goal.is_known else None,
+        floor=goal.floor if goal is not None and is_known else None,
         chance=goal.chance if goal is not None else None,
-        floor_name=at,
+        floor_name=next((name for name, value in known.items() if losses and abs(losses[-1] - value) <= 0.01 * value), ""),
         cured_losses=found.cured,
         held_still=("the same samples", "the same random numbers", "no dropout"),
         reason=found.reason,
         error="" if base.error is None else f"{type(base.error).__name__}: {base.error}".splitlines()[0],
-        seconds_s=seconds_s,
-        problems=tuple(guard.problems),
-        notes=subject.notes,
     )
 
 

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -25,59 +26,24 @@ from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.rerun.replay_state import KeptState, eager
 from torchdebug_magics.probing.safety import Guard, interrupts_held
 
+_KINDS = (torch.nn.Module, torch.optim.Optimizer)
 _NO_BATCH = "the cell draws no batch from a DataLoader: write `%overfit model batch loss_function optimizer`"
 
 
 @dataclass(eq=False)
-class _Feed:
-    """Gives the first batch of the first loader for as long as the training wants it; then one an epoch, so that no epoch is empty."""
+class _CellSteps:
+    """The steps of the cell's own loop.
 
-    many: int
+    Its first loader gives its first batch for as long as the training wants it; then one an epoch, so that no epoch is empty.
+    """
+
+    body: Body | None
+    samples: int
+    hooks: Hooks
     begins: Callable[[], None]
     """Called before the first batch is drawn."""
     batch: Any = None
     loader: Any = None
-    is_over: bool = False
-    given: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-
-    def watched(self, training: Training) -> Callable[..., Any]:
-        """For one run of the loop."""
-        self.is_over, is_open = False, False
-        self.given.clear()
-
-        def next_batch(original: Callable[[Any], Any], iterator: Any) -> Any:
-            nonlocal is_open
-            if self.loader is None:
-                self.begins()
-                self.batch, self.loader = cut(original(iterator), self.many), _loader_of(iterator)
-            elif _loader_of(iterator) is not self.loader:
-                return original(iterator)
-            if is_open:
-                is_open = False
-                self.is_over = training.end() or self.is_over
-            if self.is_over:
-                if iterator in self.given:
-                    raise StopIteration
-                self.given.add(iterator)
-                return self.batch
-            training.begin()
-            is_open = True
-            return self.batch
-
-        return next_batch
-
-
-def _loader_of(iterator: Any) -> Any:
-    return getattr(iterator, "_dataset", None)
-
-
-@dataclass(eq=False)
-class _CellSteps:
-    """The steps of the cell's own loop."""
-
-    body: Body | None
-    feed: _Feed
-    hooks: Hooks
     models: Mapping[str, torch.nn.Module] = field(default_factory=dict)
 
     def run(self, training: Training) -> None:
@@ -86,8 +52,35 @@ class _CellSteps:
             msg = "a `with` statement runs once: no change can be tried"
             raise TorchDebugError(msg)
         with ExitStack() as stack:
-            self.hooks.loader_batches(stack, self.feed.watched(training))
+            self.attach(stack, training)
             self.body.run()
+
+    def attach(self, stack: ExitStack, training: Training) -> None:
+        """Let the loader repeat itself for one run of the loop."""
+        is_over = is_open = False
+        given: weakref.WeakSet[Any] = weakref.WeakSet()
+
+        def next_batch(original: Callable[[Any], Any], iterator: Any) -> Any:
+            nonlocal is_over, is_open
+            loader = getattr(iterator, "_dataset", None)
+            if self.loader is None:
+                self.begins()
+                self.batch, self.loader = cut(original(iterator), self.samples), loader
+            elif loader is not self.loader:
+                return original(iterator)
+            if is_open:
+                is_open = False
+                is_over = training.end() or is_over
+            if not is_over:
+                training.begin()
+                is_open = True
+            elif iterator in given:
+                raise StopIteration
+            else:
+                given.add(iterator)
+            return self.batch
+
+        self.hooks.loader_batches(stack, next_batch)
 
 
 class OverfitProbe:
@@ -99,8 +92,8 @@ class OverfitProbe:
         self._guard, self._hooks = Guard(), Hooks()
         self._body = None if body is None or body.refusal else body
         self._refusal = "" if body is None else body.refusal
-        self._feed = _Feed(samples, lambda: self._guard.run("keeping what the cell has made", self._keep_made))
-        self._steps = _CellSteps(self._body, self._feed, self._hooks)
+        begins = partial(self._guard.run, "keeping what the cell has made", self._keep_made)
+        self._steps = _CellSteps(self._body, samples, self._hooks, begins)
         self._base = Training(self._steps, steps, self._hooks, told=self._told)
         self._progress: Progress | None = None
         self._start: KeptState | None = None
@@ -123,7 +116,7 @@ class OverfitProbe:
         stack.push(self._ended)
         stack.enter_context(eager())
         stack.enter_context(self._base.opened())
-        self._hooks.loader_batches(stack, self._feed.watched(self._base))
+        self._steps.attach(stack, self._base)
 
     def sweep(self) -> None:
         """Remove what an interrupt may have left."""
@@ -153,17 +146,15 @@ class OverfitProbe:
         self._progress = Progress("training", tuple(losses))
 
     def _roots(self) -> list[object]:
-        if self._body is not None:
-            names = frozenset(self._body.namespace.keys() - self._body.hidden)
-            return [Names(self._body.namespace, names)]
-        found = live_kinds(torch.nn.Module, torch.optim.Optimizer)
-        return [one for kind in found.values() for one in kind]
+        if self._body is None:
+            return _live()
+        return [Names(self._body.namespace, frozenset(self._body.namespace.keys() - self._body.hidden))]
 
     def _ended(self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         assert self._start is not None
         bound = {} if self._body is None else dict(self._body.namespace)
         try:
-            if self._feed.loader is not None and (kind is None or issubclass(kind, Exception)):
+            if self._steps.loader is not None and (kind is None or issubclass(kind, Exception)):
                 self._base.error = error if isinstance(error, Exception) else None
                 self._explain(self._start)
             elif isinstance(error, KeyboardInterrupt):
@@ -189,21 +180,17 @@ class OverfitProbe:
 
     def _keep_made(self) -> None:
         assert self._start is not None
-        known = {id(one) for kind in (torch.nn.Module, torch.optim.Optimizer) for one in self._start.of_kind(kind)}
-        found = live_kinds(torch.nn.Module, torch.optim.Optimizer)
-        made = [one for kind in found.values() for one in kind if id(one) not in known]
+        known = {id(one) for kind in _KINDS for one in self._start.of_kind(kind)}
+        made = [one for one in _live() if id(one) not in known]
         self._made = KeptState(made, self._guard, self._effects) if made else None
 
     def _explain(self, start: KeptState) -> None:
         names = _names(self._body.namespace, self._base) if self._body is not None else {}
         notes = (f"no change was tried: {self._refusal}",) if self._refusal else ()
-        subject = Subject(self._steps, (), samples_in(self._feed.batch), names, notes)
-
-        def progress(now: Progress) -> None:
-            self._progress = now
-
+        subject = Subject(self._steps, (), samples_in(self._steps.batch), names, notes)
+        show = partial(setattr, self, "_progress")
         with eager():
-            examined = explained(subject, self._most_steps, start, self._guard, self._hooks, progress, self._base)
+            examined = explained(subject, self._most_steps, start, self._guard, self._hooks, show, self._base)
         self._report = examined.report if isinstance(examined.report, OverfitReport) else None
         if isinstance(examined.error, KeyboardInterrupt):
             raise examined.error
@@ -212,12 +199,12 @@ class OverfitProbe:
 watch = OverfitProbe
 
 
+def _live() -> list[object]:
+    return [one for kind in live_kinds(*_KINDS).values() for one in kind]
+
+
 def _names(namespace: Mapping[str, Any], base: Training) -> dict[str, str]:
     """How the cell writes the model and the optimizer."""
-    model = next(iter(base.models.values()), None)
-    optimizer = next(iter(base.optimizers), None)
-    known = {"model": model, "optimizer": optimizer}
-    found = {
-        word: next((name for name, one in namespace.items() if one is value), "") for word, value in known.items() if value is not None
-    }
-    return {word: name for word, name in found.items() if name}
+    first = {"model": next(iter(base.models.values()), None), "optimizer": next(iter(base.optimizers), None)}
+    written = {id(value): name for name, value in reversed(list(namespace.items()))}
+    return {word: written[id(value)] for word, value in first.items() if value is not None and id(value) in written}

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from torchdebug_magics.format import duration, number, plural
+from torchdebug_magics.format import number, plural
 from torchdebug_magics.report import Finding, Report
 
 Cause = Literal[
@@ -108,36 +108,28 @@ class OverfitReport(Finding, Report):
     @property
     def title(self) -> str:
         """The cause or the result, without the reason."""
-        if self.headline:
-            return self.headline.partition(": ")[0]
-        if not self.losses and not self.error:
-            return "No training step was seen"
-        if self.is_stopped:
-            return f"Stopped: {self.loss_change}"
-        if self.error and not self.passed:
-            return f"The step fails: {self.error.partition(': ')[0]}"
-        return f"The model {'overfits' if self.passed else 'does not overfit'} {self.subject}: {self.loss_change}"
+        return self._words()[0]
 
     @property
     def verdict(self) -> str:
         """Whether the samples were learned; if not, why."""
-        after = self.loss_change
-        if self.headline:
-            return self.headline
-        if self.passed:
-            return f"The model overfits {self.subject}: {after}" + (f" ({self.reason})" if self.reason else "")
-        if not self.losses and not self.error:
-            return f"No training step was seen: {self.reason}"
-        if self.error:
-            return f"The step fails: {self.error}"
-        if self.is_stopped:
-            return f"Stopped {self.reason}: {after}"
-        return f"The model does not overfit {self.subject}: {after}" + (f" · {self.reason}" if self.reason else "")
+        return "".join(self._words())
 
-    @property
-    def took(self) -> str:
-        """Duration of all trainings together."""
-        return duration(self.seconds_s)
+    def _words(self) -> tuple[str, str]:
+        """(the title, what follows it in the verdict)."""
+        if self.headline:
+            title, colon, why = self.headline.partition(": ")
+            return title, f"{colon}{why}"
+        if not self.losses and not self.error:
+            return "No training step was seen", f": {self.reason}"
+        if self.error and not self.passed:
+            kind, colon, message = self.error.partition(": ")
+            return f"The step fails: {kind}", f"{colon}{message}"
+        if self.is_stopped:
+            return f"Stopped: {self.loss_change}", f" · {self.reason}"
+        reason = f" ({self.reason})" if self.passed else f" · {self.reason}"
+        result = f"The model {'overfits' if self.passed else 'does not overfit'} {self.subject}: {self.loss_change}"
+        return result, reason if self.reason else ""
 
 
 def in_words(cause: Cause | None) -> str:

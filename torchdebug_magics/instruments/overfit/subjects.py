@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice, zip_longest
 from typing import Any
 
 import torch
@@ -104,44 +106,35 @@ def subject_of(values: Sequence[Any], names: Sequence[str], keywords: Mapping[st
     first, first_name = values[0], (names[0] if names else "model")
     trainer = parts_of_trainer(first, values[1:])
     if trainer is not None:
-        model, batch, loss_function, optimizer = trainer
+        model, batch, optimizer = trainer
         own = {"model": f"{first_name}.model", "optimizer": f"{first_name}.optimizer"}
-        return _of_model(model, batch, loss_function, optimizer, samples, own, first)
+        return _of_model(model, batch, None, optimizer, samples, own, first)
     if isinstance(first, nn.Module):
         return _named(values, names, keywords, samples)
     if callable(first):
-        found = _models_of(first)
-        return Subject(OwnSteps(first, found), (first,), None, {"step": first_name})
+        return Subject(OwnSteps(first, _models_of(first)), (first,), None, {"step": first_name})
     msg = f"the first value must be a model, a function that makes one step, or a trainer, not {type(first).__name__}"
     raise TorchDebugError(msg)
 
 
 def _named(values: Sequence[Any], names: Sequence[str], keywords: Mapping[str, Any], samples: int) -> Subject:
-    model, rest = values[0], list(zip(values[1:], [*names[1:], *([""] * len(values))], strict=False))
-    known = {"batch", "loss_function", "optimizer"}
-    for name in keywords:
-        if name not in known:
-            msg = f"%overfit takes no value named {name}: it takes `batch`, `loss_function` and `optimizer`"
-            raise TorchDebugError(msg)
+    given = {name: value for name, value in keywords.items() if value is not None}
+    if wrong := next((name for name in keywords if name not in {"batch", "loss_function", "optimizer"}), ""):
+        msg = f"%overfit takes no value named {wrong}: it takes `batch`, `loss_function` and `optimizer`"
+        raise TorchDebugError(msg)
     written = {"model": names[0] if names else "model"}
-    optimizer = keywords.get("optimizer")
-    for value, name in list(rest):
-        if isinstance(value, torch.optim.Optimizer) and optimizer is None:
-            optimizer, written["optimizer"] = value, name or "optimizer"
-            rest.remove((value, name))
-    batch = keywords.get("batch")
-    if batch is None and rest:
-        batch, written["batch"] = rest[0][0], rest.pop(0)[1] or "batch"
-    loss_function = keywords.get("loss_function")
-    if loss_function is None and rest:
-        loss_function, written["loss_function"] = rest[0][0], rest.pop(0)[1] or "loss_function"
-    if batch is None or rest:
+    for value, name in zip(values[1:], [*names[1:], *([""] * len(values))], strict=False):
+        is_optimizer = isinstance(value, torch.optim.Optimizer)
+        role = next((role for role in (("optimizer",) if is_optimizer else ("batch", "loss_function")) if role not in given), "")
+        given[role], written[role] = value, name or role
+    if "batch" not in given or "" in given:
         msg = "write `%overfit model batch loss_function optimizer`; the last two may be left out"
         raise TorchDebugError(msg)
+    loss_function = given.get("loss_function")
     if loss_function is not None and not callable(loss_function):
         msg = f"the loss function must be callable, not {type(loss_function).__name__}: put inputs and targets into one tuple, the batch"
         raise TorchDebugError(msg)
-    return _of_model(model, batch, loss_function, optimizer, samples, written, *values)
+    return _of_model(values[0], given["batch"], loss_function, given.get("optimizer"), samples, written, *values)
 
 
 def _of_model(
@@ -170,7 +163,7 @@ def _of_model(
         notes.append(f"no optimizer was named: trained with Adam(lr={_RATE:g})")
     steps, used = _runnable(model, batch, loss_function, optimizer, samples)
     if len(batches) > 1:
-        steps.others = tuple(next(readings(model, one, loss_function)) for one in batches[1:])
+        steps.others = tuple(readings(model, one, loss_function)[0] for one in batches[1:])
         used = sum(samples_in(one) or 0 for one in batches)
     elif size is not None and used != min(size, samples):
         notes.append("the model does not take a part of this batch: all of it was used")
@@ -218,31 +211,16 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 def _models_of(step: object) -> dict[str, nn.Module]:
     """Models that a function names."""
-    found: dict[str, nn.Module] = {}
     owner = getattr(step, "__self__", None)
-    if isinstance(owner, nn.Module):
-        found["self"] = owner
-    elif owner is not None:
-        found |= {name: one for name, one in vars(owner).items() if isinstance(one, nn.Module)} if hasattr(owner, "__dict__") else {}
+    named: dict[str, Any] = {"self": owner} if isinstance(owner, nn.Module) else dict(getattr(owner, "__dict__", {}))
     for function in called_from(getattr(step, "__func__", step)):
-        cells = {
-            name: cell.cell_contents
-            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-            if _is_bound(cell)
-        }
-        loaded = {name: function.__globals__[name] for name in writes_of(function.__code__).loaded if name in function.__globals__}
-        found |= {name: one for name, one in {**loaded, **cells}.items() if isinstance(one, nn.Module)}
-    whole = {name: one for name, one in found.items() if any(True for _ in one.parameters())}
-    inside = {id(part) for one in whole.values() for part in one.modules() if part is not one}
-    return {name: one for name, one in dict.fromkeys(whole.items()) if id(one) not in inside}
-
-
-def _is_bound(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - asked for the error
-    except ValueError:
-        return False
-    return True
+        loaded = writes_of(function.__code__).loaded
+        named |= {name: function.__globals__[name] for name in loaded if name in function.__globals__}
+        with suppress(ValueError):  # of a name that is not bound yet
+            named |= inspect.getclosurevars(function).nonlocals
+    models = {name: one for name, one in named.items() if isinstance(one, nn.Module) and next(one.parameters(), None) is not None}
+    inside = {id(part) for one in models.values() for part in one.modules() if part is not one}
+    return {name: one for name, one in models.items() if id(one) not in inside}
 
 
 def subset(loader: DataLoader[Any], samples: int = 100) -> DataLoader[Any]:
@@ -256,16 +234,8 @@ def subset(loader: DataLoader[Any], samples: int = 100) -> DataLoader[Any]:
         raise TorchDebugError(msg)
     chosen = _balanced(data, min(samples, len(data)))
     shuffles = isinstance(loader.sampler, torch.utils.data.RandomSampler)
-    return DataLoader(
-        Subset(data, chosen),
-        batch_size=loader.batch_size or 1,
-        shuffle=shuffles,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        drop_last=False,
-        generator=loader.generator,
-    )
+    same = {name: getattr(loader, name) for name in ("num_workers", "collate_fn", "pin_memory", "generator")}
+    return DataLoader(Subset(data, chosen), batch_size=loader.batch_size or 1, shuffle=shuffles, **same)
 
 
 def _balanced(data: Any, many: int) -> list[int]:
@@ -276,12 +246,8 @@ def _balanced(data: Any, many: int) -> list[int]:
     by_label: dict[Any, list[int]] = {}
     for place, label in enumerate(labels):
         by_label.setdefault(label, []).append(place)
-    chosen: list[int] = []
-    for turn in range(max(map(len, by_label.values()))):
-        chosen += [places[turn] for places in by_label.values() if turn < len(places)]
-        if len(chosen) >= many:
-            break
-    return sorted(chosen[:many])
+    turns = (place for places in zip_longest(*by_label.values()) for place in places if place is not None)
+    return sorted(islice(turns, many))
 
 
 def _labels(data: Any) -> list[Any] | None:
@@ -309,40 +275,25 @@ def _label(sample: Any) -> Any:
     return label
 
 
-def parts_of_trainer(trainer: Any, others: Sequence[Any]) -> tuple[nn.Module, Any, Callable[..., Any] | None, Any] | None:
-    """(model, batch, loss function, optimizer) of a trainer or a LightningModule; None for anything else."""
-    kinds = {one.__name__ for one in type(trainer).__mro__}
-    library = str(type(trainer).__module__).partition(".")[0]
+def parts_of_trainer(trainer: Any, others: Sequence[Any]) -> tuple[nn.Module, Any, Any] | None:
+    """(model, batch, optimizer) of a trainer or a LightningModule; None for anything else."""
+    kinds = {kind.__name__ for kind in type(trainer).__mro__}
     if "LightningModule" in kinds:
-        return _of_lightning(trainer, next((one for one in others if not isinstance(one, torch.optim.Optimizer)), None), others)
-    if "Trainer" in kinds and hasattr(trainer, "fit") and (library in {"lightning", "pytorch_lightning"} or hasattr(trainer, "fit_loop")):
+        return _of_lightning(trainer, others, "name the data, too: `%overfit module loader`")
+    if "Trainer" in kinds and hasattr(trainer, "fit_loop"):
         given = next((one for one in others if isinstance(one, nn.Module)), None)
         model = given if given is not None else getattr(trainer, "lightning_module", None)
         if model is None:
             msg = "the trainer has no model before `fit`: write `%overfit trainer model loader`"
             raise TorchDebugError(msg)
-        data = next((one for one in others if one is not model), None)
-        return _of_lightning(model, _loader_of(trainer) if data is None else data, others)
+        known = [one for one in (*others, getattr(trainer, "train_dataloader", None)) if one is not model and one is not None]
+        return _of_lightning(model, known, "the trainer has no data before `fit`: write `%overfit trainer model loader`")
     if "Trainer" in kinds and hasattr(trainer, "compute_loss") and hasattr(trainer, "get_train_dataloader"):
-        batch = trainer._prepare_inputs(_first(trainer.get_train_dataloader()))
-        optimizer = trainer.optimizer or _optimizer_of(trainer)
-        return trainer.model, batch, None, optimizer
+        batch, optimizer = trainer._prepare_inputs(_first(trainer.get_train_dataloader())), trainer.optimizer
+        if optimizer is None:  # as the trainer would make it; it keeps none
+            optimizer, trainer.optimizer = trainer.create_optimizer(), None
+        return trainer.model, batch, optimizer
     return None
-
-
-def _optimizer_of(trainer: Any) -> Any:
-    """As the trainer would make it; the trainer keeps none."""
-    made = trainer.create_optimizer()
-    trainer.optimizer = None
-    return made
-
-
-def _loader_of(trainer: Any) -> Any:
-    loader = getattr(trainer, "train_dataloader", None)
-    if loader is None:
-        msg = "the trainer has no data before `fit`: write `%overfit trainer model loader`"
-        raise TorchDebugError(msg)
-    return loader
 
 
 class _TrainingStep(nn.Module):
@@ -357,13 +308,18 @@ class _TrainingStep(nn.Module):
         return self.module.training_step(batch, 0)
 
 
-def _of_lightning(module: Any, data: Any, others: Sequence[Any]) -> tuple[nn.Module, Any, Callable[..., Any] | None, Any]:
+def _of_lightning(module: Any, others: Sequence[Any], missing: str) -> tuple[nn.Module, Any, Any]:
+    data = next((one for one in others if not isinstance(one, torch.optim.Optimizer)), None)
     if data is None:
-        msg = "name the data, too: `%overfit module loader`"
+        raise TorchDebugError(missing)
+    optimizer = next((one for one in others if isinstance(one, torch.optim.Optimizer)), None)
+    made = module.configure_optimizers() if optimizer is None else optimizer
+    if isinstance(made, (tuple, list)) and len(made) > 1 and isinstance(made[1], torch.optim.Optimizer):
+        msg = "the module has several optimizers, so there is no single loss to overfit: use `%overfit step`"
         raise TorchDebugError(msg)
-    batch = _first(data)
-    own = next((one for one in others if isinstance(one, torch.optim.Optimizer)), None)
-    return _TrainingStep(module), batch, None, own if own is not None else _first_optimizer(module.configure_optimizers())
+    while isinstance(made, (tuple, list, dict)):  # a list of optimizers and one of schedulers, or a dict for each
+        made = made["optimizer"] if isinstance(made, dict) else made[0] if made else None
+    return _TrainingStep(module), _first(data), made
 
 
 def _first(data: Any) -> Any:
@@ -372,19 +328,3 @@ def _first(data: Any) -> Any:
         data = data.train_dataloader()
     is_batch = isinstance(data, (torch.Tensor, tuple, list, dict)) or not isinstance(data, Iterable)
     return data if is_batch else next(iter(data))
-
-
-def _first_optimizer(made: Any) -> Any:
-    if isinstance(made, torch.optim.Optimizer):
-        return made
-    if isinstance(made, dict):
-        return made["optimizer"]
-    found = made[0] if isinstance(made, (tuple, list)) and made else None
-    if isinstance(found, (list, tuple)):
-        found = found[0] if found else None
-    if isinstance(found, dict):
-        found = found["optimizer"]
-    if isinstance(made, (tuple, list)) and len(made) > 1 and isinstance(made[1], torch.optim.Optimizer):
-        msg = "the module has several optimizers, so there is no single loss to overfit: use `%overfit step`"
-        raise TorchDebugError(msg)
-    return found

@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass
 from inspect import isgenerator
 from io import StringIO
+from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instruments.shrink.report import Proof
 from torchdebug_magics.instruments.shrink.stacks import Stack
@@ -30,6 +32,8 @@ from torchdebug_magics.probing.storages import storage_of
 _WORDS, _BATCH = 8, 2
 _SOUND = 16_000
 _SIDES = (32, 64, 224)
+_MOST_YIELDED = 8
+"""Of a forward that yields, were it to yield for ever."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +50,7 @@ class DryForward:
     """By the id of the layer."""
     error: Exception | None
     problems: tuple[str, ...]
+    seconds_s: float
 
 
 def ways(model: nn.Module) -> Sequence[Proof]:
@@ -54,15 +59,16 @@ def ways(model: nn.Module) -> Sequence[Proof]:
     return ("meta tensors", "fake tensors") if on_meta else ("fake tensors", "real tensors")
 
 
-def dry_forward(model: nn.Module, inputs: Inputs, proof: Proof, flow: LayerFlow | None = None) -> DryForward:
+def dry_forward(model: nn.Module, inputs: Inputs, proof: Proof, flow: LayerFlow | None = None, *, counts: bool = True) -> DryForward:
     """Call ``model(*inputs.args, **inputs.kwargs)`` in this way; all is put back.
 
     On ``meta`` no op is looked at unless there is a `flow` to follow: that takes four times as long.
     """
     fakes = Fakes() if proof == "fake tensors" else None
-    writes, guard, formulas = Writes(), Guard(), FlopFormulas()
+    writes, guard = Writes(), Guard()
     stand_in, described = _stand_ins(proof, fakes, writes)
     looks = proof != "meta tensors" or flow is not None
+    formulas = FlopFormulas() if counts else NoFormulas()
     arithmetic = Arithmetic(flow, formulas, fakes, writes=writes, ran=flow.ran if flow is not None else None)
     given = inputs.made(model, stand_in, described)
     error: Exception | None = None
@@ -78,12 +84,16 @@ def dry_forward(model: nn.Module, inputs: Inputs, proof: Proof, flow: LayerFlow 
         stack.enter_context(torch.no_grad())
         if looks:
             stack.enter_context(arithmetic)
+        began_s = time.perf_counter()
         try:
             output = model(*given.args, **given.kwargs)
-            output = list(_first(output)) if isgenerator(output) else output
+            output = list(islice(output, _MOST_YIELDED)) if isgenerator(output) else output
             outputs = tuple((name, sizes(tensor)) for name, tensor in named_tensors(output))
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
         except Exception as raised:  # noqa: BLE001 - whatever the user's forward raises is the answer
             error = raised
+        took_s = time.perf_counter() - began_s
     return DryForward(
         proof=proof,
         input=str(given),
@@ -92,36 +102,14 @@ def dry_forward(model: nn.Module, inputs: Inputs, proof: Proof, flow: LayerFlow 
         layer_flops=flow.flops if flow is not None else {},
         error=error,
         problems=tuple(guard.problems),
+        seconds_s=took_s,
     )
 
 
 def timed(model: nn.Module, inputs: Inputs) -> float | None:
     """Seconds of a forward that computes, the better of two; None where it fails."""
-    writes, guard = Writes(), Guard()
-    stand_in, described = _stand_ins("real tensors", None, writes)
-    took: list[float] = []
-    for _ in range(2):
-        given = inputs.made(model, stand_in, described)
-        with ExitStack() as stack:
-            stack.enter_context(redirect_stdout(StringIO()))
-            stack.enter_context(untouched(model, (inputs.args, inputs.kwargs), stand_in, writes, guard))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(Arithmetic(None, NoFormulas(), None, writes=writes))  # which undoes what the forward writes
-            began = time.perf_counter()
-            try:
-                model(*given.args, **given.kwargs)
-                if torch.cuda.is_initialized():
-                    torch.cuda.synchronize()
-            except Exception:  # noqa: BLE001 - as above
-                return None
-            took.append(time.perf_counter() - began)
-    return min(took)
-
-
-def _first(output: Iterator[Any]) -> Iterator[Any]:
-    """What a forward that yields has to give, were it to yield for ever."""
-    for _, value in zip(range(8), output, strict=False):
-        yield value
+    runs = [dry_forward(model, inputs, "real tensors", counts=False) for _ in range(2)]
+    return None if any(run.error is not None for run in runs) else min(run.seconds_s for run in runs)
 
 
 _StandIns: TypeAlias = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[..., torch.Tensor]]
@@ -155,25 +143,28 @@ class _Counter:
     flops: int = 0
 
 
+Place: TypeAlias = tuple[int, int]
+"""(number of a stack, number of a layer in it)"""
+
+
 class LayerFlow:
     """Follows, op by op, which layer's results reach which other layer: every memory knows the layer that made it last."""
 
     def __init__(self, stacks: Sequence[Stack]) -> None:
         self._stacks = stacks
         self._hooks = Hooks()
-        self._place_of: dict[int, tuple[int, int]] = {}
-        shared: set[int] = set()
+        places: dict[int, set[Place]] = {}
         for number, stack in enumerate(stacks):
             for place, layer in enumerate(stack.layers):
                 for part in layer.modules():
-                    if self._place_of.setdefault(id(part), (number, place)) != (number, place):
-                        shared.add(id(part))
-        for part_id in shared:
-            del self._place_of[part_id]
-        self._running: list[tuple[int, int] | None] = []
+                    places.setdefault(id(part), set()).add((number, place))
+        self._place_of = {part: next(iter(where)) for part, where in places.items() if len(where) == 1}
+        """Of each part that is in one layer only."""
+        self._running: list[Place | None] = []
         self._made_by: dict[int, tuple[StorageWeakRef, dict[int, int]]] = {}
-        self._called: list[dict[int, _Counter]] = [{} for _ in stacks]
-        self._fed: list[set[int]] = [set() for _ in stacks]
+        """Of each memory, the last layer of each stack that it comes from. Weak: the address is not given to another memory meanwhile."""
+        self._called: dict[Place, _Counter] = {}
+        self._fed: set[Place] = set()
 
     def attach(self, stack: ExitStack) -> None:
         """Follow until the stack closes."""
@@ -183,129 +174,84 @@ class LayerFlow:
     def ran(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """One op."""
         inputs: dict[int, int] = {}
-        for tensor in _tensors((args, kwargs)):
-            inputs.update(self._makers(tensor))
+        for _, tensor in named_tensors((args, kwargs)):
+            memory = storage_of(tensor)
+            inputs.update({} if memory is None else self._made_by.get(memory._cdata, (None, {}))[1])
         here = self._running[-1] if self._running else None
         if here is not None:
-            number, place = here
-            if inputs.get(number, place) != place:
-                self._fed[number].add(place)
-            inputs[number] = place
-        if inputs:
-            for tensor in _tensors(out):
-                self._note(tensor, inputs)
+            if inputs.get(here[0], here[1]) != here[1]:
+                self._fed.add(here)
+            inputs[here[0]] = here[1]
+        for _, tensor in named_tensors(out) if inputs else ():
+            if (memory := storage_of(tensor)) is not None:
+                self._made_by[memory._cdata] = StorageWeakRef(memory), inputs
 
     @property
     def current(self) -> _Counter | None:
         """Of the layer that runs."""
         here = self._running[-1] if self._running else None
-        return None if here is None else self._called[here[0]][here[1]]
+        return None if here is None else self._called[here]
 
     @property
     def flops(self) -> dict[int, int]:
         """By the id of the layer."""
-        called = (
-            (stack.layers[place], counter)
-            for stack, by_place in zip(self._stacks, self._called, strict=True)
-            for place, counter in by_place.items()
-        )
-        return {id(layer): counter.flops for layer, counter in called}
+        return {id(self._stacks[number].layers[place]): counter.flops for (number, place), counter in self._called.items()}
 
     def not_chained(self) -> list[Stack]:
-        """Those in which some layer that ran got nothing of another one's."""
-        return [
-            stack
-            for stack, called, fed in zip(self._stacks, self._called, self._fed, strict=True)
-            if len({id(layer) for layer in stack.layers}) > 1 and (len(called) < 2 or not set(list(called)[1:]) <= fed)  # noqa: PLR2004 - a chain has two ends
-        ]
+        """Those in which some layer that ran got nothing of another one's; a chain has two ends."""
+        side_by_side = []
+        for number, stack in enumerate(self._stacks):
+            called = [place for place in self._called if place[0] == number]
+            if len(set(map(id, stack.layers))) > 1 and (len(called) < 2 or not self._fed.issuperset(called[1:])):  # noqa: PLR2004
+                side_by_side.append(stack)
+        return side_by_side
 
     def _enter(self, module: nn.Module, _args: Any) -> None:
         place = self._place_of.get(id(module), self._running[-1] if self._running else None)
         if place is not None:
-            self._called[place[0]].setdefault(place[1], _Counter())
+            self._called.setdefault(place, _Counter())
         self._running.append(place)
 
     def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         if self._running:
             self._running.pop()
 
-    def _makers(self, tensor: torch.Tensor) -> dict[int, int]:
-        memory = storage_of(tensor)
-        return {} if memory is None else self._made_by.get(memory._cdata, (None, {}))[1]
-
-    def _note(self, tensor: torch.Tensor, makers: dict[int, int]) -> None:
-        if (memory := storage_of(tensor)) is not None:
-            # Weak: nothing is held, and the address is not given to another memory meanwhile.
-            self._made_by[memory._cdata] = StorageWeakRef(memory), makers
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (tensor for _, tensor in named_tensors(value))
-
 
 def likely_inputs(model: nn.Module) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """(positional, named) sizes of tensors, the likeliest first."""
-    yield from _by_name(model)
-    required = max(1, len(_required(model)))
-    for shape in _by_first_layer(model):
-        yield (shape,) * required, {}
-
-
-def _required(model: nn.Module) -> list[str]:
-    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return [name for name, one in _parameters(model).items() if one.default is one.empty and one.kind in positional]
-
-
-def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(model.forward).parameters
-    except (TypeError, ValueError):
-        return {}
-
-
-def _by_name(model: nn.Module) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """As the models of transformers call what they take."""
+    """(positional, named) sizes of tensors, the likeliest first: as transformers names them, then as the first layer takes them."""
+    parameters: Mapping[str, inspect.Parameter] = {}
+    with suppress(TypeError, ValueError):
+        parameters = inspect.signature(model.forward).parameters
     known = _known_sizes(getattr(model, "config", None))
-    takes = [name for name in known if name in _parameters(model)]
-    main = getattr(model, "main_input_name", "")
-    decoder = ["decoder_input_ids"] if "decoder_input_ids" in takes else []
-    for names in ([main], [main, *decoder], ["input_ids", "pixel_values"], takes):
-        if names and all(name in takes for name in names):
+    takes, main = [name for name in known if name in parameters], getattr(model, "main_input_name", "")
+    for names in ([main], [main, *({"decoder_input_ids"} & set(takes))], ["input_ids", "pixel_values"], takes):
+        if names and set(names) <= set(takes):
             yield (), {name: known[name] for name in names}
+    required = [one for one in parameters.values() if one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD]
+    for shape in _by_first_layer(model):
+        yield (shape,) * max(1, len(required)), {}
 
 
 def _known_sizes(config: Any) -> dict[str, tuple[int, ...]]:
-    vision = _setting(config, "vision_config") or config
-    audio = _setting(config, "audio_config") or config
-    side = _setting(vision, "image_size", 224)
+    def setting(part: str, name: str, default: Any) -> Any:
+        found = getattr(getattr(config, part, None) or config, name, None)
+        return default if found is None else found
+
+    side = setting("vision_config", "image_size", 224)
     height, width = (side, side) if isinstance(side, int) else tuple(side)[:2]
-    sound = (1, _setting(audio, "num_mel_bins", 80), 2 * _setting(audio, "max_source_positions", 1500))
-    known = {"input_ids": (1, _WORDS), "pixel_values": (1, _setting(vision, "num_channels", 3), height, width)}
+    sound = (1, setting("audio_config", "num_mel_bins", 80), 2 * setting("audio_config", "max_source_positions", 1500))
+    known = {"input_ids": (1, _WORDS), "pixel_values": (1, setting("vision_config", "num_channels", 3), height, width)}
     return {**known, "input_features": sound, "input_values": (1, _SOUND), "decoder_input_ids": (1, _WORDS)}
-
-
-def _setting(config: Any, name: str, default: Any = None) -> Any:
-    found = getattr(config, name, None)
-    return default if found is None else found
 
 
 def _by_first_layer(model: nn.Module) -> Iterator[tuple[int, ...]]:
     first = next((part for part in model.modules() if any(one is not None for one in part._parameters.values())), None)
+    weight = None if first is None else next(one for one in first._parameters.values() if one is not None)
     if isinstance(first, (nn.Embedding, nn.EmbeddingBag)):
         yield _BATCH, _WORDS
         yield (_WORDS,)
     elif isinstance(first, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-        dims = len(first.kernel_size)
-        yield from ((_BATCH, first.in_channels, *(side,) * dims) for side in _SIDES)
-    elif (width := _width(first)) is not None:
-        yield _BATCH, _WORDS, width
-        yield _BATCH, width
-
-
-def _width(first: nn.Module | None) -> int | None:
-    for name in ("in_features", "embed_dim", "input_size", "normalized_shape", "num_features"):
-        found = getattr(first, name, None)
-        found = found[-1] if isinstance(found, (tuple, list)) and found else found
-        if isinstance(found, int):
-            return found
-    return None
+        yield from ((_BATCH, first.in_channels, *(side,) * len(first.kernel_size)) for side in _SIDES)
+    elif weight is not None and not is_lazy(weight) and weight.dim():
+        yield _BATCH, _WORDS, weight.shape[-1]
+        yield _BATCH, weight.shape[-1]

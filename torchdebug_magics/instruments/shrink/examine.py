@@ -1,20 +1,382 @@
-"""``%shrink model``: cut, prove, report; or take it back."""
+"""``%shrink model``: cut a model's stacks, prove by a forward before and after that it still is the same model, report; or take it back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import nn
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.format import listed, plural, shape
 from torchdebug_magics.instrument import CellContext
-from torchdebug_magics.instruments.shrink.cutting import Asked, shrink_model
-from torchdebug_magics.instruments.shrink.model_edits import edits_of
+from torchdebug_magics.instruments.shrink.dry_forward import DryForward, LayerFlow, dry_forward, likely_inputs, timed, ways
 from torchdebug_magics.instruments.shrink.report import ShrinkReport
-from torchdebug_magics.instruments.shrink.stacks import costs_of
+from torchdebug_magics.instruments.shrink.skipped_attention import skip_attention
+from torchdebug_magics.instruments.shrink.stacks import Edits, Stack, costs_of, edits_of, follow_cut, renumber, rows_of, stacks_in
+from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings
 from torchdebug_magics.probing.modules import unwrapped
+from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.storages import is_shard
+from torchdebug_magics.probing.where import location
+
+_QUICK_FLOPS = 2e10
+"""Up to here, a forward that computes takes about a second."""
+_SHARDED = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+Outputs = Sequence[tuple[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user wants."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    layers: int = 2
+    skip: bool = False
+    device: str = ""
+
+    @property
+    def has_input(self) -> bool:
+        """Whether the forward that proves it is given something."""
+        return bool(self.args or self.kwargs)
+
+
+class _NotShrunkError(Exception):
+    """The reason, and the error where there was one."""
+
+    def __init__(self, reason: str, error: Exception | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.error, self.location = failure(error)
+
+
+class _SideBySideError(_NotShrunkError):
+    """Containers of layers that do not feed each other."""
+
+    def __init__(self, stacks: Sequence[Stack]) -> None:
+        super().__init__(f"the layers of {listed([f'`{stack.path}`' for stack in stacks])} run in parallel, as experts, heads or towers do")
+        self.stacks = stacks
+
+
+def shrink_model(model: nn.Module, asked: Asked) -> ShrinkReport:
+    """In place; as it was where the forward does not come through."""
+    edits, before = edits_of(model), costs_of(model)
+    mark = len(edits)
+    cutter = _Cutter(model, asked, edits)
+    try:
+        cutter.find_input()
+        cutter.cut()
+        made = materialise(model, asked.device) if asked.device else ()
+    except _NotShrunkError as refused:
+        edits.undo(mark)
+        whole = {stack: tuple(range(len(stack.layers))) for stack in cutter.stacks}
+        return ShrinkReport(
+            stacks=rows_of(whole),
+            before=before,
+            after=before,
+            undone=True,
+            reason=refused.reason,
+            error=refused.error,
+            location=refused.location,
+        )
+    except BaseException:
+        edits.undo(mark)
+        raise
+    rows = rows_of(cutter.kept)
+    edits.stacks = edits.stacks or rows
+    return ShrinkReport(
+        stacks=rows,
+        before=replace(before, flops=cutter.flops_before, seconds_s=cutter.before_s),
+        after=replace(costs_of(model), flops=cutter.after.flops, seconds_s=cutter.after_s),
+        proof=cutter.before.proof,
+        input=cutter.before.input,
+        skipped_attention=cutter.skipped,
+        device=asked.device,
+        problems=(*cutter.before.problems, *notes_on(cutter.kept, cutter.inputs), *made),
+    )
+
+
+class _Cutter:
+    """Finds what the model runs on, then what can be cut."""
+
+    def __init__(self, model: nn.Module, asked: Asked, edits: Edits) -> None:
+        self._model, self._asked, self._edits = model, asked, edits
+        self._mark = len(edits)
+        self._not_stacks: set[int] = set()
+        self.stacks: list[Stack] = []
+        self.kept: Mapping[Stack, tuple[int, ...]] = {}
+        self.skipped = 0
+        self.inputs: Inputs
+        self.before: DryForward
+        self.after: DryForward
+        self.before_s: float | None = None
+        self.after_s: float | None = None
+
+    def find_input(self) -> None:
+        """The first reading of the input, and the first way, in which the forward of the whole model comes through."""
+        if (wrapper := sharded_by(self._model)) is not None:
+            msg = f"{wrapper} holds the parameters of every layer: shrink the model first, then wrap it or shard it"
+            raise _NotShrunkError(msg)
+        self._find_stacks()
+        asked, error = self._asked, None
+        for args, kwargs in [(asked.args, asked.kwargs)] if asked.has_input else likely_inputs(self._model):
+            for inputs in readings(self._model, args, kwargs):
+                for proof in ways(self._model):
+                    run = dry_forward(self._model, inputs, proof)
+                    if run.error is None:
+                        self.inputs, self.before = inputs, run
+                        return
+                    error = error or run.error
+        unknown = "no input was found on which the model runs: write `%shrink model x`"
+        raise _NotShrunkError("its forward fails on this input with all layers as well" if asked.has_input else unknown, error)
+
+    def cut(self) -> None:
+        """Keep the first plan that is proven; measure it."""
+        # Timed on the user's own input, where that takes about a second at most.
+        computes = self._asked.has_input and self.before.flops is not None and next(self.inputs.specs(), None) is None
+        self.before_s = timed(self._model, self.inputs) if computes and (self.before.flops or 0) <= _QUICK_FLOPS else None
+        while True:
+            try:
+                self._cut_found()
+                break
+            except _SideBySideError as refused:
+                self._edits.undo(self._mark)
+                self._not_stacks |= {id(stack.container) for stack in refused.stacks}
+                self._find_stacks()
+        if self.before_s is not None:
+            self.after_s = timed(self._model, self.inputs)
+
+    @property
+    def flops_before(self) -> int | None:
+        """Of the whole model: counted, or those of each layer that went as of the one that stands for it."""
+        if self.before.flops is not None or self.after.flops is None:
+            return self.before.flops
+        total = self.after.flops
+        for stack, kept in self.kept.items():
+            of_kind = {stack.kinds[place]: self.after.layer_flops.get(id(stack.layers[place]), 0) for place in reversed(kept)}
+            total += sum(of_kind[kind] for place, kind in enumerate(stack.kinds) if place not in kept)
+        return total
+
+    def _find_stacks(self) -> None:
+        self.stacks = stacks_in(self._model, self._asked.layers, self._not_stacks)
+        others = self.stacks or stacks_in(self._model, None, self._not_stacks)
+        if not others:
+            msg = "the model has no stack of layers: an `nn.ModuleList` or `nn.Sequential` of similar layers that run one after another"
+            raise _NotShrunkError(msg)
+        if not self.stacks and not self._asked.skip:
+            msg = f"each stack has at most {plural(self._asked.layers, 'layer')}, or no two layers of the same kind"
+            raise _NotShrunkError(msg)
+
+    def _cut_found(self) -> None:
+        """By the first plan after which the forward comes through; of several stacks, as many as can be cut."""
+        if self._asked.layers == 1:  # one layer alone does not show whom it feeds
+            flow = LayerFlow(self.stacks)
+            dry_forward(self._model, self.inputs, self.before.proof, flow)
+            self._refuse_side_by_side(flow)
+        refused: _NotShrunkError | None = None
+        for plan in self._plans():
+            if (failed := self._tried(plan)) is None:
+                return
+            refused = refused or failed
+        proven: dict[Stack, tuple[int, ...]] = {}
+        for stack in self.stacks if len(self.stacks) > 1 else []:
+            for kept in stack.choices(self._asked.layers):
+                if self._tried({**proven, stack: kept}) is None:
+                    proven[stack] = kept
+                    break
+        if refused is not None and not (proven and self._tried(proven) is None):
+            raise refused
+
+    def _plans(self) -> Iterator[dict[Stack, tuple[int, ...]]]:
+        """One layer of each kind; then, where numbers matter to the model, all layers up to the last new kind."""
+        choices = {stack: stack.choices(self._asked.layers) for stack in self.stacks}
+        yield {stack: kept[0] for stack, kept in choices.items()}
+        if any(len(kept) > 1 for kept in choices.values()):
+            yield {stack: kept[-1] for stack, kept in choices.items()}
+
+    def _tried(self, plan: Mapping[Stack, tuple[int, ...]]) -> _NotShrunkError | None:
+        """Take back an earlier plan, cut by this one, and run: why not, or None where it stands."""
+        self._edits.undo(self._mark)
+        try:
+            self._apply(plan)
+        except _SideBySideError:
+            raise
+        except _NotShrunkError as refused:
+            self._edits.undo(self._mark)
+            return refused
+        self.kept = plan
+        return None
+
+    def _apply(self, plan: Mapping[Stack, tuple[int, ...]]) -> None:
+        """Cut, and run; raises where the model does not run as before."""
+        for stack, kept in plan.items():
+            names = list(stack.container._modules)
+            left = {str(new) if names[place].isdigit() else names[place]: stack.layers[place] for new, place in enumerate(kept)}
+            self._edits.refill(stack.container._modules, left)
+            follow_cut(stack, kept, self._edits)
+            renumber(stack, kept, self._edits)
+        skipped = skip_attention(stacks_in(self._model, None, self._not_stacks), self._edits) if self._asked.skip else None
+        flow = LayerFlow(list(plan))
+        run = dry_forward(self._model, self.inputs, self.before.proof, flow)
+        if run.error is not None:
+            fewer = listed([plural(amount, "layer") for amount in dict.fromkeys(map(len, plan.values()))])
+            msg = f"its forward fails with {fewer}" if plan else "its forward fails without attention"
+            raise _NotShrunkError(msg, run.error)
+        if self._asked.layers > 1:
+            self._refuse_side_by_side(flow)
+        lengths = {(len(stack.layers), len(kept)) for stack, kept in plan.items()}
+        if reason := has_other_outputs(self.before.outputs, run.outputs, lengths):
+            raise _NotShrunkError(reason)
+        if skipped is not None and not skipped.has_run:
+            known = "`F.scaled_dot_product_attention`, `nn.MultiheadAttention` or the attention interface of transformers"
+            msg = f"none of its layers calls {known}"
+            raise _NotShrunkError(msg)
+        self.after = run
+        self.skipped = skipped.layers if skipped is not None else 0
+
+    def _refuse_side_by_side(self, flow: LayerFlow) -> None:
+        if side_by_side := flow.not_chained():
+            raise _SideBySideError(side_by_side)
+
+
+def sharded_by(model: nn.Module) -> str | None:
+    """What has taken account of every parameter, the class of a wrapper or a `DTensor` in the place of each; or None."""
+    names = (kind.__name__ for part in model.modules() for kind in type(part).__mro__)
+    found = next((name for name in names if name in _SHARDED), None)
+    return found or ("a mesh of ranks" if any(map(is_shard, model.parameters())) else None)
+
+
+def failure(error: Exception | None) -> tuple[str, str]:
+    """(the error, the line of the user's code that raised it), as text."""
+    if error is None:
+        return "", ""
+    where, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_user_code(code):
+            where = str(location(code.co_filename, trace.tb_lineno, code.co_name))
+        trace = trace.tb_next
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__, where
+
+
+def has_other_outputs(before: Outputs, after: Outputs, lengths: Iterable[tuple[int, int]]) -> str:
+    """Why these outputs are not those of the same model with fewer layers: a sentence, or nothing.
+
+    `lengths`: how many layers each stack had and has. An output for each layer, such as hidden states, has become as many fewer.
+    """
+    large, small = _by_name(before), _by_name(after)
+    for name, shapes in large.items():
+        now, said = small.get(name, []), f"output {name}" if name else "output"
+        if not _fits(len(shapes), len(now), lengths):
+            return f"its {said} was {plural(len(shapes), 'tensor')} and became {len(now)}: the forward selects layers by number"
+        for was, became in zip(shapes, now, strict=False):
+            if len(was) != len(became) or not all(_fits(one, other, lengths) for one, other in zip(was, became, strict=True)):
+                return f"its {said} was {shape(was)} and became {shape(became)}: these layers change the shape, so all are needed"
+    return ""
+
+
+def _by_name(outputs: Outputs) -> dict[str, list[tuple[int, ...]]]:
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for name, sizes in outputs:
+        found.setdefault(re.sub(r"\[\d+\]", "", name), []).append(sizes)
+    return found
+
+
+def _fits(before: int, after: int, lengths: Iterable[tuple[int, int]]) -> bool:
+    """Whether it is the same amount, or the same for each layer that is left: ``a * layers + b``, where b is no more than a."""
+    if before == after:
+        return True
+    for large, small in lengths:
+        each, rest = divmod(before - after, large - small)
+        if not rest and each > 0 and 0 <= before - each * large <= each:
+            return True
+    return False
+
+
+def notes_on(kept: Mapping[Stack, tuple[int, ...]], inputs: Inputs) -> Iterator[str]:
+    """Hooks that no longer run, and a cache of the large model."""
+    for stack, left in kept.items():
+        gone = [place for place in range(len(stack.layers)) if place not in left]
+        hooked = [place for place in gone if _is_hooked(stack.layers[place])]
+        if hooked:
+            names = listed([f"`{stack.path}`[{place}]" for place in hooked])
+            yield f"hooks on {names} do not run while {'this layer is' if len(hooked) == 1 else 'these layers are'} removed"
+    amounts = {len(stack.layers) for stack in kept}
+    for name, value in inputs.named_values().items():
+        entries = getattr(value, "layers", None)
+        if isinstance(entries, list) and len(entries) in amounts:
+            yield f"`{name}` holds an entry for each layer of the large model: create a new one"
+
+
+def _is_hooked(layer: nn.Module) -> bool:
+    return any(getattr(part, table, None) for part in layer.modules() for table in _HOOKS)
+
+
+def materialise(model: nn.Module, device: str) -> tuple[str, ...]:
+    """Replace each tensor on ``meta`` by one on `device`, ties kept; what nothing has initialized is noted by name."""
+    places: list[tuple[nn.Module, dict[str, Any], str, torch.Tensor]] = [
+        (module, table, name, tensor)
+        for module in model.modules()
+        for table in (module._parameters, module._buffers)
+        for name, tensor in table.items()
+        if tensor is not None and tensor.is_meta
+    ]
+    if not places:
+        return ("no parameter or buffer is on `meta`: nothing was initialized",)
+    made: dict[int, torch.Tensor] = {}
+    is_whole = all(one.is_meta for one in model.parameters())
+    try:
+        for _, table, name, tensor in places:
+            table[name] = made.setdefault(id(tensor), _marked(tensor, device))
+        _initialize(model, None if is_whole else list(dict.fromkeys(module for module, _, _, _ in places)))
+    except BaseException:
+        for _, table, name, tensor in places:
+            table[name] = tensor
+        raise
+    ours = set(map(id, made.values()))
+    left = [
+        f"`{name}`" for name, tensor in chain(model.named_parameters(), model.named_buffers()) if id(tensor) in ours and _is_marked(tensor)
+    ]
+    return (f"nothing initializes {listed(left)}: set the values yourself",) if left else ()
+
+
+def _initialize(model: nn.Module, parts: list[nn.Module] | None) -> None:
+    """All of it, or only these modules, as the others have their weights."""
+    initialize, of_part = getattr(model, "init_weights", None), getattr(model, "_init_weights", None)
+    if callable(initialize) and callable(of_part):  # a model of transformers, which does its buffers, too
+        for module in parts or ():
+            of_part(module)
+        if parts is None:
+            initialize()
+        return
+    for module in model.modules() if parts is None else parts:
+        for name in ("reset_parameters", "_reset_parameters"):
+            if callable(reset := getattr(module, name, None)):
+                reset()
+
+
+def _marked(tensor: torch.Tensor, device: str) -> Any:
+    """Full of a value that no initialization leaves; of a kind without such a value, zeros."""
+    full = torch.zeros_like(tensor, device=device)
+    if tensor.dtype != torch.bool:
+        full.fill_(math.nan if tensor.is_floating_point() or tensor.is_complex() else torch.iinfo(tensor.dtype).min)
+    return nn.Parameter(full, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else full
+
+
+def _is_marked(tensor: torch.Tensor) -> bool:
+    if not tensor.numel() or tensor.dtype == torch.bool:
+        return False
+    first = tensor.detach().flatten()[:1]
+    return bool(torch.isclose(_marked(first, str(first.device)), first, rtol=0.0, atol=0.0, equal_nan=True))
 
 
 def examine(

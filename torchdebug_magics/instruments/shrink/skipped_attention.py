@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
-from torchdebug_magics.instruments.shrink.model_edits import Edits
-from torchdebug_magics.instruments.shrink.stacks import Stack
+from torchdebug_magics.instruments.shrink.stacks import Edits, Stack
 
 _NAME = "torchdebug_skipped"
 """Under which the functions of transformers know the stand-in."""
@@ -72,7 +71,8 @@ class _Replacing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            return self._skipped.stand_in(*_attended(*args, **kwargs))
+            names = dict(zip(("query", "key", "value"), args, strict=False))
+            return self._skipped.stand_in(**{**names, **{name: kwargs[name] for name in ("query", "key", "value") if name in kwargs}})
         if func is F.multi_head_attention_forward:
             return self._multi_head(*args, **kwargs)
         return func(*args, **kwargs)
@@ -95,33 +95,27 @@ class _Replacing(TorchFunctionMode):
         return out, share.expand(*batch, *per_head, query.shape[0], key.shape[0])
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return query, key, value
-
-
 def _switch(part: nn.Module, skipped: SkippedAttention, edits: Edits) -> None:
     """The attention of transformers is chosen by the configuration that its module holds: that gets one of its own."""
-    library: Any = sys.modules.get("transformers.modeling_utils")
+    library: Any = sys.modules.get("transformers")
     config = vars(part).get("config")
     if library is None or "_attn_implementation_internal" not in getattr(config, "__dict__", {}):
         return
     own = copy.copy(config)
     vars(own).update({"_attn_implementation_internal": _NAME, _NAME: skipped})
     edits.put(vars(part), "config", own)
-    known = library.ALL_ATTENTION_FUNCTIONS._global_mapping
-    known[_NAME] = _as_in_transformers
-    _USERS.add(id(own))
-    weakref.finalize(own, _release, id(own), known).atexit = False
-    edits.then(functools.partial(_release, id(own), known))
+    if skipped not in _USED:
+        _USED.add(skipped)
+        library.AttentionInterface.register(_NAME, _as_in_transformers)
+        weakref.finalize(skipped, _release, library.AttentionInterface._global_mapping).atexit = False
 
 
-_USERS: set[int] = set()
-"""The ids of the configurations that name the stand-in: it is known to transformers as long as there is one."""
+_USED: weakref.WeakSet[SkippedAttention] = weakref.WeakSet()
+"""The stand-in is known to transformers as long as a configuration names one."""
 
 
-def _release(config: int, known: dict[str, Any]) -> None:
-    _USERS.discard(config)
-    if not _USERS:
+def _release(known: dict[str, Any]) -> None:
+    if not list(_USED):  # its length counts those that are going
         known.pop(_NAME, None)
 
 

@@ -1,28 +1,81 @@
-"""Stacks of repeated layers: where they are, and which of their layers stand for all."""
+"""Stacks of repeated layers: where they are, which of their layers stand for all, and how a model is changed so that it can be restored."""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from torchdebug_magics.instruments.shrink.model_edits import Edits
 from torchdebug_magics.instruments.shrink.report import Costs, StackRow
+from torchdebug_magics.probing.modules import unwrapped
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _NUMBERS = {"layer", "layers", "block", "blocks", "depth"}
 """What the last word of a name is that says how many layers there are: ``n_layer``, ``num_hidden_layers``, ``depth``."""
 _LISTS = {"layer", "layers", "block", "blocks", "type", "types", "pattern", "indices", "idxs"}
 _SIDES = {"encoder", "decoder"}
+_CONFIGS = {"config", "cfg", "conf", "hparams", "args"}
 _FIELDS = ("_parameters", "_buffers", "_modules")
+_ABSENT = object()
+
+
+class Edits:
+    """What was changed, in order."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], object]] = []
+        self.stacks: tuple[StackRow, ...] = ()
+        """What was cut, for whoever asks to have it back."""
+
+    def __len__(self) -> int:
+        return len(self._undo)
+
+    def put(self, table: MutableMapping[str, Any], name: str, value: object) -> None:
+        """``table[name] = value``: an entry of a dict, or an attribute, as ``vars()`` holds it."""
+        before = table.get(name, _ABSENT)
+
+        def undo() -> None:
+            if before is _ABSENT:
+                table.pop(name, None)
+            else:
+                table[name] = before
+
+        self._undo.append(undo)
+        table[name] = value
+
+    def refill(self, table: MutableMapping[str, Any], entries: Mapping[str, Any]) -> None:
+        """Let the very same table hold other entries."""
+        before = dict(table)
+        self._undo.append(lambda: _fill(table, before))
+        _fill(table, entries)
+
+    def undo(self, down_to: int = 0) -> None:
+        """Take all back, or those after the first few."""
+        while len(self._undo) > down_to:
+            self._undo[-1]()
+            self._undo.pop()
+
+
+_OF_MODELS: WeakKeyDictionary[torch.nn.Module, Edits] = WeakKeyDictionary()
+
+
+def edits_of(model: torch.nn.Module) -> Edits:
+    """Those of a model, which end with it; a copy of it has none."""
+    return _OF_MODELS.setdefault(unwrapped(model), Edits())
+
+
+def _fill(table: MutableMapping[str, Any], entries: Mapping[str, Any]) -> None:
+    table.clear()
+    table.update(entries)
 
 
 @dataclass(eq=False)
@@ -109,18 +162,15 @@ def _is_block(layer: nn.Module) -> bool:
 
 def _signature(layer: nn.Module) -> object:
     """What its parts are, the shapes of their parameters, and the words and switches that they are set to."""
-    return tuple((path, type(part), _shapes(part), _switches(part)) for path, part in layer.named_modules())
+    return tuple((path, type(part), *_features(part)) for path, part in layer.named_modules())
 
 
-def _shapes(part: nn.Module) -> tuple[Any, ...]:
-    tensors = {**part._parameters, **part._buffers}
-    return tuple((name, None if one is None or is_lazy(one) else (one.shape, one.dtype)) for name, one in tensors.items())
-
-
-def _switches(part: nn.Module) -> tuple[Any, ...]:
-    """Without numbers in words: a layer may know its own name."""
-    own = ((name, value) for name, value in vars(part).items() if name != "training")
-    return tuple((name, re.sub(r"\d+", "", value) if type(value) is str else value) for name, value in own if type(value) in {str, bool})
+def _features(part: nn.Module) -> Iterator[Any]:
+    for name, tensor in {**part._parameters, **part._buffers}.items():
+        yield name, None if tensor is None or is_lazy(tensor) else (tensor.shape, tensor.dtype)
+    for name, value in vars(part).items():
+        if name != "training" and type(value) in {str, bool}:
+            yield name, re.sub(r"\d+", "", value) if type(value) is str else value  # a layer may know its own name
 
 
 class Settings(NamedTuple):
@@ -130,16 +180,14 @@ class Settings(NamedTuple):
     is_config: bool
 
 
-def settings_of(owners: Iterable[nn.Module]) -> list[Settings]:
+def settings_of(owners: Sequence[nn.Module]) -> list[Settings]:
     """Of modules around a stack: their attributes, their configurations, and what is in those and is not another module's."""
-    owners = list(owners)
-    configured = [part for part in (owners[0].modules() if owners else ()) if "config" in vars(part)]
-    others = {id(part.config) for part in configured}
-    mine = {id(owner.config) for owner in owners if "config" in vars(owner)}
+    parts = owners[0].modules() if owners else ()
+    others = {id(part.config) for part in parts if "config" in vars(part)} - {id(vars(owner).get("config")) for owner in owners}
     found: dict[int, Settings] = {}
     for owner in owners:
         found[id(vars(owner))] = Settings(vars(owner), is_config=False)
-        for config in _configs(vars(owner), others - mine):
+        for config in _configs(vars(owner), others):
             found.setdefault(id(config), Settings(config, is_config=True))
     return list(found.values())
 
@@ -147,37 +195,33 @@ def settings_of(owners: Iterable[nn.Module]) -> list[Settings]:
 def _configs(table: Mapping[str, Any], others: set[int], depth: int = 0) -> Iterator[MutableMapping[str, Any]]:
     """Configurations by the name that they have: ``config``, ``cfg``, ``hparams``, ``text_config``."""
     for name, value in list(table.items()):
-        if _words(name) & {"config", "cfg", "conf", "hparams", "args"} and id(value) not in others and not isinstance(value, nn.Module):
+        if set(_words(name)) & _CONFIGS and id(value) not in others and not isinstance(value, nn.Module):
             entries = value if isinstance(value, dict) else getattr(value, "__dict__", None)
             if isinstance(entries, dict) and depth < 3:  # noqa: PLR2004 - of a model, of its part, of a part of that
                 yield entries
                 yield from _configs(entries, others, depth + 1)
 
 
-def _words(name: str) -> set[str]:
-    return set(_split(name))
-
-
-def _split(name: str) -> list[str]:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_").split("_")
+def _words(name: str) -> list[str]:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_").replace(".", "_").split("_")
 
 
 def _concerns(name: str, path: str) -> bool:
     """Whether a setting may be one of the stack at `path`: what is said of a decoder is not said of an encoder."""
-    side = _words(name) & _SIDES
-    return not side or not (where := {word for part in path.split(".") for word in _words(part)} & _SIDES) or bool(side & where)
+    side, where = _SIDES & set(_words(name)), _SIDES & set(_words(path))
+    return not side or not where or bool(side & where)
 
 
 def per_layer_kinds(settings: Iterable[Settings], amount: int, path: str) -> list[tuple[Any, ...]]:
     """What the settings say of each layer: ``("full_attention",)``."""
-    lists = [(name, value) for table, _ in settings for name, value in table.items() if isinstance(value, (list, tuple, str))]
-    named = [value for name, value in lists if len(value) == amount and _words(name) & _LISTS and _concerns(name, path)]
-    said = [value for value in named if _names_kinds(value)]
+    said = [
+        value
+        for table, _ in settings
+        for name, value in table.items()
+        if isinstance(value, (list, tuple, str)) and len(value) == amount and _LISTS & set(_words(name)) and _concerns(name, path)
+        if all(isinstance(one, str) for one in value) or set(map(repr, value)) <= {"0", "1", "True", "False"}
+    ]
     return list(zip(*said, strict=True)) if said else [()] * amount
-
-
-def _names_kinds(value: Sequence[Any]) -> bool:
-    return all(isinstance(one, str) for one in value) or (set(map(repr, value)) <= {"0", "1", "True", "False"})
 
 
 def follow_cut(stack: Stack, kept: tuple[int, ...], edits: Edits) -> None:
@@ -186,21 +230,25 @@ def follow_cut(stack: Stack, kept: tuple[int, ...], edits: Edits) -> None:
     for table, is_config in settings_of(stack.owners):
         for name, value in list(table.items()):
             if name not in _FIELDS and _concerns(name, stack.path):
-                changed = _followed(name, value, amount, kept, is_config=is_config)
+                changed = _followed(_words(name), value, amount, kept, is_config=is_config)
                 if changed is not value:
                     edits.put(table, name, changed)
 
 
-def _followed(name: str, value: Any, amount: int, kept: tuple[int, ...], *, is_config: bool) -> Any:
+def _followed(words: list[str], value: Any, amount: int, kept: tuple[int, ...], *, is_config: bool) -> Any:
     if type(value) is int:
-        return len(kept) if value == amount and _split(name)[-1] in _NUMBERS else value
-    is_named = bool(_words(name) & _LISTS)
+        return len(kept) if value == amount and words[-1] in _NUMBERS else value
+    is_named = bool(_LISTS & set(words))
     if isinstance(value, str):
         return "".join(value[place] for place in kept) if len(value) == amount and is_named else value
     if type(value) in {list, tuple}:
-        if len(value) == amount and (is_named or (not is_config and all(map(_is_of_a_layer, value)))):
+        # An entry of a list may be what a layer left, as in a cache; names of classes are not.
+        of_layers = not is_config and all(one is None or isinstance(one, (Tensor, nn.Module, tuple)) for one in value)
+        if len(value) == amount and (is_named or of_layers):
             return type(value)(value[place] for place in kept)
-        return type(value)(kept.index(place) for place in value if place in kept) if is_named and _are_places(value, amount) else value
+        are_places = all(type(one) is int and 0 <= one < amount for one in value) and list(value) == sorted(set(value))
+        is_some = is_named and are_places and 0 < len(value) < amount
+        return type(value)(kept.index(place) for place in value if place in kept) if is_some else value
     layers = getattr(value, "__dict__", {}).get("layers") if not is_config else None
     if type(layers) is list and len(layers) == amount:  # a cache with an entry a layer
         value = copy.copy(value)
@@ -208,21 +256,10 @@ def _followed(name: str, value: Any, amount: int, kept: tuple[int, ...], *, is_c
     return value
 
 
-def _is_of_a_layer(value: object) -> bool:
-    """Whether an entry of a list may be what a layer left, as in a cache; names of classes are not."""
-    return value is None or isinstance(value, (Tensor, nn.Module, tuple))
-
-
-def _are_places(value: Sequence[Any], amount: int) -> bool:
-    """Whether it is a list of some layers' numbers, in order."""
-    whole = bool(value) and all(type(one) is int for one in value)
-    return whole and list(value) == sorted(set(value)) and value[0] >= 0 and value[-1] < amount and len(value) < amount
-
-
 def renumber(stack: Stack, kept: tuple[int, ...], edits: Edits) -> None:
     """Give each kept layer the numbers of its new place: attributes that count up from layer to layer, as ``layer_idx`` does."""
-    shared = _shared_parts(stack)
     parts = [dict(layer.named_modules()) for layer in stack.layers]
+    layers_of = Counter(part for layer in parts for part in {id(part) for part in layer.values()})
     numbered: dict[tuple[str, str], dict[int, int]] = {}
     for place, by_path in enumerate(parts):
         for path, part in by_path.items():
@@ -233,22 +270,11 @@ def renumber(stack: Stack, kept: tuple[int, ...], edits: Edits) -> None:
         first = next(iter(values)), next(iter(values.values()))
         offset = first[1] - first[0]
         counts = all(value == place + offset for place, value in values.items())
-        if not counts or (len(values) == 1 and not (offset == 0 and _words(name) & {"idx", "index", "layer"})):
+        if not counts or (len(values) == 1 and not (offset == 0 and {"idx", "index", "layer"} & set(_words(name)))):
             continue
         for new, place in enumerate(kept):
-            if place in values and new != place and id(parts[place][path]) not in shared:
+            if place in values and new != place and layers_of[id(parts[place][path])] == 1:
                 edits.put(parts[place][path].__dict__, name, new + offset)
-
-
-def _shared_parts(stack: Stack) -> set[int]:
-    """The ids of what is a part of several layers."""
-    met: set[int] = set()
-    shared: set[int] = set()
-    for layer in stack.layers:
-        inside = {id(part) for part in layer.modules()}
-        shared |= met & inside
-        met |= inside
-    return shared
 
 
 def costs_of(model: nn.Module) -> Costs:

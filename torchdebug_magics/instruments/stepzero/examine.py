@@ -16,6 +16,7 @@ from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.stepzero import zero_state
 from torchdebug_magics.instruments.stepzero.report import FROZEN, BufferRow, DataRow, ParameterRow, StepzeroReport
 from torchdebug_magics.instruments.stepzero.zero_state import Trained, ZeroState, address, digest_of, steps_of
+from torchdebug_magics.probing.steps import ParameterFacts, facts_of
 from torchdebug_magics.probing.storages import is_shard, local_of, shards_note
 
 Rows = tuple[list[ParameterRow], list[ParameterRow], list[BufferRow], list[str]]
@@ -79,39 +80,34 @@ def _trained(values: Sequence[Any], names: Sequence[str]) -> Trained:
 
 def _weakly(trained: Trained) -> Callable[[], Trained | None]:
     """What is trained, unless a model or an optimizer of it is gone; data that is gone, or that takes no reference, is left out."""
-    models = {name: weakref.ref(model) for name, model in trained.models.items()}
-    optimizers = [weakref.ref(optimizer) for optimizer in trained.optimizers]
-    data = {name: reference for name, value in trained.data.items() if (reference := _reference(value)) is not None}
+    models, optimizers = _reference(trained.models), _reference(trained.optimizers)
+    data = {name: _reference(value) for name, value in trained.data.items()}
 
     def now() -> Trained | None:
-        alive = {name: model() for name, model in models.items()}
-        stepping = [optimizer() for optimizer in optimizers]
-        present = {name: found for name, reference in data.items() if (found := reference()) is not None}
-        known = {name: model for name, model in alive.items() if model is not None}
-        left = tuple(optimizer for optimizer in stepping if optimizer is not None)
-        return Trained(known, left, present) if len(known) == len(models) and len(left) == len(optimizers) else None
+        known, stepping = models(), optimizers()
+        if known is None or stepping is None:
+            return None
+        present = {name: reference() for name, reference in data.items()}
+        return Trained(known, stepping, {name: value for name, value in present.items() if value is not None})
 
     return now
 
 
-def _reference(value: Any) -> Callable[[], Any] | None:
+def _reference(value: Any) -> Callable[[], Any]:
+    """Gives the value, with all its parts, as long as they are there; else None, as for what takes no reference."""
     if type(value) in {list, tuple, dict}:
-        parts = [_reference(part) for part in (value.values() if isinstance(value, dict) else value)]
-        known = [part for part in parts if part is not None]
-        if not known or len(known) < len(parts):
-            return None
-        keys = list(value) if isinstance(value, dict) else None
-        return lambda: _all_of([part() for part in known], keys)
+        named = value if isinstance(value, dict) else dict(enumerate(value))
+        parts, is_dict, kind = {name: _reference(part) for name, part in named.items()}, isinstance(value, dict), type(value)
+
+        def whole() -> Any:
+            alive = {name: part() for name, part in parts.items()}
+            return None if any(part is None for part in alive.values()) else alive if is_dict else kind(alive.values())
+
+        return whole
     try:
         return weakref.ref(value)
     except TypeError:
-        return None
-
-
-def _all_of(parts: list[Any], keys: list[Any] | None) -> list[Any] | dict[Any, Any] | None:
-    if any(part is None for part in parts):
-        return None
-    return parts if keys is None else dict(zip(keys, parts, strict=True))
+        return lambda: None
 
 
 def _latest() -> tuple[ZeroState, Trained]:
@@ -184,20 +180,26 @@ def movement(trained: Trained, zero: ZeroState) -> Rows:
     parameters, buffers = trained.parameters(), trained.buffers()
     problems = [f"`{name}` is no longer in the model" for name in zero.tensors if name not in parameters and name not in buffers]
     problems += filter(None, [shards_note(parameters.values(), "distances are")])
-    distances = {name: _distance(name, tensor, zero, problems) for name, tensor in {**parameters, **buffers}.items()}
-    reasons = _Reasons(trained, zero, stepped=any(distances[name] for name in parameters))
+    distances = {name: _distance(name, tensor, zero, problems) for name, tensor in trained.tensors().items()}
+    facts = facts_of(parameters, trained.optimizers)
+    is_known = any(one.state for one in facts.values())
+    has_stepped = is_known or any(distances[name] for name in parameters)
     moved: list[ParameterRow] = []
     unmoved: list[ParameterRow] = []
     for name, parameter in parameters.items():
         if (distance := distances[name]) is None:
             continue
-        norm = _norm(_wide(zero.tensors[name]))
+        norm, rate, count = _norm(_wide(zero.tensors[name])), facts[name].rate, local_of(parameter).numel()
+        if distance:
+            why = _why_moved(facts[name]) if name in zero.frozen else ""
+        else:
+            why = _why_not(facts[name], has_optimizers=bool(trained.optimizers), has_stepped=has_stepped, is_known=is_known)
         row = ParameterRow(
             parameter=name,
             distance=distance,
             relative=distance / norm if norm else None,
-            learning_rates=reasons.in_learning_rates(parameter, distance),
-            why=reasons.why_moved(name, parameter) if distance else reasons.why_not(parameter),
+            learning_rates=distance / math.sqrt(count) / rate if rate and count else None,
+            why=why,
         )
         (moved if distance else unmoved).append(row)
     moved.sort(key=lambda row: -(row.relative if row.relative is not None and not math.isnan(row.relative) else math.inf))
@@ -205,51 +207,28 @@ def movement(trained: Trained, zero: ZeroState) -> Rows:
     return moved, unmoved, changed, problems
 
 
-class _Reasons:
-    """What the optimizers know of each parameter; `stepped`: whether any parameter moved."""
+def _why_moved(facts: ParameterFacts) -> str:
+    """Of a parameter that was frozen."""
+    if facts.parameter.requires_grad:
+        return "it requires a gradient now"
+    return "the optimizer updates it" if facts.state else "something other than the optimizer writes to it"
 
-    def __init__(self, trained: Trained, zero: ZeroState, *, stepped: bool) -> None:
-        self._zero = zero
-        self._groups = {id(one): group for optimizer in trained.optimizers for group in optimizer.param_groups for one in group["params"]}
-        self._states = {id(one): state for optimizer in trained.optimizers for one, state in optimizer.state.items() if state}
-        self._knows = bool(trained.optimizers)
-        self._stepped = stepped or bool(self._states)
 
-    def in_learning_rates(self, parameter: torch.Tensor, distance: float) -> float | None:
-        """The root mean square change of an element."""
-        rate = float(self._groups.get(id(parameter), {}).get("lr", 0.0))
-        count = local_of(parameter).numel()
-        return distance / math.sqrt(count) / rate if rate and count else None
-
-    def why_moved(self, name: str, parameter: torch.Tensor) -> str:
-        """What is odd in that it did; nothing for what is trained."""
-        if name not in self._zero.frozen:
-            return ""
-        if parameter.requires_grad:
-            return "it requires a gradient now"
-        return "the optimizer updates it" if id(parameter) in self._states else "something other than the optimizer writes to it"
-
-    def why_not(self, parameter: torch.Tensor) -> str:
-        """The first reason that holds."""
-        if not parameter.requires_grad:
-            return FROZEN
-        group = self._groups.get(id(parameter), {})
-        if self._knows and not group:
-            return "not in the optimizer"
-        if "lr" in group and float(group["lr"]) == 0:
-            return "learning rate 0"
-        return self._why_still(parameter) if self._stepped else "no step was taken"
-
-    def _why_still(self, parameter: torch.Tensor) -> str:
-        """Of one that is trained, after a step."""
-        state = self._states.get(id(parameter))
-        if parameter.grad is not None:
-            if not bool(local_of(parameter.grad).detach().any()):
-                return "zero gradient"
-            return "first gradient after the last step" if self._states and state is None else "updates round to zero"
-        if state is not None:
-            return "updates round to zero" if any(map(_holds_something, state.values())) else "zero gradients"
-        return "no gradient" if self._states else "no gradient, or a zero gradient"
+def _why_not(facts: ParameterFacts, *, has_optimizers: bool, has_stepped: bool, is_known: bool) -> str:
+    """The first reason that holds; `is_known`: whether any optimizer keeps a state of what it has updated."""
+    has_moments = facts.state is not None and any(map(_holds_something, facts.state.values()))
+    reasons = (
+        (not facts.parameter.requires_grad, FROZEN),
+        (has_optimizers and facts.group is None, "not in the optimizer"),
+        (facts.rate == 0, "learning rate 0"),
+        (not has_stepped, "no step was taken"),
+        (facts.gradient is False, "zero gradient"),
+        (facts.gradient and is_known and facts.state is None, "first gradient after the last step"),
+        (facts.gradient or has_moments, "updates round to zero"),
+        (facts.state is not None, "zero gradients"),
+        (is_known, "no gradient"),
+    )
+    return next((reason for holds, reason in reasons if holds), "no gradient, or a zero gradient")
 
 
 def _holds_something(value: Any) -> bool:

@@ -84,32 +84,30 @@ class StepzeroReport(Report):
     def verdict(self) -> str:
         """What was kept, or what has moved and why the rest has not."""
         where = f" in {self.file}" if self.file else ""
-        if self.action == "dropped":
-            return "Step zero is dropped"
         if self.action == "restored":
-            return f"Restored to step zero{where}: {plural(self.parameters_count, 'parameter')}, buffers, optimizer and random state"
+            return self.title.replace(":", f"{where}:", 1)
         if self.action == "kept":
-            held = "" if self.file else f" · {self.memory}"
-            is_part = self.local_elements_count not in {None, self.elements_count}
-            here = f", {count(self.local_elements_count or 0)} of them in this process" if is_part else ""
-            sizes = f"{plural(self.parameters_count, 'parameter')} ({count(self.elements_count)} elements{here})"
-            return f"Step zero is kept{where}: {sizes}, buffers, optimizer and random state{held}"
-        return capitalised(" · ".join(self._moves()))
+            sizes = f"{plural(self.parameters_count, 'parameter')} ({self.elements(' elements')})"
+            return f"Step zero is kept{where}: {sizes}, buffers, optimizer and random state" + ("" if self.file else f" · {self.memory}")
+        return self.title if self.action == "dropped" else capitalised(" · ".join(self._moves()))
 
     @property
     def title(self) -> str:
         """What was kept, or how many parameters have moved; the reasons have rows of their own."""
         if self.action == "dropped":
-            return self.verdict
+            return "Step zero is dropped"
         if self.action != "compared":
             done = "Restored to step zero" if self.action == "restored" else "Step zero is kept"
             return f"{done}: {plural(self.parameters_count, 'parameter')}, buffers, optimizer and random state"
-        frozen = len(self.moved_though_frozen)
-        if frozen:
+        if frozen := len(self.moved_though_frozen):
             return capitalised(f"{self._after()}{plural(frozen, 'frozen parameter')} moved")
-        if not self.moved:
-            return capitalised(f"{self._after()}no parameter has moved since step zero")
-        return capitalised(f"{self._after()}{len(self.moved):,} of {plural(self.parameters_count, 'parameter')} moved")
+        return capitalised(self._how_many())
+
+    def elements(self, noun: str = "") -> str:
+        """How many numbers the parameters have, and how many of them are in this process."""
+        is_part = self.local_elements_count not in {None, self.elements_count}
+        here = f", {count(self.local_elements_count or 0)} of them in this process" if is_part else ""
+        return f"{count(self.elements_count)}{noun}{here}"
 
     @property
     def memory(self) -> str:
@@ -128,21 +126,19 @@ class StepzeroReport(Report):
     def _after(self) -> str:
         return "" if self.steps is None else f"after {plural(self.steps, 'step')} "
 
-    def _moves(self) -> list[str]:
+    def _how_many(self) -> str:
         if not self.moved:
-            return [
-                f"{self._after()}no parameter has moved since step zero",
-                *(self._reasons() if self.steps else []),
-                *self._changed_data(),
-            ]
+            return f"{self._after()}no parameter has moved since step zero"
+        return f"{self._after()}{len(self.moved):,} of {plural(self.parameters_count, 'parameter')} moved"
+
+    def _moves(self) -> list[str]:
         texts = [f"`{row.parameter}` moved though it was frozen: {row.why}" for row in self.moved_though_frozen[:1]]
         most = next((row for row in self.moved if row.relative is not None), None)
         far = f", `{most.parameter}` most ({share(most.relative or 0)} of its norm)" if most is not None else ""
-        texts.append(f"{self._after()}{len(self.moved):,} of {plural(self.parameters_count, 'parameter')} moved{far}")
-        return [*texts, *self._reasons(), *self._changed_data()]
-
-    def _reasons(self) -> list[str]:
-        return [f"{listed(names)} never moved: {why}" for why, names in self._by_reason().items() if why]
+        texts.append(f"{self._how_many()}{far}")
+        if self.moved or self.steps:
+            texts += [f"{listed(names)} never moved: {why}" for why, names in self._by_reason().items() if why]
+        return texts + ([f"{listed(changed)} changed"] if (changed := self._changed()) else [])
 
     def _by_reason(self) -> dict[str, list[str]]:
         """Names of the parameters that never moved, by the reason; of frozen ones only where nothing else is to be explained."""
@@ -153,7 +149,3 @@ class StepzeroReport(Report):
 
     def _changed(self) -> list[str]:
         return [f"`{row.data}`" for row in self.data if row.changed]
-
-    def _changed_data(self) -> list[str]:
-        changed = self._changed()
-        return [f"{listed(changed)} changed"] if changed else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchdebug_magics.format import Format, count, plural
+from torchdebug_magics.format import Format, plural
 from torchdebug_magics.html.page import Block, Facts, Fold, Note, Page, Status, Table
 from torchdebug_magics.instruments.stepzero.report import ParameterRow, StepzeroReport
 
@@ -31,9 +31,8 @@ def page(report: StepzeroReport) -> Page:
         table = Table("Data", ("data", "since step zero", "digest"), data, {"data": "code", "digest": "code"})
         blocks.append(Fold(f"Data: {plural(len(data), 'digest')}", (table,)))
     if report.action == "compared":
-        blocks.append(
-            Fold("Details: memory of step zero, how to restore", (Facts((_memory(report), ("restore", "`%stepzero --restore`"))),))
-        )
+        memory = Facts((("step zero", report.memory), ("restore", "`%stepzero --restore`")))
+        blocks.append(Fold("Details: memory of step zero, how to restore", (memory,)))
     return Page("stepzero", _status(report), report.title, tuple(blocks))
 
 
@@ -43,13 +42,7 @@ def _summary(report: StepzeroReport) -> tuple[tuple[str, str], ...]:
         return (*report.causes, *file)
     if report.action != "kept":
         return tuple(file)
-    is_part = report.local_elements_count not in {None, report.elements_count}
-    here = f", {count(report.local_elements_count or 0)} of them in this process" if is_part else ""
-    return (("elements", f"{count(report.elements_count)}{here}"), *(file or [_memory(report)]))
-
-
-def _memory(report: StepzeroReport) -> tuple[str, str]:
-    return "step zero", report.memory
+    return (("elements", report.elements()), *(file or [("step zero", report.memory)]))
 
 
 def _moved(rows: Sequence[ParameterRow]) -> Table:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.storages import local_of
 from torchdebug_magics.probing.tensors import tensors_in
 
-_TENSOR = "$tensor"
+_OTHERS = "$stepzero"
+"""Under which a safetensors file holds what is no tensor of the model, as `torch.save` writes it."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,23 @@ class Trained:
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """By name, each once; of several models, after the name of its own."""
-        return {name: tensor for name, tensor in self._named("named_parameters") if not torch.nn.parameter.is_lazy(tensor)}
+        return self._named("named_parameters")
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The same."""
-        return {name: tensor for name, tensor in self._named("named_buffers") if not torch.nn.parameter.is_lazy(tensor)}
+        return self._named("named_buffers")
 
-    def _named(self, what: str) -> Iterable[tuple[str, Any]]:
-        several = len(self.models) > 1
-        for model, module in self.models.items():
-            for name, tensor in getattr(_inner(module), what)():
-                yield f"{model}.{name}" if several else name, tensor
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Both."""
+        return {**self.parameters(), **self.buffers()}
+
+    def _named(self, what: str) -> dict[str, Any]:
+        named = (
+            (f"{model}.{name}" if len(self.models) > 1 else name, tensor)
+            for model, module in self.models.items()
+            for name, tensor in getattr(_inner(module), what)()
+        )
+        return {name: tensor for name, tensor in named if not torch.nn.parameter.is_lazy(tensor)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +73,7 @@ class ZeroState:
         """As it is now."""
         parameters = trained.parameters()
         with torch.no_grad():
-            tensors = {name: _kept(tensor) for name, tensor in {**parameters, **trained.buffers()}.items()}
+            tensors = {name: _kept(tensor) for name, tensor in trained.tensors().items()}
         return cls(
             tensors=tensors,
             frozen=tuple(name for name, parameter in parameters.items() if not parameter.requires_grad),
@@ -78,8 +85,7 @@ class ZeroState:
 
     def put_back(self, trained: Trained) -> list[str]:
         """Write into the same tensors; what has another shape now, or is not there, is left and noted."""
-        problems = []
-        now: dict[str, torch.Tensor] = {**trained.parameters(), **trained.buffers()}
+        problems, now = [], trained.tensors()
         with torch.no_grad():
             for name, kept in self.tensors.items():
                 if name not in now or local_of(now[name]).shape != kept.shape:
@@ -100,10 +106,8 @@ class ZeroState:
 
     def shared_with(self, trained: Trained) -> int:
         """Bytes of kept tensors whose memory is still the model's."""
-        now: dict[str, torch.Tensor] = {**trained.parameters(), **trained.buffers()}
-        return sum(
-            _bytes(kept) for name, kept in self.tensors.items() if name in now and address(kept) == address(local_of(now[name])) != 0
-        )
+        kept = ((self.tensors[name], tensor) for name, tensor in trained.tensors().items() if name in self.tensors)
+        return sum(_bytes(copy) for copy, tensor in kept if address(copy) == address(local_of(tensor)) != 0)
 
     @property
     def bytes(self) -> int:
@@ -190,22 +194,33 @@ def _digests(value: Any) -> Iterator[int]:
 
 
 def write(zero: ZeroState, path: Path) -> None:
-    """All at once: a reader finds the old file or the new one."""
-    tensors: dict[str, torch.Tensor] = {}
-    plain = _plain(_as_dict(zero), tensors)
+    """All at once: a reader finds the old file or the new one. Raises `TorchDebugError` for what could not be read again without code."""
+    random = {name: value for name, value in vars(zero.random).items() if name != "numpy_words"}
+    if zero.random.numpy is not None:
+        name, words, *rest = zero.random.numpy
+        random["numpy"] = [name, torch.as_tensor(words.astype("int64")), *rest]
+    tensors = {name: tensor.clone().contiguous() for name, tensor in zero.tensors.items()}
+    others = {**vars(zero), "tensors": {}, "digests": dict(zero.digests), "random": random}
     part = path.with_name(f"{path.name}.part")
     if path.suffix == ".safetensors":
-        _safetensors().save_file(tensors, part, metadata={"stepzero": json.dumps(plain)})
+        buffer = BytesIO()
+        torch.save(others, buffer)
+        _safetensors().save_file({**tensors, _OTHERS: torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)}, part)
     else:
-        torch.save({"stepzero": json.dumps(plain), "tensors": tensors}, part)
+        torch.save({**others, "tensors": tensors}, part)
+    try:
+        _read(part, is_safetensors=path.suffix == ".safetensors")
+    except Exception as error:  # noqa: BLE001 - what an optimizer keeps may be of any kind
+        part.unlink()
+        msg = f"the optimizer's state cannot be written to a file: {str(error).partition('. ')[0][:120]}"
+        raise TorchDebugError(msg) from None
     part.replace(path)
 
 
 def read(path: Path) -> ZeroState:
     """What `write` wrote; a `TorchDebugError` for any other file."""
     try:
-        text, tensors = _safe(path) if path.suffix == ".safetensors" else _pickled(path)
-        return _state(_filled(json.loads(text), tensors))
+        return _read(path, is_safetensors=path.suffix == ".safetensors")
     except TorchDebugError:
         raise
     except Exception as error:  # noqa: BLE001 - a file of any other kind may raise anything
@@ -214,86 +229,18 @@ def read(path: Path) -> ZeroState:
         raise TorchDebugError(msg) from None
 
 
-def _state(found: dict[str, Any]) -> ZeroState:
-    random = found["random"]
-    numpy = random["numpy"]
-    return ZeroState(
-        tensors=found["tensors"],
-        frozen=tuple(found["frozen"]),
-        optimizers=tuple(found["optimizers"]),
-        random=RandomState(
-            python=_tuples(random["python"]),
-            numpy=None if numpy is None else (numpy[0], numpy[1].numpy().astype("uint32"), *numpy[2:]),
-            cpu=random["cpu"],
-            cuda=tuple(random["cuda"]),
-            xpu=tuple(random["xpu"]),
-            mps=random["mps"],
-        ),
-        digests=found["digests"],
-        steps=found["steps"],
-    )
-
-
-def _as_dict(zero: ZeroState) -> dict[str, Any]:
-    random = zero.random
-    numpy = None
+def _read(path: Path, *, is_safetensors: bool) -> ZeroState:
+    if is_safetensors:
+        tensors = _safetensors().load_file(path)
+        others = tensors.pop(_OTHERS).numpy().tobytes()
+        state = {**torch.load(BytesIO(others), map_location="cpu", weights_only=True), "tensors": tensors}
+    else:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    random = RandomState(**state.pop("random"))
     if random.numpy is not None:
         name, words, *rest = random.numpy
-        numpy = [name, torch.as_tensor(words.astype("int64")), *rest]
-    return {
-        "tensors": zero.tensors,
-        "frozen": list(zero.frozen),
-        "optimizers": list(zero.optimizers),
-        "random": {
-            "python": random.python,
-            "numpy": numpy,
-            "cpu": random.cpu,
-            "cuda": list(random.cuda),
-            "xpu": list(random.xpu),
-            "mps": random.mps,
-        },
-        "digests": dict(zero.digests),
-        "steps": zero.steps,
-    }
-
-
-def _plain(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """As JSON has it; tensors are put aside by number, and dicts are lists of pairs, as their keys may be numbers."""
-    if isinstance(value, torch.Tensor):
-        tensors[str(len(tensors))] = value.detach().cpu().clone().contiguous()
-        return {_TENSOR: str(len(tensors) - 1)}
-    if isinstance(value, dict) or hasattr(value, "items"):
-        return {"pairs": [[_plain(key, tensors), _plain(item, tensors)] for key, item in value.items()]}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, tensors) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    msg = f"a {type(value).__name__} in the optimizer's state cannot be written to a file"
-    raise TorchDebugError(msg)
-
-
-def _filled(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(value, dict):
-        if _TENSOR in value:
-            return tensors[value[_TENSOR]]
-        return {_filled(key, tensors): _filled(item, tensors) for key, item in value["pairs"]}
-    return [_filled(item, tensors) for item in value] if isinstance(value, list) else value
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _pickled(path: Path) -> tuple[str, dict[str, torch.Tensor]]:
-    held = torch.load(path, map_location="cpu", weights_only=True)
-    return held["stepzero"], held["tensors"]
-
-
-def _safe(path: Path) -> tuple[str, dict[str, torch.Tensor]]:
-    _safetensors()
-    library: Any = importlib.import_module("safetensors")
-    with library.safe_open(path, "pt") as opened:
-        return opened.metadata()["stepzero"], {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+        random = replace(random, numpy=(name, words.numpy().astype("uint32"), *rest))
+    return ZeroState(**state, random=random)
 
 
 def _safetensors() -> Any:

@@ -12,7 +12,7 @@ import torch
 import torchdebug_magics
 from torchdebug_magics import TorchDebugError
 from torchdebug_magics.instruments.gradwatch.probe import GradProbe
-from torchdebug_magics.instruments.gradwatch.report import LiveGrad
+from torchdebug_magics.instruments.gradwatch.report import GradReport
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +79,7 @@ def test_a_hook_of_the_users_that_raises(observe: Observe, line: str) -> None:
 
 
 def test_a_failure_of_ours_is_a_line_of_the_report(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchdebug_magics.instruments.gradwatch.optimizer_watch.StepMeter.gradients", lambda *_: 1 / 0)
+    monkeypatch.setattr("torchdebug_magics.instruments.gradwatch.measuring.StepMeter.gradients", lambda *_: 1 / 0)
     observed = observe("gradwatch", LOOP)
     assert observed.error is None
     assert observed.report.problems == ("the look before an update failed: ZeroDivisionError: division by zero",)
@@ -140,7 +140,7 @@ def test_a_live_snapshot_is_there_while_it_runs() -> None:
     names: dict[str, Any] = {}
     with ExitStack() as stack:
         probe.attach(stack)
-        assert probe.live() == LiveGrad(0, 0, None, None, (), (), (), 1)
+        assert probe.live() == GradReport()
         exec(LOOP, names)
         seen = probe.live()
     assert (seen.steps_count, seen.backward_count, seen.modules, seen.learning_rate) == (6, 6, ("0", "2"), 0.1)

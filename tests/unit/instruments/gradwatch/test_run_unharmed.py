@@ -16,7 +16,7 @@ from torch import nn
 import torchdebug_magics
 from tests.unit.instruments.gradwatch.healthy_trainings import HEALTHY
 from tests.unit.instruments.gradwatch.planted_faults import FAULTS
-from torchdebug_magics.instruments.gradwatch.module_series import BINS
+from torchdebug_magics.instruments.gradwatch.record import BINS
 
 ALL = {one.name: one.body for one in (*HEALTHY, *FAULTS)}
 

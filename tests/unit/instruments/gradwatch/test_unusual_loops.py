@@ -155,10 +155,10 @@ def test_a_new_model_for_each_step_takes_no_more_room_than_some() -> None:
     from torch import nn
 
     import torchdebug_magics
-    from torchdebug_magics.instruments.gradwatch import run_record
+    from torchdebug_magics.instruments.gradwatch import record
 
     with pytest.MonkeyPatch.context() as patch, torchdebug_magics.gradwatch() as session:
-        patch.setattr(run_record, "_MOST_MODULES", 10)
+        patch.setattr(record, "_MOST_MODULES", 10)
         for _ in range(70):
             net = nn.Linear(2, 1)
             optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

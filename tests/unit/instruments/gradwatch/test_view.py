@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Heatmap, Note, Table
-from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, LiveGrad, ModuleRow, verdict
+from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, ModuleRow, verdict
 from torchdebug_magics.instruments.gradwatch.view import live_page, page
 from torchdebug_magics.report import Location
 
@@ -96,19 +97,18 @@ def test_the_other_verdicts(report: GradReport, status: str, words: str) -> None
 
 
 def test_while_it_runs() -> None:
-    live = LiveGrad(12, 12, 0.5, 1e-3, ("", "0"), ((1.0, 2.0), (None, 0.0)), (1.0, 2.0), 1, "loss and gradient norm grow")
-    shown = live_page(live)
-    assert shown.headline == "Step 11 · loss 0.5 · learning rate 0.001"
+    shown = live_page(replace(REPORT, learning_rate=1e-3))
+    assert shown.headline == "Step 3 · loss 1.0 · learning rate 0.001"
     assert [type(block) for block in shown.blocks] == [Note, Facts, Heatmap]
     html = markup.render(shown)
     assert "<img" not in html
     assert "█" in html
-    assert live_page(LiveGrad(0, 0, None, None, (), (), (), 1)).headline == "Waiting for the first optimizer step"
+    assert live_page(GradReport()).headline == "Waiting for the first optimizer step"
 
 
 def test_the_live_view_of_a_large_model_is_small() -> None:
-    rows = tuple(tuple(float(step % 9 + 1) for step in range(256)) for _ in range(24))
-    live = LiveGrad(256, 256, 1.0, 1e-3, tuple(f"layer.{number}" for number in range(24)), rows, tuple(rows[0]), 1)
+    row = [float(step % 9 + 1) for step in range(256)]
+    live = GradReport(steps_count=256, norms={f"layer.{number}": row for number in range(1000)}, losses=row, totals=row)
     assert len(markup.render(live_page(live))) < 120_000
 
 

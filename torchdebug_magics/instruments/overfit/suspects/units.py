@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 from torchdebug_magics.format import listed, number
 from torchdebug_magics.instruments.overfit.suspects.loss_inputs import rows_of
-from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence, at_line
+from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence, replaced
 from torchdebug_magics.instruments.overfit.training.change import Change
 from torchdebug_magics.instruments.overfit.training.observed_step import Activation
 from torchdebug_magics.probing.rng import RandomState
@@ -29,14 +29,14 @@ _SMALL, _LARGE = 0.05, 20.0
 
 
 def suspects(seen: Evidence) -> Iterator[Change]:
-    """Yields changes of batch statistics over one value, of dead units and of initial weights."""
+    """Yields changes of samples, of inputs, of batch statistics over one value, of dead units and of initial weights."""
+    yield from _conflicts(seen)
+    yield from _scale(seen)
     yield from _one_value(seen)
-    far = seen.unusual
     dead = next((one for one in seen.base.first.activations if one.is_dead and one.feeder), None)
-    is_constant = dead is not None and far.get(dead.feeder, "").startswith(_CONSTANT)
-    order = (_initial, _dead) if is_constant else (_dead, _initial)
-    for part in order:
-        yield from part(seen, far, dead)
+    of_dead = [] if dead is None else list(_dead(seen, dead))
+    is_constant = dead is not None and seen.unusual.get(dead.feeder, "").startswith(_CONSTANT)
+    yield from (*_initial(seen), *of_dead) if is_constant else (*of_dead, *_initial(seen))
 
 
 def _one_value(seen: Evidence) -> Iterator[Change]:
@@ -60,61 +60,52 @@ def _one_value(seen: Evidence) -> Iterator[Change]:
     )
 
 
-def _dead(seen: Evidence, _far: Mapping[str, str], dead: Activation | None) -> Iterator[Change]:
-    if dead is None:
-        return
+def _dead(seen: Evidence, dead: Activation) -> Iterator[Change]:
     is_saturated = dead.name in {"sigmoid", "tanh", "hardsigmoid", "hardtanh"}
-    what = "is saturated for" if is_saturated else "is 0 for"
-    share = {
-        "suspect": "dead_units",
-        "headline": f"{dead.name} after `{dead.feeder}` {what} all samples: no gradient passes",
-        "location": dead.location,
-        "module": dead.feeder,
-        "parameters": _names(seen, [dead.feeder]),
-    }
-    last = seen.base.last
-    stays = last is not None and any(one.is_dead and one.feeder == dead.feeder for one in last.activations)
-    yield Change(
-        **share,  # type: ignore[arg-type]
-        is_evident=stays,
+    last, path = seen.base.last, f"{seen.model}.{dead.feeder}"
+    again = Change(
+        suspect="dead_units",
         text=f"`{dead.feeder}` initialized again",
-        fix=f"initialize `{dead.feeder}` again: `{seen.model}.{dead.feeder}.reset_parameters()`",
+        headline=f"{dead.name} after `{dead.feeder}` {'is saturated for' if is_saturated else 'is 0 for'} all samples: no gradient passes",
+        fix=f"initialize `{dead.feeder}` again: `{path}.reset_parameters()`",
+        location=dead.location,
+        module=dead.feeder,
+        parameters=_names(seen, [dead.feeder]),
         on_models=_reset([dead.feeder]),
+        is_evident=last is not None and any(one.is_dead and one.feeder == dead.feeder for one in last.activations),
     )
-    if is_saturated:
-        return
-    is_it = at_line(dead.name, dead.location)
-    yield Change(
-        **share,  # type: ignore[arg-type]
-        text="leaky_relu instead",
-        fix=f"use `F.leaky_relu` in place of `{dead.name}` after `{dead.feeder}`",
-        on_call=lambda function, args, _kwargs: (F.leaky_relu, args[:1], {}) if is_it(function) and args else None,
-    )
+    yield again
+    if not is_saturated:
+        yield replace(
+            again,
+            is_evident=False,
+            text="leaky_relu instead",
+            fix=f"use `F.leaky_relu` in place of `{dead.name}` after `{dead.feeder}`",
+            on_models=None,
+            on_call=replaced(dead.name, dead.location, F.leaky_relu),
+        )
 
 
-def _initial(seen: Evidence, far: Mapping[str, str], _dead: Activation | None) -> Iterator[Change]:
-    if not far:
+def _initial(seen: Evidence) -> Iterator[Change]:
+    names, modules = list(seen.unusual), seen.base.named_modules()
+    if not names:
         return
-    names = list(far)
-    first, what = next(iter(far.items()))
+    quoted = listed([f"`{name}`" for name in names])
+    own = all(hasattr(modules[name], "reset_parameters") for name in names)
+    if own or any(hasattr(one, "_init_weights") for one in seen.base.models.values()):
+        call = ".reset_parameters()" if own else f".apply({seen.model}._init_weights)"
+        fix = f"initialize again: `for path in {names!r}: {seen.model}.get_submodule(path){call}`"
+    else:
+        fix = f"initialize the weights of {quoted} with `nn.init.normal_(weight, std={_STANDARD})`"
     yield Change(
         suspect="bad_init",
-        text=f"{listed([f'`{name}`' for name in names])} initialized again",
-        headline=f"`{first}` starts {what}: with the default initialization, the model learns {seen.subject}",
-        fix=_repair(seen, names),
+        text=f"{quoted} initialized again",
+        headline=f"`{names[0]}` starts {seen.unusual[names[0]]}: with the default initialization, the model learns {seen.subject}",
+        fix=fix,
         parameters=_names(seen, names),
-        module=first,
+        module=names[0],
         on_models=_reset(names),
     )
-
-
-def _repair(seen: Evidence, names: list[str]) -> str:
-    modules = seen.base.named_modules()
-    own = all(hasattr(modules[name], "reset_parameters") for name in names)
-    call = ".reset_parameters()" if own else f".apply({seen.model}._init_weights)"
-    if not own and not any(hasattr(one, "_init_weights") for one in seen.base.models.values()):
-        return f"initialize the weights of {listed([f'`{name}`' for name in names])} with `nn.init.normal_(weight, std={_STANDARD})`"
-    return f"initialize again: `for path in {names!r}: {seen.model}.get_submodule(path){call}`"
 
 
 def unusual_weights(modules: Mapping[str, nn.Module]) -> dict[str, str]:
@@ -125,31 +116,21 @@ def unusual_weights(modules: Mapping[str, nn.Module]) -> dict[str, str]:
             own = {key: one for key, one in module._parameters.items() if one is not None}
             if not own or not name or nn.parameter.is_lazy(next(iter(own.values()))):
                 continue
-            fresh = _fresh(module)
-            difference = None if fresh is None else _difference(own, fresh)
-            if difference:
+            try:
+                fresh: Any = copy.deepcopy(module)
+                _initialized(fresh)
+            except Exception:  # noqa: BLE001, S112 - a module that cannot be copied is not judged
+                continue
+            if difference := _difference(own, fresh._parameters):
                 found[name] = difference
     return found
 
 
-def _is_constant(values: torch.Tensor) -> bool:
-    return bool(values.max() == values.min())
-
-
-def _fresh(module: nn.Module) -> dict[str, torch.Tensor] | None:
-    try:
-        made: Any = copy.deepcopy(module)
-        _initialized(made)
-    except Exception:  # noqa: BLE001 - a module that cannot be copied is not judged
-        return None
-    return {key: one.detach() for key, one in made._parameters.items() if one is not None}
-
-
 def _difference(own: Mapping[str, nn.Parameter], fresh: Mapping[str, torch.Tensor]) -> str:
     for key, parameter in own.items():
-        values, usual = parameter.detach().float(), fresh[key].float()
+        values, usual = parameter.detach().float(), fresh[key].detach().float()
         size, expected = float(values.square().mean().sqrt()), float(usual.square().mean().sqrt())
-        if values.dim() > 1 and values.numel() > 1 and _is_constant(values) and not _is_constant(usual):
+        if values.dim() > 1 and values.numel() > 1 and values.min() == values.max() and usual.min() < usual.max():
             return f"{_CONSTANT} {number(float(values.flatten()[0]))}"
         if (expected and size > _FAR * expected) or (values.dim() > 1 and size < expected / _FAR):
             what = "weights" if values.dim() > 1 else key
@@ -183,47 +164,31 @@ def _names(seen: Evidence, modules: list[str]) -> tuple[str, ...]:
     return tuple(name for name in seen.base.named_parameters() if name.rpartition(".")[0] in modules)
 
 
-def sample_suspects(seen: Evidence) -> Iterator[Change]:
-    """Equal samples with different labels; inputs far from unit scale."""
-    yield from _conflicts(seen)
-    yield from _scale(seen)
-
-
 def _conflicts(seen: Evidence) -> Iterator[Change]:
-    groups = conflicting_rows(seen)
+    """Yields the batch without samples whose inputs equal those of another with other targets."""
+    first, samples = seen.base.first, seen.base.first.samples or 0
+    targets = [call.target for call in first.losses]
+    inputs = [one for one in first.inputs if one.dim() and len(one) == samples and not any(one is other for other in targets)]
+    if samples < 2 or not inputs or not targets or any(len(one) % samples for one in targets if one.dim()):  # noqa: PLR2004
+        return
+    labels = torch.cat([one.detach().reshape(samples, -1).double() for one in targets if one.dim()], 1)
+    values = torch.cat([one.detach().reshape(samples, -1).double() for one in inputs if not one.is_complex()], 1)
+    group = values.unique(dim=0, return_inverse=True)[1].tolist()
+    groups = [[row for row in range(samples) if group[row] == which] for which in sorted(set(group))]
+    groups = [rows for rows in groups if bool((labels[rows] != labels[rows[:1]]).any())]
     if not groups:
         return
-    assert seen.samples is not None
     rows = tuple(sorted(row for group in groups for row in group))
-    dropped = {row for group in groups for row in group[1:]}
-    keep = torch.tensor([row for row in range(seen.samples) if row not in dropped])
+    dropped = sorted(row for group in groups for row in group[1:])
     yield Change(
         suspect="conflicting_labels",
-        text=f"without row{'s' if len(dropped) > 1 else ''} {', '.join(map(str, sorted(dropped)))}",
+        text=f"without row{'s' if len(dropped) > 1 else ''} {', '.join(map(str, dropped))}",
         headline=f"Rows {listed([*map(str, rows)])} are equal inputs with different labels",
         fix=f"correct the labels of rows {', '.join(map(str, rows))}, or keep one of each group",
         rows=rows,
-        on_call=rows_of(seen, keep),
+        on_call=rows_of(seen, torch.tensor([row for row in range(samples) if row not in dropped])),
         is_evident=True,
     )
-
-
-def conflicting_rows(seen: Evidence) -> list[list[int]]:
-    """Groups of samples with equal inputs whose targets differ."""
-    samples, first = seen.base.first.samples, seen.base.first
-    targets = [call.target for call in first.losses]
-    inputs = [one for one in first.inputs if one.dim() and len(one) == samples and not any(one is other for other in targets)]
-    if samples is None or samples < 2 or not inputs or not targets or any(len(one) % samples for one in targets if one.dim()):  # noqa: PLR2004
-        return []
-    labels = torch.cat([one.detach().reshape(samples, -1).double() for one in targets if one.dim()], 1)
-    values = torch.cat([one.detach().reshape(samples, -1).double() for one in inputs if not one.is_complex()], 1)
-    _, group = values.unique(dim=0, return_inverse=True)
-    found = []
-    for number_of_group in group.unique().tolist():
-        rows = (group == number_of_group).nonzero().flatten()
-        if len(rows) > 1 and bool((labels[rows] != labels[rows[:1]]).any()):
-            found.append([int(row) for row in rows])
-    return found
 
 
 def _scale(seen: Evidence) -> Iterator[Change]:
@@ -262,8 +227,15 @@ def _normalized(values: Tensor) -> Tensor:
 
 def constant_output(seen: Evidence) -> Iterator[Change]:
     """The same output for all samples, at the first step and at the last one."""
-    first, last = seen.base.first, seen.base.last
-    if last is None or not first.last_is_same or not _differ(first.inputs) or not (last.last_is_same or _is_by_chance(seen)):
+    first, last, inputs = seen.base.first, seen.base.last, seen.base.first.inputs
+    if last is None or not first.last_is_same:
+        return
+    differ = any(one.dim() and inputs[0].dim() and len(one) == len(inputs[0]) and bool((one != one[:1]).any()) for one in inputs)
+    differ = differ or any(one.shape == inputs[0].shape and bool((one != inputs[0]).any()) for one in inputs[1:])
+    entropies = [call.entropy() for call in first.losses if call.is_classes]
+    # Whether the loss has come no lower than the shares of the labels explain.
+    is_by_chance = len(entropies) == len(first.losses) and seen.base.losses[-1] >= _ALMOST * sum(entropies) > 0
+    if not differ or not (last.last_is_same or is_by_chance):
         return
     place, module = first.same_rows or (None, "")
     where = f" from {place} on" if place is not None else ""
@@ -276,18 +248,6 @@ def constant_output(seen: Evidence) -> Iterator[Change]:
         module=module,
         is_evident=True,
     )
-
-
-def _is_by_chance(seen: Evidence) -> bool:
-    """Whether the loss has come no lower than the shares of the labels explain."""
-    entropies = [call.entropy() for call in seen.base.first.losses if call.is_classes]
-    return bool(entropies) and len(entropies) == len(seen.base.first.losses) and seen.base.losses[-1] >= _ALMOST * sum(entropies) > 0
-
-
-def _differ(inputs: list[Tensor]) -> bool:
-    """Whether any two samples do."""
-    within = any(one.dim() and len(one) == len(inputs[0]) and bool((one != one[:1]).any()) for one in inputs if inputs[0].dim())
-    return within or any(one.shape == inputs[0].shape and bool((one != inputs[0]).any()) for one in inputs[1:])
 
 
 def capacity(seen: Evidence) -> Iterator[Change]:

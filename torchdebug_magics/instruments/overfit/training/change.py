@@ -51,3 +51,13 @@ class Change:
     """Whether the update is made with the gradients of the backward pass, whatever has changed them since."""
     is_evident: bool = False
     """Whether it is a fault in any case, and named where no trial learns."""
+
+    @property
+    def can_be_tried(self) -> bool:
+        """Whether it changes anything; what is only named has no trial."""
+        hooks = (self.on_models, self.on_call, self.on_input, self.on_update, self.on_first_backward, self.on_end)
+        return any(hook is not None for hook in hooks) or self.keeps_gradients or self.backward_scale != 1.0
+
+
+NOTHING = Change(suspect=None, text="", headline="", fix="")
+"""The training as it is."""

@@ -16,9 +16,9 @@ from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 from torchdebug_magics.report import Location
 
 CLASSES = (F.cross_entropy, F.nll_loss)
-_BINARY = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
+BINARY = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
 DISTANCES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
-LOSSES: tuple[Any, ...] = (*CLASSES, *_BINARY, *DISTANCES, F.kl_div, F.ctc_loss)
+LOSSES: tuple[Any, ...] = (*CLASSES, *BINARY, *DISTANCES, F.kl_div, F.ctc_loss)
 _NEAR = 1e-3
 _MOST_LAG = 4
 _SHARE = 0.05
@@ -84,12 +84,9 @@ class LossCall:
     @property
     def is_contrast(self) -> bool:
         """Whether each sample is compared with all of the batch: how low such a loss becomes depends on its temperature."""
-        is_square = self.input.dim() == 2 and self.input.shape[0] == self.input.shape[1] == self.target.numel()  # noqa: PLR2004
-        return (
-            self.is_classes
-            and is_square
-            and bool((self.target.flatten() == torch.arange(len(self.input), device=self.target.device)).all())
-        )
+        if not self.is_classes or self.input.dim() != 2 or len(self.input) != self.classes or self.target.numel() != self.classes:  # noqa: PLR2004
+            return False
+        return torch.equal(self.target.flatten(), torch.arange(self.classes, device=self.target.device, dtype=self.target.dtype))
 
     @property
     def size(self) -> float:
@@ -105,7 +102,7 @@ class LossCall:
             return _entropy_of_smoothed(smoothing, self.classes) if smoothing else 0.0
         if self.function in CLASSES:
             return float(-torch.special.xlogy(self.target, self.target).sum(1).mean()) if self.function is F.cross_entropy else 0.0
-        if self.function in _BINARY:
+        if self.function in BINARY:
             target = self.target.float().clamp(0, 1)
             return float((-torch.special.xlogy(target, target) - torch.special.xlogy(1 - target, 1 - target)).mean())
         return 0.0
@@ -138,7 +135,7 @@ class LossCall:
         """The mean loss of the prediction that knows nothing: equal shares for classes, the mean of the targets for distances."""
         if self.function in CLASSES:
             return math.log(max(2, self.classes))
-        if self.function in _BINARY:
+        if self.function in BINARY:
             return math.log(2)
         if self.function in DISTANCES:
             target = self.target.float()
@@ -156,9 +153,10 @@ class LossCall:
         if not self.is_classes or not len(self.labels):
             return {}
         many, entropy = self.classes, self.entropy()
+        chance, twice = math.log(many), math.log(1 + (many - 1) / math.e)
         named = {
-            f"ln {many} = {math.log(many):.4g}: equal shares for all classes": math.log(many),
-            f"ln(1 + {many - 1}/e) = {math.log(1 + (many - 1) / math.e):.4g}: softmax applied twice": math.log(1 + (many - 1) / math.e),
+            f"ln {many} = {chance:.4g}: equal shares for all classes": chance,
+            f"ln(1 + {many - 1}/e) = {twice:.4g}: softmax applied twice": twice,
             f"{entropy:.4g}: the entropy of the labels, as if the input were not known": entropy,
         }
         return {name: value for name, value in named.items() if value > 0}
@@ -233,11 +231,8 @@ class Goal:
         """Whether a step's loss is as good as its floor; of a loss with further terms, whether those are that depend on the targets."""
         if calls and not self.is_known and all(_is_low(call) for call in calls):
             return True
-        return self._near(loss, self.floor, self.reference)
-
-    def _near(self, loss: float, floor: float, reference: float) -> bool:
-        above = loss - floor
-        return math.isfinite(loss) and -_SAME * max(reference, 0.0) - _TINY <= above <= _SHARE * max(reference, 0.0)
+        reference = max(self.reference, 0.0)
+        return math.isfinite(loss) and -_SAME * reference - _TINY <= loss - self.floor <= _SHARE * reference
 
     def nearly(self, losses: Sequence[float], quarters: int) -> bool:
         """Whether the loss falls so fast that so many further quarters of the steps are likely to be enough."""

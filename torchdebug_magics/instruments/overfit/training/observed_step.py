@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,23 +17,9 @@ from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.probing.where import locate
 from torchdebug_magics.report import Location
 
-ACTIVATIONS = frozenset(
-    {
-        "softmax",
-        "log_softmax",
-        "sigmoid",
-        "logsigmoid",
-        "tanh",
-        "relu",
-        "relu6",
-        "gelu",
-        "silu",
-        "leaky_relu",
-        "softplus",
-        "hardsigmoid",
-        "hardtanh",
-    }
-)
+_NORMALIZING, _RECTIFYING = frozenset({"softmax", "log_softmax"}), frozenset({"relu", "relu6", "gelu", "silu"})
+_SATURATING, _CLIPPING = frozenset({"sigmoid", "tanh"}), frozenset({"hardsigmoid", "hardtanh"})
+ACTIVATIONS = _NORMALIZING | _RECTIFYING | _SATURATING | _CLIPPING | {"logsigmoid", "leaky_relu", "softplus"}
 _VIEWS = frozenset(
     {"view", "reshape", "squeeze", "unsqueeze", "flatten", "transpose", "permute", "__getitem__", "float", "contiguous", "t", "to", "clone"}
 )
@@ -74,13 +60,17 @@ class Cut:
     no_grad: bool
 
 
-@dataclass(frozen=True)
-class _Origin:
+class Origin(NamedTuple):
     """What a value was computed from."""
 
     sources: frozenset[int] = frozenset()
+    """The parameters, by id."""
     cuts: frozenset[int] = frozenset()
-    """Where it lost its connection, as places in `ObservedStep.cuts`."""
+    """Where it lost its connection to them, as places in `ObservedStep.cuts`."""
+    activation: Activation | None = None
+    """The nonlinearity whose result it is, in another shape perhaps."""
+    summed: int = 1
+    """Over how many numbers it is a plain sum."""
 
 
 @dataclass(eq=False)
@@ -109,9 +99,7 @@ class ObservedStep:
     running: list[str] = field(default_factory=list)
     """Paths of the modules that run."""
     feeder: str = ""
-    _produced: dict[int, tuple[Tensor, Activation]] = field(default_factory=dict)
-    _sums: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
-    _origins: dict[int, tuple[Tensor, _Origin]] = field(default_factory=dict)
+    _origins: dict[int, tuple[Tensor, Origin]] = field(default_factory=dict)
     unregistered: dict[str, torch.nn.Module] = field(default_factory=dict)
     """Modules with parameters that ran inside a model, and are no part of it, by what they are called."""
 
@@ -124,9 +112,7 @@ class ObservedStep:
 
     def forget(self) -> None:
         """Tensors of the step that are needed no more."""
-        self._produced.clear()
         self._origins.clear()
-        self._sums.clear()
 
     def called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """A call, and its result."""
@@ -144,27 +130,16 @@ class ObservedStep:
 
         if function in LOSSES:
             self._loss(function, args, kwargs, result, here())
-        if not name.endswith("_like") and not name.startswith("new_"):
-            self._follow(name, given, made, here)
-        if made and given:
-            self._made(name, function, args, kwargs, (given[0], made[0]), here)
+        origin = self._origin(name, given, made, here)
+        if made and given and name in ACTIVATIONS:
+            origin = origin._replace(activation=self._activation(name, given[0], made[0], here(), bound(function, args, kwargs).get("dim")))
+        for one in made if any(origin[:3]) or origin.summed > 1 else ():
+            self._origins[id(one)] = one, origin
         if not self.running and name in {"sub", "__sub__", "__rsub__", "rsub"} and len(given) == 2 and made:  # noqa: PLR2004 - both sides
             one, other = given
             if one.requires_grad != other.requires_grad and made[0].numel() > max(one.numel(), other.numel()) > 1:
                 self.broadcast = self.broadcast or (here(), tuple(one.shape), tuple(other.shape))
         self._rows(given, made, here)
-
-    def _made(
-        self, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], pair: tuple[Tensor, Tensor], here: Any
-    ) -> None:
-        """What made a value, as far as it says something of a loss that is computed from it."""
-        given, made = pair
-        if name in ACTIVATIONS:
-            self._activation(name, given, made, here(), bound(function, args, kwargs).get("dim"))
-        elif name in _VIEWS and id(given) in self._produced:
-            self._produced[id(made)] = made, self._produced[id(given)][1]
-        elif name == "sum" and made.numel() == 1:
-            self._sums[id(made)] = made, given.numel()
 
     def _loss(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, place: Location | None) -> None:
         options = bound(function, args, kwargs)
@@ -172,55 +147,44 @@ class ObservedStep:
         if not isinstance(values, Tensor) or not isinstance(target, Tensor):
             return
         self.losses.append(LossCall.of(function, values.detach(), target.detach(), options, place, result))
-        produced = self._produced.get(id(values))
-        self.loss_from = produced[1] if produced is not None else self.loss_from
+        self.loss_from = self.origin_of(values).activation or self.loss_from
         self.last_is_same = values.dim() > 0 and len(values) > 1 and _equal_rows(values.detach())
 
-    def _follow(self, name: str, given: list[Tensor], made: list[Tensor], here: Any) -> None:
-        """Which parameters a value was computed from, and where the connection to them ends."""
+    def _origin(self, name: str, given: list[Tensor], made: list[Tensor], here: Any) -> Origin:
+        """Which parameters a value was computed from, where the connection to them ends, and what was done last."""
         origins = [self.origin_of(one) for one in given]
+        summed = given[0].numel() if given and name == "sum" and made and made[0].numel() == 1 else 1
+        last = Origin(activation=origins[0].activation if origins and name in _VIEWS else None, summed=summed)
         sources = frozenset().union(*(one.sources for one in origins))
-        if not sources or len(sources) > _MOST_SOURCES:
-            return
+        if not sources or len(sources) > _MOST_SOURCES or name.endswith("_like") or name.startswith("new_"):
+            return last
         cuts = frozenset().union(*(one.cuts for one in origins))
-        was_connected = any(one.requires_grad for one in given)
         is_end = name in _FLAT or not any(one.requires_grad for one in made)
-        if was_connected and is_end and (made or name in _AS_NUMBERS):
+        if is_end and any(one.requires_grad for one in given) and (made or name in _AS_NUMBERS):
             cuts |= {len(self.cuts)}
             self.cuts.append(Cut(name, here(), sources, no_grad=not torch.is_grad_enabled()))
-        for one in made:
-            self._origins[id(one)] = one, _Origin(sources, cuts)
+        return last._replace(sources=sources, cuts=cuts)
 
-    def origin_of(self, tensor: Tensor) -> _Origin:
-        """The parameters that it was computed from, and where it lost them."""
+    def origin_of(self, tensor: Tensor) -> Origin:
+        """What it was computed from; a parameter, from itself."""
         if id(tensor) in self._origins:
             return self._origins[id(tensor)][1]
-        return _Origin(frozenset({id(tensor)})) if isinstance(tensor, torch.nn.Parameter) else _Origin()
+        return Origin(frozenset({id(tensor)})) if isinstance(tensor, torch.nn.Parameter) else Origin()
 
-    def differentiated(self, loss: Tensor) -> None:
-        """A backward pass begins from this loss."""
+    def differentiated(self, loss: Tensor) -> int:
+        """A backward pass begins from this loss; over how many numbers that is a plain sum."""
         origin = self.origin_of(loss)
         self.before_backward = len(self.cuts)
         self.used |= origin.sources
         self.lost |= origin.cuts
+        return origin.summed
 
-    def summed_over(self, loss: Tensor) -> int:
-        """Over how many numbers a loss is a plain sum; 1 where it is none."""
-        return self._sums[id(loss)][1] if id(loss) in self._sums else 1
-
-    def _activation(self, name: str, given: Tensor, made: Tensor, place: Location | None, dim: Any) -> None:
+    def _activation(self, name: str, given: Tensor, made: Tensor, place: Location | None, dim: Any) -> Activation:
         module = self.running[-1] if self.running else ""
-        one = Activation(
-            name,
-            given.detach(),
-            dim if isinstance(dim, int) else _implicit(name, given),
-            place,
-            module,
-            self.feeder,
-            _is_dead(name, made.detach()),
-        )
-        self._produced[id(made)] = made, one
-        self.activations.append(one)
+        if not isinstance(dim, int):  # over which dimension PyTorch normalizes where none is named
+            dim = None if name not in _NORMALIZING else 0 if given.dim() in {0, 1, 3} else 1
+        self.activations.append(Activation(name, given.detach(), dim, place, module, self.feeder, _is_dead(name, made.detach())))
+        return self.activations[-1]
 
     def _rows(self, given: list[Tensor], made: list[Tensor], here: Any) -> None:
         samples = self.samples
@@ -237,26 +201,18 @@ class ObservedStep:
             self.same_rows = here(), self.running[-1]
 
 
-def _implicit(name: str, given: Tensor) -> int | None:
-    """Over which dimension PyTorch normalizes where none is named."""
-    if name not in {"softmax", "log_softmax"}:
-        return None
-    return 0 if given.dim() in {0, 1, 3} else 1
-
-
 def _is_dead(name: str, result: Tensor) -> bool:
     if result.numel() < 2 or not result.is_floating_point():  # noqa: PLR2004 - of one number nothing can be said
         return False
-    if name in {"relu", "relu6", "gelu", "silu"}:
-        return bool((result.abs() < _ZERO).float().mean() >= _DEAD)
-    if name in {"hardsigmoid", "hardtanh"}:
-        ends = (result == result.max()) | (result == result.min())
-        return bool(ends.float().mean() >= _DEAD) and float(result.max()) in {-1.0, 0.0, 1.0}
-    if name == "tanh":
-        return bool((result.abs() > 1 - _SATURATED).float().mean() >= _DEAD)
-    if name == "sigmoid":
-        return bool(((result < _SATURATED) | (result > 1 - _SATURATED)).float().mean() >= _DEAD)
-    return False
+    if name in _RECTIFYING:
+        ends = result.abs() < _ZERO
+    elif name in _CLIPPING:
+        ends = ((result == result.max()) | (result == result.min())) & (result.max().abs() <= 1) & (result.max() == result.max().round())
+    elif name in _SATURATING:
+        ends = (result > 1 - _SATURATED) | (result < (_SATURATED if name == "sigmoid" else _SATURATED - 1))
+    else:
+        return False
+    return bool(ends.float().mean() >= _DEAD)
 
 
 def _equal_rows(values: Tensor, scale: float = 0.0) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from torchdebug_magics.instruments.overfit.batches import is_label, refuse_sharded
-from torchdebug_magics.instruments.overfit.training.change import Change, Undo
+from torchdebug_magics.instruments.overfit.training.change import NOTHING, Change, Undo
 from torchdebug_magics.instruments.overfit.training.loss_calls import Goal
 from torchdebug_magics.instruments.overfit.training.observed_step import FunctionCalls, ObservedStep
 from torchdebug_magics.probing.dispatch import take_function_mode_off
@@ -22,19 +22,14 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import quiet
+from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.tensors import tensors_in
 
 _SURE = 2
 """So many steps one after the other have to be good."""
-
-
 _HALF, _NO_BETTER = 2, 0.8
 """A trial that is no better by then is given up."""
-
-
 _EVERY = 10
-
-
 _BY_HEART = 0.5
 """Of the loss by chance."""
 
@@ -46,7 +41,7 @@ class Training:
     steps: Steps
     most_steps: int
     hooks: Hooks
-    change: Change | None = None
+    change: Change = NOTHING
     told: Callable[[list[float]], None] = lambda _: None
     losses: list[float] = field(default_factory=list)
     goal: Goal | None = None
@@ -54,6 +49,8 @@ class Training:
     last: ObservedStep | None = None
     models: dict[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    held: frozenset[int] = frozenset()
+    """By id, the parameters of the optimizers."""
     without_gradient: tuple[str, ...] = ()
     """Trainable parameters that the first backward pass gave none, though their module ran."""
     unconnected: frozenset[int] = frozenset()
@@ -78,6 +75,23 @@ class Training:
     other_loss: float | None = None
     """With other random numbers, where that is no learned loss."""
     error: BaseException | None = None
+    _good: int = 0
+    """How many of the last steps were good."""
+    _is_checking: bool = False
+    """Whether the step is one more, with other random numbers."""
+    _seen: ObservedStep | None = None
+    """The present step, where it is the first or the last."""
+    _watched: ObservedStep | None = None
+    """The same, or one of which only the loss functions are asked for."""
+    _values: list[float] = field(default_factory=list)
+    """What was differentiated in this step."""
+    _kept: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Parameters with their gradients, after the backward pass."""
+    _updated: bool = True
+    """Whether no backward pass was made since an update."""
+    _was_zeroed: bool = False
+    _paths: dict[int, str] = field(default_factory=dict)
+    _undo: list[Undo] = field(default_factory=list)
 
     def run(self) -> None:
         """All steps; what the user's code raises is kept."""
@@ -91,15 +105,8 @@ class Training:
     def opened(self) -> Iterator[None]:
         """Inside, steps may be made."""
         self._random = RandomState.take()
-        self._step_stack = ExitStack()
-        self._seen: ObservedStep | None = None
-        self._values: list[float] = []
-        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._updated, self._was_zeroed = True, False
-        self._paths: dict[int, str] = {}
-        self._undo: list[Undo] = []
         with ExitStack() as stack:
-            self._stack = stack
+            self._stack, self._step_stack = stack, ExitStack()
             self.hooks.autograd_calls(stack, "backward", self._backward)
             self.hooks.optimizer_steps(stack, self._before_update, self._after_update)
             self.hooks.zeroed_gradients(stack, self._zeroing)
@@ -122,70 +129,52 @@ class Training:
             other_numbers()
         self._values.clear()
         self._step_stack = self._stack.enter_context(ExitStack())
-        is_first = not self.losses
-        self._seen = self.first if is_first else self.last if self.last is not None else None
-        on_call = self.change.on_call if self.change is not None else None
+        self._seen = self._watched = self.last if self.losses else self.first
         if self._seen is not None:
             self.hooks.module_calls(self._step_stack, self._called, self._returned)
             for model in self.models.values():
                 self.hooks.own_calls(self._step_stack, model, self._given, lambda *_: None)
-        self._parts = ObservedStep() if self._needs_parts and self._seen is None else None
-        seen = self._seen or self._parts
-        if seen is not None or on_call is not None:
-            mode = FunctionCalls(seen, on_call)
+        elif self.goal is not None and not self.goal.is_known and self.first.losses:
+            self._watched = ObservedStep()
+        if self._watched is not None or self.change.on_call is not None:
+            mode = FunctionCalls(self._watched, self.change.on_call)
             self._step_stack.callback(take_function_mode_off, mode)
             mode.__enter__()
 
     def end(self, loss: Any = None) -> bool:
         """A step is over, with its loss, if it is known; whether this was the last one."""
         self._step_stack.close()
-        if self.change is not None and self.change.on_end is not None:
+        if self.change.on_end is not None:
             self.change.on_end()
-        found = _numbers(loss)
-        value = sum(found) / len(found) if found else sum(self._values) if self._values else math.nan
+        numbers = _numbers(loss)
+        value = sum(numbers) / len(numbers) if numbers else sum(self._values) if self._values else math.nan
         if self.last is not None:
             return True
-        if self._is_checking:
-            assert self.goal is not None
+        if self.goal is not None and self._is_checking:
             self.other_loss = value if value - self.goal.floor > _BY_HEART * self.goal.reference else None
             return True
         self.losses.append(value)
-        calls = self._seen.losses if self._seen is not None else []
         if self.goal is None:
             self.goal = Goal.of(self.first.losses, value, self.first.inputs)
             self._summarise()
-        good = self.goal.learned(value, calls or self._parts_of_step())
+        many, goal = len(self.losses), self.goal
+        good = goal.learned(value, self._watched.losses if self._watched is not None else [])
         self._good = self._good + 1 if good else 0
-        is_last = len(self.losses) >= self.most_steps
-        self.learned = (self._good >= _SURE and not self.accumulates) or (good and is_last)  # gradients that add up may yet diverge
-        if len(self.losses) % _EVERY == 0 or len(self.losses) == 1:
+        # Gradients that add up may yet diverge.
+        self.learned = (self._good >= _SURE and not self.accumulates) or (good and many >= self.most_steps)
+        if many % _EVERY == 0 or many == 1:
             self.told(self.losses)
-        self._is_checking = self.learned and self.change is None
-        return not self._is_checking and (self.learned or not math.isfinite(value) or self._is_over(value))
-
-    _good = 0
-    _is_checking = False
-    """Whether the step is one more, with other random numbers."""
-
-    def _is_over(self, value: float) -> bool:
-        many = len(self.losses)
-        if many >= self.most_steps:
-            if self.change is None:
-                self.last = ObservedStep()  # one more, to see where it has come to
-                return False
+        is_trial = self.change is not NOTHING
+        self._is_checking = self.learned and not is_trial
+        if self._is_checking:
+            return False
+        if self.learned or not math.isfinite(value):
             return True
-        assert self.goal is not None
-        is_half = self.change is not None and many == self.most_steps // _HALF
-        return is_half and value - self.goal.floor > _NO_BETTER * max(self.losses[0] - self.goal.floor, self.goal.reference)
-
-    # --- what the loss is made of --------------------------------------------------------------------------------------------------
-
-    @property
-    def _needs_parts(self) -> bool:
-        return self.goal is not None and not self.goal.is_known and bool(self.first.losses)
-
-    def _parts_of_step(self) -> list[Any]:
-        return self._parts.losses if self._parts is not None else []
+        if many >= self.most_steps:
+            self.last = None if is_trial else ObservedStep()  # one more, to see where it has come to
+            return is_trial
+        is_half = is_trial and many == self.most_steps // _HALF
+        return is_half and value - goal.floor > _NO_BETTER * max(self.losses[0] - goal.floor, goal.reference)
 
     # --- models --------------------------------------------------------------------------------------------------------------------
 
@@ -202,17 +191,16 @@ class Training:
         self.models[name] = model = unwrapped(model)
         without_dropout(model)
         self._paths = {id(module): path for path, module in self.named_modules().items()}
-        if self.change is not None and self.change.on_models is not None:
+        if self.change.on_models is not None:
             self.change.on_models(self.named_modules(), self.named_parameters())
-        if self.change is not None and self.change.on_input is not None:
+        if self.change.on_input is not None:
             self.hooks.own_calls(self._stack, model, self._entered, lambda *_: None)
 
     def _entered(self, _module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        assert self.change is not None
-        assert self.change.on_input is not None
+        change = self.change.on_input
 
-        def changed(one: torch.Tensor) -> torch.Tensor:
-            return self.change.on_input(one) if one.is_floating_point() else one  # type: ignore[union-attr, misc]
+        def changed(tensor: torch.Tensor) -> torch.Tensor:
+            return change(tensor) if change is not None and tensor.is_floating_point() else tensor
 
         return tuple(rebuilt(one, changed, (torch.Tensor,)) for one in args), {
             name: rebuilt(one, changed, (torch.Tensor,)) for name, one in kwargs.items()
@@ -230,17 +218,17 @@ class Training:
             return
         if not seen.running and id(module) not in self._paths and any(True for _ in module.parameters()):
             self._meet(f"model {len(self.models) + 1}" if self.models else "model", module)
-        if not seen.running and id(module) in self._paths:
-            self._given(module, args, {})
-        path = self._paths.get(id(module))
+        path, own = self._paths.get(id(module)), [id(one) for one in module._parameters.values() if one is not None]
         if path is None:
-            if seen.running and any(one is not None for one in module._parameters.values()):
+            if seen.running and own:
                 seen.unregistered.setdefault(f"{type(module).__name__} {len(seen.unregistered)} in `{seen.running[-1] or 'model'}`", module)
             return
+        if not seen.running:
+            self._given(module, args, {})
         seen.running.append(path)
-        if any(one is not None for one in module._parameters.values()):
+        if own:
             seen.feeder = path
-            seen.used.update(id(one) for one in module._parameters.values() if one is not None)
+            seen.used.update(own)
 
     def _returned(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
         seen = self._seen
@@ -253,23 +241,21 @@ class Training:
         __tracebackhide__ = True
         losses = [one for one in tensors_in(tensors) if one.numel() == 1]
         self._values.append(sum(float(one.detach()) for one in losses))
-        named = self.named_parameters() if self._seen is not None or self.change is not None else {}
-        if self._updated:
-            if len(self.losses) == 1 and self._seen is None:
-                named = named or self.named_parameters()
-                self.accumulates = any(one.grad is not None and bool(one.grad.any()) for one in named.values())
-            if self.change is not None and self.change.on_first_backward is not None:
-                self.change.on_first_backward(named)
+        is_first, is_second = self._seen is self.first, self._updated and len(self.losses) == 1 and self._seen is None
+        named = self.named_parameters() if self._seen is not None or self.change is not NOTHING or is_second else {}
+        if is_second:
+            self.accumulates = any(one.grad is not None and bool(one.grad.any()) for one in named.values())
+        if self._updated and self.change.on_first_backward is not None:
+            self.change.on_first_backward(named)
         self._updated = False
-        if self.change is not None and self.change.backward_scale != 1.0 and len(losses) == 1:
+        if self.change.backward_scale != 1.0 and len(losses) == 1:
             tensors = losses[0] * self.change.backward_scale
-        if self._seen is self.first:
+        if is_first:
             self.backwards += 1
             for one in losses:
-                self.first.differentiated(one)
-                self.summed = self.first.summed_over(one)
+                self.summed = self.first.differentiated(one)
         result = original(tensors, *args, **kwargs)
-        if self._seen is self.first or (self.change is not None and self.change.keeps_gradients):
+        if is_first or self.change.keeps_gradients:
             self._kept = [(one, one.grad.detach().clone()) for one in named.values() if one.grad is not None]
         return result
 
@@ -288,12 +274,11 @@ class Training:
             now = _norm([one.grad for one, _ in self._kept if one.grad is not None])
             self.clipped = (before, now) if now < before / 2 else None
             self.is_zeroed = before > 0 and now == 0 and self._was_zeroed
-        if self.change is not None and self.change.keeps_gradients:
+        if self.change.keeps_gradients:
             for one, kept in self._kept:
                 one.grad = kept
-        if self.change is not None and self.change.on_update is not None:
-            undo = self.change.on_update(optimizer)
-            self._undo += [] if undo is None else [undo]
+        undo = None if self.change.on_update is None else self.change.on_update(optimizer)
+        self._undo += [] if undo is None else [undo]
 
     def _after_update(self, *_: Any) -> None:
         while self._undo:
@@ -302,13 +287,14 @@ class Training:
     def _summarise(self) -> None:
         """What the first step shows of parameters; its own tensors are then forgotten."""
         named = self.named_parameters()
-        held = {id(one) for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"]}
         used = {name: one for name, one in named.items() if id(one) in self.first.used}
         graded = {id(one) for one, gradient in self._kept if bool(gradient.any())}
-        self.unconnected = frozenset(id(one) for one in named.values()) - {id(one) for one, _ in self._kept}
+        self.held = frozenset(id(one) for optimizer in self.optimizers for one in parameters_of(optimizer))
+        self.unconnected = frozenset(map(id, named.values())) - {id(one) for one, _ in self._kept}
         self.frozen = tuple(name for name, one in used.items() if not one.requires_grad)
         self.without_gradient = tuple(name for name, one in used.items() if one.requires_grad and id(one) not in graded)
-        self.not_updated = tuple(name for name, one in used.items() if id(one) in graded and id(one) not in held) if self.optimizers else ()
+        if self.optimizers:
+            self.not_updated = tuple(name for name, one in used.items() if id(one) in graded - self.held)
         whole = sum(call.value for call in self.first.losses)
         if self._values and whole and math.isfinite(whole):
             self.loss_scale = sum(self._values) / whole

@@ -1,0 +1,435 @@
+"""The faults of a training, as rows of one table: what must be true of the record, then the headline, the fix and the reason."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, groupby, pairwise
+from typing import NamedTuple
+
+from torchdebug_magics.format import listed, number, plural, share
+from torchdebug_magics.instruments.gradwatch.record import FIRST_STEPS, History, ModuleSeries, RunRecord, Step
+from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
+from torchdebug_magics.probing.lines import Line
+from torchdebug_magics.probing.steps import Owner
+from torchdebug_magics.probing.where import excerpt
+
+_SLOW = 1e-4
+"""Ratio of update to weights below which a larger learning rate is advised."""
+_USUAL_RATIO = 1e-3
+"""Usual ratio of update norm to weight norm."""
+_EXPLAINED_BY: dict[GradKind, frozenset[GradKind]] = {
+    "exploding_spike": frozenset({"diverging"}),
+    "too_fast": frozenset({"diverging"}),
+    "vanishing": frozenset({"dead", "diverging", "too_fast"}),
+    "dead": frozenset({"diverging"}),
+    "not_learning": frozenset({"dead"}),
+    "plateau_at_chance": frozenset({"dead", "vanishing", "too_fast", "not_learning", "diverging", "exploding_spike"}),
+    "clipped_always": frozenset({"diverging"}),
+}
+"""What a fault follows from, where both are found in one run."""
+_SATURATING = frozenset({"Hardtanh", "LogSigmoid", "Sigmoid", "Softsign", "Tanh"})
+_DEAD_STEPS = 8
+_FADED, _FEW_STEPS, _FEW_LAYERS, _SMALLEST = 1e-5, 5, 4, 1e-45
+_IN_ORDER = 0.8
+"""Share of the pairs of layers in which the later one has the larger gradient."""
+_STILL, _STILL_STEPS, _TINY_RATE = 1e-6, 20, 1e-5
+_FAST_STEPS, _IMPROVED, _THROWN_OFF = 5, 0.9, 1.2
+_CLIPPED_STEPS, _CLIPPED_BY = 20, 10.0
+_GUESSED_STEPS, _GUESSED = 20, 1.02
+_PLATEAU_STEPS, _NEAR_CHANCE, _NO_DROP = 100, 0.01, 0.005
+_RUNS = ((2, 1e6), (3, 100.0), (6, 10.0))
+"""(steps in a row that grow, growth of the loss over them)"""
+_TREND, _CORRELATION = 24, 0.9
+"""Steps of a trend that is noisy."""
+_EVEN = 0.3
+"""Of the mean growth, in logarithms, that each step has at least."""
+_ABOVE_ALL = 3.0
+"""How far the loss lies above all that it was before."""
+_SPIKE_OF_USUAL, _SPIKE_OF_ALL = 20.0, 5.0
+_SPIKE_STEPS, _MOST_SPIKES = 10, 8
+
+
+class Divergence(NamedTuple):
+    """Loss and gradient norm grow by about the same factor at each step."""
+
+    history: History
+    first_step: int
+    last_step: int
+    factor: float
+    loss: float
+
+
+class Spike(NamedTuple):
+    """One step whose gradient norm is far above that of all steps before it."""
+
+    history: History
+    step: Step
+    usual_norm: float
+    module: Owner | None
+
+
+class Judge:
+    """Looks at each step when it comes, as later the steps before it are gone, and at all that is known when asked."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record = record
+        self._divergences: list[Divergence] = []
+        self._spikes: list[Spike] = []
+
+    def look(self, history: History, largest: ModuleSeries | None) -> None:
+        """After a step; `largest` is the module with the largest share of its norm."""
+        if not any(known.history is history for known in self._divergences):
+            self._divergences += _divergence(history)
+        if len(self._spikes) < _MOST_SPIKES:
+            self._spikes += _spike(history, None if largest is None else largest.owner)
+
+    def findings(self) -> tuple[GradFinding, ...]:
+        """All faults, the worst first, without those that follow from another one."""
+        found = list({(finding.kind, finding.module, finding.step): finding for finding in self._all()}.values())
+        kinds = {finding.kind for finding in found}
+        return tuple(finding for finding in found if not _EXPLAINED_BY.get(finding.kind, frozenset()) & kinds)
+
+    def doubts(self) -> tuple[str, ...]:
+        """Why a training without a proven fault is not healthy."""
+        trained = [history for history in self._record.histories if history.steps]
+        # A schedule may end with one step of rate 0.
+        idle = [one for one in trained if one.idle_since is not None and one.steps[-1].number > one.idle_since]
+        doubts = [f"the learning rate is 0 from step {one.idle_since} on: the updates since then change nothing" for one in idle[:1]]
+        chance = _guesses(trained[0]) if len(trained) == 1 else None  # at equilibrium, the discriminator of a GAN guesses
+        if chance is not None:
+            doubts.append(f"the loss stays at {chance:.3f} = ln {trained[0].classes}: it does not beat guessing")
+        return tuple(doubts)
+
+    def _all(self) -> Iterator[GradFinding]:
+        yield from (_diverging(one) for one in self._divergences if not _has_recovered(one.history))
+        for spike in [spike for spike in self._spikes if _is_confirmed(spike)][:1]:
+            yield self._exploding(spike)
+        for history in self._record.histories:
+            for rule in _RULES if history.steps else ():
+                yield from rule(self._record, history, self._record.modules(history))
+
+    def _exploding(self, spike: Spike) -> GradFinding:
+        history, step, usual, module = spike
+        times = step.norm / usual
+        batch = "" if step.batch is None else f", batch {step.batch[1]} of epoch {step.batch[0]}"
+        group = f'[p for group in {history.name}.param_groups for p in group["params"]]'
+        return _finding(
+            "exploding_spike",
+            history.backward_line or history.line,
+            step=step.number,
+            module=None if module is None else self._record.owners.name(module),
+            value=times,
+            headline=f"gradient norm spike in step {step.number}{batch}: {times:,.0f}x the usual",
+            fix=f"clip before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={_rounded(2 * usual):g})`",
+            explanation=f"the norm is {number(step.norm)}, usually {number(usual)}: inspect the inputs and labels of this batch"
+            + (f" ({len(self._spikes)} such steps)" if len(self._spikes) > 1 else ""),
+        )
+
+
+def _finding(kind: GradKind, line: Line | None, **fields: object) -> GradFinding:
+    location = None if line is None else line.location
+    return GradFinding(kind=kind, location=location, excerpt=() if location is None else excerpt(location), **fields)  # type: ignore[arg-type]
+
+
+def _diverging(grown: Divergence) -> GradFinding:
+    history, first, last, factor, loss = grown
+    return _finding(
+        "diverging",
+        history.line,
+        step=first,
+        last_step=last,
+        module=None,
+        value=factor,
+        headline=f"training diverges from step {first} on: gradients grow {factor:.3g}x per step",
+        fix=f"restart the training, and {_learning_rate(history, factor=0.1)}",
+        explanation=f"each update increases the loss, to {number(loss)} at step {last}; it will become inf or NaN",
+    )
+
+
+def _dead(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+    """Modules on which the loss depends, with a gradient of zeros only, up to the end; not of shards, as another may have the rest."""
+    dead = [one for one in modules if one.zero_run >= _DEAD_STEPS and one.is_used and not one.is_sharded]
+    if not dead or history.most_rate == 0 or any(step.loss == 0 for step in history.steps):
+        return  # nothing is to be learned, or no more: a hinge loss that has reached 0
+    names, step = _names(record, dead), min(one.zero_since for one in dead)
+    is_relu = any(kind.startswith("ReLU") for kind in dead[-1].owner.kinds) and len(dead) < len(modules)
+    others = f" and {plural(len(dead) - 1, 'module')} before it" if len(dead) > 1 else ""
+    yield _finding(
+        "dead",
+        history.backward_line or history.line,
+        step=step,
+        module=names[-1],
+        modules=names,
+        value=float(dead[-1].zero_run),
+        headline=f"zero gradients in {_title(names[-1])}{others} from step {step} on",
+        fix=f"replace the ReLU at {_title(names[-1])} with `nn.LeakyReLU(0.01)`, and {_learning_rate(history, factor=0.1)}"
+        if is_relu
+        else "check that nothing rounds or saturates the output, or multiplies it by 0; `%%autograd` shows whether gradients are zeroed "
+        f"before `{history.name}.step()`",
+        explanation="the loss depends on it, but a derivative of zero between them blocks every gradient; it does not recover by itself",
+    )
+
+
+def _too_fast(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+    """Updates as large as the weights, long after the first steps, in a training that does not improve."""
+    losses, fast = history.losses(), [one for one in modules if one.is_matrix and len(one.paces) >= _FAST_STEPS]
+    if history.has_closure or history.is_winding_down or not losses or not fast:
+        return
+    improves = statistics.median(losses[-10:]) < _IMPROVED * history.first_losses[0]
+    if improves or history.most_loss < _THROWN_OFF * history.first_losses[0]:
+        return  # or it stands still, but not because it was thrown off
+    fast.sort(key=lambda one: -statistics.median(one.paces))
+    names, pace = _names(record, fast), statistics.median(fast[0].paces)
+    yield _finding(
+        "too_fast",
+        history.line,
+        step=fast[0].first_step + FIRST_STEPS,
+        module=names[0],
+        modules=names,
+        value=pace,
+        headline=f"updates are too large: {share(pace)} of the weight norm in {_title(names[0])}",
+        fix=_learning_rate(history, ratio=pace),
+        explanation="0.1% is usual; from about 10% on, each update undoes the previous ones, and the loss does not decrease",
+    )
+
+
+def _vanishing(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+    """Gradients that shrink from layer to layer towards the input, by a factor that no optimizer was made for."""
+    for _, group in groupby(modules, key=lambda one: one.owner.model):
+        layers = [one for one in group if one.is_matrix and len(one.recent_norms) >= _FEW_STEPS]
+        if len(layers) < _FEW_LAYERS:
+            continue
+        sizes = [statistics.median(one.recent_norms) / math.sqrt(one.count) for one in layers]
+        alive = [size for size in sizes if size > 0]
+        largest = max(sizes[-max(1, len(sizes) // 3) :])
+        if len(alive) < _FEW_LAYERS - 1 or not sizes[0] < _FADED * largest or not alive[0] < 1e-2 * largest or not math.isfinite(largest):
+            continue
+        pairs = [later > earlier for earlier, later in combinations(sizes, 2)]
+        if sum(pairs) < _IN_ORDER * len(pairs):
+            continue
+        faded = [layer for layer, size in zip(layers, sizes, strict=True) if size < _FADED * largest]
+        names, value = _names(record, faded), max(sizes[0], _SMALLEST) / largest
+        used = listed([f"`nn.{kind}()`" for kind in sorted(faded[0].owner.kinds & _SATURATING)])
+        yield _finding(
+            "vanishing",
+            history.backward_line or history.line,
+            step=faded[0].first_step,
+            module=names[0],
+            modules=names,
+            value=value,
+            headline=f"gradients vanish: at {_title(names[0])}, {value:.0e} of those at the output",
+            fix=f"replace {used} with `nn.ReLU()`; or add skip connections or normalization"
+            if used
+            else "add skip connections, `x + layer(x)`, or normalization, `nn.LayerNorm(width)`, between the layers",
+            explanation="each layer multiplies the gradient by a factor below 1, so the layers near the input barely train",
+        )
+        return
+
+
+def _not_learning(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+    """Updates that change next to nothing, although there are gradients, in a training that does not improve."""
+    modules = [one for one in modules if one.steps_count >= _STILL_STEPS and one.norm_max > 0]
+    if not modules or history.is_warming_up or (history.is_winding_down and history.most_rate > 0):
+        return
+    value, rate = max(one.ratio_max for one in modules), history.steps[-1].rate
+    if value < _STILL and rate <= _TINY_RATE:
+        still = [] if _falls(history.losses()) else modules
+    else:
+        value, still = 0.0, [one for one in modules if one.is_half and one.unmoved_run >= _STILL_STEPS and one.ratio_max == 0]
+    if not still:
+        return
+    names, rounds = _names(record, still), value == 0 and rate > 0
+    what = "do not change" if value == 0 else f"change by at most {value:.0e} of their norm per update"
+    why = ": the learning rate is 0" if rate == 0 else ": updates round to zero" if rounds else ""
+    yield _finding(
+        "not_learning",
+        history.line,
+        step=still[0].first_step,
+        module=names[0],
+        modules=names,
+        value=value,
+        headline=f"weights of {_title(names[0]) if len(names) == 1 else plural(len(names), 'module')} {what}{why}",
+        fix="keep the weights in float32, `model.float()`, and use `torch.autocast` for speed"
+        if rounds
+        else _learning_rate(history, ratio=value or None, factor=None if value else math.inf),
+        explanation="an update below half a unit in the last place of a weight is lost"
+        if rounds
+        else "the gradients are not zero, but the updates are too small to change the model",
+    )
+
+
+def _plateau(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+    """The loss of guessing, where the training stays at it; a factor of gradient accumulation is seen through."""
+    losses, chance = history.losses(), _chance(history, _PLATEAU_STEPS)
+    is_alone = len([one for one in record.histories if one.steps_count > 1]) <= 1  # at equilibrium, the discriminator of a GAN guesses
+    if chance is None or not is_alone or history.most_rate == 0:
+        return
+    losses = losses[-max(_PLATEAU_STEPS, len(losses) // 2) :]
+    mean, (drop, error) = statistics.fmean(losses), _drop(losses)
+    is_near = any(abs(mean * times - chance) <= _NEAR_CHANCE * chance for times in {1, history.micro_batches})
+    if not is_near or drop + 2 * error > _NO_DROP * mean:
+        return
+    ratios = [ratio for one in modules if one.is_matrix for ratio in one.recent_ratios]
+    usual = statistics.median(ratios) if ratios else math.nan
+    advice = "shuffle inputs and labels together, and check with `%overfit model batch` whether the model can learn 8 samples"
+    yield _finding(
+        "plateau_at_chance",
+        history.backward_line or history.line,
+        step=history.steps[0].number,
+        module=None,
+        value=chance,
+        headline=f"the loss stays at {chance:.3f} = ln {history.classes} (guessing) for {plural(len(history.steps), 'step')}",
+        fix=f"{_learning_rate(history, ratio=usual)}; or {advice}" if usual < _SLOW else advice,
+        explanation="the output does not separate the classes: it carries no information about the label",
+    )
+
+
+def _clipped(_record: RunRecord, history: History, _modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+    """Clipping that cuts the gradients at each step and by a lot."""
+    if history.clips_count < _CLIPPED_STEPS or history.unclipped_count or not history.max_norm > 0:
+        return
+    usual = statistics.median(step.clipped_from for step in history.steps if step.clipped_from is not None)
+    times, is_scaled = usual / history.max_norm, not history.unscaled_count
+    if not _CLIPPED_BY <= times < math.inf:
+        return
+    yield _finding(
+        "clipped_always",
+        history.clip_line or history.line,
+        step=history.steps[0].number,
+        module=None,
+        value=times,
+        headline=f"all {history.clips_count:,} gradients are clipped, from norm {number(usual)} to {number(history.max_norm)}",
+        fix=f"call `scaler.unscale_({history.name})` before clipping" if is_scaled else f"use `max_norm={_rounded(usual):g}`",
+        explanation="the clipped gradients are still multiplied by the scale of the GradScaler"
+        if is_scaled
+        else "clipping is meant for rare large gradients; here it gives all of them the same norm, like a smaller learning rate",
+    )
+
+
+_RULES: tuple[Callable[[RunRecord, History, list[ModuleSeries]], Iterator[GradFinding]], ...] = (
+    _dead,
+    _too_fast,
+    _vanishing,
+    _not_learning,
+    _plateau,
+    _clipped,
+)
+
+
+def _title(module: str) -> str:
+    return f"`{module}`" if module else "the model"
+
+
+def _names(record: RunRecord, modules: Sequence[ModuleSeries]) -> tuple[str, ...]:
+    return tuple(record.owners.name(series.owner) for series in modules)
+
+
+def _rounded(value: float) -> float:
+    """To one significant digit."""
+    return float(f"{value:.0e}") if math.isfinite(value) and value > 0 else value
+
+
+def _learning_rate(history: History, *, ratio: float | None = None, factor: float | None = None) -> str:
+    """A learning rate that gives updates of the usual size, or one changed by a factor."""
+    rate = history.steps[-1].rate if history.steps else math.nan
+    factor = _USUAL_RATIO / ratio if factor is None and ratio else factor or 0.1
+    groups = f"for group in {history.name}.param_groups"
+    if not rate > 0 or not math.isfinite(rate * factor):
+        return f'set the learning rate: `{groups}: group["lr"] = 1e-3`'
+    word, new = "lower" if factor < 1 else "raise", _rounded(rate * factor)
+    return f'{word} the learning rate from {number(rate)} to {number(new)}: `{groups}: group["lr"] = {new:g}`'
+
+
+def _chance(history: History, steps: int) -> float | None:
+    """The loss of guessing among the classes of the loss, where so many steps and their learning rate allow a judgement."""
+    is_known = history.classes is not None and history.classes > 1 and len(history.losses()) >= steps and not history.is_warming_up
+    return math.log(history.classes) if is_known and history.classes else None
+
+
+def _guesses(history: History) -> float | None:
+    """The loss of guessing, where the training ends near it and not clearly below; a factor of gradient accumulation is seen through."""
+    losses, chance = history.losses(), _chance(history, _GUESSED_STEPS)
+    for times in {1, history.micro_batches} if chance is not None else ():
+        last = [times * loss for loss in losses[len(losses) // 2 :]]
+        mean, error = statistics.fmean(last), statistics.stdev(last) / math.sqrt(len(last))
+        if chance is not None and chance - (0 if _falls(losses) else 2 * error) <= mean <= _GUESSED * chance:
+            return chance
+    return None
+
+
+def _falls(losses: Sequence[float]) -> bool:
+    if len(losses) < 4:  # noqa: PLR2004 - of which no half has a deviation
+        return False
+    drop, error = _drop(losses)
+    return drop > 2 * error and drop > 0
+
+
+def _drop(losses: Sequence[float]) -> tuple[float, float]:
+    """(by how much the mean of the second half is lower, its standard error)."""
+    first, second = losses[: len(losses) // 2], losses[len(losses) // 2 :]
+    error = math.sqrt(statistics.variance(first) / len(first) + statistics.variance(second) / len(second))
+    return statistics.fmean(first) - statistics.fmean(second), error
+
+
+def _divergence(history: History) -> Iterator[Divergence]:
+    """Whether the last steps grow geometrically, in loss and norm."""
+    steps = list(history.steps)
+    loss = steps[-1].loss
+    if history.has_closure or not history.first_losses or not _ABOVE_ALL * max(1e-30, history.first_losses[0]) < loss < math.inf:
+        return
+    for length, growth in (*_RUNS, (_TREND - 1, 0.0)):
+        window, before = steps[-length - 1 :], steps[:-length]
+        if growth:
+            grows = len(window) > length and window[0].loss > 0 and loss >= growth * window[0].loss and _is_geometric(window)
+        else:
+            grows, before = len(window) == _TREND and history.steps_count % 4 == 0 and _is_trend(window), steps[:-_TREND]
+        if not grows:
+            continue
+        first, last = window[0], window[-1]
+        if loss >= _ABOVE_ALL * max([*(step.loss for step in before if math.isfinite(step.loss)), history.first_losses[0]]):
+            factor = (loss / first.loss) ** (1 / max(1, last.number - first.number))
+            yield Divergence(history, first.number, last.number, factor, loss)
+        return
+
+
+def _is_geometric(window: Sequence[Step]) -> bool:
+    """Whether both grow at each step, the loss by about the same factor: a single jump is something else."""
+    mean = math.log(window[-1].loss / window[0].loss) / (len(window) - 1)
+    return all(b.loss > a.loss * math.exp(_EVEN * mean) and b.norm > a.norm for a, b in pairwise(window))
+
+
+def _is_trend(window: Sequence[Step]) -> bool:
+    if any(not (step.loss > 0 and step.norm > 0 and math.isfinite(step.norm)) for step in window):
+        return False
+    losses, norms = [math.log(step.loss) for step in window], [math.log(step.norm) for step in window]
+    if losses[-1] - losses[0] < math.log(_RUNS[-1][1]) or norms[-1] - norms[0] < math.log(_ABOVE_ALL):
+        return False
+    places = range(len(window))
+    return statistics.correlation(places, losses) > _CORRELATION and statistics.correlation(places, norms) > _CORRELATION
+
+
+def _has_recovered(history: History) -> bool:
+    """Whether the loss has come back to where it began."""
+    losses = [step.loss for step in history.steps][-5:]
+    return bool(history.first_losses) and all(map(math.isfinite, losses)) and min(losses) <= max(history.first_losses)
+
+
+def _spike(history: History, module: Owner | None) -> Iterator[Spike]:
+    """Whether the last step's norm is far above the usual and above any before."""
+    last = history.steps[-1]
+    is_early = history.since <= _SPIKE_STEPS or history.steps_count <= _SPIKE_STEPS
+    if is_early or history.has_closure or not _SPIKE_OF_ALL * history.largest_norm < last.norm < math.inf:
+        return
+    usual = statistics.median(step.norm for step in list(history.steps)[-50:-1])
+    if last.norm > _SPIKE_OF_USUAL * usual > 0:
+        yield Spike(history, last, usual, module)
+
+
+def _is_confirmed(spike: Spike) -> bool:
+    """Whether the norm came back after it, or the loss was broken by it: else something else is trained from that step on."""
+    after = [step for step in spike.history.steps if step.number > spike.step.number]
+    returns = any(step.norm < spike.step.norm / _SPIKE_OF_ALL for step in after[:5])
+    is_broken = any(not math.isfinite(step.norm) or step.loss > 10 * spike.history.most_loss for step in after[:3])
+    return returns or is_broken or len(after) < 3  # noqa: PLR2004 - too early to say

@@ -1,0 +1,269 @@
+"""What is measured around an update, sent to the host without waiting for it, and how numbers of parameters become those of modules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torchdebug_magics.instruments.gradwatch.record import History, ModuleNumbers, ModuleSeries, Reading, StepEvents
+from torchdebug_magics.probing.storages import is_shard, local_of
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_USUAL_RMS = 0.02
+"""Of weights: smaller ones, as those that begin at zero, are no measure for an update."""
+_SAMPLE = 1024
+"""Elements of each parameter: a norm is then off by about 2%."""
+_EACH_OF, _THEN_EVERY = 64, 4
+"""Samples are taken at each of so many steps, then at every fourth one; gradient norms at each step, of all elements."""
+_HALF = frozenset({torch.float16, torch.bfloat16})
+
+
+class Sent(NamedTuple):
+    """The numbers of one device in one step, on their way to the host."""
+
+    meter: StepMeter
+    present: list[int]
+    """Positions of the parameters that had a gradient."""
+    names: tuple[str, ...]
+    """Of the further scalars."""
+    host: torch.Tensor
+    ready: torch.Event | None
+
+
+class Pending(NamedTuple):
+    """A step whose numbers are on their way."""
+
+    step: int
+    rate: float
+    events: StepEvents
+    sent: list[Sent]
+
+
+class OptimizerWatch:
+    """One optimizer. Holds ids and numbers, and no tensor of the user's."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], series: Sequence[ModuleSeries], history: History) -> None:
+        self.ids = tuple(map(id, parameters))
+        self.history = history
+        self.series = series
+        """One for each parameter."""
+        self.pending: Pending | None = None
+        self.is_measuring = False
+        self._latest: dict[int, ModuleNumbers] = {}
+        positions: dict[torch.device, list[int]] = {}
+        for at, parameter in enumerate(parameters):
+            if can_be_measured(parameter):
+                positions.setdefault(parameter.device, []).append(at)
+        self._meters = [StepMeter(parameters, places) for places in positions.values()]
+
+    def fits(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether it was made for these very tensors, where they are now."""
+        is_there = not self._meters or any(parameters[self._meters[0].places[0]].device == meter.device for meter in self._meters)
+        return self.ids == tuple(map(id, parameters)) and is_there
+
+    @property
+    def measured_count(self) -> int:
+        """How many of the parameters are measured."""
+        return sum(len(meter.places) for meter in self._meters)
+
+    def before(self, parameters: Sequence[torch.Tensor]) -> None:
+        """An update is about to begin; one with a closure is yet to compute the gradients."""
+        self.is_measuring = False
+        closure = self.history.has_closure
+        for meter in self._meters:
+            meter.before(parameters, [at for at, place in enumerate(meter.places) if closure or parameters[place].grad is not None])
+            if not closure:
+                meter.gradients(parameters)
+        self.is_measuring = True
+
+    def after(
+        self,
+        parameters: Sequence[torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        events: StepEvents,
+        step: int,
+        scale: torch.Tensor | None,
+    ) -> None:
+        """The update is done: send its numbers on their way, with those of the loss and of clipping."""
+        extras = {f"clip {at}": call.total for at, call in enumerate(events.clips)}
+        if events.total is not None:
+            extras["loss"] = events.total
+            extras |= {} if scale is None else {"loss_scale": scale}
+        for name in ("grad_scale", "found_inf"):  # of a fused optimizer, which unscales the gradients itself
+            if isinstance(value := getattr(optimizer, name, None), torch.Tensor):
+                extras[name] = value
+        if isinstance(rate := optimizer.param_groups[0].get("lr"), torch.Tensor):
+            extras["rate"] = rate.detach().reshape(())
+        sent: list[Sent] = []
+        for meter in self._meters:
+            if self.history.has_closure:
+                meter.gradients(parameters)
+            if meter.present:
+                sent.append(meter.after(parameters, {} if sent else extras))
+        self.is_measuring = False
+        rates = (group["lr"] for group in optimizer.param_groups if isinstance(group.get("lr"), (int, float)))
+        self.history.micro_batches = max(1, events.count)
+        self.pending = Pending(step, max(rates, default=math.nan), events, sent)
+
+    def read(self) -> Reading | None:
+        """The pending step, once: waits for the device. None where nothing is on its way."""
+        pending, self.pending = self.pending, None
+        if pending is None or not pending.sent:
+            return None
+        scalars: dict[str, float] = {}
+        sums: dict[int, list[float]] = {}
+        members: list[int] = []
+        clipped: list[tuple[frozenset[int], float]] = []
+        for meter, present, names, host, ready in pending.sent:
+            if ready is not None:
+                ready.synchronize()
+            values: list[float] = host.tolist()
+            start = len(present) + len(names)
+            scalars |= dict(zip(names, values[len(present) : start], strict=True))
+            for at, call in enumerate(pending.events.clips if names else ()):
+                if (total := scalars[f"clip {at}"]) > call.max_norm > 0:
+                    clipped.append((call.parameters, total / call.max_norm))
+            rows = len(meter.places) if len(values) > start else 0  # none in a step without a sample
+            for number, at in enumerate(present):
+                place, norm = meter.places[at], values[number]
+                members.append(place)
+                for ids, factor in clipped:
+                    norm *= factor if self.ids[place] in ids else 1.0
+                row = sums.setdefault(id(self.series[place]), [0.0] * 5)
+                row[0] += norm * norm
+                if rows:
+                    weight, update, nonzero = values[start + at], values[start + rows + at], values[start + 2 * rows + at]
+                    count, part = meter.counts[at], meter.counts[at] / meter.sizes[at]
+                    row[1] += weight**2 * part
+                    row[2] += update**2 * part
+                    row[3] += count - nonzero * part
+                    row[4] += count
+        fresh = {key: _numbers(*row) for key, row in sums.items() if row[4]}
+        self._latest |= fresh
+        stale = {key: self._latest[key]._replace(norm=math.sqrt(row[0]), is_fresh=False) for key, row in sums.items() if not row[4]}
+        return Reading(pending.step, pending.rate, pending.events, scalars, fresh | stale, frozenset(members))
+
+
+def _numbers(norm: float, weight: float, update: float, zeros: float, count: float) -> ModuleNumbers:
+    weight_norm, update_norm = math.sqrt(weight), math.sqrt(update)
+    ratio = update_norm / weight_norm if weight_norm else (math.inf if update_norm else 0.0)
+    pace = update_norm / max(weight_norm, _USUAL_RMS * math.sqrt(count))
+    return ModuleNumbers(math.sqrt(norm), ratio, zeros / count, pace)
+
+
+def can_be_measured(parameter: torch.Tensor) -> bool:
+    """Whether it, or its part in this process, is a plain floating-point tensor; of any other kind no hidden operation is asked for."""
+    parameter = local_of(parameter)
+    is_plain = type(parameter) in _PLAIN and not parameter.is_meta and parameter.layout is torch.strided
+    return is_plain and parameter.numel() > 0 and (parameter.is_floating_point() or parameter.is_complex())
+
+
+class StepMeter:
+    """For parameters on one device: holds `_SAMPLE` elements of each, three times, and no tensor of the user's.
+
+    Of a DTensor, the part in this process is measured.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], places: list[int]) -> None:
+        self.places = places
+        """Which of the optimizer's parameters these are."""
+        self.device = parameters[places[0]].device
+        real = [_real(local_of(parameters[place])) for place in places]
+        self.counts = [tensor.numel() for tensor in real]
+        self.sizes = [min(count, _SAMPLE) for count in self.counts]
+        dtype = torch.float64 if any(tensor.dtype is torch.float64 for tensor in real) else torch.float32
+        self._buffer = torch.zeros(3, len(places), max(self.sizes), device=self.device, dtype=dtype)
+        shapes = [tensor.shape if count <= _SAMPLE else (_SAMPLE,) for tensor, count in zip(real, self.counts, strict=True)]
+        self._rows = [[part[at, : self.sizes[at]].view(shape) for at, shape in enumerate(shapes)] for part in self._buffer]
+        """Weights before and after the update, and gradients."""
+        self._norms: list[torch.Tensor] = []
+        self.present: list[int] = []
+        """Positions of the parameters that have a gradient in this step."""
+        self._step = 0
+        self._is_sampled = False
+        self._sampled: list[int] = []
+        """What was present in the last step with a sample."""
+
+    def before(self, parameters: Sequence[torch.Tensor], present: list[int]) -> None:
+        """Take the weights as they are."""
+        self.present = present
+        self._is_sampled = self._step < _EACH_OF or self._step % _THEN_EVERY == 0 or present != self._sampled
+        self._step += 1
+        if self._is_sampled:
+            self._sampled = present
+            self._copy(0, [parameters[self.places[at]] for at in present])
+
+    def gradients(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Take the gradients of the parameters that are present and have one."""
+        gradients = [(at, gradient_of(parameters[self.places[at]])) for at in self.present]
+        self.present = [at for at, gradient in gradients if gradient is not None]
+        known = [gradient for _, gradient in gradients if gradient is not None]
+        if not known:
+            return
+        dense = [gradient if gradient.layout is torch.strided and not gradient.is_complex() else _dense(gradient) for gradient in known]
+        dtypes = {gradient.dtype for gradient in dense}
+        self._norms = list(torch._foreach_norm(dense, 2, dtype=torch.float32 if dtypes & _HALF and torch.float64 not in dtypes else None))
+        if self._is_sampled:
+            self._copy(2, known)
+
+    def after(self, parameters: Sequence[torch.Tensor], extras: dict[str, torch.Tensor]) -> Sent:
+        """Take the weights after the update, and send all numbers to the host; no copy to a device waits for it."""
+        device, dtype = self._buffer.device, self._buffer.dtype
+        values = torch.stack([scalar.to(device, dtype, non_blocking=True) for scalar in (*self._norms, *extras.values())])
+        self._norms = []
+        if self._is_sampled:
+            self._copy(1, [parameters[self.places[at]] for at in self.present])
+            before, after, gradients = self._buffer
+            weights, nonzero = torch.linalg.vector_norm(before, dim=1), gradients.ne_(0).sum(1)
+            values = torch.cat([values, weights, torch.linalg.vector_norm(after.sub_(before), dim=1), nonzero])
+        if not values.is_cuda:
+            return Sent(self, self.present, tuple(extras), values, None)
+        host = values.to("cpu", non_blocking=True)  # into pinned memory
+        ready = torch.cuda.Event()
+        ready.record(torch.cuda.current_stream(values.device))
+        return Sent(self, self.present, tuple(extras), host, ready)
+
+    def _copy(self, part: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Samples of the present tensors into their rows."""
+        rows, samples = [], []
+        for at, tensor in zip(self.present, map(local_of, tensors), strict=True):
+            row = self._rows[part][at]
+            if tensor.layout is not torch.strided:
+                row.fill_(1)  # of a sparse gradient the zeros are not stored
+                continue
+            rows.append(row)
+            is_part = self.counts[at] > self.sizes[at] or tensor.is_complex()
+            samples.append(_sample(_real(tensor), self.counts[at], self.sizes[at]) if is_part else tensor)
+        if rows:
+            torch._foreach_copy_(rows, samples)
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """In this process; None where it is laid out otherwise than its parameter, as a sum that is yet to be made over the ranks."""
+    gradient: Any = tensor.grad
+    if gradient is None or not is_shard(gradient):
+        return gradient  # type: ignore[no-any-return]
+    weight: Any = tensor
+    return local_of(gradient) if gradient.placements == weight.placements else None
+
+
+def _sample(tensor: torch.Tensor, count: int, size: int) -> torch.Tensor:
+    """So many elements, equally spaced in memory: the same places of a weight at each step."""
+    stride = count // size
+    stride -= stride > 2 and stride % 2 == 0  # noqa: PLR2004 - odd, so that it is not a few columns; 1 would be the beginning alone
+    if stride == 1 and tensor.numel() == size:
+        return tensor
+    if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):  # noqa: PLR2004
+        return tensor.as_strided((size,), (stride,), tensor.storage_offset())
+    return tensor.reshape(-1)[::stride][:size]
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return _real(gradient.coalesce()._values() if gradient.layout is torch.sparse_coo else gradient)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -1,0 +1,432 @@
+"""What is kept of a training: of each module bins of bounded number and the last steps, of each optimizer how its steps went."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import math
+import statistics
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instruments.gradwatch.report import GradReport, ModuleRow
+from torchdebug_magics.probing.lines import Line
+from torchdebug_magics.probing.names import variable_of
+from torchdebug_magics.probing.steps import Owner, Owners
+from torchdebug_magics.probing.storages import is_shard, local_of
+
+BINS = 256
+FAST, FIRST_STEPS = 0.1, 2
+"""An update of more than this share of the weights is too large, but in the first steps."""
+_RECENT = 64
+_SCALED_CLIP = 0.5
+"""Of the norm that clipping leaves: where the step finds less, the gradients were divided by the scaler's factor after it."""
+_MOST_MODULES, _OTHERS = 4096, (-1, "all other modules")
+_MOST_OPTIMIZERS = 64
+"""Further ones, as when each step makes its own, continue the history of the last."""
+_COLUMNS = ("step", "module", "grad_norm", "update_ratio", "zero_share", "loss")
+
+
+class Bins:
+    """Values by step, of which each bin keeps one; NaN is kept wherever it occurs."""
+
+    def __init__(self, keep: Callable[[float, float], float]) -> None:
+        self._keep = keep
+        self.values: list[float | None] = []
+
+    def add(self, place: int, value: float) -> None:
+        """Into the bin at `place`, which is never before the last one by more than the present step."""
+        self.values += [None] * (place + 1 - len(self.values))
+        self.values[place] = self._both(self.values[place], value)
+
+    def halve(self) -> None:
+        """Two bins become one."""
+        padded = [*self.values, None] if len(self.values) % 2 else self.values
+        self.values = [self._both(a, b) for a, b in zip(padded[::2], padded[1::2], strict=True)]
+
+    def _both(self, first: float | None, second: float | None) -> float | None:
+        if first is None or second is None:
+            return second if first is None else first
+        return self._keep(first, second) if first == first else first  # noqa: PLR0124 - NaN
+
+
+class ModuleNumbers(NamedTuple):
+    """One module in one step."""
+
+    norm: float
+    ratio: float
+    zero_share: float
+    pace: float
+    """As `ratio`, to weights of at least the usual size."""
+    is_fresh: bool = True
+    """Whether this step took a sample; else all but the norm is that of the last one."""
+
+
+class ClipCall(NamedTuple):
+    """One call of `clip_grad_norm_`."""
+
+    parameters: frozenset[int]
+    total: torch.Tensor
+    max_norm: float
+    line: Line | None
+
+
+@dataclass
+class StepEvents:
+    """What happened since the last step of any optimizer: losses, clipping, batches. Copies of single numbers, and no graph."""
+
+    total: torch.Tensor | None = None
+    """The sum of the losses."""
+    count: int = 0
+    clips: list[ClipCall] = field(default_factory=list)
+    leaves: frozenset[int] | None = None
+    """The ids of the tensors that the last loss depends on, where that was asked."""
+    batch: tuple[int, int] | None = None
+    """(epoch, batch) that the last loss was computed from."""
+
+
+class Reading(NamedTuple):
+    """What was measured in one step of one optimizer, once the device has sent it."""
+
+    step: int
+    rate: float
+    events: StepEvents
+    scalars: dict[str, float]
+    numbers: dict[int, ModuleNumbers]
+    """By the id of a `ModuleSeries`; norms as they were before clipping."""
+    members: frozenset[int]
+    """The positions of the parameters that had a gradient."""
+
+
+class Step(NamedTuple):
+    """One step of one optimizer."""
+
+    number: int
+    loss: float
+    """NaN where it is not known, or is NaN."""
+    norm: float
+    rate: float
+    batch: tuple[int, int] | None = None
+    """(epoch, batch) of the DataLoader."""
+    clipped_from: float | None = None
+    """The norm that `clip_grad_norm_` was given; None where it was not called."""
+
+
+@dataclass(eq=False)
+class History:
+    """One optimizer: its last steps, and how loss, norm and learning rate went over all of them."""
+
+    name: str
+    line: Line | None
+    backward_line: Line | None = None
+    has_closure: bool = False
+    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=BINS))
+    steps_count: int = 0
+    first_losses: list[float] = field(default_factory=list)
+    """Of the first three steps."""
+    most_loss: float = -math.inf
+    largest_norm: float = 0.0
+    """Of all steps but the last."""
+    most_rate: float = 0.0
+    idle_since: int | None = None
+    """The step from which on the learning rate was 0, up to the last."""
+    classes: int | None = None
+    """How many classes the loss chooses from."""
+    micro_batches: int = 1
+    """Backward passes in the last step."""
+    members: frozenset[int] = frozenset()
+    """The positions of the parameters that had a gradient in the last step."""
+    since: int = 0
+    """Steps since other parameters got a gradient."""
+    clip_line: Line | None = None
+    max_norm: float = 0.0
+    clips_count: int = 0
+    unclipped_count: int = 0
+    """Calls of `clip_grad_norm_` that changed nothing."""
+    unscaled_count: int = 0
+    """Calls whose gradients no longer had the GradScaler's factor."""
+
+    def add(self, step: Step, members: frozenset[int]) -> None:
+        """One more step."""
+        if members != self.members:
+            self.members, self.since, self.largest_norm = members, 0, 0.0
+        for last in list(self.steps)[-1:]:
+            self.largest_norm = max(self.largest_norm, last.norm) if math.isfinite(last.norm) else self.largest_norm
+            self.most_loss = max(self.most_loss, last.loss) if math.isfinite(last.loss) else self.most_loss
+        self.steps.append(step)
+        self.steps_count += 1
+        self.since += 1
+        self.most_rate = max(self.most_rate, step.rate)
+        self.idle_since = None if step.rate != 0 else step.number if self.idle_since is None else self.idle_since
+        if len(self.first_losses) < 3 and math.isfinite(step.loss):  # noqa: PLR2004 - see there
+            self.first_losses.append(step.loss)
+        if step.clipped_from is not None:
+            self.clips_count += 1
+            self.unclipped_count += not step.clipped_from > self.max_norm
+            self.unscaled_count += not step.norm < _SCALED_CLIP * step.clipped_from
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether the learning rate rises over the last steps."""
+        return self.steps[-1].rate > 1.001 * self.steps[0].rate
+
+    @property
+    def is_winding_down(self) -> bool:
+        """Whether a schedule has all but ended the training."""
+        return self.steps[-1].rate < 0.05 * self.most_rate
+
+    def losses(self) -> list[float]:
+        """The finite ones of the last steps."""
+        return [step.loss for step in self.steps if math.isfinite(step.loss)]
+
+
+def _recent() -> deque[float]:
+    return deque(maxlen=_RECENT)
+
+
+@dataclass(eq=False)
+class ModuleSeries:
+    """One module. A step may come in parts, where several optimizers hold its parameters."""
+
+    owner: Owner
+    count: int = 0
+    """Of its parameters' elements."""
+    histories: list[History] = field(default_factory=list)
+    """Of the optimizers that update it."""
+    parameters: set[int] = field(default_factory=set)
+    """Their ids."""
+    is_matrix: bool = False
+    """Whether one of those that train has two dimensions or more."""
+    is_sharded: bool = False
+    """Whether other ranks hold parts of them: of those nothing is known here."""
+    is_half: bool = False
+    """Whether they are of 16 bits."""
+    norms: Bins = field(default_factory=lambda: Bins(max))
+    ratios: Bins = field(default_factory=lambda: Bins(max))
+    zeros: Bins = field(default_factory=lambda: Bins(min))
+    recent_norms: deque[float] = field(default_factory=_recent)
+    recent_ratios: deque[float] = field(default_factory=_recent)
+    paces: deque[float] = field(default_factory=_recent)
+    """Of the steps, but the first few, whose update was as large as the weights."""
+    steps_count: int = 0
+    first_step: int = 0
+    zero_run: int = 0
+    """How many of the last steps had a gradient of zeros only."""
+    zero_since: int = 0
+    unmoved_run: int = 0
+    """How many of the last samples changed no weight although there was a gradient and a learning rate."""
+    is_used: bool | None = None
+    """Whether the loss depends on it, as its graph says; None where that was not asked."""
+    ratio_max: float = 0.0
+    norm_max: float = 0.0
+    zero_share: float = 0.0
+
+    def add(self, numbers: ModuleNumbers, step: int, place: int, leaves: frozenset[int] | None) -> None:
+        """One more step, into the bin at `place`; `leaves`: the ids of what the loss depends on, where that was asked."""
+        norm, ratio = numbers.norm, numbers.ratio
+        self.first_step = self.first_step if self.steps_count else step
+        self.steps_count += 1
+        self.zero_share = numbers.zero_share if norm else 1.0
+        self.norms.add(place, norm)
+        self.zeros.add(place, self.zero_share)
+        self.recent_norms.append(norm)
+        self.norm_max = max(self.norm_max, norm)
+        if math.isfinite(ratio):
+            self.ratios.add(place, ratio)
+        if numbers.is_fresh:
+            if math.isfinite(ratio):
+                self.recent_ratios.append(ratio)
+                self.ratio_max = max(self.ratio_max, ratio)
+            if self.steps_count > FIRST_STEPS and numbers.pace > FAST:
+                self.paces.append(numbers.pace)
+            self.unmoved_run = self.unmoved_run + 1 if ratio == 0 and norm > 0 and numbers.zero_share < 1 else 0
+        self.zero_since = self.zero_since if self.zero_run else step
+        self.zero_run = self.zero_run + 1 if norm == 0 else 0
+        if not self.zero_run:
+            self.is_used = None
+        elif leaves is not None:
+            self.is_used = not self.parameters.isdisjoint(leaves)
+
+
+class RunRecord:
+    """All modules and optimizers: plain numbers, and weak references."""
+
+    def __init__(self, log: StepLog) -> None:
+        self.owners = Owners()
+        self.histories: list[History] = []
+        self.nonfinite_step: int | None = None
+        self.step = -1
+        self._series: dict[tuple[int, str], ModuleSeries] = {}
+        self._width = 1
+        """Steps in a bin."""
+        self._losses, self._totals = Bins(lambda _, later: later), Bins(max)
+        self._stepped: set[int] = set()
+        """The ids of the parameters that were updated in this step."""
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        """Those that updated them."""
+        self._log = log
+
+    def clock(self, optimizer: torch.optim.Optimizer, ids: Sequence[int]) -> int:
+        """The number of a step: it goes on when parameters are updated again, or when an optimizer that updated some is gone."""
+        if self.step < 0 or not self._stepped.isdisjoint(ids) or any(reference() is None for reference in self._optimizers):
+            self.step += 1
+            self._stepped, self._optimizers = set(), []
+        self._stepped.update(ids)
+        self._optimizers.append(weakref.ref(optimizer))
+        return self.step
+
+    def series_of(self, parameters: Sequence[torch.Tensor], history: History) -> list[ModuleSeries]:
+        """That of the module of each parameter."""
+        return [self._series_of(parameter, owner, history) for parameter, owner in zip(parameters, self.owners.of(parameters), strict=True)]
+
+    def _series_of(self, parameter: torch.Tensor, owner: Owner, history: History) -> ModuleSeries:
+        key = (owner.model, owner.path) if len(self._series) < _MOST_MODULES else _OTHERS
+        series = self._series.setdefault(key, ModuleSeries(replace(owner, model=key[0], path=key[1])))
+        if id(parameter) not in series.parameters:
+            series.parameters.add(id(parameter))
+            series.count += local_of(parameter).numel()
+            series.is_matrix = series.is_matrix or (parameter.requires_grad and parameter.dim() > 1)
+            series.is_sharded = series.is_sharded or is_shard(parameter)
+            series.is_half = parameter.element_size() == 2  # noqa: PLR2004 - bytes
+        if history not in series.histories:
+            series.histories.append(history)
+        return series
+
+    def history_of(self, optimizer: torch.optim.Optimizer, line: Line | None) -> History:
+        """That of an optimizer which is seen for the first time."""
+        if len(self.histories) < _MOST_OPTIMIZERS:
+            self.histories.append(History(variable_of(optimizer) or "optimizer", line))
+        return self.histories[-1]
+
+    def modules(self, history: History | None = None) -> list[ModuleSeries]:
+        """In the order of the models, those that ever had a gradient; of one optimizer, those that it updates."""
+        known = (series for series in self._series.values() if series.steps_count and (history is None or history in series.histories))
+        return sorted(known, key=lambda series: (series.owner.model, series.owner.order))
+
+    def add(self, history: History, parts: Sequence[ModuleSeries], reading: Reading) -> ModuleSeries | None:
+        """A step of an optimizer of these modules; which of them has the largest gradient, where there was one."""
+        number, rate, events, scalars, numbers, members = reading
+        if scalars.get("found_inf", 0) > 0:
+            return None  # a step that the scaler has skipped
+        unscale = 1 / scalars["grad_scale"] if scalars.get("grad_scale", 0) > 0 else 1.0
+        numbers = {key: one._replace(norm=one.norm * unscale) for key, one in numbers.items()}
+        norm = math.sqrt(sum(one.norm**2 for one in numbers.values()))
+        loss = scalars.get("loss", math.nan) / max(1, events.count) / scalars.get("loss_scale", 1.0)
+        if events.clips:
+            history.clip_line, history.max_norm = events.clips[-1].line, events.clips[-1].max_norm
+        clipped_from = scalars[f"clip {len(events.clips) - 1}"] if events.clips else None
+        history.add(Step(number, loss, norm, scalars.get("rate", rate), events.batch, clipped_from), members)
+        place = self._place(number)
+        self._totals.add(place, norm)
+        if "loss" in scalars:
+            self._losses.add(place, loss)
+        by_id = {id(series): series for series in parts}
+        for key, one in numbers.items():
+            by_id[key].add(one, number, place, events.leaves)
+        if not math.isfinite(norm) and "grad_scale" not in scalars and self.nonfinite_step is None:
+            self.nonfinite_step = number
+        if self._log.is_open:
+            self._log.write(number, {self.owners.name(by_id[key].owner): one for key, one in numbers.items()}, loss, history.name)
+        return by_id[max(numbers, key=lambda key: numbers[key].norm)] if numbers else None
+
+    def _place(self, step: int) -> int:
+        """The bin of a step; the bins are made wider where it would be one too many."""
+        while step // self._width >= BINS:
+            self._width *= 2
+            by_module = (bins for series in self._series.values() for bins in (series.norms, series.ratios, series.zeros))
+            for bins in (self._losses, self._totals, *by_module):
+                bins.halve()
+        return step // self._width
+
+    def report(self, **judged: Any) -> GradReport:
+        """All of it as it is now, with what was judged."""
+        rate = self.histories[-1].steps[-1].rate if self.histories and self.histories[-1].steps else math.nan
+        named = [(self.owners.name(series.owner), series) for series in self.modules()]
+        return GradReport(
+            modules=tuple(name for name, _ in named),
+            norms={name: list(series.norms.values) for name, series in named},
+            ratios={name: list(series.ratios.values) for name, series in named},
+            zeros={name: list(series.zeros.values) for name, series in named},
+            losses=list(self._losses.values),
+            totals=list(self._totals.values),
+            steps_count=self.step + 1,
+            learning_rate=None if math.isnan(rate) else rate,
+            steps_per_value=self._width,
+            rows=tuple(_rows(named)),
+            nonfinite_step=self.nonfinite_step,
+            **judged,
+        )
+
+
+def _rows(named: Sequence[tuple[str, ModuleSeries]]) -> Iterator[ModuleRow]:
+    for name, series in named:
+        yield ModuleRow(
+            module=name,
+            type=series.owner.kind,
+            parameters_count=series.count,
+            steps_count=series.steps_count,
+            norm_median=_median(series.recent_norms),
+            norm_max=series.norm_max,
+            ratio_median=_median(series.recent_ratios),
+            zero_share=series.zero_share,
+        )
+
+
+def _median(values: Iterable[float]) -> float | None:
+    known = [value for value in values if math.isfinite(value)]
+    return statistics.median(known) if known else None
+
+
+class StepLog:
+    """Where steps are written to, if anywhere. A wrong place is an error before anything runs."""
+
+    def __init__(self, csv_file: str | None, tensorboard: str | None) -> None:
+        self._path = None if csv_file is None else Path(csv_file).expanduser()
+        self._folder = tensorboard
+        self._rows: Any = None
+        self._scalars: Any = None
+        if self._path is not None and (self._path.is_dir() or not self._path.parent.is_dir()):
+            msg = f"--csv {csv_file}: not a file in a folder that exists"
+            raise TorchDebugError(msg)
+        if tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
+            msg = "--tensorboard needs TensorBoard, which is not installed: `%pip install tensorboard`, or use --csv FILE"
+            raise TorchDebugError(msg)
+
+    def attach(self, stack: ExitStack) -> None:
+        """Open the file; it is closed with the stack."""
+        if self._path is not None:
+            try:
+                file = stack.enter_context(self._path.open("w", newline="", encoding="utf-8"))
+            except OSError as error:
+                msg = f"--csv {self._path}: {error.strerror or error}"
+                raise TorchDebugError(msg) from None
+            self._rows = csv.writer(file)
+            self._rows.writerow(_COLUMNS)
+        if self._folder is not None:
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - late, and only where it is installed
+
+            self._scalars = SummaryWriter(self._folder)
+            stack.callback(self._scalars.close)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is to be written."""
+        return self._rows is not None or self._scalars is not None
+
+    def write(self, step: int, modules: Mapping[str, ModuleNumbers], loss: float, optimizer: str) -> None:
+        """One step of one optimizer."""
+        if self._rows is not None:
+            self._rows.writerows((step, name, *(f"{value:.6g}" for value in (*numbers[:3], loss))) for name, numbers in modules.items())
+        if self._scalars is not None:
+            for name, numbers in modules.items():
+                for what, value in zip(_COLUMNS[2:5], numbers[:3], strict=True):
+                    self._scalars.add_scalar(f"{what}/{name or 'model'}", value, step)
+            self._scalars.add_scalar(f"loss/{optimizer}", loss, step)
