@@ -157,7 +157,7 @@ def batchnorm_btc_sequential() -> tuple[Any, ...]:
     return nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)), torch.randn(4, 10, 5)
 
 
-@case("1", "prelu", "`1` has weights for 16 channels, gets 8 from `0`", fix="model[1] = nn.PReLU(8)")
+@case("1", "prelu", "`1` expects 16 channels, gets 8 from `0`", fix="model[1] = nn.PReLU(8)")
 def prelu() -> tuple[Any, ...]:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.PReLU(16)), torch.randn(2, 3, 8, 8)
 
@@ -196,8 +196,8 @@ def cat_by_coincidence() -> tuple[Any, ...]:
 @case(
     "",
     "grid_sample",
-    "`grid_sample` expects one grid per image: 4 of them in `x` of 4 x 3 x 8 x 8, and 1 in `grid` of",
-    " 1 x 8 x 8 x 2 from `loc`",
+    "`F.grid_sample(x, grid, align_corners=False)` cannot take `x` of 4 x 3 x 8 x 8, `grid` of 1 x",
+    " 8 x 8 x 2 from `loc`: dimension 0 of `grid` is 1, and 4 would fit",
     fix="F.grid_sample(x, grid.expand(x.size(0), -1, -1, -1), align_corners=False)",
 )
 def grid_sample_batch() -> tuple[Any, ...]:
@@ -301,7 +301,8 @@ def heads_not_dividing() -> tuple[Any, ...]:
 @case(
     "",
     "einsum",
-    '`einsum("bnd,dk->bnk")` has 6 and 8 for `d`: bnd of 2 x 5 x 6 from the input `x`, dk of 8 x 3',
+    "`torch.einsum('bnd,dk->bnk', x, self.w)` cannot take `x` of 2 x 5 x 6, `w` of 8 x 3: the last",
+    " dimension of `x` is 6, and 8 would fit",
     fix="w = nn.Parameter(torch.zeros(6, 3))",
 )
 def einsum_features() -> tuple[Any, ...]:
@@ -335,7 +336,7 @@ def lstm_tuple2() -> tuple[Any, ...]:
 @case(
     "1",
     "pixel_shuffle",
-    "`1` makes 2 x 2 pixels from 4 channels, gets 10 from `0`: not a multiple of 4",
+    "`1` expects input of 2 x 12 x 6 x 6, gets 2 x 10 x 6 x 6 from `0`",
     fix="model[0] = nn.Conv2d(3, 12, 3, padding=1)",
 )
 def pixel_shuffle() -> tuple[Any, ...]:
@@ -345,8 +346,8 @@ def pixel_shuffle() -> tuple[Any, ...]:
 @case(
     "enc.layers.0.self_attn",
     "multi_head_attention_forward",
-    "`enc.layers.0.self_attn` expects key_padding_mask of 2 x 6 (batch x source), gets 2 x 5 from",
-    " the input `mask`; its query and key are 2 x 6 x 16",
+    "`enc.layers.0.self_attn` expects key_padding_mask of 2 x 6, gets 2 x 5 from the input `mask`,",
+    " as query is 2 x 6 x 16",
     fix="mask = F.pad(mask, (0, 1))",
 )
 def wrong_length_padding_mask() -> tuple[Any, ...]:
@@ -364,8 +365,8 @@ def wrong_length_padding_mask() -> tuple[Any, ...]:
 @case(
     "att",
     "multi_head_attention_forward",
-    "`att` expects key_padding_mask of 2 x 6 (batch x source), gets 2 x 5 from the input `mask`;",
-    " its query and key are 2 x 6 x 16",
+    "`att` expects key_padding_mask of 2 x 6, gets 2 x 5 from the input `mask`, as query is 2 x 6 x",
+    " 16",
     fix="mask = F.pad(mask, (0, 1))",
 )
 def wrong_length_padding_mask_mha() -> tuple[Any, ...]:
@@ -545,8 +546,8 @@ def gru_decoder_context() -> tuple[Any, ...]:
 @case(
     "",
     "matmul",
-    "`self.lin(x) @ adj` cannot multiply `self.lin(x)` of 10 x 4 by `adj` of 10 x 10: 4 columns, 10",
-    " rows",
+    "`self.lin(x) @ adj` cannot take `self.lin(x)` of 10 x 4 from `lin`, `adj` of 10 x 10:",
+    " dimension 0 of `adj` is 10, and 4 would fit",
     fix="adj @ self.lin(x)",
 )
 def gcn_adjacency() -> tuple[Any, ...]:
@@ -625,7 +626,7 @@ def siamese_head() -> tuple[Any, ...]:
 @case(
     "tr",
     None,
-    "`tr` gets src of 16 x 2 x 16, with a batch of 2, and tgt of 9 x 16 without one",
+    "`tr` cannot take `src` of 16 x 2 x 16 from `proj`, `self.queries` of 9 x 16",
     fix="self.tr(src, self.queries.unsqueeze(1).expand(-1, src.size(1), -1))",
 )
 def detr_queries() -> tuple[Any, ...]:
@@ -688,8 +689,7 @@ def spectrogram_last() -> tuple[Any, ...]:
 @case(
     "conv",
     "conv2d",
-    "`conv` expects 1 channels, gets 4 from the input `spec`: 4 x 64 x 100 is read as one image",
-    " without a batch",
+    "`conv` expects 1 channels, gets 4 from the input `spec`: 4 x 64 x 100 is read without a batch",
     fix="spec = spec.unsqueeze(1)",
 )
 def spectrogram_without_channel() -> tuple[Any, ...]:
@@ -762,8 +762,8 @@ def densenet_growth() -> tuple[Any, ...]:
 @case(
     "",
     "cat",
-    "`torch.cat` along dimension 1 expects all other sizes equal, and dimension 2 is 12 and 10: `a`",
-    " of 2 x 4 x 12 x 12, `b` of 2 x 4 x 12 x 12, `c` of 2 x 4 x 10 x 10",
+    "`torch.cat([a, b, c], 1)` cannot take `a` of 2 x 4 x 12 x 12 from `b1`, `b` of 2 x 4 x 12 x 12",
+    " from `b3`, `c` of 2 x 4 x 10 x 10 from `b5`: the last dimension of `c` is 10, and 12 would fit",
     fix="b5 = nn.Conv2d(3, 4, 5, padding=2)",
 )
 def inception_branches() -> tuple[Any, ...]:
@@ -794,7 +794,7 @@ def se_scale() -> tuple[Any, ...]:
 @case(
     "0",
     "conv_transpose2d",
-    "`0` expects 4 dimensions (batch, channels, height, width), gets 2: `input` is 4 x 100",
+    "`0` is a ConvTranspose2d, which expects 3 or 4 dimensions, gets 2: `input` is 4 x 100",
     fix="input = input[:, :, None, None]",
 )
 def gan_latent() -> tuple[Any, ...]:
@@ -819,9 +819,9 @@ def gan_labels() -> tuple[Any, ...]:
 @case(
     "",
     "cat",
-    "`torch.cat` needs tensors with the same number of dimensions, gets `z` of 4 x 20, `self.emb(label)` of 4 x",
-    " 1 x 6",
-    fix="torch.cat([z, self.emb(label).flatten(1)], 1)",
+    "`torch.cat([z, self.emb(label)], 1)` cannot take `z` of 4 x 20, `self.emb(label)` of 4 x 1 x 6",
+    " from `emb`: 4 x 6 would fit",
+    fix="torch.cat([z, self.emb(label).squeeze(1)], 1)",
 )
 def cgan_label() -> tuple[Any, ...]:
     class M(Parts):
@@ -834,7 +834,7 @@ def cgan_label() -> tuple[Any, ...]:
 @case(
     "rnn",
     None,
-    "`rnn` expects 2 or 3 dimensions (batch, steps, features), gets 4: 2 x 16 x 8 x 40",
+    "`rnn` is a LSTM, which expects 2 or 3 dimensions, gets 4: `h` is 2 x 16 x 8 x 40",
     fix="self.rnn(h.permute(0, 3, 1, 2).flatten(2))",
 )
 def crnn() -> tuple[Any, ...]:
@@ -865,7 +865,8 @@ def pointnet() -> tuple[Any, ...]:
 @case(
     "",
     "cat",
-    "`torch.cat` needs tensors with the same number of dimensions, gets `local` of 2 x 16 x 50, `whole` of 2 x 16",
+    "`torch.cat([local, whole], dim=1)` cannot take `local` of 2 x 16 x 50 from `mlp`, `whole` of 2",
+    " x 16 from `mlp`",
     fix="torch.cat([local, whole.unsqueeze(2).expand(-1, -1, local.size(2))], dim=1)",
 )
 def pointnet_global() -> tuple[Any, ...]:
@@ -881,8 +882,8 @@ def pointnet_global() -> tuple[Any, ...]:
 @case(
     "dec.layers.0.self_attn",
     "multi_head_attention_forward",
-    "`dec.layers.0.self_attn` expects attn_mask of 6 x 6 (target x source), gets 9 x 9 from `full`;",
-    " its query and key are 2 x 6 x 16",
+    "`dec.layers.0.self_attn` expects attn_mask of 6 x 6, gets 9 x 9 from `full`, as query is 2 x 6",
+    " x 16",
     fix="self.dec(tgt, src, tgt_mask=mask[:6, :6])",
 )
 def tgt_mask() -> tuple[Any, ...]:
@@ -901,7 +902,7 @@ def tgt_mask() -> tuple[Any, ...]:
 @case(
     "",
     "cat",
-    "`torch.cat` needs tensors with the same number of dimensions, gets `u` of 4 x 1 x 8, `i` of 4 x 8",
+    "`torch.cat([u, i], dim=-1)` cannot take `u` of 4 x 1 x 8, `i` of 4 x 8: 4 x 1 x 8 would fit",
     fix="torch.cat([u, i.unsqueeze(1)], dim=-1)",
 )
 def recsys_cat() -> tuple[Any, ...]:
@@ -916,9 +917,9 @@ def recsys_cat() -> tuple[Any, ...]:
 @case(
     "",
     "matmul",
-    "`self.a(a) @ self.b(b)` cannot multiply `self.a(a)` of 4 x 8 by `self.b(b)` of 4 x 8: 8 columns",
-    ", 4 rows",
-    fix="self.a(a) @ self.b(b).transpose(-2, -1)",
+    "`self.a(a) @ self.b(b)` cannot take `self.a(a)` of 4 x 8 from `a`, `self.b(b)` of 4 x 8 from",
+    " `b`: dimension 0 of `self.b(b)` is 4, and 8 would fit",
+    fix="self.a(a) @ self.b(b).t()",
 )
 def two_towers() -> tuple[Any, ...]:
     class M(Parts):
@@ -964,8 +965,8 @@ def film() -> tuple[Any, ...]:
 @case(
     "",
     "cat",
-    "`torch.cat` needs tensors with the same number of dimensions, gets `x` of 4 x 5, `t` of 4",
-    fix="torch.cat([x, t.unsqueeze(1)], dim=1)",
+    "`torch.cat([x, t], dim=1)` cannot take `x` of 4 x 5, `t` of 4: 4 x 1 would fit",
+    fix="torch.cat([x, t.unsqueeze(-1)], dim=1)",
 )
 def time_cat() -> tuple[Any, ...]:
     class M(Parts):
@@ -996,13 +997,7 @@ def diffusion_time() -> tuple[Any, ...]:
     )
 
 
-@case(
-    "conv",
-    "conv2d",
-    "`conv` expects 4 channels, gets 40 from the input `obs`: its channels are last in 2 x 40 x",
-    " 40 x 4",
-    fix="obs = obs.permute(0, 3, 1, 2)\nobs = obs.float()",
-)
+@case("conv", "conv2d", "`conv` has float32 weights, gets `obs` in uint8", fix="obs = obs.float()\nobs = obs.permute(0, 3, 1, 2)")
 def atari_frames() -> tuple[Any, ...]:
     class M(Parts):
         def forward(self, obs: Any) -> Any:
@@ -1072,7 +1067,7 @@ def strided_cnn() -> tuple[Any, ...]:
 @case(
     "att",
     "multi_head_attention_forward",
-    "`att` expects query and key of one batch, gets 1 and 3 in dimension 0",
+    "`att` expects query of 3 x 4 x 16, gets 1 x 4 x 16, as key is 3 x 9 x 16",
     fix="self.att(self.latents.expand(x.size(0), -1, -1), x, x)",
 )
 def latents_not_expanded() -> tuple[Any, ...]:
@@ -1105,7 +1100,8 @@ def fft() -> tuple[Any, ...]:
 @case(
     "bn",
     None,
-    "`bn` is a BatchNorm1d, which expects 2 or 3 dimensions, gets 1: 8: `squeeze` removed the batch dimension",
+    "`bn` is a BatchNorm1d, which expects more dimensions, gets 1: `h` is 8: `squeeze` removed the",
+    " batch dimension",
     fix="self.pool(self.conv(x)).squeeze((2, 3))\nmodel.eval()",
 )
 def squeezed_batch() -> tuple[Any, ...]:
@@ -1136,8 +1132,8 @@ def stacked_views() -> tuple[Any, ...]:
 @case(
     "",
     "einsum",
-    '`einsum("bhid,bhjd->bhij")` has 2 and 5 for `h`: bhid of 3 x 2 x 5 x 8 from `q`, bhjd of 3 x 5 x 2',
-    " x 8 from `k`",
+    "`torch.einsum('bhid,bhjd->bhij', q, k)` cannot take `q` of 3 x 2 x 5 x 8, `k` of 3 x 5 x 2 x",
+    " 8: dimension 1 of `k` is 5, and 2 would fit",
     fix="torch.einsum('bhid,bhjd->bhij', q, k.transpose(1, 2))",
 )
 def einsum_heads() -> tuple[Any, ...]:
@@ -1179,7 +1175,8 @@ def pos_embed_ids() -> tuple[Any, ...]:
 @case(
     "enc.layers.0.self_attn",
     "multi_head_attention_forward",
-    "`enc` expects 32 features (embed_dim) in its query, gets 24 from `emb`",
+    "`enc.layers.0.self_attn` expects 32 features (embed_dim) in its query, gets 24 from `emb`, the",
+    " last dimension of 2 x 12 x 24",
     fix="emb = nn.Embedding(50, 32)",
 )
 def transformer_width() -> tuple[Any, ...]:
@@ -1248,7 +1245,7 @@ def yolo_view() -> tuple[Any, ...]:
     return M(head=nn.Conv2d(8, 70, 1)), torch.randn(2, 8, 5, 5)
 
 
-@case("cell", "gru_cell", "`cell` expects a hidden state of 3 x 12 (batch x hidden), gets 3 x 16", fix="cell = nn.GRUCell(6, 16)")
+@case("cell", "gru_cell", "`cell` expects a hidden state of 3 x 12, gets 3 x 16 from `zeros`", fix="cell = nn.GRUCell(6, 16)")
 def cell_loop() -> tuple[Any, ...]:
     class M(Parts):
         def forward(self, xs: Any) -> Any:

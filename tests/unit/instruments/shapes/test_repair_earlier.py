@@ -116,7 +116,8 @@ def a_broadcast_by_accident() -> tuple[Any, ...]:
 @case(
     "decoder.layers.0.multihead_attn",
     "multi_head_attention_forward",
-    "`decoder` expects 16 features (embed_dim) in its key, gets 8",
+    "`decoder.layers.0.multihead_attn` expects 16 features (embed_dim) in its key, gets 8 from the",
+    " input `source`, the last dimension of 2 x 7 x 8",
     fix="memory_projection = nn.Linear(8, 16)\nself.decoder(self.embed(target), self.memory_projection(memory))",
 )
 def a_decoder_wider_than_its_memory() -> tuple[Any, ...]:
@@ -147,7 +148,12 @@ def a_mask_turned_for_nothing() -> tuple[Any, ...]:
     return net, torch.randn(3, 6, 16), torch.zeros(3, 6, dtype=torch.bool)
 
 
-@case("", "einsum", "has `j` in its output, which no operand has", fix="torch.einsum('bid,bjd->bij', q, k)")
+@case(
+    "",
+    "einsum",
+    "`einsum`: einsum(): output subscript j does not appear in the equation for any input operand",
+    " (it gets `q` of 2 x 5 x 4, `k` of 2 x 7 x 4)",
+)
 def the_same_letter_twice() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, q: Any, k: Any) -> Any:
@@ -156,7 +162,13 @@ def the_same_letter_twice() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 5, 4), torch.randn(2, 7, 4)
 
 
-@case("", "matmul", "32 columns, 24 rows", fix="image = nn.Linear(48, 24)")
+@case(
+    "",
+    "matmul",
+    "`a @ b.T` cannot take `a` of 5 x 32 from `image`, `b.T` of 24 x 5 from `text`: dimension 0 of",
+    " `b.T` is 24, and 32 would fit",
+    fix="text = nn.Linear(10, 32)",
+)
 def two_towers_of_other_widths() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, image: Any, text: Any) -> Any:
@@ -166,7 +178,13 @@ def two_towers_of_other_widths() -> tuple[Any, ...]:
     return Net(image=nn.Linear(48, 32), text=nn.Linear(10, 24)), torch.randn(5, 48), torch.randn(5, 10)
 
 
-@case("", "bmm", "multiplies tensors of 3 dimensions", fix="torch.bmm(q.unsqueeze(1), k.transpose(1, 2))")
+@case(
+    "",
+    "bmm",
+    "`torch.bmm(q, k.transpose(1, 2))` cannot take `q` of 2 x 8, `k.transpose(1, 2)` of 2 x 8 x 5",
+    " from the input `k`: 2 x 1 x 8 would fit",
+    fix="torch.bmm(q.unsqueeze(1), k.transpose(1, 2))",
+)
 def a_vector_for_each_sample() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, q: Any, k: Any) -> Any:
@@ -314,7 +332,8 @@ def heads_beside_queries_and_keys() -> tuple[Any, ...]:
 @case(
     "",
     "scaled_dot_product_attention",
-    "the same batch and heads",
+    "`F.scaled_dot_product_attention(q, k, k)` cannot take `q` of 3 x 4 x 6 x 8, `k` of 3 x 2 x 6 x",
+    " 8: dimension 1 of `k` is 2, and 4 would fit",
     fix="F.scaled_dot_product_attention(q, k, k, enable_gqa=True)",
 )
 def fewer_heads_of_keys() -> tuple[Any, ...]:

@@ -47,7 +47,13 @@ def a_table_of_positions_for_larger_pictures() -> tuple[Any, ...]:
     return Net(patch=nn.Conv2d(3, 8, 8, 8), pos=nn.Parameter(torch.zeros(1, 64, 8))), torch.randn(2, 3, 32, 32)
 
 
-@case("", "cat", "dimension 0 is 1 and 4", fix="torch.cat([self.cls.expand(p.size(0), -1, -1), p], dim=1)")
+@case(
+    "",
+    "cat",
+    "`torch.cat([self.cls, p], dim=1)` cannot take `cls` of 1 x 1 x 8, `p` of 4 x 16 x 8 from",
+    " `patch`: dimension 0 of `cls` is 1, and 4 would fit",
+    fix="torch.cat([self.cls.expand(p.size(0), -1, -1), p], dim=1)",
+)
 def a_class_token_for_the_whole_batch() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:

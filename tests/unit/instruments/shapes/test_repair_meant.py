@@ -57,7 +57,14 @@ def slopes_for_more_heads() -> tuple[Any, ...]:
     return Net(slopes=torch.rand(8)), torch.randn(2, 4, 5, 6), torch.randn(2, 4, 5, 6)
 
 
-@case("", "stack", "equal shapes", fix="experts[2] = nn.Linear(6, 4)")
+@case(
+    "",
+    "stack",
+    "`torch.stack([expert(x) for expert in self.experts], 1)` cannot take `[expert(x) for expert in",
+    " self.experts]` of 3 x 4 from `experts.0`, the tensor of 3 x 4 from `experts.1`, the tensor of",
+    " 3 x 3 from `experts.2`: the last dimension of the tensor is 3, and 4 would fit",
+    fix="experts[2] = nn.Linear(6, 4)",
+)
 def one_expert_narrower_than_the_others() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -66,7 +73,12 @@ def one_expert_narrower_than_the_others() -> tuple[Any, ...]:
     return Net(experts=nn.ModuleList([nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(6, 3)])), torch.randn(3, 6)
 
 
-@case("", "einsum", "has `h` in its output, which no operand has", fix="")
+@case(
+    "",
+    "einsum",
+    "`einsum`: einsum(): output subscript h does not appear in the equation for any input operand",
+    " (it gets `q` of 2 x 5 x 8, `k` of 2 x 5 x 8)",
+)
 def heads_that_no_tensor_has() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, q: Any, k: Any) -> Any:
@@ -155,7 +167,13 @@ def repeated_along_too_few_dimensions() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 3, 5)
 
 
-@case("", "linear", "returns 7 features (weight 7 x 6), and adds `b` of 6", fix="b = nn.Parameter(torch.zeros(7))")
+@case(
+    "",
+    "linear",
+    "`F.linear(x, self.w, self.b)` cannot take `x` of 4 x 6, `w` of 7 x 6, `b` of 6: dimension 0 of",
+    " `b` is 6, and 7 would fit",
+    fix="b = nn.Parameter(torch.zeros(7))",
+)
 def a_bias_as_long_as_the_input() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -164,7 +182,13 @@ def a_bias_as_long_as_the_input() -> tuple[Any, ...]:
     return Net(w=nn.Parameter(torch.randn(7, 6)), b=nn.Parameter(torch.zeros(6))), torch.randn(4, 6)
 
 
-@case("", "baddbmm", "adds `b` of 1 x 5 x 6 to a product of 4 x 5 x 7", fix="b = nn.Parameter(torch.zeros(1, 5, 7))")
+@case(
+    "",
+    "baddbmm",
+    "`torch.baddbmm(self.b, x, y)` cannot take `b` of 1 x 5 x 6, `x` of 4 x 5 x 6, `y` of 4 x 6 x",
+    " 7: the last dimension of `y` is 7, and 6 would fit",
+    fix="b = nn.Parameter(torch.zeros(1, 5, 7))",
+)
 def a_term_beside_a_product() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any, y: Any) -> Any:
@@ -173,7 +197,7 @@ def a_term_beside_a_product() -> tuple[Any, ...]:
     return Net(b=nn.Parameter(torch.zeros(1, 5, 6))), torch.randn(4, 5, 6), torch.randn(4, 6, 7)
 
 
-@case("", "conv2d", "`conv2d` takes weights of 4 dimensions", "`w` is 8 x 3 x 3", fix="")
+@case("", "conv2d", "`F.conv2d(x, self.w, padding=1)` cannot take `x` of 4 x 3 x 9 x 9, `w` of 8 x 3 x 3: 8 x 3 x 1", " x 3 would fit")
 def a_kernel_without_a_dimension() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -194,7 +218,8 @@ def a_mean_for_each_channel() -> tuple[Any, ...]:
 @case(
     "",
     "matmul",
-    "batch sizes 3 x 4 and 3 x 2",
+    "`q @ k.transpose(-1, -2)` cannot take `q` of 3 x 4 x 5 x 8, `k.transpose(-1, -2)` of 3 x 2 x 8",
+    " x 5 from `k`: dimension 1 of `k.transpose(-1, -2)` is 2, and 4 would fit",
     fix="q @ k.transpose(-1, -2).repeat_interleave(2, 1)\natt.softmax(-1) @ v.repeat_interleave(2, 1)",
 )
 def fewer_heads_of_keys_by_hand() -> tuple[Any, ...]:
@@ -277,7 +302,13 @@ def fewer_pictures_than_places_for_them() -> tuple[Any, ...]:
     return Net(emb=nn.Embedding(10, 8), proj=nn.Linear(4, 8)), torch.tensor([[3, 3, 1], [3, 2, 2]]), torch.randn(2, 4)
 
 
-@case("", "cdist", "rows of one width, gets `self.fc(x)` of 2 x 4 from `fc` and `book` of 10 x 8: 4 and 8", fix="fc = nn.Linear(6, 8)")
+@case(
+    "",
+    "cdist",
+    "`torch.cdist(self.fc(x), self.book)` cannot take `self.fc(x)` of 2 x 4 from `fc`, `book` of 10",
+    " x 8: the last dimension of `self.fc(x)` is 4, and 8 would fit",
+    fix="fc = nn.Linear(6, 8)",
+)
 def distances_between_rows_of_two_widths() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -289,7 +320,8 @@ def distances_between_rows_of_two_widths() -> tuple[Any, ...]:
 @case(
     "",
     "stft",
-    "takes one wave or a batch of them (batch, samples), and `wave` of 2 x 1 x 999",
+    "`torch.stft(wave, 64, return_complex=True)` cannot take `wave` of 2 x 1 x 999: 2 x 999 would",
+    " fit",
     fix="torch.stft(wave.squeeze(1), 64, return_complex=True)",
 )
 def a_wave_with_a_channel() -> tuple[Any, ...]:
@@ -300,7 +332,12 @@ def a_wave_with_a_channel() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 1, 999)
 
 
-@case("", "istft", "expects complex input, as `stft` returns it, and `spectrum` of 2 x 33 x 40 is float32", fix="")
+@case(
+    "",
+    "istft",
+    "`istft`: istft requires a complex-valued input tensor matching the output from stft with",
+    " return_complex=True. (it gets `spectrum` of 2 x 33 x 40)",
+)
 def a_magnitude_to_be_turned_back() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, spectrum: Any) -> Any:
@@ -319,7 +356,12 @@ def a_spectrum_with_its_phase() -> tuple[Any, ...]:
     return Net(net=nn.Sequential(nn.Conv2d(1, 4, 3))), torch.randn(2, 999)
 
 
-@case("", "ctc_loss", "as steps x batch x classes, and has lengths for 3 samples", fix="F.ctc_loss(scores.transpose(0, 1), y, a, b)")
+@case(
+    "",
+    "ctc_loss",
+    "`scores` of 3 x 20 x 12 from `fc`, `y` of 3 x 5, `a` of 3, `b` of 3: dimension 1 of `scores` is 20, and 3 would fit",
+    fix="F.ctc_loss(scores.transpose(0, 1), y, a, b)",
+)
 def scores_with_the_batch_first() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any, y: Any, a: Any, b: Any) -> Any:
@@ -329,7 +371,12 @@ def scores_with_the_batch_first() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(8, 12)), torch.randn(3, 20, 8), torch.ones(3, 5).long(), torch.full((3,), 20), torch.full((3,), 5)
 
 
-@case("", "_sparse_mm", "cannot multiply `near` of 6 x 6 by `self.fc(x)` of 5 x 8: 6 columns, 5 rows", fix="")
+@case(
+    "",
+    "_sparse_mm",
+    "`torch.sparse.mm(self.near, self.fc(x))` cannot take `near` of 6 x 6, `self.fc(x)` of 5 x 8",
+    " from `fc`: dimension 0 of `self.fc(x)` is 5, and 6 would fit",
+)
 def a_graph_of_more_nodes() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -394,7 +441,7 @@ def a_picture_beside_its_rows() -> tuple[Any, ...]:
     return Net(net=nn.Sequential(nn.Flatten(), nn.Linear(49, 5), nn.Linear(5, 49))), torch.randn(4, 1, 7, 7)
 
 
-@case("", "linear", "takes weights of 2 dimensions (out, in) for all samples, and `w` is 5 x 4 x 6", fix="")
+@case("", "linear", "`linear`: t() expects a tensor with <= 2 dimensions, but self is 3D (it gets `x` of 5 x 6, `w`", " of 5 x 4 x 6)")
 def weights_for_each_sample() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any, c: Any) -> Any:
@@ -449,7 +496,13 @@ def kinds_of_fewer_words() -> tuple[Any, ...]:
     return Net(emb=emb), torch.zeros(2, 10).long(), torch.zeros(2, 8).long()
 
 
-@case("", "matmul", "2 columns, 4 rows", fix="up = nn.Parameter(torch.zeros(6, 2))")
+@case(
+    "",
+    "matmul",
+    "`x @ self.down.T @ self.up.T` cannot take `x @ self.down.T` of 3 x 2 from `matmul`,",
+    " `self.up.T` of 4 x 6 from `T`: dimension 0 of `self.up.T` is 4, and 2 would fit",
+    fix="up = nn.Parameter(torch.zeros(6, 2))",
+)
 def adapters_of_two_ranks() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -477,7 +530,13 @@ def rows_of_another_dtype_beside_an_index() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(4, 3)), torch.randn(5, 4), torch.zeros(5).long()
 
 
-@case("", "conv2d", "`conv2d` with `k` expects 1 channels, gets 3 from the input `x`", fix="")
+@case(
+    "",
+    "conv2d",
+    "`F.conv2d(x, self.k, padding=1)` cannot take `x` of 1 x 3 x 8 x 8, `k` of 1 x 1 x 3 x 3:",
+    " dimension 1 of `k` is 1, and 3 would fit",
+    fix="F.conv2d(x, self.k.expand(-1, x.size(1), -1, -1), padding=1)",
+)
 def one_kernel_for_three_channels() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -486,7 +545,13 @@ def one_kernel_for_three_channels() -> tuple[Any, ...]:
     return Net(k=torch.randn(1, 1, 3, 3)), torch.randn(1, 3, 8, 8)
 
 
-@case("", "conv2d", "with 3 groups expects a multiple of 3 filters", fix="F.conv2d(x, self.k.expand(3, -1, -1, -1), groups=3)")
+@case(
+    "",
+    "conv2d",
+    "`F.conv2d(x, self.k, groups=3)` cannot take `x` of 2 x 3 x 8 x 8, `k` of 1 x 1 x 3 x 3:",
+    " dimension 0 of `k` is 1, and 3 would fit",
+    fix="F.conv2d(x, self.k.expand(x.size(1), -1, -1, -1), groups=3)",
+)
 def one_filter_for_three_groups() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -515,7 +580,13 @@ def turned_for_nothing() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(6, 2)), torch.randn(4, 6)
 
 
-@case("", "cat", "dimension 2 is 4 and 8", fix="")
+@case(
+    "",
+    "cat",
+    "`torch.cat([F.interpolate(x, scale_factor=2), skip], 1)` cannot take `F.interpolate(x,",
+    " scale_factor=2)` of 1 x 4 x 4 x 4 from the input `x`, `skip` of 1 x 8 x 8 x 8 from the input",
+    " `skips[0]`: the last dimension of `skip` is 8, and 4 would fit",
+)
 def skips_in_the_wrong_order() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any, skips: Any) -> Any:
@@ -622,7 +693,14 @@ def an_odd_number_to_be_halved() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(4, 7)), torch.randn(2, 4)
 
 
-@case("", "grid_sample", "2 coordinates in its last dimension", fix="F.grid_sample(x, self.at(x).permute(0, 2, 3, 1), align_corners=False)")
+@case(
+    "",
+    "grid_sample",
+    "`F.grid_sample(x, self.at(x), align_corners=False)` cannot take `x` of 2 x 3 x 8 x 8,",
+    " `self.at(x)` of 2 x 2 x 8 x 8 from `at`: the last dimension of `self.at(x)` is 8, and 2 would",
+    " fit",
+    fix="F.grid_sample(x, self.at(x).permute(0, 2, 3, 1), align_corners=False)",
+)
 def a_grid_with_its_coordinates_first() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -640,7 +718,9 @@ def scores_of_the_first_sample_alone() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(4, 3)), torch.randn(2, 4), torch.tensor([0, 1])
 
 
-@case("", "gaussian_nll_loss", "var is of incorrect size (it gets `x` of 5 x 2, `y` of 5 x 2, `v` of 5 x 3)", fix="")
+@case(
+    "", "gaussian_nll_loss", "cannot take `x` of 5 x 2, `y` of 5 x 2, `v` of 5 x 3: the last dimension of `v` is 3, and 2 would fit", fix=""
+)
 def words_of_torchs_without_sizes() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any, y: Any, v: Any) -> Any:

@@ -146,12 +146,12 @@ def kernel_larger_than_picture() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 3, 5, 5)
 
 
-@case("", "conv2d", "4 dimensions (batch, channels, height, width), gets 2: `input` is 28 x 28", fix="input = input.unsqueeze(0)")
+@case("", "conv2d", "`Conv2d` expects 3 or 4 dimensions, gets 2: `input` is 28 x 28", fix="input = input.unsqueeze(0)")
 def one_bare_picture() -> tuple[Any, ...]:
     return nn.Conv2d(1, 3, 3), torch.randn(28, 28)
 
 
-@case("pools.2", "max_pool2d", "`pools.2` pools windows of 2 x 2, larger than its input of 1 x 1", fix="input of 8 x 8 or more")
+@case("pools.2", "max_pool2d", "`pools.2` has a kernel of 2 x 2, larger than its input of 1 x 1", fix="input of 8 x 8 or more")
 def pooled_to_nothing() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -229,9 +229,8 @@ def instance_norm() -> tuple[Any, ...]:
 @case(
     "",
     "cat",
-    "dimension 2 is 24 and 25",
-    "`up` of 2 x 8 x 24 x 24",
-    "`skip` of 2 x 8 x 25 x 25",
+    "`torch.cat([up, skip], dim=1)` cannot take `up` of 2 x 8 x 24 x 24, `skip` of 2 x 8 x 25 x 25",
+    " from `enc`: the last dimension of `skip` is 25, and 24 would fit",
     fix="torch.cat([F.interpolate(up, size=skip.shape[2:]), skip], dim=1)",
 )
 def unet_skip() -> tuple[Any, ...]:
@@ -353,7 +352,7 @@ def residual_channels() -> tuple[Any, ...]:
     return Block(), torch.randn(2, 8, 6, 6)
 
 
-@case("up", "pixel_shuffle", "channel", fix="")
+@case("up", "pixel_shuffle", "`up` expects input of 2 x 4 x 6 x 6, gets 2 x 3 x 6 x 6 from the input `x`", fix="")
 def pixel_shuffle() -> tuple[Any, ...]:
     class Up(nn.Module):
         def __init__(self) -> None:
@@ -562,7 +561,13 @@ def doubles_into_a_convolution() -> tuple[Any, ...]:
     return Net(), torch.randn(1, 3, 4, 4, dtype=torch.float64)
 
 
-@case("", "linear", "`linear` with `w` expects 6 features, gets 4", fix="w = nn.Parameter(torch.zeros(5, 4))")
+@case(
+    "",
+    "linear",
+    "`F.linear(x, self.w)` cannot take `x` of 3 x 4, `w` of 5 x 6: the last dimension of `x` is 4,",
+    " and 6 would fit",
+    fix="w = nn.Parameter(torch.zeros(5, 4))",
+)
 def functional_linear() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -575,7 +580,13 @@ def functional_linear() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 4)
 
 
-@case("", "matmul", "`x @ self.w`", "4 columns, 6 rows", fix="x @ self.w.t()")
+@case(
+    "",
+    "matmul",
+    "`x @ self.w` cannot take `x` of 3 x 4, `w` of 6 x 4: the last dimension of `x` is 4, and 6",
+    " would fit",
+    fix="x @ self.w.t()",
+)
 def a_weight_the_wrong_way_round() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -725,12 +736,7 @@ def batch_first_forgotten() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 7, 4)
 
 
-@case(
-    "decoder",
-    None,
-    "`decoder` expects a hidden state of 1 x 3 x 6 (layers x batch x hidden), gets 3 x 6",
-    fix="self.decoder(y, h.unsqueeze(0))",
-)
+@case("decoder", None, "`decoder` expects a hidden state of 1 x 3 x 6, gets 3 x 6 from `encoder`", fix="self.decoder(y, h.unsqueeze(0))")
 def seq2seq_state() -> tuple[Any, ...]:
     class Seq2Seq(nn.Module):
         def __init__(self) -> None:
@@ -746,7 +752,7 @@ def seq2seq_state() -> tuple[Any, ...]:
     return Seq2Seq(), torch.randn(3, 7, 4), torch.randn(3, 5, 5)
 
 
-@case("cell", "gru_cell", "`cell` expects a hidden state of 3 x 6 (batch x hidden), gets 3 x 5", fix="cell = nn.GRUCell(4, 5)")
+@case("cell", "gru_cell", "`cell` expects a hidden state of 3 x 6, gets 3 x 5 from `start`", fix="cell = nn.GRUCell(4, 5)")
 def cell_state() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -777,7 +783,13 @@ def text_cnn() -> tuple[Any, ...]:
     return TextCNN(), torch.randint(0, 20, (2, 7))
 
 
-@case("attn", "matmul", "`q @ k` cannot multiply `q` of 2 x 4 x 7 x 8 by `k` of 2 x 4 x 7 x 8", fix="q @ k.transpose(-2, -1)")
+@case(
+    "attn",
+    "matmul",
+    "`q @ k` cannot take `q` of 2 x 4 x 7 x 8 from `attn.qkv`, `k` of 2 x 4 x 7 x 8 from",
+    " `attn.qkv`: dimension 2 of `k` is 7, and 8 would fit",
+    fix="q @ k.transpose(-2, -1)",
+)
 def attention_by_hand() -> tuple[Any, ...]:
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -878,9 +890,7 @@ def multihead_width() -> tuple[Any, ...]:
 @case(
     "attn",
     "multi_head_attention_forward",
-    "key_padding_mask of 7 x 2",
-    "gets 2 x 7",
-    "batch",
+    "`attn` expects key_padding_mask of 7 x 2, gets 2 x 7 from the input `padding`",
     fix="attn = nn.MultiheadAttention(8, 2, batch_first=True)",
 )
 def multihead_batch_first() -> tuple[Any, ...]:
@@ -899,7 +909,7 @@ def multihead_batch_first() -> tuple[Any, ...]:
 @case(
     "attn",
     "multi_head_attention_forward",
-    "`attn` expects attn_mask of 5 x 7 (target x source), gets 7 x 5",
+    "`attn` expects attn_mask of 5 x 7, gets 7 x 5 from `zeros`",
     fix="self.attn(q, kv, kv, attn_mask=mask.t())",
 )
 def cross_attention_mask() -> tuple[Any, ...]:
@@ -919,8 +929,7 @@ def cross_attention_mask() -> tuple[Any, ...]:
 @case(
     "encoder.layers.0.self_attn",
     "multi_head_attention_forward",
-    "`encoder` expects 32 features",
-    "gets 16 from `emb`",
+    "`encoder.layers.0.self_attn` expects 32 features (embed_dim) in its query, gets 16 from `emb`",
     fix="emb = nn.Embedding(50, 32)",
 )
 def transformer_width() -> tuple[Any, ...]:
@@ -939,7 +948,8 @@ def transformer_width() -> tuple[Any, ...]:
 @case(
     "",
     None,
-    "reads dimension 1 as the batch",
+    "`Transformer` expects tgt of 2 x 7 x 16, gets 2 x 5 x 16 from the input `tgt`, as src is 2 x 7",
+    " x 16",
     fix="model = nn.Transformer(16, 4, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=32, batch_first=True)",
 )
 def transformer_batch() -> tuple[Any, ...]:
@@ -949,8 +959,9 @@ def transformer_batch() -> tuple[Any, ...]:
 @case(
     "",
     "scaled_dot_product_attention",
-    "mask that fits 2 x 4 x 7 x 7",
-    "gets 2 x 7",
+    "`F.scaled_dot_product_attention(q, k, v, attn_mask=mask)` cannot take `q` of 2 x 4 x 7 x 8,",
+    " `k` of 2 x 4 x 7 x 8 from the input `q`, `v` of 2 x 4 x 7 x 8 from the input `q`, `mask` of 2",
+    " x 7: dimension 0 of `mask` is 2, and 7 would fit",
     fix="F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])",
 )
 def sdpa_mask() -> tuple[Any, ...]:
@@ -976,7 +987,13 @@ def rms_norm() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 5, 4)
 
 
-@case("", "einsum", '`einsum("bij,bjk->bik")` has 4 and 3 for `j`', fix="torch.einsum('bij,bjk->bik', a, b.transpose(-2, -1))")
+@case(
+    "",
+    "einsum",
+    "`torch.einsum('bij,bjk->bik', a, b)` cannot take `a` of 2 x 3 x 4, `b` of 2 x 3 x 4: dimension",
+    " 1 of `b` is 3, and 4 would fit",
+    fix="torch.einsum('bij,bjk->bik', a, b.transpose(-2, -1))",
+)
 def einsum_letters() -> tuple[Any, ...]:
     class Net(nn.Module):
         def forward(self, a: Any, b: Any) -> Any:
@@ -985,7 +1002,7 @@ def einsum_letters() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 3, 4), torch.randn(2, 3, 4)
 
 
-@case("", "bmm", "multiplies tensors of 3 dimensions", fix="q @ k")
+@case("", "bmm", "`torch.bmm(q, k)` cannot take `q` of 2 x 3 x 5 x 4, `k` of 2 x 3 x 4 x 5", fix="q @ k")
 def bmm_with_heads() -> tuple[Any, ...]:
     class Net(nn.Module):
         def forward(self, q: Any, k: Any) -> Any:
@@ -1012,7 +1029,13 @@ def siamese() -> tuple[Any, ...]:
     return Siamese(), torch.randn(3, 4), torch.randn(3, 4)
 
 
-@case("", "cat", "along dimension 0", "dimension 1 is 4 and 6", fix="torch.cat([a, b], dim=-1)")
+@case(
+    "",
+    "cat",
+    "`torch.cat([a, b])` cannot take `a` of 3 x 4, `b` of 3 x 6: the last dimension of `b` is 6,",
+    " and 4 would fit",
+    fix="torch.cat([a, b], dim=-1)",
+)
 def cat_along_the_batch() -> tuple[Any, ...]:
     class Net(nn.Module):
         def forward(self, a: Any, b: Any) -> Any:
@@ -1021,7 +1044,13 @@ def cat_along_the_batch() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 4), torch.randn(3, 6)
 
 
-@case("", "cat", "the same number of dimensions", "`picture` of 3 x 8 x 1 x 1", fix="torch.cat([picture.flatten(1), numbers], dim=1)")
+@case(
+    "",
+    "cat",
+    "`torch.cat([picture, numbers], dim=1)` cannot take `picture` of 3 x 8 x 1 x 1 from `conv`,",
+    " `numbers` of 3 x 5: 3 x 5 x 1 x 1 would fit",
+    fix="torch.cat([picture.flatten(1), numbers], dim=1)",
+)
 def multi_input_dimensions() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -1035,7 +1064,13 @@ def multi_input_dimensions() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 3, 8, 8), torch.randn(3, 5)
 
 
-@case("", "stack", "equal shapes", "`a` of 3 x 4", fix="torch.cat([a, b], dim=1)")
+@case(
+    "",
+    "stack",
+    "`torch.stack([a, b])` cannot take `a` of 3 x 4, `b` of 3 x 6: the last dimension of `b` is 6,",
+    " and 4 would fit",
+    fix="torch.cat([a, b], dim=1)",
+)
 def stack_of_unequal() -> tuple[Any, ...]:
     class Net(nn.Module):
         def forward(self, a: Any, b: Any) -> Any:

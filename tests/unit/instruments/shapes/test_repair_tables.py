@@ -175,7 +175,13 @@ def rotations_beside_heads() -> tuple[Any, ...]:
     return Net(q=nn.Linear(32, 32), cos=torch.rand(64, 8)), torch.randn(2, 6, 32)
 
 
-@case("", "stft", "expects a window of 64 (win_length, or else n_fft), gets `window` of 128", fix="window = torch.hann_window(64)")
+@case(
+    "",
+    "stft",
+    "`torch.stft(wave, 64, 32, window=self.window, return_complex=True)` cannot take `wave` of 2 x",
+    " 1000, `window` of 128: dimension 0 of `window` is 128, and 64 would fit",
+    fix="window = torch.hann_window(64)",
+)
 def a_window_of_another_length() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, wave: Any) -> Any:
@@ -203,7 +209,14 @@ def a_scale_for_each_channel() -> tuple[Any, ...]:
     return Net(conv=nn.Conv2d(16, 16, 3, padding=1), scale=nn.Parameter(torch.ones(16))), torch.randn(2, 16, 9, 9)
 
 
-@case("", "cat", "dimension 2 is 16 and 8", fix="token = nn.Parameter(torch.zeros(1, 1, 8))")
+@case(
+    "",
+    "cat",
+    "`torch.cat([self.token, h.transpose(1, 2)], 1)` cannot take `token` of 1 x 1 x 16,",
+    " `h.transpose(1, 2)` of 1 x 16 x 8 from `conv`: the last dimension of `h.transpose(1, 2)` is",
+    " 8, and 16 would fit",
+    fix="token = nn.Parameter(torch.zeros(1, 1, 8))",
+)
 def a_token_wider_than_the_patches() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:

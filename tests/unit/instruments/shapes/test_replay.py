@@ -50,41 +50,53 @@ def after(shell: InteractiveShell, cell: str) -> Any:
 EXPRESSIONS = {
     "stack of a model's output": (
         "torch.stack([model(x), x])",
-        "`torch.stack` expects equal shapes, gets `model(x)` of 2 x 5, `x` of 2 x 3 x 4",
+        "got [2, 5] at entry 0 and [2, 3, 4] at entry 1 (it gets `model(x)` of 2 x 5, `x` of 2 x 3 x 4)",
         "",
     ),
     "cat along the wrong dimension": (
         "torch.cat([model(x), x.flatten(1)], dim=0)",
-        "`torch.cat` along dimension 0 expects all other sizes equal, and dimension 1 is 5 and 12",
+        "the last dimension of `x.flatten(1)` is 12, and 5 would fit",
         "torch.cat([model(x), x.flatten(1)], dim=-1)",
     ),
-    "product of two calls": ("model(x) @ model(x)", "5 columns, 2 rows", "model(x) @ model(x).transpose(-2, -1)"),
+    "product of two calls": (
+        "model(x) @ model(x)",
+        "`model(x)` of 2 x 5 from `model.fc`: dimension 0 of `model(x)` is 2, and 5 would fit",
+        "model(x) @ model(x).t()",
+    ),
     "an index of an output": ("model(x)[0, 7]", "`model(x)[0, 7]` selects position 7 of dimension 1, which has 5 (0 to 4)", ""),
     "sum with another batch": (
         "model(x) - torch.randn(3, 5)",
         "`model(x)` of 2 x 5 (from `model.fc`) with `torch.randn(3, 5)` of 3 x 5",
         "",
     ),
-    "a size that is computed": ("torch.cat([x, torch.zeros(2, x.shape[1] + 2, 6)], 1)", "dimension 2 is 4 and 6", ""),
+    "a size that is computed": (
+        "torch.cat([x, torch.zeros(2, x.shape[1] + 2, 6)], 1)",
+        "the last dimension of `torch.zeros(2, x.shape[1] + 2, 6)` is 6, and 4 would fit",
+        "torch.zeros(2, x.shape[1] + 2, 4)",
+    ),
 }
 
 OTHERS = {
     "einsum": (
         "q, k = torch.randn(2, 5, 8), torch.randn(2, 8, 5)\nscores = torch.einsum('bid,bjd->bij', q, k) * 2",
-        "has 8 and 5 for `d`: bid of 2 x 5 x 8, bjd of 2 x 8 x 5",
+        "`q` of 2 x 5 x 8, `k` of 2 x 8 x 5: the last dimension of `k` is 5, and 8 would fit",
         "torch.einsum('bid,bjd->bij', q, k.transpose(-2, -1))",
     ),
     "einsum of a list": (
         "torch.einsum('ij,jk->ik', [x[0], x[1]])",
-        "has 4 and 3 for `j`",
-        "torch.einsum('ij,jk->ik', [x[0], x[1].transpose(0, 1)])",
+        "dimension 0 of `x[1]` is 3, and 4 would fit",
+        "torch.einsum('ij,jk->ik', [x[0], x[1].t()])",
     ),
     "einsum with an ellipsis": (
         "torch.einsum('...ij,jk->...ik', x, torch.ones(5, 6))",
-        "has 4 and 5 for `j`",
+        "dimension 0 of `torch.ones(5, 6)` is 5, and 4 would fit",
+        "torch.ones(4, 6)",
+    ),
+    "einsum with a tensor too few": (
+        "torch.einsum('ij,jk', x[0])",
+        "fewer operands were provided than specified in the equation (it gets `x[0]` of 3 x 4)",
         "",
     ),
-    "einsum with a tensor too few": ("torch.einsum('ij,jk', x[0])", "takes 2 tensors, gets 1", ""),
     "a place of another size": (
         "out = torch.zeros(9, 4)\nout[2:5] = x[:, 0]",
         "`out[2:5]` selects 3 x 4 of `out` of 9 x 4, is assigned",
@@ -99,12 +111,12 @@ OTHERS = {
     "a method in Python": ("model(x).unflatten(1, (2, 3))", "splits a dimension of 5 into 2 x 3 = 6", ""),
     "parts of a comprehension": (
         "torch.cat([one.flatten(1) for one in [x, x[:, :2]]])",
-        "dimension 1 is 12 and 8",
+        "is 8, and 12 would fit",
         "torch.cat([one.flatten(1) for one in [x, x[:, :2]]], dim=-1)",
     ),
     "values of a mapping": (
         "parts = {'a': x, 'b': x[:, :2]}\ntorch.cat(list(parts.values()))",
-        "dimension 1 is 3 and 2",
+        "of 2 x 2 x 4: dimension 1 of the tensor is 2, and 3 would fit",
         "torch.cat(list(parts.values()), dim=1)",
     ),
     "samples of a batch": (

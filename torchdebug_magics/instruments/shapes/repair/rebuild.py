@@ -48,6 +48,10 @@ _KINDS: dict[type[nn.Module], tuple[tuple[str, ...], dict[str, Any]]] = {
     **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), _RNN),
     **dict.fromkeys((nn.RNNCell, nn.LSTMCell, nn.GRUCell), _CELL),
     nn.MultiheadAttention: _ATTENTION,
+    nn.Transformer: (
+        ("d_model", "nhead"),
+        {"num_encoder_layers": 6, "num_decoder_layers": 6, "dim_feedforward": 2048, "dropout": 0.1, "batch_first": False},
+    ),
     nn.PReLU: (("num_parameters",), {}),
     nn.Flatten: ((), {"start_dim": 1, "end_dim": -1}),
 }
@@ -104,6 +108,11 @@ def _value(module: Any, name: str) -> Any:
         return held is not None
     if name in {"kdim", "vdim"}:
         return None if getattr(module, name) == module.embed_dim else getattr(module, name)
+    if isinstance(module, nn.Transformer):
+        layer: Any = module.encoder.layers[0]
+        of_layers = {"dim_feedforward": layer.linear1.out_features, "dropout": layer.dropout.p}
+        many = {"num_encoder_layers": len(module.encoder.layers), "num_decoder_layers": len(module.decoder.layers)}
+        return {**of_layers, **many}.get(name, getattr(module, name, None))
     if name == "num_parameters":
         return module.weight.numel()
     value = getattr(module, name)

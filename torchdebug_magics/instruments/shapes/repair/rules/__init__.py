@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import is_judge
 from torchdebug_magics.instruments.shapes.repair.rules import (
-    attention,
     broadcasting,
     convolution,
     dtypes_and_devices,
     features,
-    joins,
     losses,
     norms,
-    products,
+    other_calls,
     python,
-    recurrent,
+    sizes,
     subscripts,
     views,
 )
@@ -38,32 +37,18 @@ _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     losses.loss,
     python.tuples,
     python.unpacked,
-    recurrent.recurrent,
-    attention.attention,
-    attention.scaled,
-    features.bilinear,
-    features.distances,
-    convolution.spectrum,
-    convolution.ctc,
-    features.linear,
-    convolution.convolution,
-    convolution.pooling,
-    convolution.negative,
-    convolution.shuffle,
-    convolution.grid,
     norms.norm,
+    other_calls.pair,
     dtypes_and_devices.dtype,
     dtypes_and_devices.written,
-    products.added,
-    products.einsum,
-    products.matmul,
-    joins.join,
     views.view,
     views.expand,
     subscripts.subscript,
     subscripts.index,
     views.dimension,
     broadcasting.broadcast,
+    sizes.sized,
+    convolution.negative,
     python.unpacking,
     python.arguments,
     python.picture,
@@ -71,8 +56,17 @@ _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
 )
 
 
+_KNOWN: WeakKeyDictionary[Facts, Diagnosis] = WeakKeyDictionary()
+
+
 def diagnosis(facts: Facts) -> Diagnosis:
     """What is wrong; the error's own words where no rule knows."""
+    if facts not in _KNOWN:
+        _KNOWN[facts] = _diagnosis(facts)
+    return _KNOWN[facts]
+
+
+def _diagnosis(facts: Facts) -> Diagnosis:
     for rule in _RULES:
         # A rule that stumbles over operands that it did not think of must not cost the user the report; it is one line of it.
         found = facts.guard.run(f"the rule {rule.__module__.rpartition('.')[2]}.{rule.__name__}", rule, facts)
@@ -90,7 +84,7 @@ def _without_judges(facts: Facts, found: Diagnosis) -> Diagnosis:
 
 def _own_words(facts: Facts) -> str:
     if facts.op is not None:
-        given = ", ".join(shown(one) for one in facts.operands[:4]) if not any(sign.isdigit() for sign in facts.text) else ""
+        given = ", ".join(shown(one) for one in facts.operands[:4])
         said = f"{facts.text}{f' (it gets {given})' if given else ''}"
         return f"{facts.who}: {said}" if facts.path else f"`{facts.op.strip('_')}`: {said}"
     return f"{facts.who}: {facts.text}" if facts.path else facts.text

@@ -10,6 +10,7 @@ import torch
 
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand, parameter_edit
 from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.residual import from_another_level, padded, projected, resized, stretched, strided
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, orders, producer_edits, shown, turned
@@ -27,10 +28,10 @@ _UNPACKS = "_pad_packed_sequence"
 
 def broadcast(facts: Facts) -> Diagnosis | None:
     """Any op with two operands that do not broadcast; the last rule, as it looks only at shapes."""
-    if facts.op is None or facts.op.startswith("__get") or not _is_about_sizes(facts.text):
+    if facts.op is None or facts.op.startswith("__get") or "attention" in facts.op or not _is_about_sizes(facts.text):
         return None
     pair = _pair(facts)
-    if pair is None:
+    if pair is None or not _is_elementwise(facts):
         return None
     a, b = pair
     one, other = facts.operands[a], facts.operands[b]
@@ -53,6 +54,13 @@ def broadcast(facts: Facts) -> Diagnosis | None:
     return Diagnosis(
         sentence, tuple(_edits(facts, a, b)), culprit, None if computed or unspread else (one.sizes[at], other.sizes[at]), rounded=computed
     )
+
+
+def _is_elementwise(facts: Facts) -> bool:
+    """Whether operands of one shape give that shape: so no product does, nor attention."""
+    largest = (2, *max((one.sizes for one in facts.operands), key=len), 3)
+    gives = LocalCall(facts).gives(dict.fromkeys(range(len(facts.operands)), lambda tensor: tensor.new_empty(largest)))
+    return gives == [largest]
 
 
 def _is_about_sizes(text: str) -> bool:

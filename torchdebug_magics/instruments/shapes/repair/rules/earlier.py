@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, together
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand, then, together
 from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.size_history import (
@@ -41,6 +41,8 @@ class Earlier:
     words: str
     edits: tuple[Edit, ...]
     size: int
+    fits: bool = False
+    """Whether another size of the input would do, too."""
 
 
 def earlier(facts: Facts, x: Operand, wanted: int, dim: int = -1) -> Earlier | None:
@@ -51,8 +53,8 @@ def earlier(facts: Facts, x: Operand, wanted: int, dim: int = -1) -> Earlier | N
         and (found := _unbatched(x) or _flattened(facts, x, wanted) or _rebatched(facts, x, wanted) or _stacked(facts, x))
     ):
         return found
-    if dim == -1 and (crossed := _crossed(facts, x)):
-        return crossed
+    if dim == -1 and (known := _crossed(facts, x) or _unjoined(facts, x, wanted) or _unpooled(x, wanted)):
+        return known
     if dim == -1 and (apart := taken_apart(x, wanted)):
         return Earlier(*apart, wanted)
     return _joined(x, wanted, dim) or (_reduced(x, wanted) if dim == -1 else None)
@@ -277,3 +279,47 @@ def channels_last(made: Made | None) -> tuple[Edit, ...]:
         return turn.apply(func(*args, **kwargs))
 
     return (Edit(turn.text(site.text), why, 1, ops=(OpEdit(site, made.op, run),)),)
+
+
+def _unpooled(x: Operand, wanted: int) -> Earlier | None:
+    """``x.view(n, -1)`` of a picture whose channels alone are what is wanted: each was to be one number."""
+    for step in steps(x.made):
+        before = step.inputs[0] if step.inputs else ((), None)
+        if step.shape != x.sizes or step.op not in RESHAPES:
+            return None
+        if len(before[0]) > 2 and before[0][:2] == (x.sizes[0], wanted) and len(x.sizes) == 2 and channels_first(before[1]):
+            return Earlier(f": its {wanted} channels were not pooled", _pooled(step, tuple(range(2, len(before[0])))), wanted, fits=True)
+    return None
+
+
+def _unjoined(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
+    """The states of several layers, or of both directions, of which all were wanted side by side."""
+    for step in steps(x.made):
+        module = facts.modules.get(step.module)
+        if not isinstance(module, nn.RNNBase) or len(step.shape) != 3 or step.shape[0] * step.shape[2] != wanted:
+            if step.op != "squeeze" and step.shape != x.sizes:
+                return None
+            continue
+        if step.shape[0] != module.num_layers * (2 if module.bidirectional else 1) or step.shape[0] == 1:
+            return None
+        return Earlier(
+            f": the {step.shape[0]} states of {step.shape[2]} are stacked along the first dimension of {shape(step.shape)}",
+            _side_by_side(facts, x, step),
+            wanted,
+        )
+    return None
+
+
+def _side_by_side(facts: Facts, x: Operand, step: Made) -> tuple[Edit, ...]:
+    change = then(method("transpose", 0, 1), method("flatten", 1))
+    squeezes = next((one for one in steps(x.made) if one.op == "squeeze"), None)
+    if squeezes is not None:
+        return at_step(squeezes, lambda _, y: change.text(y), lambda _, args, __: change.apply(args[0]))
+    at = next((at for at, one in enumerate(facts.given or facts.operands) if one.tensor is x.tensor), 0)
+    return tuple(on_operand(replace(facts, operands=facts.given or facts.operands), at, change, rank=1)) if x.sizes == step.shape else ()
+
+
+def _pooled(step: Made, places: Sizes) -> tuple[Edit, ...]:
+    why = f"each channel as one value, instead of `{step.op}`"
+    edits = at_step(step, lambda _, x: f"{x}.mean({places})", lambda _, args, __: args[0].mean(places))
+    return tuple(replace(edit, why=why) for edit in edits)

@@ -57,21 +57,25 @@ def gets(operand: Operand, size: int, dim: int = -1) -> str:
 
 def turned(facts: Facts, at: int, order: tuple[int, ...], *, rank: int = 5, why: str = "") -> list[Edit]:
     """The operand with its dimensions in another order."""
+    return anywhere(facts, at, reorder(order), rank=rank, why=why)
+
+
+def reorder(order: tuple[int, ...]) -> Change:
+    """Dimensions in another order: exchanged where it is two of them that move."""
     moved = [dim for dim, old in enumerate(order) if dim != old]
-    if len(moved) == 2:
-        a, b = moved
-        many = len(order)
-        pair = (a - many, b - many) if b == many - 1 and a == many - 2 and many > 2 else (a, b)
-        return anywhere(facts, at, method("transpose", *pair), rank=rank, why=why)
-    return anywhere(facts, at, method("permute", *order), rank=rank, why=why)
+    many = len(order)
+    if len(moved) != 2:
+        return method("permute", *order)
+    a, b = moved
+    return method("transpose", a - many, b - many) if a == many - 2 and many > 2 else method("transpose", a, b)
 
 
-def anywhere(facts: Facts, at: int, change: Change, *, rank: int, why: str = "") -> list[Edit]:
+def anywhere(facts: Facts, at: int, change: Change, *, rank: int, why: str = "", owned: bool = False) -> list[Edit]:
     """The operand changed where the op or module takes it, or in the user's call around that, of which it is an argument.
 
     Inside a network that compares its inputs, these stay as they are for the comparison.
     """
-    found = on_operand(facts, at, change, rank=rank, why=why)
+    found = on_operand(facts, at, change, rank=rank, why=why, owned=owned)
     operand = facts.operands[at]
     passed_on = any(one.tensor is operand.tensor for _, one in facts.outer)
     around = in_outer_call(facts, operand, change, rank=rank, why=why) if passed_on else []

@@ -231,7 +231,7 @@ class Known:
 
 def resized(table: torch.Tensor, got: int, wanted: int) -> Known | None:
     """The table in which what is `got` large is as large as `wanted`; None where its numbers are not known."""
-    if table.numel() > _LARGEST_TABLE or table.is_meta:
+    if table.numel() > _LARGEST_TABLE or table.is_meta or table.layout is not torch.strided:
         return None
     whole = table.detach().cpu()
     rows, width = (1, 1, *whole.shape)[-2:]

@@ -1,0 +1,424 @@
+"""Edits with which a failed call succeeds, found by asking the call: other layouts, sizes, arguments and modules.
+
+The rank of an edit says how natural it is: up to 9 for what an operand lacks in its layout, 10 to 19 for another length, 20 to 29 for
+another module or parameter at the failing place, 40 for the module that made the operand.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.follow.seen import Made
+from torchdebug_magics.instruments.shapes.repair.edit import (
+    Change,
+    Edit,
+    as_typed,
+    method,
+    on_operand,
+    parameter_edit,
+    then,
+    together,
+)
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes
+from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch
+from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import created
+from torchdebug_magics.instruments.shapes.repair.rules.residual import interpolated, padded, stretched
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
+    anywhere,
+    in_outer_call,
+    orders,
+    producer_edits,
+    reorder,
+    reordered,
+    there_and_back,
+)
+from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted as tabled
+from torchdebug_magics.instruments.shapes.repair.size_history import (
+    JOINS,
+    TURNS,
+    channels_first,
+    comes_from,
+    features_last,
+    maker,
+    of_inputs,
+    steps,
+)
+from torchdebug_magics.probing.source.code_owner import owner
+
+_DIMENSIONS = {2: "1d", 3: "1d", 4: "2d", 5: "3d"}
+_IMAGES = 4
+_MATRIX = 2
+_MERGES_THE_BATCH = 20
+"""What it adds to the rank that the batch does not come out as it went in."""
+
+
+def layouts(sizes: Sizes, *, moves: bool = True) -> Iterator[tuple[Change, int, str]]:
+    """(how a tensor may be laid out otherwise, rank, why)."""
+    many = len(sizes)
+    for dim in range(1, many + 1):
+        yield method("unsqueeze", -1 if dim == many else dim), 3, "a dimension of one"
+    for dim, size in enumerate(sizes):
+        if size == 1:
+            yield method("squeeze", dim), 2, "without the dimension of size 1"
+    if many > 2:
+        yield method("flatten", 1), 3, f"{shape(sizes[1:])} in one dimension"
+        yield method("flatten", 2), 6, "one dimension of features"
+    for text, index in (
+        (f"{':, ' * many}None, None", (*(slice(None),) * many, None, None)),
+        (":, None, None, :", (slice(None), None, None, slice(None))),
+        (":, None, :, None", (slice(None), None, slice(None), None)),
+    ):
+        if many in {1, 2}:
+            yield subscript(text, index), 3 if "None, :" in text else 7, "the same for every place"
+    yield method("unsqueeze", 0), 8, "a batch of 1"
+    yield from _moves(many) if moves else ()
+
+
+def _moves(many: int) -> Iterator[tuple[Change, int, str]]:
+    """The dimensions in another order, or the first two as one."""
+    if many > 3:
+        yield method("flatten", 0, 1), 8, "all in one batch"
+    for order in orders(many) if many < 5 else ():
+        if order != tuple(range(many)):
+            yield method("t") if many == 2 else reorder(order), 5 + 8 * (order[0] != 0), ""
+
+
+def shape_of(x: Operand, change: Change) -> Sizes:
+    """The shape of an operand that is laid out otherwise."""
+    return tuple(change.apply(torch.empty(x.sizes, device="meta")).shape)
+
+
+def subscript(text: str, index: tuple[slice | None, ...]) -> Change:
+    """``x[:, None]``."""
+    return Change(lambda x: f"{x}[{text}]", lambda tensor: tensor[index])
+
+
+def relaid(local: LocalCall, at: int, *, moves: bool = True, later: int = 0) -> Iterator[Edit]:
+    """The operand laid out otherwise, as the call takes it."""
+    x = local.operands[at]
+    if x.owned and len(x.sizes) != _MATRIX:  # what the user made a weight is meant as it stands
+        return
+    moves = moves and (local.by_module or len(local.operands) > 1)
+    for change, plain, why in layouts(x.sizes, moves=moves):
+        gives = local.gives({at: change.apply}) if fits_others(local, at, change) else None
+        if gives is None:
+            continue
+        was_turned = x.made is not None and x.made.op in TURNS  # it is turned back first of all; as it stands, it was meant
+        rank = plain if not was_turned else 1 if len(change.text(x.name)) < len(x.name) else plain + 8
+        worse = 0 if keeps_batch(local, gives) else _MERGES_THE_BATCH
+        if change.text("x") == "x.unsqueeze(0)" and x.is_input:
+            yield from on_operand(local.facts, at, change, rank=rank + later + worse, why=why, first=True)
+        else:
+            yield from anywhere(local.facts, at, change, rank=rank + later + worse, why=why, owned=True)
+
+
+def fits_others(local: LocalCall, at: int, change: Change) -> bool:
+    """Whether it has as many dimensions then as another operand of the op: with more, all would meet all."""
+    x = local.operands[at]
+    others = {len(one.sizes) for place, one in enumerate(local.operands) if place != at}
+    try:
+        new = change.apply(torch.empty(x.sizes, device="meta"))
+    except (IndexError, RuntimeError):
+        return False
+    if not others and not local.by_module:
+        return new.dim() <= len(x.sizes) or "expand" in (local.facts.op or "") or (x.is_input and change.text("x") == "x.unsqueeze(0)")
+    return local.by_module or new.dim() in {len(x.sizes), *others}
+
+
+def keeps_batch(local: LocalCall, gives: list[Sizes]) -> bool:
+    """Whether the batch that goes in first comes out first."""
+    batches = {one.shape[0] for _, one in local.facts.inputs if one.dim() > 1}
+    batches &= {one.sizes[0] for one in local.operands if one.sizes and of_inputs(one.made)}
+    return len(batches) != 1 or not gives or not gives[0] or gives[0][0] in batches
+
+
+def lifted(local: LocalCall, at: int) -> Iterator[Edit]:
+    """The operand with a dimension that it lacks, the same in each of its places: ``x.unsqueeze(1).expand(-1, n, -1)``."""
+    x = local.operands[at]
+    if x.owned and len(x.sizes) != _MATRIX:
+        return
+    for dim in range(int(of_inputs(x.made)), len(x.sizes) + 1):
+        for other in (one for one in local.operands if one is not x):
+            for size in dict.fromkeys(other.sizes):
+                change = then(method("unsqueeze", dim), expanded(other, dim, size, len(x.sizes) + 1))
+                if size > 1 and fits_others(local, at, change) and local.gives({at: change.apply}) is not None:
+                    yield from anywhere(local.facts, at, change, rank=6, why="the same for each", owned=True)
+
+
+def expanded(like: Operand, dim: int, size: int, many: int) -> Change:
+    """A dimension of one, as long as that of another tensor."""
+    named = like.name.isidentifier() and size in like.sizes
+    told = f"{like.name}.size({like.sizes.index(size)})" if named else str(size)
+    text = ", ".join(told if place == dim else "-1" for place in range(many))
+    return Change(lambda x: f"{x}.expand({text})", lambda one: one.expand([size if place == dim else -1 for place in range(many)]))
+
+
+def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
+    """The operand of another layout, the failing module for another size, or what made the operand."""
+    facts, x, at = local.facts, mismatch.operand, mismatch.at
+    got, wanted, dim = mismatch.got, mismatch.wanted, mismatch.dim
+    many = len(x.sizes)
+    is_channel = dim < -1
+    square = is_channel and many > 3 and len(set(x.sizes[dim + 1 :])) == 1
+    moved: list[Edit] = []
+    if not (is_channel and channels_first(x.made)):
+        moved = reordered(facts, at, dim, wanted, rank=25 if square and x.sizes[0] != wanted else 5, batched=is_channel and wanted == 1)
+        yield from moved
+        if _keeps_sizes(local, mismatch):
+            yield from there_and_back(facts, at, dim, wanted, rank=3 if is_channel and features_last(x.made) else 9)
+    yield from relaid(local, at, moves=False)
+    if many > 3 and dim == -1 and isinstance(facts.module, nn.Linear):  # a picture
+        flat = anywhere(facts, at, method("flatten", 1), rank=12, why=f"{shape(x.sizes[1:])} in one dimension")
+        yield from (together(flat[0], one) for one in rebuilt_module(facts.module, facts.path, in_features=math.prod(x.sizes[1:])) if flat)
+    if len(x.sizes) == _IMAGES and dim == -1 and x.sizes[1] * x.sizes[3] == wanted and not channels_first(x.made):
+        heads = then(method("transpose", 1, 2), method("flatten", 2))
+        yield from anywhere(facts, at, heads, rank=2, why=f"the {x.sizes[1]} heads of {x.sizes[3]} side by side")
+    last = is_channel and x.sizes[-1] == wanted and features_last(x.made)
+    if last and isinstance(facts.module, nn.modules.batchnorm._BatchNorm):
+        norm = made_on_meta(nn.LayerNorm, {"normalized_shape": wanted, "eps": facts.module.eps})
+        why = "normalizes each row over its features"
+        yield from rebuilt_module(norm, facts.path, rank=30, why=f"{why}; a {type(facts.module).__name__} expects channels in dimension 1")
+    elif is_picture(x) and dim == -1 and isinstance(facts.module, nn.Linear):  # the last dimension alone is seldom what is meant
+        yield from (replace(edit, rank=45) for edit in remade(local, mismatch))
+    elif not (moved and ((is_channel and not square) or channels_first(x.made))):  # made for its height, it would only come through
+        yield from remade(local, mismatch)
+    if got == 1 and is_channel:
+        sizes = [wanted if place == many + dim else -1 for place in range(many)]
+        yield from anywhere(facts, at, method("expand", *sizes), rank=25, why=f"the one channel {wanted} times")
+    yield from fitted(local, mismatch)
+    around = _is_inside(facts)
+    if around and mismatch.at:
+        yield from _projected(facts, x, got, wanted)
+    yield from producer_edits(facts, x, got, wanted, rank=15 if around else 40)
+
+
+def _projected(facts: Facts, x: Operand, got: int, wanted: int) -> list[Edit]:
+    """What a decoder attends to, made as wide as the decoder, in the user's call of it."""
+    typed: list[str] = []
+
+    def text(name: str) -> str:
+        typed.append(f"{name if name.isidentifier() else 'memory'}_projection")
+        return f"self.{typed[-1]}({name})"
+
+    change = Change(text, lambda tensor: tensor.new_zeros((*tensor.shape[:-1], wanted)))
+    edits = in_outer_call(facts, x, change, rank=22, why="as wide as the decoder")
+    place = facts.outer_path.rpartition(".")[0]
+    return [
+        replace(edit, code=f"{as_typed(f'{place}.{name}'.lstrip('.'))} = nn.Linear({got}, {wanted})\n{edit.code}", many=2)
+        for edit, name in zip(edits, typed, strict=False)
+    ]
+
+
+def is_picture(x: Operand) -> bool:
+    """Whether its last dimension may be a width: not where the features were put there, or joined there."""
+    if len(x.sizes) < _IMAGES:
+        return False
+    step = maker(x.made)
+    of_input = step is not None and step.number == 0 and not any(one.op in TURNS for one in steps(x.made))
+    return channels_first(x.made) or of_input
+
+
+def _is_inside(facts: Facts) -> bool:
+    """Whether another module of torch's holds the failing one, and passes on what the user gave it."""
+    outer = [one for path, one in facts.modules.items() if (facts.path or "").startswith(f"{path}.") or (not path and facts.path)]
+    return any(
+        owner(getattr(type(one).forward, "__code__", _is_inside.__code__).co_filename) == "torch" for one in outer if not _lists(one)
+    )
+
+
+def _lists(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+
+
+def _keeps_sizes(local: LocalCall, mismatch: Mismatch) -> bool:
+    """Whether the module changes none but the last dimension: what goes in turned comes out turned."""
+    gives = local.gives({at: lambda tensor: tensor.new_empty(mismatch.sizes) for at in mismatch.places})
+    return (
+        gives is not None
+        and bool(gives)
+        and gives[0][:-1] == mismatch.sizes[:-1]
+        and not isinstance(local.facts.module, nn.modules.conv._ConvNd)
+    )
+
+
+def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Edit]:
+    """The failing module, made with other arguments, as it takes its operands then."""
+    facts, module = local.facts, local.facts.module
+    made = arguments(module) if module is not None else None
+    if module is None or (made is None and not mismatch):
+        return []
+    ranks: list[tuple[int, dict[str, Any], str]] = []
+    if made is None:
+        assert mismatch is not None
+        names = [name for name in ("in_features", "in_channels", "num_features") if getattr(module, name, None) == mismatch.wanted]
+        return [edit for name in names for edit in rebuilt_module(module, facts.path, **dict[str, Any]({name: mismatch.got}))]
+    numbers = made[1]
+    if not _is_inside(facts) and "batch_first" in numbers:
+        ranks.append(
+            (2, {"batch_first": not numbers["batch_first"]}, f"the batch is {'second' if numbers['batch_first'] else 'first'} here")
+        )
+    if "bidirectional" in numbers:
+        ranks.append((21, {"bidirectional": not numbers["bidirectional"]}, "both directions, as the state has"))
+    if mismatch is not None:
+        ranks += _other_numbers(numbers, mismatch.got, mismatch.wanted)
+        if any("kernel_size" in one for one in ({*numbers},)):
+            ranks.append((20, {"padding": _half(numbers.get("kernel_size"))}, "padded to keep the size"))
+    weight = getattr(module, "weight", None)
+    tied = weight is not None and sum(any(one is weight for one in part._parameters.values()) for part in facts.modules.values()) > 1
+    ranks = [(44 if tied else rank, changes, why) for rank, changes, why in ranks]  # a new one would not have the weights of the other part
+    rebuilt = [edit for rank, changes, why in ranks for edit in rebuilt_module(module, facts.path, rank=rank, why=why, **changes)]
+    return [edit for edit in rebuilt if local.takes(edit)]
+
+
+def _half(value: Any) -> Any:
+    return value // 2 if isinstance(value, int) else tuple(one // 2 for one in value or ())
+
+
+def _other_numbers(numbers: dict[str, Any], got: int, wanted: int) -> Iterator[tuple[int, dict[str, Any], str]]:
+    alike = {name: got for name, value in numbers.items() if is_number(value, wanted)}
+    tied = alike if len(alike) > 1 else {}
+    yield from ((20 + (name == "kernel_size"), {name: got}, "") for name in alike)
+    if tied:
+        yield 20, tied, ""
+    if "num_layers" in numbers and not numbers["num_layers"] * got % wanted:
+        yield 20, {"num_layers": numbers["num_layers"] * got // wanted}, ""
+    if "num_groups" in numbers:
+        yield 22, {"num_channels": got, "num_groups": math.gcd(got, numbers["num_groups"])}, ""
+
+
+def is_number(value: Any, number: int) -> bool:
+    """Whether an argument is this number, alone or in a list."""
+    return (type(value) is int and value == number) or (isinstance(value, (tuple, list)) and set(value) == {number})
+
+
+def fitted(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
+    """An operand made, padded, cut or repeated to the size; the user's own parameter with it."""
+    facts, x, at = local.facts, mismatch.operand, mismatch.at
+    if x.owned:
+        yield from parameter_edit(x, mismatch.sizes, rank=12 if facts.op in JOINS else 30)
+    each = [created(facts, local.operands[place], mismatch.sizes, rank=21 if mismatch.dim == -1 else 6) for place in mismatch.places]
+    if all(each):
+        whole = functools.reduce(together, (edits[0] for edits in each))
+        yield replace(whole, many=1)  # the same size forgotten in all of them is one mistake
+    if mismatch.got == 1:
+        for like in (one for one in local.operands if one is not x and mismatch.wanted in one.sizes):
+            change = expanded(like, len(x.sizes) + mismatch.dim, mismatch.wanted, len(x.sizes))
+            yield from anywhere(facts, at, change, rank=4, why="the same for every sample", owned=True)
+    yield from _beside_others(local, mismatch)
+    if at and local.by_module and len(x.sizes) == _MATRIX:
+        yield from _lengthened(local, mismatch)
+
+
+def _beside_others(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
+    """What fits an operand to the others of its op: a picture, heads, the user's own parameter, or a table."""
+    facts, x, at = local.facts, mismatch.operand, mismatch.at
+    if not local.by_module:
+        yield from _pictures(local, mismatch)
+        dim = len(x.sizes) + mismatch.dim
+        if len(x.sizes) == _IMAGES and dim == 1 and mismatch.got > 1 and not mismatch.wanted % mismatch.got:
+            times = mismatch.wanted // mismatch.got
+            why = f"each of the {mismatch.got} heads for {times} of the {mismatch.wanted}"
+            yield from anywhere(facts, at, method("repeat_interleave", times, 1), rank=3, why=why)
+        yield from _turned_parameter(facts, x, mismatch)
+    if not of_inputs(x.made):
+        yield from tabled(facts, x, mismatch.got, mismatch.wanted, rank=8)
+
+
+def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
+    """A mask padded or cut; rows of a batch are not made up."""
+    facts, x, at = local.facts, mismatch.operand, mismatch.at
+    lacks = [wanted - have for have, wanted in zip(x.sizes, mismatch.sizes, strict=True)]
+    if lacks[0] and len(set(x.sizes)) > 1:
+        return
+    prefixed = any(one.made is not None and any(_is_prefixed(step, max(lacks)) for step in steps(one.made)) for one in local.operands[:1])
+    for front in (True, False) if min(lacks) >= 0 else ():
+        pads = [pad for lack in reversed(lacks) for pad in ((lack, 0) if front else (0, lack))]
+        while pads[-2:] == [0, 0]:
+            pads = pads[:-2]
+        change = Change(f"F.pad({{}}, {tuple(pads)})".format, functools.partial(nn.functional.pad, pad=tuple(pads)))
+        why = f"no mask in the {'first' if front else 'last'} {max(lacks)}"
+        yield from anywhere(facts, at, change, rank=12 if front is prefixed else 14, why=why)
+    if max(lacks) <= 0:
+        ends = tuple(slice(size) for size in mismatch.sizes)
+        change = Change(lambda name: f"{name}[{', '.join(f':{size}' for size in mismatch.sizes)}]", lambda tensor: tensor[ends])
+        yield from anywhere(facts, at, change, rank=10, why="only the length needed")
+
+
+def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
+    """Pictures of two sizes: by the convolutions that made them, or else by interpolation."""
+    facts, x = local.facts, mismatch.operand
+    others = [one for one in local.operands if one is not x and len(one.sizes) == len(x.sizes) and one.sizes[2:] != x.sizes[2:]]
+    if len(x.sizes) not in {4, 5} or not others:
+        return
+    other = next((one for one in others if one.sizes[mismatch.dim] == mismatch.wanted), others[0])
+    yield from padded(facts, x, other)
+    yield from stretched(facts, x, other, rank=12)
+    # What was made later is fitted to what it is joined with: a picture on its way up to one on the way down.
+    later = other.made is None or comes_from(x.made, other.made) or local.operands.index(x) == 0
+    change = interpolated(other.name, other.sizes)
+    why = f"{shape(x.sizes[2:])} becomes {shape(other.sizes[2:])}"
+    yield from anywhere(facts, mismatch.at, change, rank=6 if later else 7, why=why) if len(local.operands) == _MATRIX else ()
+
+
+def _turned_parameter(facts: Facts, x: Operand, mismatch: Mismatch) -> list[Edit]:
+    """The user's own parameter, used as ``self.w.T``, of the size that was wanted."""
+    step, module = x.made, facts.modules.get(facts.path or "")
+    if step is None or module is None or step.op not in TURNS or len(step.shape) != _MATRIX or not step.inputs:
+        return []
+    whole = step.inputs[0][0]
+    held = [(name, one) for name, one in module._parameters.items() if one is not None and f".{name}." in x.name]
+    held = [(name, one) for name, one in held if tuple(one.shape) == whole]
+    if len(held) != 1 or step.inputs[0][1] is not None:
+        return []
+    ((name, parameter),) = held
+    whole_path = f"{facts.path}.{name}".lstrip(".")
+    return parameter_edit(replace(x, owned=True, tensor=parameter, name=whole_path), mismatch.sizes[::-1])
+
+
+def _is_prefixed(step: Made, many: int) -> bool:
+    """Whether it put so many steps in front, such as a class token."""
+    return step.op in JOINS and len(step.inputs) > 1 and many in step.inputs[0][0][:-1]
+
+
+def steps_of_columns(local: LocalCall, at: int) -> Iterator[tuple[Change, str]]:
+    """The columns, or the rows, of a picture one step after the other, each with all its channels."""
+    if len(local.operands[at].sizes) == _IMAGES and local.by_module:
+        for order in ((0, 3, 1, 2), (0, 2, 1, 3), (3, 0, 1, 2), (2, 0, 1, 3)):
+            change = Change(f"{{}}.permute{order}.flatten(2)".format, functools.partial(_as_steps, order))
+            if local.gives({at: change.apply}) is not None:
+                yield change, f"a step for each {'column' if 3 in order[:2] else 'row'}"
+
+
+def _as_steps(order: tuple[int, ...], tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.permute(order).flatten(2)
+
+
+def other_kind(local: LocalCall, at: int) -> list[Edit]:
+    """The same norm for another number of dimensions: ``BatchNorm1d`` in the place of ``BatchNorm2d``."""
+    facts, module, x = local.facts, local.facts.module, local.operands[at]
+    other = getattr(nn, f"{type(module).__name__[:-2]}{_DIMENSIONS.get(len(x.sizes), '')}", None)
+    if not isinstance(module, nn.modules.batchnorm._NormBase) or other is None or other is type(module):
+        return []
+    made = arguments(module)
+    like = made_on_meta(other, {**made[1], "num_features": x.sizes[1]}) if made is not None else None
+    return [] if like is None else [edit for edit in rebuilt_module(like, facts.path, rank=12) if local.takes(edit)]
+
+
+def source_edits(local: LocalCall, mismatch: Mismatch) -> list[Edit]:
+    """A recurrent layer that made a state, going one way as the failing one does."""
+    step = maker(mismatch.operand.made)
+    module = local.facts.modules.get(step.module) if step is not None else None
+    if step is None or not isinstance(module, nn.RNNBase) or step.shape != mismatch.operand.sizes:
+        return []
+    if not module.bidirectional or mismatch.got != 2 * mismatch.wanted:
+        return []
+    return rebuilt_module(module, step.module, bidirectional=False, rank=19, why=f"one direction, as {local.facts.who} has")

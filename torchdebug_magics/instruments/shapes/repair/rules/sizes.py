@@ -1,0 +1,194 @@
+"""What a call of torch's would have taken: sizes, dimensions and their order, each found by asking the call itself."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.edit import Edit
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes
+from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch, resized_to
+from torchdebug_magics.instruments.shapes.repair.rebuild import arguments
+from torchdebug_magics.instruments.shapes.repair.rules import candidates, other_calls
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, squeezed, with_size
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, anywhere, gets, named, producer_edits, told
+from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, is_flattened, of_inputs, product
+
+_NOUNS = {
+    **dict.fromkeys(("in_features", "normalized_shape"), "features"),
+    **dict.fromkeys(("in1_features", "in2_features", "input_size", "embed_dim", "kdim", "vdim", "d_model"), "features ({})"),
+    **dict.fromkeys(("in_channels", "num_features", "num_channels", "num_parameters"), "channels"),
+}
+"""What an argument of a module's counts."""
+_LEFT = frozenset(["__getitem__", "__setitem__", "getitem", "setitem", "view", "reshape", "unflatten", "view_as", "reshape_as"])
+"""Ops that other rules know better: what fits is in their arguments."""
+_ROLES = {"hx": "a hidden state"}
+
+
+def sized(facts: Facts) -> Diagnosis | None:
+    """The op, or the module of torch's, takes another size, another number of dimensions, or another order of them."""
+    if (not facts.operands and not facts.given) or facts.op in _LEFT:
+        return None
+    local = LocalCall(facts)
+    found = _asked(local) if local.operands else None
+    return found or (_asked(local) if local.operands and local.compute() else None)
+
+
+def _asked(local: LocalCall) -> Diagnosis | None:
+    if local.gives() is not None:
+        return None
+    found = local.mismatches()
+    # What has a size of one is to be repeated; nothing is to be cut down to one.
+    found.sort(key=lambda mismatch: (mismatch.got != 1, mismatch.wanted == 1 and not local.by_module))
+    if not found:
+        return _laid_out(local)
+    return _of_module(local, found) if local.by_module else _of_op(local, found)
+
+
+def _of_module(local: LocalCall, found: list[Mismatch]) -> Diagnosis:
+    facts = local.facts
+    made = arguments(facts.module) if facts.module is not None else None
+    mismatch = found[0]
+    x = mismatch.operand
+    kernel = getattr(facts.module, "kernel_size", None)
+    if kernel is not None and mismatch.dim >= -(len(kernel) if isinstance(kernel, tuple) else len(x.sizes) - 2):
+        spatial = x.sizes[-len(kernel) :] if isinstance(kernel, tuple) else x.sizes[2:]
+        padding = getattr(facts.module, "padding", 0)
+        padded = (
+            f" (padding {shape(padding) if isinstance(padding, tuple) else padding})" if padding not in {0, (0,) * len(spatial)} else ""
+        )
+        window = kernel if isinstance(kernel, tuple) else (kernel,) * len(spatial)
+        sentence = f"{facts.who} has a kernel of {shape(window)}, larger than its input of {shape(spatial)}{padded}"
+        return Diagnosis(sentence, tuple(candidates.remade(local, mismatch)), x, (min(spatial), max(window)))
+    for one in found:
+        numbers = made[1] if made is not None else {name: getattr(facts.module, name, None) for name in _NOUNS}
+        named_so = next((name for name, value in numbers.items() if name in _NOUNS and candidates.is_number(value, one.wanted)), None)
+        if named_so is not None and _role(facts, one.at) not in _ROLES.values():
+            return _counted(local, one, named_so)
+    sentence = f"{facts.who} expects {_role(facts, mismatch.at)} of {shape(mismatch.sizes)}, gets {_from(x)}{_beside(local, mismatch)}"
+    edits = [
+        *candidates.relaid(local, mismatch.at),
+        *(edit for one in found for edit in candidates.remade(local, one)),
+        *(edit for one in found for edit in candidates.fitted(local, one)),
+        *candidates.source_edits(local, mismatch),
+        *other_calls.first_rows(local, mismatch),
+        *producer_edits(facts, x, mismatch.got, mismatch.wanted, rank=22),
+    ]
+    return Diagnosis(sentence, tuple(edits), x)
+
+
+def _from(x: Operand) -> str:
+    source = came_from(x.made)
+    return f"{shape(x.sizes)}{f' {source}' if source else ''}"
+
+
+def _beside(local: LocalCall, mismatch: Mismatch) -> str:
+    """The operand that has the wanted size."""
+    others = [at for at in range(len(local.operands)) if at not in mismatch.places and mismatch.wanted in local.operands[at].sizes]
+    return f", as {_role(local.facts, others[0])} is {shape(local.operands[others[0]].sizes)}" if others else ""
+
+
+def _counted(local: LocalCall, mismatch: Mismatch, argument: str) -> Diagnosis:
+    """So many features, or channels, were expected, as the module was made for."""
+    facts, x = local.facts, mismatch.operand
+    got, wanted, dim = mismatch.got, mismatch.wanted, mismatch.dim
+    many = len(x.sizes)
+    role = f" in its {_role(facts, mismatch.at)}" if len(local.operands) > 1 else ""
+    whole = "" if product(x.made, got, dim) or many <= 2 or dim != -1 else f", the last dimension of {shape(x.sizes)}"
+    sentence = f"{facts.who} expects {wanted} {_NOUNS[argument].format(argument)}{role}, gets {gets(x, got, dim)}{whole}"
+    fit = (got, wanted) if dim == -1 and (product(x.made, got, dim) or is_flattened(x.made)) else None
+    if before := earlier(facts, x, wanted, dim):
+        edits = with_size(facts, before, wanted, argument) if dim == -1 else before.edits
+        return Diagnosis(
+            sentence + before.words,
+            edits or tuple(candidates.for_size(local, mismatch) if before.size else ()),
+            x,
+            fit if before.fits else None,
+        )
+    if dim < -1 and not channels_first(x.made) and x.sizes[-1] == wanted:
+        sentence += f": its channels are last in {shape(x.sizes)}"
+    elif dim == -many < -1:
+        sentence += f": {shape(x.sizes)} is read without a batch"
+    return Diagnosis(sentence, tuple(candidates.for_size(local, mismatch)), x, fit)
+
+
+def _of_op(local: LocalCall, found: list[Mismatch]) -> Diagnosis:
+    """Tensors that do not go together in one op."""
+    facts = local.facts
+    mismatch = found[0]
+    x = mismatch.operand
+    many = len(x.sizes)
+    place = "the last dimension" if mismatch.dim == -1 and many > 1 else f"dimension {many + mismatch.dim}"
+    sentence = (
+        f"{facts.written} cannot take {_listed(local)}: {place} of {named(x, 'the tensor')} is {mismatch.got}, "
+        f"and {mismatch.wanted} would fit"
+    )
+    if lost := squeezed(facts, x):
+        return Diagnosis(sentence + lost.words, lost.edits, x)
+    edits: list[Edit] = [*other_calls.swapped(local), *other_calls.other_calls(local)]
+    for later, at in enumerate(reversed(range(len(local.operands)))):
+        edits += candidates.relaid(local, at, later=later)
+    for one in found:
+        edits += candidates.fitted(local, one)
+        odd = len(local.operands) > 2 and len({other.sizes for other in local.operands if other is not one.operand}) == 1
+        edits += producer_edits(facts, one.operand, one.got, one.wanted, rank=4 if odd else 40)
+    computed = all(of_inputs(one.made) for one in local.operands)
+    return Diagnosis(sentence, tuple(edits), x, None if computed else (mismatch.got, mismatch.wanted), rounded=computed)
+
+
+def _listed(local: LocalCall) -> str:
+    return ", ".join(dict.fromkeys(map(told, local.operands[:4])))
+
+
+def _laid_out(local: LocalCall) -> Diagnosis | None:
+    """No other size would do: the dimensions are too few, too many, or in another order."""
+    facts = local.facts
+    lost = squeezed(facts, local.operands[0])
+    edits = [*(lost.edits if lost else ()), *other_calls.other_calls(local), *candidates.remade(local, None)]
+    said: tuple[int, list[Sizes]] | None = None
+    for at in reversed(range(len(local.operands))):
+        x = local.operands[at]
+        columns = [*candidates.steps_of_columns(local, at)]
+        changes = [*(change for change, _, __ in candidates.layouts(x.sizes)), *(change for change, _ in columns)]
+        shapes = [candidates.shape_of(x, change) for change in changes if local.gives({at: change.apply}) is not None]
+        own = [
+            *candidates.relaid(local, at, later=0 if said is None else 1),
+            *candidates.lifted(local, at),
+            *candidates.other_kind(local, at),
+            *(edit for change, why in columns for edit in anywhere(facts, at, change, rank=2, why=why)),
+        ]
+        edits += own
+        said = (at, shapes) if said is None and (shapes or own) else said
+    if said is None and not edits:
+        return None
+    at, shapes = said if said is not None else (0, [])
+    return Diagnosis(_other_layout(local, at, shapes) + (lost.words if lost else ""), tuple(edits), local.operands[at])
+
+
+def _other_layout(local: LocalCall, at: int, shapes: list[Sizes]) -> str:
+    facts, x = local.facts, local.operands[at]
+    fit = (*shapes, *((1, *one) for one in shapes), *(one[1:] for one in shapes))
+    dims = sorted({len(one) for one in fit if local.gives({at: functools.partial(resized_to, one)}) is not None})
+    if local.by_module and not at and len(x.sizes) not in dims:
+        kind = f" is a {type(facts.module).__name__}, which" if facts.path else ""
+        counts = " or ".join(map(str, dims)) or "more"
+        name = f"`{x.name}` is " if x.name else ""
+        return f"{facts.who}{kind} expects {counts} dimensions, gets {len(x.sizes)}: {name}{shape(x.sizes)}"
+    if local.by_module and shapes:
+        return f"{facts.who} expects {_role(facts, at)} of {shape(shapes[0])}, gets {_from(x)}"
+    fits = f": {shape(shapes[0])} would fit" if shapes else ""
+    return f"{facts.who if local.by_module else facts.written} cannot take {_listed(local)}{fits}"
+
+
+def _role(facts: Facts, at: int) -> str:
+    """What the module calls this argument."""
+    tensor = facts.operands[at].tensor
+    try:
+        assert facts.call is not None
+        bound = inspect.signature(facts.call.module.forward).bind(*facts.call.args, **facts.call.kwargs)
+    except (TypeError, ValueError):
+        return "its input"
+    values = {name: value if isinstance(value, (tuple, list)) else (value,) for name, value in bound.arguments.items()}
+    name = next((name for name, given in values.items() if any(one is tensor for one in given)), "its input")
+    return _ROLES.get(name, name)
