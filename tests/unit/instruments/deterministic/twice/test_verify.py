@@ -9,8 +9,8 @@ import torch
 
 from tests.unit.instruments.deterministic.planted import HEALTHY, IMPORTS, PLANTED, Planted
 from tests.unit.instruments.deterministic.planted_lines import PLANTED as LINES
+from torchdebug_magics.instruments.deterministic.report import lines_of
 from torchdebug_magics.instruments.deterministic.twice import culprit
-from torchdebug_magics.instruments.deterministic.verdict import lines_of
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
