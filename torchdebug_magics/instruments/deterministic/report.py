@@ -146,11 +146,6 @@ class DeterministicReport(Report):
         """What differed and where; or what holds."""
         return f"{_headline(self)} · interrupted" if self.interrupted else _headline(self)
 
-    @property
-    def first(self) -> Dependence | None:
-        """What equal numbers depend on most."""
-        return self.depends_on[0] if self.verified and self.depends_on else None
-
 
 @dataclass(frozen=True)
 class LiveRitual:
@@ -277,20 +272,15 @@ _LONGEST_NAME = 24
 """Of an earlier run in a title: its file may lie deep."""
 
 
-class Lines(NamedTuple):
-    """The line to change, and a second one that belongs to it."""
-
-    first: Location | None
-    second: Location | None = None
-    label: str = ""
-    """What the second line is."""
+Lines: TypeAlias = "tuple[Location | None, Location | None, str]"
+"""The line to change, a second one that belongs to it, and what that one is."""
 
 
 def rows_of(report: DeterministicReport) -> tuple[tuple[str, str], ...]:
     """Name and text of what belongs to the title: what to change, and why."""
     if report.divergence is not None:
         why, fixes = report.divergence.explanation, [report.divergence.fix, *(one.fix for one in report.divergence.further)]
-    elif (first := report.first) is not None:
+    elif (first := _first(report)) is not None:
         why, fixes = first.what, [_placed(one, first) for one in report.depends_on if one.on == first.on]
     elif report.verified is None and report.warnings:
         warned = report.warnings[0]
@@ -307,14 +297,14 @@ def lines_of(found: Divergence | Dependence, *, of_another: bool = False) -> Lin
     cause = getattr(found, "cause", "")
     if of_another or not cause:
         label = "the earlier run's line" if cause == "control_flow" else "where the numbers first differ" if not cause else "a related line"
-        return Lines(here, other, label)
+        return (here, other, label)
     if other is None:
-        return Lines(here)
+        return (here, None, "")
     if cause == "uninitialized_memory":
-        return Lines(here, other, "where the memory is read")
+        return (here, other, "where the memory is read")
     if cause == "control_flow" and not found.fix:
-        return Lines(here, other, "where the other run went")
-    return Lines(other, here, "where the numbers first differ")
+        return (here, other, "where the other run went")
+    return (other, here, "where the numbers first differ")
 
 
 def standing(location: Location | None) -> str:
@@ -334,7 +324,7 @@ def _placed(found: Dependence, first: Dependence) -> str:
 def _headline(report: DeterministicReport) -> str:
     differs = f"Different from {_name(report.against)}" if report.against else "Different every run"
     if report.divergence is not None:
-        what, where = _what(report), _at(lines_of(report.divergence, of_another=bool(report.against)).first)
+        what, where = _what(report), _at(lines_of(report.divergence, of_another=bool(report.against))[0])
         return f"{differs}{f': {what}' if what else ''}{f' · {where}' if where else ''}"
     if report.verified is False:
         return f"{differs}: no PyTorch op could be identified as the cause"
@@ -359,10 +349,15 @@ def _name(against: str) -> str:
     return short if len(short) <= _LONGEST_NAME else f"...{short[-_LONGEST_NAME:]}"
 
 
+def _first(report: DeterministicReport) -> Dependence | None:
+    """What equal numbers depend on most."""
+    return report.depends_on[0] if report.verified and report.depends_on else None
+
+
 def _agreement(report: DeterministicReport) -> str:
     if not report.ops_count and not report.depends_on:
         return f"Seeded with {report.seed}; no PyTorch op ran, so there was nothing to compare"
-    first = report.first
+    first = _first(report)
     if first is not None and not report.against:
         where = _at(first.location)
         return f"{_ONLY.get(first.on, _NEXT_TIME)}{f' · {where}' if where else ''}"

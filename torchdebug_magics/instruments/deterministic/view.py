@@ -68,7 +68,7 @@ def _blocks(report: DeterministicReport) -> Iterator[Block]:
         yield Facts(facts)
     yield from _excerpt(lines, " ".join(text for name, text in facts if name in {"fix", "why"}))
     tables = list(_tables(report))
-    shown = tables[:1] if lines.first is None and not facts else []
+    shown = tables[:1] if lines[0] is None and not facts else []
     yield from (table for _, table in shown)
     yield from (Note(problem, "warn") for problem in report.problems)
     if report.overruled:
@@ -87,7 +87,7 @@ def _lines(report: DeterministicReport) -> Lines:
         return lines_of(report.divergence, of_another=bool(report.against))
     if report.depends_on:
         return lines_of(report.depends_on[0])
-    return Lines(report.warnings[0].location) if report.warnings else Lines(None)
+    return (report.warnings[0].location if report.warnings else None, None, "")
 
 
 def _facts(report: DeterministicReport) -> tuple[tuple[str, str], ...]:

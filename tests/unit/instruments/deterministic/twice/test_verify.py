@@ -38,7 +38,7 @@ def test_what_differs_is_named(shell: InteractiveShell, case: Planted, capsys: p
     assert (told.cause, told.op, told.location.line) == (case.cause, case.op, case.line + 1), told
     assert told.location.source == case.body.splitlines()[case.line - 1].strip()
     assert told.explanation
-    changed = lines_of(told).first
+    changed = lines_of(told)[0]
     assert changed is not None
     assert changed in (told.location, told.other)
     assert f"{changed.place}: `{changed.source}` · " in found.verdict
