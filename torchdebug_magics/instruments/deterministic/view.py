@@ -6,8 +6,16 @@ from collections.abc import Iterator, Mapping
 
 from torchdebug_magics.format import Format, duration, plural
 from torchdebug_magics.html.page import Block, Code, Facts, Fold, Note, Page, Status, Table, quoted_span
-from torchdebug_magics.instruments.deterministic.report import DeterministicReport, LiveRitual, Loader, StatusReport
-from torchdebug_magics.instruments.deterministic.verdict import Lines, fixes_of, lines_of, standing
+from torchdebug_magics.instruments.deterministic.report import (
+    DeterministicReport,
+    Lines,
+    LiveRitual,
+    Loader,
+    StatusReport,
+    lines_of,
+    rows_of,
+    standing,
+)
 
 _SEEDED = {
     "hand": "explicitly",
@@ -60,7 +68,7 @@ def _blocks(report: DeterministicReport) -> Iterator[Block]:
         yield Facts(facts)
     yield from _excerpt(lines, " ".join(text for name, text in facts if name in {"fix", "why"}))
     tables = list(_tables(report))
-    shown = tables[:1] if lines.first is None and not facts else []
+    shown = tables[:1] if lines[0] is None and not facts else []
     yield from (table for _, table in shown)
     yield from (Note(problem, "warn") for problem in report.problems)
     if report.overruled:
@@ -79,25 +87,16 @@ def _lines(report: DeterministicReport) -> Lines:
         return lines_of(report.divergence, of_another=bool(report.against))
     if report.depends_on:
         return lines_of(report.depends_on[0])
-    return Lines(report.warnings[0].location) if report.warnings else Lines(None)
+    return (report.warnings[0].location if report.warnings else None, None, "")
 
 
 def _facts(report: DeterministicReport) -> tuple[tuple[str, str], ...]:
-    first = report.depends_on[0] if report.depends_on and report.verified else None
-    rows = [("fix", "; ".join(fixes_of(report)))]
-    if report.divergence is not None:
-        rows.append(("why", report.divergence.explanation))
-    elif first is not None:
-        rows.append(("why", first.what))
-    elif report.warnings and report.verified is None:
-        rows.append(("why", f"PyTorch has no deterministic implementation of `{report.warnings[0].op}`"))
-    if report.not_verified:
-        rows.append(("not compared", report.not_verified))
+    rows = [*rows_of(report)]
     if report.unrestorable:
         rows.append(("not restored for the second run", "; ".join(report.unrestorable)))
-    if report.runs_count and not any(text for _, text in rows):
+    if report.runs_count and not rows:
         rows.append(("checked", _reruns(report)))
-    return tuple(row for row in rows if row[1])
+    return tuple(rows)
 
 
 def _reruns(report: DeterministicReport) -> str:

@@ -31,6 +31,7 @@ FOUND = Divergence(
     explanation="`g` drew other numbers, as nothing seeds it",
     fix="write `g.manual_seed(42)` first",
 )
+NO_KERNEL = "PyTorch has no deterministic implementation of `put_`"
 MET = Warned(op="put_", location=HERE, message="put_ does not have ...", count=3, fix="write `x[index] = values`")
 RACE = Dependence(on="race", op="aten.index_put_", location=THERE, what="differed in 3 of 20 repetitions", fix="sort")
 SETTINGS = {"cudnn.benchmark": Setting(True, False), "PYTHONHASHSEED": Setting(None, "42")}
@@ -97,8 +98,8 @@ WORDS = [
     ({"settings": SETTINGS, "restored": False}, "Seeded with 42; not every setting could be restored", ""),
     ({}, "Seeded with 42; no setting had to change", ""),
     ({"not_verified": "the cell reads input"}, "Seeded with 42; no setting had to change · runs not compared", " · the cell reads input"),
-    ({"warnings": (MET, MET)}, f"2 nondeterministic ops, first put_ · {LINE}", f" · fix: {MET.fix}"),
-    ({"warnings": (MET,)}, f"Nondeterministic op put_ · {LINE}", f" · fix: {MET.fix}"),
+    ({"warnings": (MET, MET)}, f"2 nondeterministic ops, first put_ · {LINE}", f" · {NO_KERNEL} · fix: {MET.fix}"),
+    ({"warnings": (MET,)}, f"Nondeterministic op put_ · {LINE}", f" · {NO_KERNEL} · fix: {MET.fix}"),
 ]
 
 

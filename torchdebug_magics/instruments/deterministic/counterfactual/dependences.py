@@ -14,10 +14,11 @@ from itertools import count
 import torch
 
 from torchdebug_magics.instrument import Body
-from torchdebug_magics.instruments.deterministic.counterfactual.arrival_order import on_arrival
 from torchdebug_magics.instruments.deterministic.counterfactual.carried_state import carried_by
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import Effect, effect_of
-from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import last_line_that_changes
+from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import last_line_that_changes, reached
+from torchdebug_magics.instruments.deterministic.influences.answers import Answers
+from torchdebug_magics.instruments.deterministic.influences.influence import ARRIVAL, LISTING, PROCESS
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, is_documented, repair
 from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence
@@ -27,6 +28,7 @@ from torchdebug_magics.instruments.deterministic.twice.run_comparison import Dif
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.instruments.deterministic.twice.workers import processes_count
 from torchdebug_magics.probing.rng import same_state
+from torchdebug_magics.probing.source.code_owner import writes_of
 from torchdebug_magics.probing.syntax import loops_around, nodes, tree_of
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
@@ -36,6 +38,9 @@ _FIRST_SEED = 20_011
 _DROPPING = {"RReLU": "`RReLU`", "GaussianNoise": "noise"}
 _LIBRARY = {"torch": "torch's generator", "numpy.random": "NumPy's global generator", "random": "Python's `random`"}
 _MOST_NAMED = 3
+_ASKING = frozenset(
+    {"listdir", "scandir", "iglob", "glob", "rglob", "iterdir", "walk", "as_completed", "imap_unordered", "getpid", "getppid"}
+)
 
 
 class Search:
@@ -157,6 +162,34 @@ def on_settings(runs: Runs, earlier: Recording, ritual: Ritual) -> Dependence | 
         what=f"without the determinism settings, `{op.base}` adds in an order that varies",
         fix="call `torch.use_deterministic_algorithms(True)` before this line",
     )
+
+
+def on_arrival(runs: Runs, earlier: Recording, results: Mapping[str, int]) -> Dependence | None:
+    """With folders listed and work finished in another order, and another process number; no run where nothing reached asks for one."""
+    if not _asks(runs):
+        return None
+    answers = Answers(runs.body.namespace, turned=None)
+    with runs.otherwise(answers.attach):
+        effect = effect_of(runs, earlier, results)
+    if effect is None or not effect.reached:
+        return None
+    begin = min(effect.reached, key=lambda one: one.place)
+    asked = [one for one in answers.given if one.influence in {ARRIVAL, LISTING, PROCESS}]
+    for one in asked if len(asked) > 1 else ():
+        with runs.otherwise(Answers(runs.body.namespace, turned=frozenset({one})).attach):
+            alone = effect_of(runs, earlier, results)
+        if alone is not None and alone.reached:
+            asked = [one]
+            break
+    if not asked:
+        return None
+    return replace(asked[0].dependence, op="" if begin.op is None else begin.op.plan.name, module=begin.module)
+
+
+def _asks(runs: Runs) -> bool:
+    _, codes = reached(runs.body)
+    in_body = {word for one in runs.body.statements for word in re.findall(r"\w+", ast.unparse(one))}
+    return bool(_ASKING & in_body) or any(_ASKING & (written.loaded | written.loaded_attributes) for written in map(writes_of, codes))
 
 
 def _is_set(op: str) -> bool:

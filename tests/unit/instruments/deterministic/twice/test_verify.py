@@ -9,8 +9,8 @@ import torch
 
 from tests.unit.instruments.deterministic.planted import HEALTHY, IMPORTS, PLANTED, Planted
 from tests.unit.instruments.deterministic.planted_lines import PLANTED as LINES
+from torchdebug_magics.instruments.deterministic.report import lines_of
 from torchdebug_magics.instruments.deterministic.twice import culprit
-from torchdebug_magics.instruments.deterministic.verdict import lines_of
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -38,7 +38,7 @@ def test_what_differs_is_named(shell: InteractiveShell, case: Planted, capsys: p
     assert (told.cause, told.op, told.location.line) == (case.cause, case.op, case.line + 1), told
     assert told.location.source == case.body.splitlines()[case.line - 1].strip()
     assert told.explanation
-    changed = lines_of(told).first
+    changed = lines_of(told)[0]
     assert changed is not None
     assert changed in (told.location, told.other)
     assert f"{changed.place}: `{changed.source}` · " in found.verdict
