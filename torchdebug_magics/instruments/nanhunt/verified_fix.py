@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TypeAlias
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
 from torchdebug_magics.instruments.nanhunt.remedies import remedies
@@ -34,6 +35,9 @@ _MOST_BIRTHS = 3
 _MOST_SHOWN = 110
 _ROUNDING = 8
 """Times the precision of a dtype: so far results that are the same may differ."""
+_EPSILON_EFFECT = 1e-3
+"""The relative change that an epsilon in the fix may make to results that were finite."""
+_CHOICES = frozenset({"where", "masked_fill", "masked_fill_"})
 _CURABLE = frozenset(
     [
         "all_ignored", "degenerate_matrix", "div_zero", "empty_mean", "exp_overflow", "bf16_overflow", "fp16_overflow", "infeasible_ctc",
@@ -81,9 +85,10 @@ class _Search:
 def _is_sound(births: tuple[Evidence, ...], replayed: StepReplay) -> bool:
     """Whether a finite step is also right: what was finite is the same, no infinity is left inside, and the gradients live."""
     trace, gradients = replayed.observer, list(replayed.gradients.values())
-    everything = any(one.birth.mask is None or bool(one.birth.mask.all()) for one in births)
-    is_alive = not gradients or everything or largest(gradients) > 0
-    return is_alive and all(_is_the_same(one, trace) for one in births) and not _is_left_inside(births[0], trace)
+    with _disable_current_modes():  # the comparison is not shown to a dispatch mode of the user's
+        everything = any(one.birth.mask is None or bool(one.birth.mask.all()) for one in births)
+        is_alive = not gradients or everything or largest(gradients) > 0
+        return is_alive and all(_is_the_same(one, trace) for one in births) and not _is_left_inside(births[0], trace)
 
 
 def _is_the_same(evidence: Evidence, after: Trace) -> bool:
@@ -99,7 +104,7 @@ def _is_the_same(evidence: Evidence, after: Trace) -> bool:
     healthy, precision = torch.isfinite(before[0]) & torch.isfinite(before[1]), max(torch.finfo(one[0].dtype).eps for one in (before, now))
     kind = torch.promote_types(before[0].dtype, now[0].dtype)
     difference, size = (now[0].to(kind) - before[0].to(kind)).abs(), before[0].to(kind).abs() + before[1].to(kind)
-    return not bool((difference > _ROUNDING * precision * size)[healthy].any())
+    return not bool((difference > max(_ROUNDING * precision, _EPSILON_EFFECT) * size)[healthy].any())
 
 
 def _alike(op: Op, trace: Trace) -> list[Op]:
@@ -110,6 +115,9 @@ def _is_left_inside(evidence: Evidence, after: Trace) -> bool:
     """Whether an op still makes what is not finite, other than one that did no harm in the bad step."""
     reaching = {(one.op.name, one.op.line) for one in evidence.births if one.op is not None}
     harmless = {(op.name, op.line) for op in evidence.trace.ops if op.is_bad} - reaching
+    # A choice leaves out what is bad: `zero_infinity` of a CTC loss is such a one.
+    chosen = [op for op in after.ops if op.name in _CHOICES and not op.is_bad]
+    harmless |= {(after.ops[parent].name, after.ops[parent].line) for op in chosen for parent in op.parents}
     births = walk(after, [output for op in after.ops if op.is_bad for output in op.outputs])
     return any(one.op is not None and not one.on_purpose and (one.op.name, one.op.line) not in harmless for one in births)
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
@@ -199,11 +200,12 @@ def _derived(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int, wanted
     def ordinary(leaf: torch.Tensor) -> torch.Tensor:
         if not leaf.is_floating_point() and not leaf.is_complex():
             return leaf
-        kind = torch.promote_types(leaf.dtype, torch.float32)
+        # An 8-bit type is promoted to no other.
+        kind = torch.float32 if leaf.dtype.itemsize == 1 else torch.promote_types(leaf.dtype, torch.float32)
         made = torch.rand(leaf.shape, generator=generator, dtype=torch.float32).add_(0.5).to(leaf.device, kind)
         return torch.where(bad, made + extreme, made) if leaf is tensor else made
 
-    with torch.enable_grad(), _past_hooks_of_the_user():
+    with torch.enable_grad(), _disable_current_modes(), _past_hooks_of_the_user():
         asked = ordinary(tensor).requires_grad_()
         outputs = run_again(op, lambda leaf: asked * 1 if leaf is tensor else ordinary(leaf))
         output = outputs[place] if outputs is not None and place < len(outputs) else None
@@ -220,7 +222,7 @@ def with_slope(op: Op) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The first result of a pointwise op, and how much a relative change of its inputs changes it; None where it cannot be asked."""
     asked = [leaf.detach().requires_grad_() for leaf in op.inputs() if leaf.is_floating_point() and leaf.layout is torch.strided]
     given = {id(leaf): one for leaf, one in zip((leaf for leaf in op.inputs() if leaf.is_floating_point()), asked, strict=False)}
-    with torch.enable_grad(), _past_hooks_of_the_user():
+    with torch.enable_grad(), _disable_current_modes(), _past_hooks_of_the_user():
         outputs = run_again(op, lambda leaf: given.get(id(leaf), leaf) * 1 if leaf.is_floating_point() else leaf) if op.args else None
         if not outputs or not outputs[0].is_floating_point():
             return None
