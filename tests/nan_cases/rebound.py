@@ -186,38 +186,6 @@ for step in range(4):
 """,
         truth=Expect(kind="nan", phase="parameter", tensor="raw", step=3, spoilt_here=True, diagnosis="bad_parameter", line=ANY),
     ),
-    Case(
-        name="rebound_another_world_each_time",
-        setup="""
-class World:
-    episodes = 0
-    def reset(self):
-        self.episodes += 1
-        return torch.randn(3)
-    def step(self, action):
-        return torch.randn(3), 0.0 if self.episodes == 2 else float(action)
-world = World()
-policy = nn.Linear(3, 2)
-opt = torch.optim.Adam(policy.parameters())
-""",
-        cell="""
-for episode in range(3):
-    seen, logs, rewards = world.reset(), [], []
-    for t in range(5):
-        p = policy(seen).softmax(-1)
-        action = int(torch.multinomial(p.detach(), 1))
-        logs.append(p[action].log())
-        seen, reward = world.step(action)
-        rewards.append(reward)
-    gains = torch.tensor(rewards).flip(0).cumsum(0).flip(0)
-    gains = (gains - gains.mean()) / gains.std()  # <- here
-    loss = -(torch.stack(logs) * gains).sum()
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        truth=Expect(kind="nan", phase="loss", op="div", module=None, step=1, diagnosis="zero_variance"),
-    ),
 )
 
 CASES = (*_LOOPS, *_OTHERS)

@@ -47,11 +47,10 @@ class ReplayState:
         modules: list[torch.nn.Module],
         reached: Iterable[object],
         guard: Guard,
-        calls_models: bool = True,
     ) -> None:
         self._step, self._before, self._guard = step, before, guard
         self.alone = LoneRerun()
-        self.alone.refuse(modules if calls_models else ())
+        self.alone.refuse(modules)
         self._leaves = list(leaves)
         written = [target for state in step.python for target in state.reached]
         self._kept = Snapshot([*written, *reached, *modules, *self._leaves, *listening()])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from types import CodeType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, MappingProxyType
 from typing import Any, Generic
 
 import torch
@@ -33,7 +33,7 @@ from torchdebug_magics.probing.rerun.buffers import base_of, outside_transforms
 from torchdebug_magics.probing.rerun.replay_state import ReplayState, eager
 from torchdebug_magics.probing.rerun.step import Entry, Step
 from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
-from torchdebug_magics.probing.rerun.step_slice import Slice, cut, cut_graphs, values_in
+from torchdebug_magics.probing.rerun.step_slice import Slice, cut, cut_graphs, guesses, values_in
 from torchdebug_magics.probing.rerun.weak_snapshot import iterators_in
 from torchdebug_magics.probing.safety import quiet
 from torchdebug_magics.probing.source.code_owner import frames_above
@@ -92,14 +92,25 @@ class StepRerun(Generic[ObserverT]):
             self._effects.finish()
             self._effects = None
 
-    def statements(self, step: Step, sink: tuple[Position, ...], attempt: Attempt, wanted: str = "") -> Replayed[ObserverT]:
+    def statements(
+        self,
+        step: Step,
+        sink: tuple[Position, ...],
+        attempt: Attempt,
+        wanted: str = "",
+        held: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Replayed[ObserverT]:
         """Re-execute the step's own statements, and those that made the variable `wanted`; `CannotReplay` says why not."""
-        part = cut(step, sink, wanted)
+        part = cut(step, sink, wanted, held)
         taken = iterators_in(part.names, part.statements)
         if taken:
             msg = f"it takes from the iterator {taken[0]}, which cannot be rewound"
             raise CannotReplay(msg)
         return self._run(step, attempt, part, lambda: exec(part.code, part.names))  # noqa: S102 - the user's own statements, once more
+
+    def guesses(self, step: Step, sink: tuple[Position, ...], wanted: str) -> Iterator[dict[str, Any]]:
+        """What `held` of `statements` may be."""
+        return guesses(step, sink, wanted, self.recorder.batches.last())
 
     def modules(self, step: Step, attempt: Attempt) -> Replayed[ObserverT]:
         """Call only the recorded outermost modules again, where the statements cannot be."""
@@ -168,7 +179,9 @@ class StepRerun(Generic[ObserverT]):
         if not any(map(is_bad, replayed.losses)) or self._part is None:
             return True
         names, part = replayed.names, self._part
-        return all(agree(names.get(name), then, same_bits, unknown=True) for name, then in part.made.items())
+        return all(agree(names.get(name), then, same_bits, unknown=True) for name, then in part.made.items()) and all(
+            agree(names.get(name), then, same_kinds, unknown=True) for name, then in part.guessed.items()
+        )
 
     def inner_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """A first derivative that is a part of the loss: its ops belong to forward ops, too."""

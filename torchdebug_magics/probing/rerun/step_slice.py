@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from itertools import takewhile
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -16,7 +16,10 @@ from torchdebug_magics.probing.rerun.attempt import CannotReplay, Position
 from torchdebug_magics.probing.rerun.runnable_code import Drawn, runnable
 from torchdebug_magics.probing.rerun.step import Step
 from torchdebug_magics.probing.rerun.step_statements import (
+    began_with,
+    drawn_by,
     draws,
+    earlier_values,
     makers,
     starts,
     written_into,
@@ -35,13 +38,15 @@ class Slice:
     statements: tuple[ast.stmt, ...]
     made: dict[str, Any]
     """What the variables that the step binds held at its end."""
+    guessed: dict[str, Any] = field(default_factory=dict)
+    """The same of those of which somebody says what they held before."""
 
 
-def cut(step: Step, sink: tuple[Position, ...], wanted: str = "") -> Slice:
+def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[str, Any] = MappingProxyType({})) -> Slice:
     """The slice of the deepest frame that stands both in the step's first model call and in its `backward()`.
 
     Without a model call: the statements before `backward()` that the loss depends on. `wanted` names a variable whose making, before
-    the model call, is to be run again, too, as is that of every variable with a graph.
+    the model call, is to be run again, too, as is that of every variable with a graph; `held` says what variables held before that.
     """
     adopt_timed(position.frame for position in sink)
     if step.entries:
@@ -49,14 +54,29 @@ def cut(step: Step, sink: tuple[Position, ...], wanted: str = "") -> Slice:
         body, first, last = _statements(start, end)
         statements, ahead = body[first : last + 1], _ahead(start, body)
         early = dict(step.live_in.of(start.frame)) if step.live_in is not None else {}
-        asked, graphs = {wanted} - {""}, _with_graphs(end, statements) - early.keys()
-        made = makers(ahead, asked | graphs) or makers(ahead, asked)
+        asked, graphs, known = {wanted} - {""}, _with_graphs(end, statements) - early.keys(), frozenset(held)
+        made = makers(ahead, asked | graphs, known) or makers(ahead, asked, known)
         before = [*made, *starts(body[:first], written_into(statements))]
+        early.update(held)
     else:
         end = next((position for position in sink if _replayable(position.frame)), None) or _no_source()
         before, statements = [], _dependencies(end)
         early = {}
-    return _compiled(end, before, statements, early)
+    return _compiled(end, before, statements, early, held)
+
+
+def guesses(step: Step, sink: tuple[Position, ...], wanted: str, batches: Mapping[int, Any]) -> Iterator[dict[str, Any]]:
+    """For `held` of `cut`: what the variables that `wanted` was made of may have held before they were written over."""
+    start, end = _common(step, sink)
+    body, _, last = _statements(start, end)
+    ahead, loop = _ahead(start, body), _loop(start, body)
+    gone = began_with(ahead, {wanted})
+    if not gone:
+        return
+    target = drawn_by(ahead, gone) or (loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None)
+    bound_here = bound_names(*ahead, *body[: last + 1])
+    kept = {name: value for name, value in local_values(start.frame).items() if name not in bound_here}
+    yield from earlier_values(gone, target, start.frame, kept, batches)
 
 
 def _ahead(start: Position, body: list[ast.stmt]) -> list[ast.stmt]:
@@ -65,6 +85,13 @@ def _ahead(start: Position, body: list[ast.stmt]) -> list[ast.stmt]:
     for inner, place in _outward(start, body):
         found = [*inner[:place], *found]
     return found
+
+
+def _loop(start: Position, body: list[ast.stmt]) -> ast.stmt | None:
+    """The loop around these statements."""
+    lists = _lists(start)
+    outside = len(list(_outward(start, body))) + next(place for place, (inner, _) in enumerate(lists) if inner is body)
+    return lists[outside][0][lists[outside][1]] if outside < len(lists) else None
 
 
 def _outward(start: Position, body: list[ast.stmt]) -> Iterator[tuple[list[ast.stmt], int]]:
@@ -157,11 +184,11 @@ def _overwritten(statements: list[ast.stmt]) -> set[str]:
     return bound_names(*statements[:-1] if simple else statements)
 
 
-def _compiled(end: Position, before: list[ast.stmt], step: list[ast.stmt], early: dict[str, Any]) -> Slice:
+def _compiled(end: Position, before: list[ast.stmt], step: list[ast.stmt], early: dict[str, Any], guessed: Iterable[str] = ()) -> Slice:
     now, statements = {**end.frame.f_globals, **local_values(end.frame)}, [*before, *step]
     code, given = runnable(statements, end.frame, end.line, Drawn(statements, now, end.line))
     made = {name: now[name] for name in bound_names(*step) & now.keys()}
-    return Slice(code, {**now, **early, **given}, tuple(statements), made)
+    return Slice(code, {**now, **early, **given}, tuple(statements), made, {name: now[name] for name in guessed if name in now})
 
 
 def values_in(part: Slice | None) -> list[object]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -154,15 +155,17 @@ class Investigator:
         name = finding.tensor.partition("[")[0] if finding is not None and finding.phase == "data" and finding.tensor else ""
         if not name.isidentifier() or not step.entries:
             return None
-        run: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name)
         try:
-            replayed = run()
+            for held in chain([{}], self._rerun.guesses(step, inquiry.chain, name)):
+                run: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
+                replayed = run()
+                if replayed.finished and replayed.reproduced:
+                    again = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
+                    if names_a_maker(again.finding) or is_further_back(again, outcome):
+                        return again, run
         except CannotReplay:
-            return None
-        if not replayed.finished or not replayed.reproduced:
-            return None
-        again = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
-        return (again, run) if names_a_maker(again.finding) or is_further_back(again, outcome) else None
+            pass
+        return None
 
     def update(self, step: Step, inquiry: Inquiry, *, inside: bool) -> Outcome | None:
         """Gradients that are bad when an optimizer steps, maybe `inside` a backward(); None where that cannot be run again."""
