@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests import children
-from torchdebug_magics.probing.rerun import buffers
-from torchdebug_magics.probing.rerun.buffers import end_deferred
+from torchdebug_magics.instruments.nanhunt.rerun import buffers
+from torchdebug_magics.instruments.nanhunt.rerun.buffers import end_deferred
 
 FORK = multiprocessing.get_context("fork")
 

@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch import nn
 
+from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import WeakSnapshot
 from torchdebug_magics.probing import kinds
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.process_settings import SETTINGS
-from torchdebug_magics.probing.rerun.weak_snapshot import WeakSnapshot
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
 

@@ -17,14 +17,14 @@ from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigato
 from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import LiveNan, NanFinding, NanReport
+from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, end_deferred, is_outermost_gradient, outside_transforms
+from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import StepRecorder
+from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
 from torchdebug_magics.instruments.nanhunt.watch.checks import Checks
 from torchdebug_magics.instruments.nanhunt.watch.findings_tally import Tally
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
-from torchdebug_magics.probing.rerun.buffers import base_of, end_deferred, is_outermost_gradient, outside_transforms
-from torchdebug_magics.probing.rerun.step import Entry
-from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
-from torchdebug_magics.probing.rerun.step_rerun import StepRerun
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import frames_above
 from torchdebug_magics.probing.tensors import is_traced, tensors_in

@@ -13,9 +13,9 @@ from types import CodeType, FunctionType
 from typing import TypeAlias
 
 from torchdebug_magics.fixes import dedented
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place
 from torchdebug_magics.probing.edited_source import SIMPLE, Source
 from torchdebug_magics.probing.modules import live
-from torchdebug_magics.probing.rerun.attempt import Place
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.syntax import EDITED, Edited, as_atom, expressions, nodes, parsed, span_of, tree_of
 from torchdebug_magics.probing.where import location, span

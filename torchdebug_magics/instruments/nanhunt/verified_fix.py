@@ -17,11 +17,11 @@ from torchdebug_magics.instruments.nanhunt.remedies import remedies
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import StepReplay
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay
 from torchdebug_magics.instruments.nanhunt.source_edits import Sources, changed_lines, changed_statements, in_force, user_functions
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import walk
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import with_slope
 from torchdebug_magics.probing.ops import is_pointwise
-from torchdebug_magics.probing.rerun.attempt import CannotReplay
 from torchdebug_magics.probing.tensors import largest
 from torchdebug_magics.probing.where import span
 

@@ -24,8 +24,8 @@ from torchdebug_magics.instruments.overfit.training.change import NOTHING, Chang
 from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.kept_state import KeptState, eager
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
-from torchdebug_magics.probing.rerun.replay_state import KeptState, eager
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import Guard, interrupts_held
 from torchdebug_magics.probing.steps import parameters_of

@@ -21,9 +21,9 @@ from torchdebug_magics.instruments.overfit.subjects import Subject
 from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.kept_state import KeptState, eager
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
-from torchdebug_magics.probing.rerun.replay_state import KeptState, eager
 from torchdebug_magics.probing.safety import Guard, interrupts_held
 
 _KINDS = (torch.nn.Module, torch.optim.Optimizer)

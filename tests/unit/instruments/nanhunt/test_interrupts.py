@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from torchdebug_magics import nanhunt
-from torchdebug_magics.probing.rerun.step_rerun import StepRerun
+from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 X = torch.rand(4, 3)

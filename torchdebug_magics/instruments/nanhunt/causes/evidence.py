@@ -11,11 +11,11 @@ import torch
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
 from torchdebug_magics.instruments.nanhunt.report import Sink
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position
+from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning
 from torchdebug_magics.probing.ops import is_movement, is_pointwise
-from torchdebug_magics.probing.rerun.attempt import Position
-from torchdebug_magics.probing.rerun.step import Entry
 from torchdebug_magics.probing.tensors import NAN, bad_mask, dense, describe, sizes_of
 
 

@@ -13,7 +13,7 @@ from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evide
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
-from torchdebug_magics.probing.rerun.attempt import Position, Replayed, agree, no_less_bad
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, no_less_bad
 from torchdebug_magics.probing.source.code_owner import frames_above, local_values
 from torchdebug_magics.probing.tensors import is_bad, kind_of
 from torchdebug_magics.probing.where import user_frame

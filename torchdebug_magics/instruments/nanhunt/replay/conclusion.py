@@ -13,10 +13,10 @@ from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_mem
 from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, marked, write
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import Inquiry, Outcome, Sinks, StepReplay, variables_of
 from torchdebug_magics.instruments.nanhunt.report import Averaging, NanFinding, Sink
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import line_of
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import is_bad_weight
 from torchdebug_magics.probing.contents import memory_of
-from torchdebug_magics.probing.rerun.attempt import line_of
 from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.tensors import NAN, bad_mask, is_bad, kind_of, largest, tensors_in
 from torchdebug_magics.probing.this_rank import rank, world_size

@@ -29,12 +29,12 @@ from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import averaged, bare, conclude
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay
+from torchdebug_magics.instruments.nanhunt.rerun.step import Entry, Step
+from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
 from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
 from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, live_scalers, may_be_scaling
-from torchdebug_magics.probing.rerun.attempt import Attempt, CannotReplay
-from torchdebug_magics.probing.rerun.step import Entry, Step
-from torchdebug_magics.probing.rerun.step_rerun import StepRerun
 from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
 
 _MOST_ROWS = 20

@@ -18,16 +18,16 @@ from torchdebug_magics.instruments.nanhunt.replay.bad_step import Inquiry, Outco
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import bare
 from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
 from torchdebug_magics.instruments.nanhunt.report import Sink
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import frame_chain
+from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, end_deferred
+from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import StepRecorder
 from torchdebug_magics.instruments.nanhunt.watch import update_checks as updates
 from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
 from torchdebug_magics.instruments.nanhunt.watch.findings_tally import Tally
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import Overflows, skips
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning, Leaves, site, survey
 from torchdebug_magics.instruments.nanhunt.watch.update_checks import Undos
-from torchdebug_magics.probing.rerun.attempt import frame_chain
-from torchdebug_magics.probing.rerun.buffers import base_of, end_deferred
-from torchdebug_magics.probing.rerun.step import Entry
-from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
 from torchdebug_magics.probing.where import user_frame

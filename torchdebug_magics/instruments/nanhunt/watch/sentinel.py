@@ -13,8 +13,8 @@ from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import caller
 from torchdebug_magics.probing.graphs import leaves_of
-from torchdebug_magics.probing.rerun.attempt import caller
 from torchdebug_magics.probing.storages import bytes_of
 from torchdebug_magics.probing.tensors import are_ordinary, dense, extremes, kind_of, largest, peak_of
 

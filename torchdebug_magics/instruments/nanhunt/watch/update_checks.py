@@ -20,11 +20,11 @@ from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marke
 from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
+from torchdebug_magics.instruments.nanhunt.rerun.buffers import Buffers
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
 from torchdebug_magics.probing.contents import Writes
 from torchdebug_magics.probing.modules import ModuleCalls
-from torchdebug_magics.probing.rerun.buffers import Buffers
 from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.snapshot import Snapshot
 from torchdebug_magics.probing.source.code_owner import frames_above

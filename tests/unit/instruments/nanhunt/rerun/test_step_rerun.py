@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from torchdebug_magics import NonFiniteError, nanhunt
-from torchdebug_magics.probing.rerun.attempt import same_bits
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import same_bits
 
 nan, inf = float("nan"), float("inf")
 

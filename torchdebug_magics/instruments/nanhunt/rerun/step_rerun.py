@@ -12,9 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torchdebug_magics.probing.graphs import leaves_of
-from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
-from torchdebug_magics.probing.rerun.attempt import (
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import (
     Attempt,
     CannotReplay,
     Observer,
@@ -29,12 +27,15 @@ from torchdebug_magics.probing.rerun.attempt import (
     same_call,
     same_kinds,
 )
-from torchdebug_magics.probing.rerun.buffers import base_of, outside_transforms
-from torchdebug_magics.probing.rerun.replay_state import ReplayState, eager
-from torchdebug_magics.probing.rerun.step import Entry, Step
-from torchdebug_magics.probing.rerun.step_recorder import StepRecorder
-from torchdebug_magics.probing.rerun.step_slice import Slice, cut, cut_graphs, guesses, values_in
-from torchdebug_magics.probing.rerun.weak_snapshot import iterators_in
+from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, outside_transforms
+from torchdebug_magics.instruments.nanhunt.rerun.replay_state import ReplayState
+from torchdebug_magics.instruments.nanhunt.rerun.step import Entry, Step
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import StepRecorder
+from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, guesses, values_in
+from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import iterators_in
+from torchdebug_magics.probing.graphs import leaves_of
+from torchdebug_magics.probing.kept_state import eager
+from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import quiet
 from torchdebug_magics.probing.source.code_owner import frames_above
 from torchdebug_magics.probing.tensors import is_bad, tensors_in

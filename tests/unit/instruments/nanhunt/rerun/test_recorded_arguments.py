@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place, places, same_call
+from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
+from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import Feed
 from torchdebug_magics.probing.modules import ModuleCalls
-from torchdebug_magics.probing.rerun.attempt import Place, places, same_call
-from torchdebug_magics.probing.rerun.step import Entry
-from torchdebug_magics.probing.rerun.step_rerun import Feed
 from torchdebug_magics.probing.rng import RandomState
 
 nan, inf = float("nan"), float("inf")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.probing.rerun.attempt import frame_chain, places
-from torchdebug_magics.probing.rerun.step import LiveInKeeper
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import frame_chain, places
+from torchdebug_magics.instruments.nanhunt.rerun.step import LiveInKeeper
 from torchdebug_magics.probing.source.code_owner import local_values
 from torchdebug_magics.probing.syntax import bound_names, lists_around, read_before_bound, tree_of
 

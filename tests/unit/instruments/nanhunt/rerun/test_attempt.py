@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torchdebug_magics import NonFiniteError, nanhunt
-from torchdebug_magics.probing.rerun.attempt import agree, badly_alike, same_bits, same_kinds
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import agree, badly_alike, same_bits, same_kinds
 
 # ruff: noqa: PT012 - whole steps are watched
 nan, inf = float("nan"), float("inf")

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchdebug_magics.probing.rerun.attempt import CannotReplay, Position
-from torchdebug_magics.probing.rerun.runnable_code import Drawn, runnable
-from torchdebug_magics.probing.rerun.step import Step
-from torchdebug_magics.probing.rerun.step_statements import (
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay, Position
+from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Drawn, runnable
+from torchdebug_magics.instruments.nanhunt.rerun.step import Step
+from torchdebug_magics.instruments.nanhunt.rerun.step_statements import (
     began_with,
     drawn_by,
     draws,

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.rerun.attempt import Place, Position
-from torchdebug_magics.probing.rerun.buffers import Buffers
-from torchdebug_magics.probing.rerun.weak_snapshot import WeakSnapshot
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place, Position
+from torchdebug_magics.instruments.nanhunt.rerun.buffers import Buffers
+from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import WeakSnapshot
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.source.code_owner import is_user_code, local_values, owner
 from torchdebug_magics.probing.syntax import bound_names, lists_around, read_before_bound, tree_of

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.rerun.attempt import CannotReplay
-from torchdebug_magics.probing.rerun.step_statements import takes, used
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay
+from torchdebug_magics.instruments.nanhunt.rerun.step_statements import takes, used
 from torchdebug_magics.probing.syntax import FILLING, covers, dotted, exchanged, method, nodes, root_of, writes_into
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import caller, frame_chain, places, same_place
+from torchdebug_magics.instruments.nanhunt.rerun.buffers import BufferKeeper
+from torchdebug_magics.instruments.nanhunt.rerun.step import Entry, LiveInKeeper, Step
+from torchdebug_magics.instruments.nanhunt.rerun.step_statements import Batches
+from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Place, WeakSnapshot, places_of
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_traced
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import OutermostCalls, fast_path_parts, live_modules, parts_of, unwrapped
-from torchdebug_magics.probing.rerun.attempt import caller, frame_chain, places, same_place
-from torchdebug_magics.probing.rerun.buffers import BufferKeeper
-from torchdebug_magics.probing.rerun.step import Entry, LiveInKeeper, Step
-from torchdebug_magics.probing.rerun.step_statements import Batches
-from torchdebug_magics.probing.rerun.weak_snapshot import Place, WeakSnapshot, places_of
 from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code

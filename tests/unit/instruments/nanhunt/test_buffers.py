@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from torchdebug_magics.probing.rerun.buffers import BufferKeeper
+from torchdebug_magics.instruments.nanhunt.rerun.buffers import BufferKeeper
 
 
 class Masked(torch.nn.Module):

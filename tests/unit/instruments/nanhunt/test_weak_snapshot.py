@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Place, WeakSnapshot
 from torchdebug_magics.probing.attributes import Names
-from torchdebug_magics.probing.rerun.weak_snapshot import Place, WeakSnapshot
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
 
