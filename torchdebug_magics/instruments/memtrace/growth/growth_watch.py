@@ -13,7 +13,7 @@ from torch._C._autograd import _profiler_enabled
 
 from torchdebug_magics.instruments.memtrace.findings import GraphGrowth, Growth
 from torchdebug_magics.instruments.memtrace.growth.line_growth import Leak, Tally, leaking, repeated
-from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, NOISE_BYTES, Loop, Series, Steps
+from torchdebug_magics.instruments.memtrace.growth.loop_steps import NOISE_BYTES, Loop, Steps
 from torchdebug_magics.instruments.memtrace.growth.worst import LARGE_BYTES, collected_in, unintended, worst
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, KeepingLines
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import graph_fix, of_gradients
@@ -33,6 +33,8 @@ _MOST_AGAIN = 24
 """Steps followed at once, to see what is kept only at times made."""
 _LEAST_NODE_BYTES = 256
 """An autograd node takes some hundred bytes."""
+_FEWEST = 3
+"""Iterations from which one may speak of growth."""
 
 
 class GrowthWatch:
@@ -200,7 +202,7 @@ class GraphWatch:
     def growth(self, steps: Steps, line_of: Callable[[HolderPath, History], Location | None]) -> GraphGrowth | None:
         """The cell is over; `line_of` tells where a variable is given what it keeps."""
         main = steps.main
-        if main is None or main.count < FEWEST:
+        if main is None or main.count < _FEWEST:
             return None
         self._looks.append((steps.count + 1, histories(steps.of_node)))
         known = {path for _, found in self._looks for path in found}
@@ -227,38 +229,40 @@ class GraphWatch:
 
     def _nodes_per_step(self, path: HolderPath, steps: Steps, main: Loop) -> float:
         """0 where a graph does not grow from look to look."""
-        looks = [(at, history) for at, found in self._looks if (history := found.get(path)) is not None and history.count]
+        looks = [(at, found.get(path)) for at, found in self._looks]
+        if looks[-1][1] is None and path.function:
+            looks.pop()  # the function has returned
         if _slides(looks):
             return 0
         rounds = _rounds(looks)
-        spent = [[(at, history) for at, history in looks if _is_spent(history)] for looks in rounds]
-        if any(len(looks) > 1 and len(looks[-1][1].used_up) >= FEWEST for looks in spent):
+        pairs = [pair for one in rounds for pair in pairwise(one) if pair[0][1].is_whole]
+        spent = [pair for pair in pairs if all(_is_spent(history) for _, history in pair)]
+        if any(len(later.used_up) >= _FEWEST for _, (_, later) in spent):
             return _rate(spent)
         # No backward pass has run through it so far, and one may be to come; with one look, it may be one round's own.
-        is_long = any(history.count > 2 * main.nodes_per_step for looks in rounds for _, history in looks)
-        return _rate(rounds) if len(rounds) == 1 and is_long and not steps.accumulates(main) else 0
+        is_long = any(history.count > 2 * main.nodes_per_step for one in rounds for _, history in one)
+        return _rate(pairs) if len(rounds) == 1 and is_long and not steps.accumulates(main) else 0
 
 
-def _rate(rounds: Iterable[Sequence[tuple[int, History]]]) -> float:
-    """Nodes a step, where there were ever more in each round that was met more than once."""
-    rates = []
-    for looks in rounds:
-        counted = next((at for at, (_, history) in enumerate(looks, 1) if not history.is_whole), len(looks))
-        if counted > 1:
-            rates.append(Series([(step, history.count) for step, history in looks[:counted]]).per_step)
-    return fmean(rates) if rates and all(rates) else 0
+def _rate(pairs: Sequence[tuple[tuple[int, History], tuple[int, History]]]) -> float:
+    """Nodes a step, where there were ever more."""
+    rates = [(many.count - few.count) / (later - earlier) for (earlier, few), (later, many) in pairs]
+    mean = fmean(rates) if rates else 0
+    return mean if mean > 0 and min(rates) > mean / 2 else 0
 
 
-def _slides(looks: Sequence[tuple[int, History]]) -> bool:
+def _slides(looks: Sequence[tuple[int, History | None]]) -> bool:
     """Whether the oldest went while younger ones stayed, as in a list with a limit."""
-    whole = [(at, history) for at, history in looks if history.is_whole]
-    return any(min(earlier.steps) < min(later.steps) < before for (before, earlier), (_, later) in pairwise(whole))
+    seen = [(at, history) for at, history in looks if history is not None and history.count and history.is_whole]
+    return any(min(earlier.steps) < min(later.steps) < before for (before, earlier), (_, later) in pairwise(seen))
 
 
-def _rounds(looks: Iterable[tuple[int, History]]) -> list[list[tuple[int, History]]]:
+def _rounds(looks: Sequence[tuple[int, History | None]]) -> list[list[tuple[int, History]]]:
     """The looks between which nothing was cut off: a sum that begins anew with each epoch begins another round."""
     found: list[list[tuple[int, History]]] = []
     for at, history in looks:
+        if history is None or not history.count:
+            continue
         if not found or (history.is_whole and min(history.steps) > min(found[-1][-1][1].steps)):
             found.append([])
         found[-1].append((at, history))

@@ -30,7 +30,7 @@ _NUMBERLESS = 1 << 62
 
 @dataclass(frozen=True)
 class Series:
-    """What one holder had when some steps began: bytes, nodes or objects."""
+    """What one holder had when some steps began: bytes or objects."""
 
     points: Sequence[tuple[int, int]]
     """(step, size), the earliest first."""
@@ -39,11 +39,6 @@ class Series:
     def grown(self) -> int:
         """From the first look to the last."""
         return self.points[-1][1] - self.points[0][1]
-
-    @property
-    def per_step(self) -> float:
-        """The same, a step; 0 where it does not grow steadily."""
-        return self.grown / (self.points[-1][0] - self.points[0][0]) if len(self.points) > 1 and self.is_steady() else 0
 
     def is_steady(self, *, slack: float = 0, noise_part: float = 0, warm_up_part: float = 0) -> bool:
         """Whether there was ever more, and after each look at least half as much a step as before it.
