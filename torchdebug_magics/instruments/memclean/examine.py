@@ -7,7 +7,7 @@ import re
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -19,7 +19,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.memclean.report import Freed, Holding, MemcleanReport
 from torchdebug_magics.machine.process import rss_bytes, trim_heap, trimmable_bytes
-from torchdebug_magics.probing.holders import cycles_of, waiting_cycles
+from torchdebug_magics.probing.holders import Cycles, cycles_of, waiting_cycles
 from torchdebug_magics.probing.holders.found import roots_of
 from torchdebug_magics.probing.holders.roots import Rank, Root, named, outputs, roots
 from torchdebug_magics.probing.holders.tensor_holders import storages_of
@@ -315,31 +315,26 @@ class Census:
             for tensor in live(torch.Tensor):
                 for storage in storages_of(tensor):
                     refs.setdefault(storage._cdata, (weakref.ref(storage), size_of(storage)))
-        self._refs = list(refs.values())
+        self._known = refs
 
     def collect(self) -> str:
         """Run the collector; the cycle of references by which the most of what is gone then held itself, and empty where none did."""
-        sizes = {storage._cdata: size for storage, size in ((ref(), size) for ref, size in self._refs) if storage is not None}
-        freed: Counter[str] = Counter()
-        for address, path in cycles_of([ref for ref, _ in self._refs]).paths.items():
-            freed[path] += sizes[address]
-        return max(freed, key=lambda path: freed[path], default="")
+        return self._by_cycle(cycles_of)[1]
 
     def gone_bytes(self) -> int:
         """Of those that are gone since this was last asked."""
-        gone = [size for ref, size in self._refs if ref() is None]
-        self._refs = [one for one in self._refs if one[0]() is not None]
-        return sum(gone)
+        gone = [address for address, (ref, _) in self._known.items() if ref() is None]
+        return sum(self._known.pop(address)[1] for address in gone)
 
     def waiting(self) -> tuple[int, str]:
         """(bytes that a collection would free, the cycle of references by which the most of it holds itself); nothing is collected."""
-        paths = waiting_cycles([ref for ref, _ in self._refs]).paths
+        return self._by_cycle(waiting_cycles)
+
+    def _by_cycle(self, look: Callable[[Iterable[weakref.ref[Any]]], Cycles]) -> tuple[int, str]:
         sizes: Counter[str] = Counter()
-        for ref, size in self._refs:
-            storage = ref()
-            if storage is not None and storage._cdata in paths:
-                sizes[paths[storage._cdata]] += size
-        return sum(sizes.values()), max(sizes, key=lambda path: sizes[path], default="")
+        for address, path in look([ref for ref, _ in self._known.values()]).paths.items():
+            sizes[path] += self._known[address][1]
+        return sizes.total(), max(sizes, key=lambda path: sizes[path], default="")
 
 
 def size_of(storage: torch.UntypedStorage) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from torchdebug_magics.instruments.memtrace.growth.loop_steps import Loop, Steps
+from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, Loop, Series, Steps
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, category
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, Place
@@ -16,14 +16,11 @@ from torchdebug_magics.probing.holders import NOWHERE, HolderPath
 
 LEAST_BYTES = 64
 """An iteration: a scalar that is kept is what one wants."""
-_FEWEST = 3
-"""Iterations from which one may speak of growth."""
 _MOST_PART = 0.6
 _AT_ONCE = 2
 """Steps: a variable that is bound anew keeps its value into the next one."""
 _FEWEST_PARTS = 4
 """Things in a collection from which one may speak of growth that is not seen at each step."""
-_FEWEST_LOOKS = 3
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def leaking(blocks: Iterable[Block], steps: Steps, *, is_over: bool = False) -> 
 
 def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Leak | None:
     ran = sorted(place.steps[source])
-    if len(ran) < _FEWEST:
+    if len(ran) < FEWEST:
         return None
     end = steps.clock_of(ran[0], ran[-1])
     alive = [block for block in made if block.iteration and _is_there(block, end)]
@@ -125,12 +122,12 @@ def _looked_at(loop: Loop, first: int, steps: Steps, *, whole: bool) -> Sequence
 def _inner(ran: list[int], kept: set[int]) -> list[int]:
     """The iterations that count, in order, if what they made was kept; empty if it was not."""
     inner = ran[1:-1]
-    if len(kept) >= _FEWEST and kept.issuperset(ran):
+    if len(kept) >= FEWEST and kept.issuperset(ran):
         return ran
     late = [number for number in inner if number >= min(kept, default=0)]  # from where it began
-    if len(late) >= _FEWEST and kept.issuperset(late):
+    if len(late) >= FEWEST and kept.issuperset(late):
         return late
-    return inner if len(kept.intersection(inner)) >= max(_FEWEST - 1, _MOST_PART * len(inner)) else []
+    return inner if len(kept.intersection(inner)) >= max(FEWEST - 1, _MOST_PART * len(inner)) else []
 
 
 def _at_times(ran: list[int], kept: set[int], made: list[Block], steps: Steps) -> list[int]:
@@ -147,7 +144,7 @@ def _at_times(ran: list[int], kept: set[int], made: list[Block], steps: Steps) -
 def _swelling(block: Block, steps: Steps) -> Leak | None:
     """A tensor that was joined with something again and again, as ``hist = torch.cat([hist, x])`` does."""
     chain = block.chain
-    if chain is None or block.place is None or len(chain.iterations) < _FEWEST:
+    if chain is None or block.place is None or len(chain.iterations) < FEWEST:
         return None
     first, last = chain.iterations[0], block.iteration
     loop = steps.around(first, last, len(chain.iterations) - 1)
@@ -177,7 +174,7 @@ def repeated(blocks: Iterable[Block]) -> Iterator[Leak]:
             by_line[block.place].append(block)
     for place, found in by_line.items():
         times = _times(found)
-        if times >= _FEWEST and (len(found) >= _MOST_PART * place.count or _is_steady(found, place.count)):
+        if times >= FEWEST and (len(found) >= _MOST_PART * place.count or _is_steady(found, place.count)):
             yield Leak(
                 bytes_per_iteration=sum(block.bytes for block in found) // times,
                 iterations_count=times,
@@ -195,7 +192,7 @@ def _is_steady(blocks: Collection[Block], count: int) -> bool:
 
 def _lie_evenly(places: Sequence[int], count: int) -> bool:
     """Whether they are as far apart from each other as from both ends of all the `count` places."""
-    if len(places) <= _FEWEST:
+    if len(places) <= FEWEST:
         return False
     apart = [later - earlier for earlier, later in pairwise(places)]
     most = max(apart)
@@ -295,7 +292,7 @@ class Tally:
                 looks.pop()  # the function has returned
             while looks and not looks[0][1]:
                 looks.pop(0)
-            if len(looks) >= _FEWEST_LOOKS and _is_filled(looks):
+            if len(looks) >= FEWEST and _is_filled(looks):
                 (first, few), (last, many) = looks[0], looks[-1]
                 yield Leak(
                     bytes_per_iteration=round((_size(many) - _size(few)) / max(1, len(loop.between(first, last)))),
@@ -330,17 +327,7 @@ def _is_filled(looks: Sequence[tuple[int, Sequence[Block]]]) -> bool:
     counts = [(step, len(blocks)) for step, blocks in looks]
     last, many = counts[-1]
     at_once = min((more - less for (_, less), (_, more) in pairwise(counts) if more > less), default=1)
-    return many >= _FEWEST_PARTS and grows_steadily([(0, 0), *counts], slack=max(at_once, many / last))
-
-
-def grows_steadily(looks: Sequence[tuple[int, int]], *, slack: float = 0, noise_part: float = 0) -> bool:
-    """Whether of (step, size) there was ever more, and after each look at least half as much a step as before it.
-
-    `slack` is what the last look may miss, `noise_part` the part of the growth by which it may go down in between.
-    """
-    (begin, few), (end, many) = looks[0], looks[-1]
-    is_as_fast = all(2 * (many - size + slack) * (at - begin) >= (size - few) * (end - at) for at, size in looks[1:-1])
-    return many > few and is_as_fast and all(later - earlier >= -noise_part * (many - few) for (_, earlier), (_, later) in pairwise(looks))
+    return many >= _FEWEST_PARTS and Series([(0, 0), *counts]).is_steady(slack=max(at_once, many / last))
 
 
 def _size(blocks: Iterable[Block]) -> int:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 FIRST_STEPS = 4
 """Followed of each loop; of these the first makes gradients and optimizer states, and the others tell whether anything grows."""
+FEWEST = 3
+"""Iterations, or looks, from which one may speak of growth."""
 _AGAIN = 4
 """Steps followed after the counter has told something new: as many as tell whether it goes on."""
 NOISE_BYTES = 16 << 10
@@ -24,6 +26,36 @@ _UNSEEN_BYTES = 128 << 10
 _UNKNOWN = -1
 _NEARLY = 0.9
 _NUMBERLESS = 1 << 62
+
+
+@dataclass(frozen=True)
+class Series:
+    """What one holder had when some steps began: bytes or objects."""
+
+    points: Sequence[tuple[int, int]]
+    """(step, size), the earliest first."""
+
+    @property
+    def grown(self) -> int:
+        """From the first look to the last."""
+        return self.points[-1][1] - self.points[0][1]
+
+    def is_steady(self, *, slack: float = 0, noise_part: float = 0, warm_up_part: float = 0) -> bool:
+        """Whether there was ever more, and after each look at least half as much a step as before it.
+
+        `slack` is what the last look may miss, `noise_part` the part of the growth by which it may go down in between, and
+        `warm_up_part` the part of the steps that may load first what the others use.
+        """
+        least = (1 - warm_up_part) * (self.points[-1][0] - self.points[0][0])
+        starts = range(max(1, len(self.points) - FEWEST) if warm_up_part else 1)
+        later = (self.points[at:] for at in starts if self.points[-1][0] - self.points[at][0] >= least)
+        return any(_grows(points, slack, noise_part) for points in later)
+
+
+def _grows(points: Sequence[tuple[int, int]], slack: float, noise_part: float) -> bool:
+    (begin, few), (end, many) = points[0], points[-1]
+    is_as_fast = all(2 * (many - size + slack) * (at - begin) >= (size - few) * (end - at) for at, size in points[1:-1])
+    return many > few and is_as_fast and all(later - earlier >= -noise_part * (many - few) for (_, earlier), (_, later) in pairwise(points))
 
 
 @dataclass

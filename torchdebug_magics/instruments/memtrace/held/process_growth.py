@@ -10,8 +10,7 @@ import torch
 from torch._C._autograd import _profiler_enabled
 
 from torchdebug_magics.instruments.memtrace.findings import Growth
-from torchdebug_magics.instruments.memtrace.growth.line_growth import grows_steadily
-from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
+from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, Series, Steps
 from torchdebug_magics.instruments.memtrace.held.keepers import KeepingLines
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix
 from torchdebug_magics.instruments.memtrace.ledger.process_memory import kept_free_bytes
@@ -28,14 +27,10 @@ _LEAST_OF_WORKERS = 32 << 20
 """What a worker only reads becomes its own in the first epoch, and then no more."""
 _LARGE_PART = 1 / 3
 """Of the growth: who holds less is not the cause of it. Our own looks leave something, too."""
-_NOISE_PART = 0.1
-"""Of the growth: by so much it may go down in between."""
-_WARM_UP_PART = 0.2
-"""Of the steps."""
+_UNEVEN = {"noise_part": 0.1, "warm_up_part": 0.2}
+"""A process goes up and down a little, and its first steps load what the others use."""
 _MANY = 10_000
 """Objects of a dataset, whose reference counts all workers write."""
-_FEWEST = 3
-"""Looks at which it must have grown."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ class ProcessGrowth:
         """What goes on growing; None where it is not known who keeps it."""
         looks = self._looks[1:]  # the first steps load what the others use
         main = steps.main
-        if main is None or len(looks) <= _FEWEST:
+        if main is None or len(looks) <= FEWEST:
             return None
         times = looks[-1].step - looks[0].step
         kept = max(self._kept(looks, lines, trains=steps.is_training(main)), key=lambda one: one.bytes, default=None)
@@ -105,18 +100,19 @@ class ProcessGrowth:
         """By how much the process grew, if it did so at each look and to now, whoever keeps it; 0 where it did not."""
         sizes = [(look.step, look.own_bytes) for look in self._looks[1:]]
         sizes.append((step, own_bytes() - kept_free_bytes() - tensor_bytes))
-        (first, few), (last, many) = sizes[0], sizes[-1]
-        is_large = many - few >= max(_LEAST_BYTES, _LEAST_EACH * (last - first))
-        return many - few if len(sizes) > _FEWEST and is_large and _is_steady(sizes) else 0
+        series = Series(sizes)
+        is_large = series.grown >= max(_LEAST_BYTES, _LEAST_EACH * (step - sizes[0][0]))
+        return series.grown if len(sizes) > FEWEST and is_large and series.is_steady(**_UNEVEN) else 0
 
     def _kept(self, looks: Sequence[_Look], lines: KeepingLines, *, trains: bool) -> Iterator[_Kept]:
         """All that grows and is much of what the process grew by."""
-        if not _is_steady([(look.step, look.other_bytes) for look in looks]):
+        other = Series([(look.step, look.other_bytes) for look in looks])
+        if not other.is_steady(**_UNEVEN):
             return
         found = [_in_workers(looks, lines), *_in_collections(looks, lines, trains=trains)]
-        if sum(look.is_profiled for look in looks) >= _FEWEST:
+        if sum(look.is_profiled for look in looks) >= FEWEST:
             found.append(self._in_profiler(looks, lines))
-        grown_bytes = _grown(looks, lambda look: look.other_bytes)
+        grown_bytes = max(0, other.grown)
         large = (one for one in found if one.bytes >= max(_LARGE_PART * grown_bytes, _LEAST_OF_WORKERS * (one.what == "workers")))
         yield from (replace(one, bytes=min(one.bytes, grown_bytes)) for one in large)
 
@@ -144,10 +140,10 @@ def _in_collections(looks: Sequence[_Look], lines: KeepingLines, *, trains: bool
     """Those that got longer from look to look; where nothing is trained, what a variable holds is what the loop is for."""
     for path in {path for look in looks for path in look.collections}:
         seen = [(look.step, one) for look in looks if (one := look.collections.get(path)) is not None]
-        lengths = [(step, one.length) for step, one in seen]
-        if len(seen) >= _FEWEST and _is_steady(lengths) and (trains or seen[-1][1].owner or path.is_hidden):
-            first, last = seen[0][1], seen[-1][1]
-            owner, size_bytes = last.owner, last.each_bytes * (last.length - first.length)
+        length = Series([(step, one.length) for step, one in seen])
+        if len(seen) >= FEWEST and length.is_steady(**_UNEVEN) and (trains or seen[-1][1].owner or path.is_hidden):
+            last = seen[-1][1]
+            owner, size_bytes = last.owner, last.each_bytes * length.grown
             cause = Cause(keeps_graph=False, trains=trains, empties="" if owner is None else owner.empties)
             yield _Kept("objects", size_bytes, path, fix(path.to("[0]"), cause), lines.of(path, owner))
 
@@ -181,13 +177,3 @@ def larger(growth: Growth | None, other: Growth | None) -> Growth | None:
 
 def _grown(looks: Sequence[_Look], size: Callable[[_Look], int]) -> int:
     return max(0, size(looks[-1]) - size(looks[0]))
-
-
-def _is_steady(looks: Sequence[tuple[int, int]]) -> bool:
-    """Whether it grows steadily, but for a little that goes up and down.
-
-    How many of the first steps load what the others use is not known: a fifth of them may.
-    """
-    least = (1 - _WARM_UP_PART) * (looks[-1][0] - looks[0][0])
-    later = [looks[at:] for at in range(1, len(looks) - _FEWEST) if looks[-1][0] - looks[at][0] >= least]
-    return any(grows_steadily(one, noise_part=_NOISE_PART) for one in (looks, *later))
