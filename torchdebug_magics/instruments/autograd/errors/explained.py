@@ -26,6 +26,20 @@ from torchdebug_magics.report import Location
 
 _SHAPES = re.compile(r"has a shape of torch\.Size\(\[([\d, ]*)\]\)")
 _NO_REDUCTION = re.compile(r"reduction\s*=\s*['\"]none['\"]")
+_OF_SEVERAL = "a write to one of several views would have to change the gradient of all"
+_OF_HOOK = "an in-place write would replace the backward of the hook or custom Function"
+_WRITTEN = (
+    (r"view of a leaf", "a view of a leaf that requires grad", ""),
+    (r"no_grad|inference", "a view created with gradients off", "gradients were off when the view was created"),
+    (r"(?s)BackwardHook.*custom Function", "the output of a full backward hook", _OF_HOOK),
+    (r"custom Function", "", _OF_HOOK),
+    (
+        r"leaf [Vv]ariable",
+        "a leaf that requires grad",
+        "the gradient of a leaf belongs to its original value, which an in-place write would lose",
+    ),
+)
+"""What is written, by the message, and why it may not be; "" for a view of which the message says no more."""
 _OTHER_FIXES = (
     (r"Can't call numpy\(\)", "replace `.numpy()` with `.detach().numpy()`"),
     (r"graph leaves", "use `copy.deepcopy(tensor.detach())`, or delete the attribute that holds the computed tensor before the copy"),
@@ -55,21 +69,6 @@ def explained(error: BaseException, tape: Tape | None = None, course: Course | N
     return None
 
 
-def _leaf(raised: Raised) -> AutogradFinding:
-    name, op = raised.writes()
-    fresh = name.rpartition(".")[2] if name and name.replace(".", "").isidentifier() else "copy"
-    copied = f"`{fresh} = {name}.clone()`" if name else "`.clone()`"
-    update = f"`with torch.no_grad(): {raised.code}` for a manual update; otherwise write into a copy: {copied}"
-    return raised.finding(
-        f"in-place write to {f'`{name}`' if name else 'a parameter'}, a leaf that requires grad",
-        _not_inplace(raised) or update,
-        tensor=name,
-        writer_op=op,
-        module=raised.module,
-        explanation="the gradient of a leaf belongs to its original value, which an in-place write would lose",
-    )
-
-
 def _not_inplace(raised: Raised) -> str:
     """The fix for a module created with ``inplace=True``; empty for any other."""
     writer = raised.modules[0] if raised.modules else None
@@ -78,25 +77,20 @@ def _not_inplace(raised: Raised) -> str:
     return f"use `{type(writer).__name__}(inplace=False)` for {f'module `{raised.module}`' if raised.module else 'the module'}"
 
 
-def _view(raised: Raised) -> AutogradFinding:
+def _overwritten(raised: Raised) -> AutogradFinding:
+    """A write in place that autograd refuses at once: into a leaf, or into a view."""
     name, writer_op = raised.writes()
     made = re.search(r"Output \d+ of (\w+?)(?:Backward\d*)? is a view", raised.message)
     maker = next((op for op in reversed(raised.tape.ops) if made is not None and op.name.replace("_", "") == made[1].lower()), None)
     op = maker.name if maker is not None else made[1] if made is not None else None
-    what, why = f"a view returned by `{op}`", "a write to one of several views would have to change the gradient of all"
-    loop = loop_around(raised.here)
-    copied = through_the_base(raised.statement, loop) or out_of_place(raised.statement)
+    what, why = next((words for pattern, *words in _WRITTEN if re.search(pattern, raised.message)), ("", _OF_SEVERAL))
+    copied = through_the_base(raised.statement, loop_around(raised.here)) or out_of_place(raised.statement)
     fix = f"`{copied}`" if copied else _not_inplace(raised) or f"write into a copy: `{name or 'view'}.clone()`"
-    if "view of a leaf" in raised.message:
-        what, why = "a view of a leaf that requires grad", ""
-        fix = f"`with torch.no_grad(): {raised.code}`, or write into {f'`{name}.clone()`' if name else 'a copy (`.clone()`)'}"
-    elif "no_grad" in raised.message or "inference" in raised.message:
-        what, why = "a view created with gradients off", "gradients were off when the view was created"
-    elif "custom Function" in raised.message:
-        what = "the output of a full backward hook" if "BackwardHook" in raised.message else what
-        why = "an in-place write would replace the backward of the hook or custom Function"
+    if "a leaf" in what:
+        update = f"`with torch.no_grad(): {raised.code}` for a manual update; otherwise write into a copy: "
+        fix = _not_inplace(raised) or update + (f"`{name}.clone()`" if name else "`.clone()`")
     return raised.finding(
-        f"in-place write to {f'`{name}`' if name else 'a tensor'}, {what}",
+        f"in-place write to {f'`{name}`' if name else 'a tensor'}, {what or f'a view returned by `{op}`'}",
         fix,
         op=op,
         saved_at=maker.where if maker is not None else None,
@@ -350,8 +344,8 @@ _BY_KIND: dict[Kind, Callable[[Raised], AutogradFinding]] = {
     "inplace": modified_in_place,
     "second_backward": second_time,
     "cut": cut_graph,
-    "leaf_inplace": _leaf,
-    "view_inplace": _view,
+    "leaf_inplace": _overwritten,
+    "view_inplace": _overwritten,
     "non_scalar": _non_scalar,
     "inference_tensor": _inference,
     "unused_input": _unused,
