@@ -15,9 +15,8 @@ from torchdebug_magics.format import byte_size, listed, plural
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
 from torchdebug_magics.instruments.autograd.errors.inplace import saved_in
-from torchdebug_magics.instruments.autograd.named import named_members, root_modules
-from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, Cut, GraphReport, ModuleNodes, Reach, verdict
-from torchdebug_magics.instruments.autograd.source import cell_files, cuts_in_forward, cuts_toward, finding
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, Cut, GraphReport, Reach, verdict
+from torchdebug_magics.instruments.autograd.source import cell_files, cuts_in_forward, cuts_toward, finding, named_members, root_modules
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.names import user_names
@@ -104,10 +103,10 @@ def _saved(nodes: Iterable[Any], parameters: Container[int]) -> tuple[dict[int, 
     return sizes, is_freed and not sizes
 
 
-def _modules(nodes: Sequence[Any], owners: Mapping[int, str]) -> tuple[ModuleNodes, ...]:
+def _modules(nodes: Sequence[Any], owners: Mapping[int, str]) -> tuple[tuple[str, int], ...]:
     """A node belongs to the module whose parameter is the nearest one before it; from the input to the loss. A storage counts once."""
     module_of: dict[Any, str] = {}
-    counts: dict[str, list[int]] = {}
+    saved: dict[str, int] = {}
     counted: set[int] = set()
     for node in sorted(nodes, key=lambda one: int(one._sequence_nr())):
         before = [inner for inner, _ in node.next_functions if inner is not None]
@@ -115,14 +114,9 @@ def _modules(nodes: Sequence[Any], owners: Mapping[int, str]) -> tuple[ModuleNod
         latest = max((inner for inner in before if inner in module_of), key=lambda one: int(one._sequence_nr()), default=None)
         name = module_of[node] = next(filter(None, own), module_of[latest] if latest is not None else "")
         sizes, _ = _saved([node], owners)
-        saved = sum(size for storage, size in sizes.items() if storage not in counted)
+        saved[name] = saved.get(name, 0) + sum(size for storage, size in sizes.items() if storage not in counted)
         counted.update(sizes)
-        known = counts.get(name, [0, 0, 0])
-        counts[name] = [known[0] + 1, known[1] + saved, known[2] + len(own)]
-    return tuple(
-        ModuleNodes(module=name, nodes_count=count, saved_bytes=saved, reached_count=reached)
-        for name, (count, saved, reached) in counts.items()
-    )
+    return tuple(saved.items())
 
 
 def _cuts(reaches: Iterable[Reach], without: set[str]) -> tuple[Cut, ...]:

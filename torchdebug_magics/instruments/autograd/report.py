@@ -130,17 +130,6 @@ class Cut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModuleNodes:
-    """The part of a graph that one module, or the code outside all modules, computed."""
-
-    module: str
-    nodes_count: int
-    saved_bytes: int
-    reached_count: int
-    """Parameters of the module that the gradient reaches."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class GraphReport(FindingsReport[AutogradFinding]):
     """What a loss can reach: `%autograd loss`."""
 
@@ -149,7 +138,8 @@ class GraphReport(FindingsReport[AutogradFinding]):
     saved_bytes: int = 0
     """Memory of the tensors that the graph saved for backward."""
     cuts: tuple[Cut, ...] = ()
-    modules: tuple[ModuleNodes, ...] = ()
+    modules: tuple[tuple[str, int], ...] = ()
+    """(path, bytes saved for backward) of each, from the input to the loss; an empty path for what no module computed."""
 
     @property
     def title(self) -> str:

@@ -132,7 +132,7 @@ class ModuleBox:
 
 def module_boxes(report: GraphReport) -> list[ModuleBox]:
     """In the order of the graph; what the graph does not hold stands behind the one before it in the model."""
-    sizes = {one.module: one.saved_bytes for one in report.modules}
+    sizes = dict(report.modules)
     members: dict[str, list[Reach]] = {}
     for reach in report.reaches:
         members.setdefault(reach.name.rpartition(".")[0] if "." in reach.name else reach.name, []).append(reach)

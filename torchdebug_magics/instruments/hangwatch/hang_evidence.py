@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from torchdebug_magics.format import duration
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Chain, Look, Participant
-from torchdebug_magics.instruments.hangwatch.everybody.rank_states import RankState
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Chain, Look, Participant, RankState
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, State
 from torchdebug_magics.report import Location
 

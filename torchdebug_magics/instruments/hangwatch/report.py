@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import duration
 from torchdebug_magics.ranks.compared import Compared
-from torchdebug_magics.report import Finding, Location, Report
+from torchdebug_magics.report import Finding, Location, Report, located
 
 State: TypeAlias = Literal["finished", "slow", "stuck", "interrupted"]
 _LONGEST = 90
@@ -94,9 +94,8 @@ class LiveHang:
         """In one line, for the kernel after this one."""
         if self.finding is None:
             return ""
-        where = f" · {self.finding.location}: `{self.finding.location.source}`" if self.finding.location is not None else ""
         word = self.finding.state.capitalize()
-        return f"{word} for {duration(self.finding.since_s)}: {self.finding.headline}{where}"
+        return located(f"{word} for {duration(self.finding.since_s)}: {self.finding.headline}", self.finding.location)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +125,8 @@ class HangReport(HangFinding, Report):
     @property
     def verdict(self) -> str:
         """What happened, and where."""
-        where = f" · {self.location}: `{self.location.source}`" if self.location is not None and self.location.source else ""
         data = f", {self.waiting_for_data}" if self.rate is not None and self.waiting_for_data else ""
-        return f"{self._begin}{self.headline}{where}" if self._begin else f"{self._finished()}{data}"
+        return located(f"{self._begin}{self.headline}", self.location) if self._begin else f"{self._finished()}{data}"
 
     @property
     def title(self) -> str:

@@ -24,7 +24,7 @@ from torchdebug_magics.instruments.hangwatch.getting_out import GettingOut
 from torchdebug_magics.instruments.hangwatch.main_thread.endless import endless_loop, is_alone
 from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import LoopRate, OutputMeter, StandingPlace, installed_tracer
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
-from torchdebug_magics.instruments.hangwatch.report import HangFinding, LiveHang, Wait
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, LiveHang, State, Wait
 from torchdebug_magics.instruments.hangwatch.waits.collectives import error_record
 from torchdebug_magics.machine.process_state import main_thread_ran_s
 from torchdebug_magics.probing.children.agent import record_of_error
@@ -34,7 +34,7 @@ from torchdebug_magics.probing.children.rank_traces import Child
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.where import locate, running_shell
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Location, located
 
 _AROUND_EVERY_S = 0.2
 _REST_S = 1.0
@@ -104,7 +104,9 @@ class Watcher:
         if not self.progress.is_idle and self.progress.looks:
             self.progress.passed(self._ended_s - self.progress.last_s)
         if self.finding is None and self.progress.longest_s >= self.after_s:
-            self.finding = went_slow(self.progress.longest_s, self.place.hint, self.place.kind, self.place.what, self.place.longest_at)
+            waited = self.place.hint or "the main thread computed without a step or output"
+            root = _main(self.place.longest_at, self.place.kind, self.place.what)
+            self.finding = _about(root, "slow", None, f"{waited} for {duration(self.progress.longest_s)}")
 
     def look(self) -> None:
         """Every quarter of a second."""
@@ -223,8 +225,14 @@ class Watcher:
             self._found(replace(self.finding, since_s=found.since_s))
 
     def _endless(self, endless: tuple[int, str], still_s: float) -> HangFinding | None:
-        main = look_around(None).main.as_wait()
-        return None if main.location is None else never_ends(*endless, main, still_s)  # it may have been interrupted meanwhile
+        """A loop whose condition nothing in it changes; None where it has been interrupted meanwhile."""
+        (line, condition), main = endless, look_around(None).main.as_wait()
+        why, fix = "the loop does not change its condition", "update a variable of the condition inside the loop, or `break`"
+        if condition == "True":
+            why, fix = "no `break` or `return` can be reached", "leave the loop with `break` or `return`"
+        root = replace(main, kind="python", waits_for=None, what=f"while {condition}")
+        headline = f"`while {condition}:` on line {line} never ends: {why}"
+        return None if main.location is None else _about(root, "stuck", "infinite_loop", headline, fix, since_s=still_s)
 
     def _found(self, finding: HangFinding | None) -> None:
         if finding is None:
@@ -243,16 +251,20 @@ class Watcher:
         if folder_here():
             return
         if finding.state == "stuck" and (self.finding is None or self.finding.state != "stuck") and running_shell() is None:
-            where = f" · {finding.location}: `{finding.location.source}`" if finding.location is not None else ""
-            sys.stderr.write(f"hangwatch: Stuck: {finding.headline}{where}\n" + (f"fix: {finding.fix}\n" if finding.fix else ""))
+            sys.stderr.write(
+                f"hangwatch: Stuck: {located(finding.headline, finding.location)}\n" + (f"fix: {finding.fix}\n" if finding.fix else "")
+            )
 
     def _was_held(self, late_s: float, frame: FrameType | None) -> None:
         """No look was possible for so long: a call held the GIL, if this process computed or nothing else explains it."""
         self.progress.passed(late_s)
         if late_s < self.after_s or (main_thread_ran_s() - self._cpu_s) / late_s < _BUSY:
             return
-        where = locate(frame) if frame is not None else self.place.latest
-        self._found(held_the_gil(late_s, where))
+        root = _main(locate(frame) if frame is not None else self.place.latest, "gil", "one call that holds the GIL")
+        headline = f"one call held the GIL for {late_s:.0f} s: no other Python thread could run"
+        why = "live views, other threads and Stop wait until the call returns"
+        fix = "call it less often, on smaller data, or in a separate process"
+        self._found(_about(root, "slow", "gil_held", headline, fix, why, since_s=late_s))
 
 
 def explained(error: BaseException | None, children: Children, printed: str) -> HangFinding | None:
@@ -283,7 +295,7 @@ def _rank(ended: list[Child], children: Children) -> HangFinding | None:
     rank = number if number is not None else absent[0] if len(absent) == 1 else sorted(children.started).index(child.pid)
     one = _dead(f"rank {rank}", child, children)
     fix = exit_fix(one.exit_code) if record is None else "fix the error in this rank: the others only lose their connection to it"
-    return _finding(one, "rank_died", f"rank {rank} {how_it_ended(one)}", fix)
+    return _ended(one, "rank_died", f"rank {rank} {how_it_ended(one)}", fix)
 
 
 def _worker(child: Child, children: Children) -> HangFinding:
@@ -292,7 +304,7 @@ def _worker(child: Child, children: Children) -> HangFinding:
     if child.method != "fork" and one.exit_code == 1 and one.error is None:  # it could not be unpickled
         fix = 'move the Dataset into an importable module, or use `DataLoader(..., multiprocessing_context="fork")`'
         reason = f"a worker started with `{child.method}` imports the Dataset, and cannot import what is defined in a cell"
-    return _finding(one, "worker_died", f"{one.name} {how_it_ended(one)}", fix, reason)
+    return _ended(one, "worker_died", f"{one.name} {how_it_ended(one)}", fix, reason)
 
 
 def _mismatch(child: Child, children: Children, first: int, second: int) -> HangFinding:
@@ -302,7 +314,7 @@ def _mismatch(child: Child, children: Children, first: int, second: int) -> Hang
     called = f"{entry['op']} #{entry['number']} with {entry['sizes'][0] if entry['sizes'] else 'no tensor'}" if entry else "the collective"
     one = replace(_dead(f"process {child.name}", child, children), what="aborted", error=record or None)
     who = f"rank {record['rank']} calls {called}" if record.get("rank") is not None else "the ranks call it with different sizes"
-    return _finding(
+    return _ended(
         one, "collective_mismatch", f"gloo aborted {one.who}, whose tensor has a different size: {who} ({first} and {second} bytes)",
         "use the same shape and dtype on every rank", "gloo aborts the process without an exception where sizes differ",
     )  # fmt: skip
@@ -313,51 +325,18 @@ def _dead(who: str, child: Child, children: Children) -> Participant:
     return Participant(who, child.pid, kind="dead", what="ended", child=child, exit_code=child.exit_code(), error=error)
 
 
-def _finding(one: Participant, cause: str, headline: str, fix: str, reason: str = "") -> HangFinding:
-    root, line = one.as_wait(), last_line(one.error)
-    return HangFinding(state="finished", cause=cause, headline=headline, fix=fix, reason=reason, location=line, root=root, waits=(root,))
+def _ended(one: Participant, cause: str, headline: str, fix: str, reason: str = "") -> HangFinding:
+    return _about(one.as_wait(), "finished", cause, headline, fix, reason, location=last_line(one.error))
 
 
-def never_ends(line: int, condition: str, main: Wait, still_s: float) -> HangFinding:
-    """A loop whose condition nothing in it changes."""
-    is_forever = condition == "True"
-    why = "no `break` or `return` can be reached" if is_forever else "the loop does not change its condition"
-    return HangFinding(
-        state="stuck",
-        cause="infinite_loop",
-        headline=f"`while {condition}:` on line {line} never ends: {why}",
-        fix="leave the loop with `break` or `return`" if is_forever else "update a variable of the condition inside the loop, or `break`",
-        location=main.location,
-        root=replace(main, kind="python", waits_for=None, what=f"while {condition}"),
-        waits=(replace(main, kind="python", waits_for=None),),
-        chain=("main",),
-        since_s=still_s,
-    )
+def _about(root: Wait, state: State, cause: str | None, headline: str, fix: str = "", reason: str = "", **more: Any) -> HangFinding:
+    """About somebody who is not part of a chain: the main thread while nobody else was asked, or a process that has ended."""
+    more = {"location": root.location, "chain": ("main",) if root.who == "main" else (), **more}
+    return HangFinding(state=state, cause=cause, headline=headline, fix=fix, reason=reason, root=root, waits=(root,), **more)
 
 
-def held_the_gil(late_s: float, where: Location | None) -> HangFinding:
-    """A call in which no Python thread got a turn."""
-    root = Wait(who="main", pid=os.getpid(), location=where, kind="gil", waits_for=None, what="one call that holds the GIL")
-    return HangFinding(
-        state="slow",
-        cause="gil_held",
-        headline=f"one call held the GIL for {late_s:.0f} s: no other Python thread could run",
-        fix="call it less often, on smaller data, or in a separate process",
-        reason="live views, other threads and Stop wait until the call returns",
-        location=where,
-        root=root,
-        waits=(root,),
-        chain=("main",),
-        since_s=late_s,
-    )
-
-
-def went_slow(longest_s: float, hint: str, kind: str, what: str, where: Location | None) -> HangFinding:
-    """The longest pause of a cell that has ended before anybody was asked."""
-    waited = hint or "the main thread computed without a step or output"
-    root = Wait(who="main", pid=os.getpid(), location=where, kind=kind, waits_for=None, what=what)
-    headline = f"{waited} for {duration(longest_s)}"
-    return HangFinding(state="slow", cause=None, headline=headline, location=where, root=root, waits=(root,), chain=("main",))
+def _main(where: Location | None, kind: str, what: str) -> Wait:
+    return Wait(who="main", pid=os.getpid(), location=where, kind=kind, waits_for=None, what=what)
 
 
 class ThreadErrors:

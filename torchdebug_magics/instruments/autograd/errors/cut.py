@@ -12,9 +12,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from torchdebug_magics.instruments.autograd.errors.raised import Raised
-from torchdebug_magics.instruments.autograd.named import named_members
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cause, cutter
-from torchdebug_magics.instruments.autograd.source import cell_files, cuts_toward, gradient_switch, statement_at
+from torchdebug_magics.instruments.autograd.source import cell_files, cuts_toward, gradient_switch, named_members, statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
 from torchdebug_magics.probing.syntax import called, expression, names_in, nodes, parsed, tree_of
 from torchdebug_magics.probing.where import location
@@ -28,7 +27,7 @@ _FRESH = frozenset({"lift_fresh", "lift_fresh_copy", "scalar_tensor", "from_file
 _NUMBERS = frozenset({"_local_scalar_dense", "detach", "_to_copy"})
 _READ_AND_WRAPPED = re.compile(r"\b(?:tensor|as_tensor|from_numpy|FloatTensor|Tensor)\(.*\.(?:tolist|item|numpy)\(")
 _REWRAPS = re.compile(r"\b(tensor|as_tensor|from_numpy|FloatTensor|LongTensor|Tensor|array|asarray)\s*\(")
-_CHECKPOINT = re.compile(r"\bcheckpoint(?:_sequential)?\(")
+CHECKPOINT = re.compile(r"\bcheckpoint(?:_sequential)?\(")
 
 
 class Dropped(NamedTuple):
@@ -50,7 +49,7 @@ class Dropped(NamedTuple):
                 if "set_grad_enabled(False)" in ast.unparse(node) and node.lineno <= line.line:
                     return location(line.file, node.lineno, line.function), line.location
         # A reentrant checkpoint runs its function without gradients; where no input requires one, so does its output.
-        calls = (line.location for line in self.op.calls if _CHECKPOINT.search(line.location.source))
+        calls = (line.location for line in self.op.calls if CHECKPOINT.search(line.location.source))
         return next(((call, call) for call in calls), None)
 
     def words(self) -> tuple[str, str, Location | None]:

@@ -13,9 +13,16 @@ import torch
 from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.autograd.errors.cut import Dropped, dropped_by, dropped_on_the_way, rewrapped_in
 from torchdebug_magics.instruments.autograd.faults.watched import Facts, tensors_of
-from torchdebug_magics.instruments.autograd.named import attribute_line, held_as, is_written_by_user, made_at
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
-from torchdebug_magics.instruments.autograd.source import assigned_at, finding, statement_at
+from torchdebug_magics.instruments.autograd.source import (
+    assigned_at,
+    attribute_line,
+    finding,
+    held_as,
+    is_written_by_user,
+    made_at,
+    statement_at,
+)
 from torchdebug_magics.instruments.autograd.tape import Backward, RecordedOp, Step
 from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.names import variable_of

@@ -8,8 +8,7 @@ from collections import Counter
 from typing import Any
 
 from torchdebug_magics.format import listed, one_line, plural
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant
-from torchdebug_magics.instruments.hangwatch.everybody.rank_states import Issued, RankState
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Issued, Participant, RankState
 from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.probing.source.code_owner import owner

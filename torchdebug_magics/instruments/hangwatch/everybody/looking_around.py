@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
-from torchdebug_magics.instruments.hangwatch.everybody.rank_states import link_ranks
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant, link_ranks
 from torchdebug_magics.instruments.hangwatch.waits.process_facts import CALL, facts_of_this_process
 from torchdebug_magics.machine.process_state import (
     ProcessState,
