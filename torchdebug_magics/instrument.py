@@ -246,7 +246,7 @@ class Instrument:
 
     def session_of_cell(self, options: Mapping[str, Any], context: CellContext, job: Job | None = None) -> Session[Any]:
         """A new session for a cell."""
-        options = self._known(options)
+        options = self._known(options) if job is None else options  # a launcher tells its ranks more than a user can
         watch = self._function("probe", "watch")
         if watch is None:
             msg = f"{self.name} looks at once and takes no body: write `{self.magic}` on a line of its own"
