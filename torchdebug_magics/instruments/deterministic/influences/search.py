@@ -21,8 +21,8 @@ from torchdebug_magics.probing.modules import live_modules
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 
-_LEAST_TRIES, _MOST_TRIES, _MOST_S = 2, 8, 0.3
-"""Of runs that are to agree, as two may by chance; short ones are made more often."""
+_LEAST_TRIES, _MOST_TRIES, _MOST_S = 2, 8, 3.0
+"""Of runs that are to agree, as two may by chance; only long ones are made less often."""
 
 
 def asked_by(runs: Runs, place: int | None, also: Callable[[ExitStack], object] = lambda _: None) -> tuple[Asked, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,8 +21,8 @@ _MOST = 12
 """Mismatches that are looked at."""
 _SMALL = 1 << 18
 """Elements up to which a call is asked with zeros."""
-_LONGEST_S = 0.4
-"""How long the call is asked for the sizes that it would take."""
+_MOST_ASKED = 1_000
+"""Sizes of all operands that the call is asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,13 +109,16 @@ class LocalCall:
 
     def mismatches(self) -> list[Mismatch]:
         """Every size that is in the way; what is given last comes first, as a state or a mask is to fit what it is given beside."""
-        until = time.thread_time() + _LONGEST_S
         present = self._present()
-        found = list(itertools.islice(self._mismatches(until, lambda _: present), _MOST))
         # Where no size of the call would do, one near by may: a multiple of what it is divided by.
-        return found or list(itertools.islice(self._mismatches(until, _near), 2))
+        for wanted_for, most in ((lambda _: present, _MOST), (_near, 2)):
+            asked = itertools.islice(self._mismatches(wanted_for), _MOST_ASKED)
+            if found := list(itertools.islice(filter(None, asked), most)):
+                return found
+        return []
 
-    def _mismatches(self, until: float, wanted_for: Callable[[int], Iterable[int]]) -> Iterator[Mismatch]:
+    def _mismatches(self, wanted_for: Callable[[int], Iterable[int]]) -> Iterator[Mismatch | None]:
+        """One for each size that is asked for; None where the call does not take it."""
         for places in self._groups():
             operand = self.operands[places[0]]
             many = len(operand.sizes)
@@ -125,12 +127,9 @@ class LocalCall:
             for dims in [*each, *(one for one in several if len(one) > 1)]:
                 got = operand.sizes[dims[0]]
                 for wanted in wanted_for(got):
-                    if wanted == got or time.thread_time() > until:
-                        continue
                     mismatch = Mismatch(places, operand, dims, got, wanted)
-                    sizes_then = mismatch.sizes
-                    if self.gives(dict.fromkeys(places, functools.partial(resized_to, sizes_then))) is not None:
-                        yield mismatch
+                    resized = dict.fromkeys(places, functools.partial(resized_to, mismatch.sizes))
+                    yield mismatch if wanted != got and self.gives(resized) is not None else None
 
     def _present(self) -> list[int]:
         """The sizes of the call; those of weights and of the arguments that the module was made with come first."""
