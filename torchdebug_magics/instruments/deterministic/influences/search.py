@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdebug_magics.instruments.deterministic.influences.answers import Answers
-from torchdebug_magics.instruments.deterministic.influences.influence import Asked
+from torchdebug_magics.instruments.deterministic.influences.influence import ADDRESS, Asked
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
@@ -36,7 +36,10 @@ def asked_by(runs: Runs, place: int | None, also: Callable[[ExitStack], object] 
         asked = tuple(one for one in every if one.influence is influence)
         if len(asked) < len(every) and search.agrees(frozenset(asked)) and (found := search.needed(asked, frozenset(asked))):
             return found
-    return search.needed(every, frozenset(every)) if every and search.agrees(frozenset(every)) else ()
+    if not every or not search.agrees(frozenset(every)):
+        return ()
+    # Runs one right after the other are often given the same memory: what agrees though no address is held has not agreed with the first.
+    return search.needed(every, frozenset(every)) or tuple(one for one in every if one.influence is ADDRESS)
 
 
 class _Search:
