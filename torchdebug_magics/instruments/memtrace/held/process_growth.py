@@ -37,19 +37,16 @@ _MANY = 10_000
 class _Look:
     step: int
     rss_bytes: int
-    tensor_bytes: int
-    worker_bytes: int
-    free_bytes: int
-    """What the C library has kept of what was freed."""
-    is_profiled: bool
-    own_bytes: int = 0
+    own_bytes: int
     """Of the process alone, without the files that it reads, what it freed, and its tensors."""
+    worker_bytes: int
+    is_profiled: bool
     collections: Mapping[HolderPath, PlainCollection] = field(default_factory=dict)
 
     @property
     def other_bytes(self) -> int:
         """In use by this process and its workers, and no tensor."""
-        return self.rss_bytes - self.free_bytes + self.worker_bytes - self.tensor_bytes
+        return self.own_bytes + self.worker_bytes
 
 
 class ProcessGrowth:
@@ -61,16 +58,15 @@ class ProcessGrowth:
 
     def look(self, step: int, tensor_bytes: int) -> None:
         """Before that step."""
-        rss, free, before = rss_bytes(), kept_free_bytes(), self._looks[-1] if self._looks else None
+        own, before = own_bytes() - kept_free_bytes() - tensor_bytes, self._looks[-1] if self._looks else None
         of_workers = sum(worker.uss_bytes for worker in workers())
-        has_grown = before is not None and rss - free + of_workers - tensor_bytes - before.other_bytes >= _LEAST_EACH * (step - before.step)
+        has_grown = before is not None and own + of_workers - before.other_bytes >= _LEAST_EACH * (step - before.step)
         is_profiled = _profiler_enabled()
         if is_profiled and not self._profiler:
             self._profiler = next((root.label for root in roots() if is_a(type(root.value), torch.profiler.profile)), "")
         known = {} if before is None else before.collections
         collections = plain_collections(known) if has_grown and not is_profiled else known
-        own = own_bytes() - free - tensor_bytes
-        self._looks.append(_Look(step, rss, tensor_bytes, of_workers, free, is_profiled, own, collections))
+        self._looks.append(_Look(step, rss_bytes(), own, of_workers, is_profiled, collections))
 
     def found(self, steps: Steps, lines: KeepingLines) -> Growth | None:
         """What goes on growing; None where it is not known who keeps it."""
