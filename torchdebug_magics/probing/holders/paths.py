@@ -304,7 +304,7 @@ def owner_of(walk: Walk, paths: Paths, number: int) -> Owner | None:
             return None
         holder = walk.objects[number]
         if not _is_passed(holder):
-            name = paths.piece(holder, walk.objects[below])
+            name = paths.piece(holder, walk.objects[below]).partition("[")[0]  # of an optimizer, `.state['mu']` is one piece
             return owner_as(type(holder), name, paths.to(number)) if name.startswith(".") and name[1:].isidentifier() else None
         if type(holder) is dict and (up := walk.first[number]) >= 0 and not _is_passed(walk.objects[up]):
             name = paths.piece(walk.objects[up], walk.objects[below])  # the dict of its attributes

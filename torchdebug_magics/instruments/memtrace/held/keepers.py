@@ -198,7 +198,8 @@ class KeepingLines:
             return None
         puts = (put for file in dict.fromkeys(files or self._files) for put in self._in(file))
         found = [put for put in puts if put.name == name and not put.is_initial and not (of_others and put.is_own)]
-        return max(found, key=lambda put: put.rank(types, function, adds_up=adds_up)).location if found else None
+        # Of equals the last: what begins stands before what goes on.
+        return max(reversed(found), key=lambda put: put.rank(types, function, adds_up=adds_up)).location if found else None
 
     def _in(self, file: str) -> list[_Put]:
         if file not in self._puts:

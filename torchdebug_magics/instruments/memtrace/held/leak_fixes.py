@@ -86,7 +86,7 @@ def graph_fix(path: HolderPath, *, is_collection: bool, is_number: bool, line: s
     kept = path.variable
     if kept.endswith(".grad"):
         return of_gradients()
-    better = rewritten(line, cure, entry)
+    better = "" if _sets_owner(line, path) else rewritten(line, cure, entry)
     if better:
         number = (
             f"; `{rewritten(line, '.item()', entry)}` if only the number is needed"
@@ -122,7 +122,7 @@ def _is_code(text: str) -> bool:
 def _of_graph(path: HolderPath, kept: str, cause: Cause) -> str:
     if kept.endswith(".grad"):
         return of_gradients()
-    better = "" if path.in_record else rewritten(cause.line, ".detach()", path.entry)
+    better = "" if path.in_record or _sets_owner(cause.line, path) else rewritten(cause.line, ".detach()", path.entry)
     if cause.trains_later:
         return f"call `backward()` in each iteration: until it is called, `{kept}` keeps the graph of every iteration"
     if not cause.trains:
@@ -139,7 +139,7 @@ def _of_graph(path: HolderPath, kept: str, cause: Cause) -> str:
 def rewritten(source: str, cure: str, entry: str = "") -> str:
     """The line with `cure`, such as ``.detach()``, behind what it puts somewhere, or behind the `entry` of the dict that it puts there.
 
-    Empty where it is not one plain statement.
+    Empty where it is not one plain statement, or has that already.
     """
     match copy.deepcopy(_statement(source)):
         case ast.AugAssign(op=ast.Add() | ast.Sub()) as statement:
@@ -155,7 +155,16 @@ def rewritten(source: str, cure: str, entry: str = "") -> str:
             call.args[0] = cured
         case _:
             return ""
-    return ast.unparse(statement)
+    code = ast.unparse(statement)
+    return "" if f"{cure}{cure}" in code else code
+
+
+def _sets_owner(source: str, path: HolderPath) -> bool:
+    """Whether the line makes the object in an attribute of which it is kept, as ``optimizer = SGD(...)`` does, and not what is kept."""
+    match _statement(source):
+        case ast.Assign(targets=[ast.Name(name)]):
+            return path.name == name and path.collection.startswith(f"{name}.")
+    return False
 
 
 def target(source: str) -> str:
