@@ -160,7 +160,9 @@ class KeepingLines:
             written = self._best(f".{inner}", adds_up=adds_up) if inner.isidentifier() else None
             return written or self._best(path.name.partition(".")[0], function=path.function, adds_up=adds_up)
         if owner.is_users:
-            return self._best(f".{owner.attribute}", owner.type_names, files=(*filter(None, [owner.file]), *self._files), adds_up=adds_up)
+            key = next((piece for piece in path.pieces if piece.startswith("['")), "")
+            files = (*filter(None, [owner.file]), *self._files)
+            return self._best(f".{owner.attribute}{key}", owner.type_names, files=files, adds_up=adds_up)
         foreign = self._best(f".{owner.attribute}", owner.type_names, adds_up=adds_up, of_others=True)
         if foreign is not None:
             return foreign
@@ -196,8 +198,10 @@ class KeepingLines:
         """`of_others`: the attribute is one of a library's object, and no class of the user's sets its own."""
         if not name.strip(".()"):
             return None
+        name, bracket, key = name.partition("[")
         puts = (put for file in dict.fromkeys(files or self._files) for put in self._in(file))
         found = [put for put in puts if put.name == name and not put.is_initial and not (of_others and put.is_own)]
+        found = [put for put in found if bracket and f"{name}[{key}" in ast.unparse(put.node)] or found
         # Of equals the last: what begins stands before what goes on.
         return max(reversed(found), key=lambda put: put.rank(types, function, adds_up=adds_up)).location if found else None
 
