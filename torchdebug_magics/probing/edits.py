@@ -244,7 +244,7 @@ def _copies(fix: str, _: Source) -> Iterator[Edit]:
         match _parsed(code) if _ON_A_COPY.search(before) else None:
             case ast.Expr(ast.Call(args=[original])) | ast.Expr(ast.Call(ast.Attribute(original), args=[])):
                 changed = [(node, new) for node in cell.near if (new := _replaced(node, ast.unparse(original), code, cell, once=True))]
-                if len(changed) == 1:
+                if len(changed) == 1 and ast.unparse(ast.parse(code)) not in ast.unparse(cell.tree):  # a copy of a copy changes nothing
                     module, imports = code.partition(".")[0], [name for place in cells() for name in nodes(ast.alias, place.tree)]
                     if module in sys.stdlib_module_names and module not in {name.asname or name.name for name in imports}:
                         yield cell.before(first, f"import {module}")
