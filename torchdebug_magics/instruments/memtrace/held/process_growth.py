@@ -22,6 +22,8 @@ from torchdebug_magics.report import Location
 
 _LEAST_BYTES = 4 << 20
 """In all: less than this a process grows by for many reasons."""
+_LEAST_UNEXPLAINED_BYTES = 16 << 20
+"""The same where nobody is known who keeps it: the heap of a long process comes apart by several MiB."""
 _LEAST_EACH = 16 << 10
 _LEAST_OF_WORKERS = 32 << 20
 """What a worker only reads becomes its own in the first epoch, and then no more."""
@@ -97,7 +99,7 @@ class ProcessGrowth:
         sizes = [(look.step, look.own_bytes) for look in self._looks[1:]]
         sizes.append((step, own_bytes() - kept_free_bytes() - tensor_bytes))
         series = Series(sizes)
-        is_large = series.grown >= max(_LEAST_BYTES, _LEAST_EACH * (step - sizes[0][0]))
+        is_large = series.grown >= max(_LEAST_UNEXPLAINED_BYTES, _LEAST_EACH * (step - sizes[0][0]))
         return series.grown if len(sizes) > FEWEST and is_large and series.is_steady(**_UNEVEN) else 0
 
     def _kept(self, looks: Sequence[_Look], lines: KeepingLines, *, trains: bool) -> Iterator[_Kept]:
