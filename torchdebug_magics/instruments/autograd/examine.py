@@ -16,7 +16,14 @@ from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
 from torchdebug_magics.instruments.autograd.errors.inplace import saved_in
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, Cut, GraphReport, Reach, verdict
-from torchdebug_magics.instruments.autograd.source import cell_files, cuts_in_forward, cuts_toward, finding, named_members, root_modules
+from torchdebug_magics.instruments.autograd.source_readings import (
+    cell_files,
+    cuts_in_forward,
+    cuts_toward,
+    finding,
+    named_members,
+    root_modules,
+)
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.names import user_names

@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.autograd.faults.judged import silent_faults, 
 from torchdebug_magics.instruments.autograd.faults.watched import Watched
 from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, LiveAutograd, verdict
-from torchdebug_magics.instruments.autograd.source import root_modules
+from torchdebug_magics.instruments.autograd.source_readings import root_modules
 from torchdebug_magics.instruments.autograd.tape import Backward, Course
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_compiled

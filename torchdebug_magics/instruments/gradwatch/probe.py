@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.format import plural
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.gradwatch.findings import Judge
 from torchdebug_magics.instruments.gradwatch.measuring import OptimizerWatch, gradient_of
 from torchdebug_magics.instruments.gradwatch.record import ClipCall, RunRecord, StepEvents, StepLog
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, verdict
+from torchdebug_magics.instruments.gradwatch.training_faults import Judge
 from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.hooks import Hooks

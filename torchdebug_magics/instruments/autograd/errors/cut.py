@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torchdebug_magics.instruments.autograd.errors.raised import Raised
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cause, cutter
-from torchdebug_magics.instruments.autograd.source import cell_files, cuts_toward, gradient_switch, named_members, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import cell_files, cuts_toward, gradient_switch, named_members, statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
 from torchdebug_magics.probing.syntax import called, expression, names_in, nodes, parsed, tree_of
 from torchdebug_magics.probing.where import location

@@ -17,7 +17,13 @@ from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing
 from torchdebug_magics.instruments.autograd.errors.second_backward import second_time
 from torchdebug_magics.instruments.autograd.faults.left_out import hidden_parameters
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source import attribute_line, loop_around, named_members, out_of_place, through_the_base
+from torchdebug_magics.instruments.autograd.source_readings import (
+    attribute_line,
+    loop_around,
+    named_members,
+    out_of_place,
+    through_the_base,
+)
 from torchdebug_magics.instruments.autograd.tape import Course, Tape
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.syntax import as_atom, called, nodes

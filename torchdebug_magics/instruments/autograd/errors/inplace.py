@@ -12,7 +12,7 @@ import torch
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.errors.raised import Raised
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source import named_members, out_of_place, statement_at, written_names
+from torchdebug_magics.instruments.autograd.source_readings import named_members, out_of_place, statement_at, written_names
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
 from torchdebug_magics.probing.graphs import upstream
 from torchdebug_magics.probing.source.call_sites import value_of

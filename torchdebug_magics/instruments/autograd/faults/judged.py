@@ -14,7 +14,7 @@ from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak_fin
 from torchdebug_magics.instruments.autograd.faults.left_out import constant_gradients, missing_gradients, nothing_reached, wrong_tensors
 from torchdebug_magics.instruments.autograd.faults.watched import Facts, Watched, stale_finding, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source import finding, named_members
+from torchdebug_magics.instruments.autograd.source_readings import finding, named_members
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, RecordedOp, Step, Tape, Zeroed
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.syntax import last_name, nodes, tree_of

@@ -11,7 +11,7 @@ import torch
 from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
-from torchdebug_magics.instruments.autograd.source import finding
+from torchdebug_magics.instruments.autograd.source_readings import finding
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.syntax import called, nodes, parsed
 

@@ -14,7 +14,7 @@ from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.autograd.errors.cut import Dropped, dropped_by, dropped_on_the_way, rewrapped_in
 from torchdebug_magics.instruments.autograd.faults.watched import Facts, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
-from torchdebug_magics.instruments.autograd.source import (
+from torchdebug_magics.instruments.autograd.source_readings import (
     assigned_at,
     attribute_line,
     finding,

@@ -16,7 +16,14 @@ from torchdebug_magics.instruments.autograd.errors.inplace import is_packed, sav
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import BatchLeak
 from torchdebug_magics.instruments.autograd.graph_recorder import Copied, Recorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source import finding, named_members, root_modules, statement_at, stepped_name, written_names
+from torchdebug_magics.instruments.autograd.source_readings import (
+    finding,
+    named_members,
+    root_modules,
+    statement_at,
+    stepped_name,
+    written_names,
+)
 from torchdebug_magics.instruments.autograd.tape import Backward, Course, RecordedOp, Step, StorageNumbers, Use, Zeroed
 from torchdebug_magics.probing.graphs import leaves_of, upstream
 from torchdebug_magics.probing.modules import live, live_kinds, live_modules
