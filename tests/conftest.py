@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite("tests.unit.instruments.shapes.planted")
 
 MAY_BE_SKIPPED = "gpu"
-FULL_OF_PROCESSES = ("tests/kernel/", "tests/browser/", "tests/notebooks/", "tests/unit/ranks/", "tests/unit/probing/children/")
+FULL_OF_PROCESSES = ("tests/kernel/", "tests/browser/", "tests/notebooks/", "tests/unit/ranks/")
 ROOT = Path(__file__).parent.parent
 REPORTS = plain_words.watch([])
 

@@ -88,7 +88,7 @@ def gather(report: Report) -> RanksReport | None:
     A collective: every rank must call it, with its own report of the same instrument; if a rank does not, the others wait until the
     group's timeout. Raises `TorchDebugError` if no process group is initialized.
     """
-    gathered: RanksReport | None = importlib.import_module("torchdebug_magics.probing.gathering").gather(report)
+    gathered: RanksReport | None = importlib.import_module("torchdebug_magics.ranks.gathering").gather(report)
     return gathered
 
 

@@ -253,7 +253,7 @@ class Instrument:
             raise SessionError(msg)
         probe = watch(context, **options)
         if self.is_followed and "torch" in sys.modules:  # a gauge does not import it
-            from torchdebug_magics.probing.children.following import FollowedRanks  # noqa: PLC0415
+            from torchdebug_magics.ranks.following import FollowedRanks  # noqa: PLC0415
 
             probe = FollowedRanks(probe, self, options, job)
         return Session(probe, _checked)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 BEGIN = """
 import sys, types, torch
 from torch import nn
-from torchdebug_magics.probing.holders import find_holders, histories
+from torchdebug_magics.memory.found import find_holders, histories
 wanted = {}
 def want(name, tensor): wanted[name] = tensor.untyped_storage()._cdata
 sys.modules['mymod'] = mymod = types.ModuleType('mymod')

@@ -74,7 +74,7 @@ FINDER = """
 import sys, time
 class Slow:
     def find_spec(name, path=None, target=None):
-        if name == "torchdebug_magics.probing.children.rank_session":
+        if name == "torchdebug_magics.ranks.rank_session":
             time.sleep(60)
 sys.meta_path.insert(0, Slow)
 """

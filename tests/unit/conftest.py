@@ -45,7 +45,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 @pytest.fixture
 def agents_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the folders of the agents in processes are made: empty afterwards. The paths of sockets must be short."""
-    from torchdebug_magics.probing.children import launching
+    from torchdebug_magics.ranks import launching
 
     with tempfile.TemporaryDirectory(prefix="t") as folder:
         monkeypatch.setattr(launching, "_short_folder", lambda: folder)

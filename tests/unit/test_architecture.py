@@ -32,6 +32,7 @@ LAYOUT = {
     "instruments",
     "jupyter",
     "machine",
+    "memory",
     "probing",
     "ranks",
     "report",
@@ -82,6 +83,12 @@ VIOLATIONS = {
         ("instruments/other/__init__.py", "import torch"),
         ("instruments/other/__init__.py", "from torchdebug_magics.instruments.other import probe"),
         ("__init__.py", "def late():\n    import torch"),
+    ],
+    "layers": [
+        ("probing/planted.py", "import torchdebug_magics.memory"),
+        ("probing/planted.py", "import torchdebug_magics.ranks.agent"),
+        ("memory/planted.py", "import torchdebug_magics.instruments.memtrace.report"),
+        ("machine/planted.py", "def late():\n    import torchdebug_magics.probing.safety"),
     ],
     "exercises-stand-alone": [("exercises/checking.py", "import IPython"), ("exercises/nan.py", "import torchdebug_magics.probing.safety")],
     "exercises-are-leaves": [

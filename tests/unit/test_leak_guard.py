@@ -66,7 +66,7 @@ class Plants:
 
     @staticmethod
     def agent(stack: ExitStack) -> None:
-        from torchdebug_magics.probing.children.agent import Agent
+        from torchdebug_magics.ranks.agent import Agent
 
         stack.callback([Agent("nowhere")].clear)
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 import gc
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import local
 from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
+
+import torch
 
 from torchdebug_magics.probing.kinds import ABSENT, GONE, Kind, same
 from torchdebug_magics.probing.source.code_owner import is_user_code, owner, writes_of
@@ -210,3 +213,16 @@ def referents(*objects: object) -> list[object]:
         return gc.get_referents(*objects)
     others = (one for one in objects if type(one) is not ModuleType)
     return [*gc.get_referents(*others), *map(vars, modules)]
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No collection in between, which would run finalizers; no function of a tensor subclass."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            yield
+    finally:
+        if was_enabled:
+            gc.enable()

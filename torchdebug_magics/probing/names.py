@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.probing.attributes import attributes_of, members_of
-from torchdebug_magics.probing.holders.roots import variables
 from torchdebug_magics.probing.kinds import LEAVES
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
 from torchdebug_magics.probing.states import is_generator, ways_of
+from torchdebug_magics.probing.where import running_shell
 
+OUTPUT_NAME = re.compile(r"_+\d*$")
+"""Of the variables that IPython gives to outputs."""
 _MOST_OBJECTS = 20_000
 _MOST_PARTS = 2_000
 """Of one object: a data set of a million numbers holds nothing to be found."""
@@ -32,9 +35,34 @@ class Named(NamedTuple):
     value: Any
 
 
+def user_variables() -> Iterator[Named]:
+    """The user's own names in the notebook, and in ``__main__``."""
+    shell = running_shell()
+    for space in user_namespaces():
+        yield from (Named(name, value) for name, value in named(space) if not _is_ours(name, shell))
+
+
+def user_namespaces() -> list[dict[str, Any]]:
+    """The namespace of the notebook, and that of ``__main__``."""
+    shell = running_shell()
+    module = sys.modules.get("__main__")
+    main: dict[str, Any] = vars(module) if type(module) is ModuleType else {}
+    return [main] if shell is None or shell.user_ns is main else [shell.user_ns, main]
+
+
+def _is_ours(name: str, shell: Any) -> bool:
+    """Whether a name is one that Python or IPython gives."""
+    return name.startswith("__") or (shell is not None and bool(name in {"Out", "_oh", "In", "_ih", "_dh"} or OUTPUT_NAME.match(name)))
+
+
+def named(space: dict[Any, Any]) -> list[tuple[str, Any]]:
+    """The names in a namespace: anything may be a key of ``globals()``."""
+    return [(name, value) for name, value in dict.items(space) if type(name) is str]
+
+
 def user_names(frame: FrameType | None) -> Iterator[Named]:
     """The variables of the notebook or script, then those of the user's calls that `frame` stands in, the innermost first."""
-    yield from (Named(one.label, one.value) for one in variables())
+    yield from user_variables()
     spaces: set[int] = set()
     for one in frames_above(frame):
         if not is_user_code(one.f_code):

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch.nn.parameter import is_lazy
 
+from torchdebug_magics.probing.attributes import undisturbed
 from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.graphs import is_graph_leaf
-from torchdebug_magics.probing.holders.walk import undisturbed
 from torchdebug_magics.probing.kinds import LEAVES, Kind
 from torchdebug_magics.probing.process_settings import ProcessSettings
 from torchdebug_magics.probing.rng import RandomState

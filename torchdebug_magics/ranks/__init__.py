@@ -1,6 +1,10 @@
 """Merges the reports of many processes into one: a rank's report -> what it is compared by -> merged -> shown above one rank's page.
 
 `compared` holds what ranks are compared by, `disagreements` finds where ranks differ that should agree, `merging` makes one report of all,
-and `transport` makes a rank's record small enough to send. All of it is plain data; how a rank is reached is in `probing/children` and
-`gathering`.
+and `transport` makes a rank's record small enough to send. All of that is plain data.
+
+How a rank is reached: launching -> agent (in the child) -> ask -> answer. Every process that `multiprocessing` starts while `Children` is
+open gets an agent, a thread that sleeps until it is asked; a process that another program starts, such as ``torchrun``, gets one through a
+folder on its ``PYTHONPATH``. Every process that is started while `FollowedRanks` is open runs under the same instrument: following ->
+rank_session (in the child) -> rank_traces (what it leaves, and what becomes of that). `gathering` joins reports within a group.
 """

@@ -26,9 +26,9 @@ from torchdebug_magics.instrument import Instrument, writable_path
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.after_import import AfterImport
-from torchdebug_magics.probing.children.rank_traces import record_of
 from torchdebug_magics.probing.where import locate, user_frame
 from torchdebug_magics.ranks.compared import RankRecord
+from torchdebug_magics.ranks.rank_traces import record_of
 from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.report import Report
 from torchdebug_magics.run.meeting import Meeting, meeting_place, sign_every_s

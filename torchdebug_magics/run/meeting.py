@@ -22,10 +22,10 @@ from torchdebug_magics.instrument import Instrument
 from torchdebug_magics.machine.process_state import process_state
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing import this_rank
-from torchdebug_magics.probing.children.rank_traces import Standing, leave_whole, record_of, standing_here, without_report
 from torchdebug_magics.ranks.compared import Details, RankRecord
 from torchdebug_magics.ranks.disagreements import Asked
 from torchdebug_magics.ranks.merging import merged
+from torchdebug_magics.ranks.rank_traces import Standing, leave_whole, record_of, standing_here, without_report
 from torchdebug_magics.ranks.transport import packed, unpacked
 from torchdebug_magics.report import Report
 

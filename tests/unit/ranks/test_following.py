@@ -26,7 +26,7 @@ from tests.unit.ranks import late_program, programs
 from torchdebug_magics import catalog
 from torchdebug_magics.html import plain
 from torchdebug_magics.instruments.nanhunt.report import NanReport
-from torchdebug_magics.probing.children.rank_session import ATTRIBUTE
+from torchdebug_magics.ranks.rank_session import ATTRIBUTE
 from torchdebug_magics.ranks.report import RanksReport
 
 if TYPE_CHECKING:

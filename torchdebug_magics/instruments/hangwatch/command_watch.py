@@ -23,8 +23,8 @@ from torchdebug_magics.instruments.hangwatch.getting_out import end_processes
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, HangReport
 from torchdebug_magics.machine.process_state import process_state
-from torchdebug_magics.probing.children.agent import Agent
-from torchdebug_magics.probing.children.launching import Children
+from torchdebug_magics.ranks.agent import Agent
+from torchdebug_magics.ranks.launching import Children
 
 _EVERY_S = 0.5
 _LEAST_LOOKS = 3

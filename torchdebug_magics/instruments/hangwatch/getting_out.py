@@ -21,7 +21,7 @@ from torchdebug_magics.probing.source.code_owner import frames_above
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
-    from torchdebug_magics.probing.children.launching import Children
+    from torchdebug_magics.ranks.launching import Children
 
 
 _STOP_S = 1.0

@@ -19,12 +19,12 @@ from torchdebug_magics.instruments.hangwatch.report import HangFinding, HangRepo
 from torchdebug_magics.instruments.hangwatch.watcher import Watcher
 from torchdebug_magics.machine.process_state import has_proc
 from torchdebug_magics.machine.sampler import Sampler
-from torchdebug_magics.probing.children.launching import Children
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.safety import Guard, traceback_of
 from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.where import location
 from torchdebug_magics.probing.wrappers import MARK
+from torchdebug_magics.ranks.launching import Children
 from torchdebug_magics.report import Location
 
 _EVERY_S = 0.25

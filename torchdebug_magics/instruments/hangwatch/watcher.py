@@ -27,13 +27,13 @@ from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progres
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, LiveHang, State, Wait
 from torchdebug_magics.instruments.hangwatch.waits.collectives import error_record
 from torchdebug_magics.machine.process_state import main_thread_ran_s
-from torchdebug_magics.probing.children.agent import record_of_error
-from torchdebug_magics.probing.children.launching import Children
-from torchdebug_magics.probing.children.rank_session import folder_here
-from torchdebug_magics.probing.children.rank_traces import Child
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.where import locate, running_shell
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap
+from torchdebug_magics.ranks.agent import record_of_error
+from torchdebug_magics.ranks.launching import Children
+from torchdebug_magics.ranks.rank_session import folder_here
+from torchdebug_magics.ranks.rank_traces import Child
 from torchdebug_magics.report import Location, located
 
 _AROUND_EVERY_S = 0.2

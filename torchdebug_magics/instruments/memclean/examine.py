@@ -19,12 +19,14 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.memclean.report import Freed, Holding, MemcleanReport
 from torchdebug_magics.machine.process import rss_bytes, trim_heap, trimmable_bytes
-from torchdebug_magics.probing.holders import Cycles, cycles_of, waiting_cycles
-from torchdebug_magics.probing.holders.found import roots_of
-from torchdebug_magics.probing.holders.roots import Rank, Root, named, outputs, roots
-from torchdebug_magics.probing.holders.tensor_holders import storages_of
-from torchdebug_magics.probing.holders.walk import Walk, undisturbed
+from torchdebug_magics.memory.cycles import Cycles, cycles_of, waiting_cycles
+from torchdebug_magics.memory.found import roots_of
+from torchdebug_magics.memory.roots import Rank, Root, outputs, roots
+from torchdebug_magics.memory.tensor_holders import storages_of
+from torchdebug_magics.memory.walk import Walk
+from torchdebug_magics.probing.attributes import undisturbed
 from torchdebug_magics.probing.modules import live
+from torchdebug_magics.probing.names import named
 from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.where import location, our_extension, running_shell
 

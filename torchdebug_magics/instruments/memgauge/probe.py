@@ -13,8 +13,8 @@ from torchdebug_magics.machine.limits import Limit, Limits
 from torchdebug_magics.machine.memory_guard import GUARD_EVERY_S, MemoryGuard, guard_ratio
 from torchdebug_magics.machine.process import PeakRss, RssCourse, rss_bytes
 from torchdebug_magics.machine.sampler import Sampler
-from torchdebug_magics.probing.accelerators import Allocator
-from torchdebug_magics.probing.gauges import Gauges
+from torchdebug_magics.memory.accelerators import Allocator
+from torchdebug_magics.memory.gauges import Gauges
 from torchdebug_magics.probing.safety import Guard, traceback_of
 
 _EVERY_S = 0.5
@@ -147,7 +147,7 @@ class GaugeProbe:
         """Who holds the memory at which the guard has stopped the cell; only where torch is imported anyway."""
         if self._memory_guard is None or not self._memory_guard.interrupts or "torch" not in sys.modules:
             return ()
-        from torchdebug_magics.probing.holders.python_weights import largest_holders  # noqa: PLC0415 - it imports torch
+        from torchdebug_magics.memory.python_weights import largest_holders  # noqa: PLC0415 - it imports torch
 
         error = sys.exc_info()[1]
         held = [] if error is None else [("the interrupted call", error)]

@@ -17,7 +17,7 @@ from tests.unit.instruments.deterministic import replica_cases as cases
 from torchdebug_magics.instruments.deterministic.probe import DeterministicProbe
 from torchdebug_magics.instruments.deterministic.report import compared
 from torchdebug_magics.probing import hooks, wrappers
-from torchdebug_magics.probing.children.rank_traces import record_of
+from torchdebug_magics.ranks.rank_traces import record_of
 from torchdebug_magics.session import Session
 
 

@@ -15,9 +15,9 @@ from torchdebug_magics.instruments.hangwatch.everybody.looking_around import Age
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.waits.process_facts import facts_of_this_process
 from torchdebug_magics.machine.process_state import ProcessState
-from torchdebug_magics.probing.children import rank_traces
-from torchdebug_magics.probing.children.launching import Children
-from torchdebug_magics.probing.children.rank_traces import Child
+from torchdebug_magics.ranks import rank_traces
+from torchdebug_magics.ranks.launching import Children
+from torchdebug_magics.ranks.rank_traces import Child
 
 if TYPE_CHECKING:
     import pytest

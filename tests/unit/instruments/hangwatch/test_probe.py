@@ -44,7 +44,7 @@ def test_an_error_inside_is_the_users_and_the_report_is_there(observe: Observe) 
     "part",
     [
         "torchdebug_magics.machine.sampler.Sampler.start",
-        "torchdebug_magics.probing.children.launching.Agent",
+        "torchdebug_magics.ranks.launching.Agent",
         "torchdebug_magics.probing.hooks.Hooks.optimizer_steps",
         "torchdebug_magics.instruments.hangwatch.getting_out.StopPresses.attach",
     ],

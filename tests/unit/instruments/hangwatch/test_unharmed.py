@@ -25,7 +25,7 @@ from tests import leaks
 from torchdebug_magics.instruments.hangwatch.getting_out import StopPresses, end_processes, new_processes, wake_loop
 from torchdebug_magics.instruments.hangwatch.probe import HangProbe
 from torchdebug_magics.machine.process_state import process_state
-from torchdebug_magics.probing.children.launching import Children
+from torchdebug_magics.ranks.launching import Children
 from torchdebug_magics.session import Session
 
 if TYPE_CHECKING:

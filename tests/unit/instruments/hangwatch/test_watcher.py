@@ -9,8 +9,8 @@ import pytest
 from torchdebug_magics.instruments.hangwatch import watcher
 from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, Wait
-from torchdebug_magics.probing.children.launching import Children
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.ranks.launching import Children
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:

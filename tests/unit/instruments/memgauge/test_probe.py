@@ -15,8 +15,8 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.memgauge.probe import GaugeProbe
 from torchdebug_magics.instruments.memgauge.report import LiveGauges
 from torchdebug_magics.machine.process import rss_bytes, trim_heap
-from torchdebug_magics.probing import accelerators
-from torchdebug_magics.probing.accelerators import Allocator
+from torchdebug_magics.memory import accelerators
+from torchdebug_magics.memory.accelerators import Allocator
 
 if TYPE_CHECKING:
     from tests.doors import Observe

@@ -12,7 +12,7 @@ import torch
 
 import torchdebug_magics
 from tests import children
-from torchdebug_magics.probing.marks import ledger
+from torchdebug_magics.memory.marks import ledger
 from torchdebug_magics.report import Mark
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix, rewritten, target
-from torchdebug_magics.probing.holders import HolderPath
+from torchdebug_magics.memory.paths import HolderPath
 
 
 @pytest.mark.parametrize(

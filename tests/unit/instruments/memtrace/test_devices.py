@@ -11,8 +11,8 @@ import torch
 import torchdebug_magics
 from torchdebug_magics.html import plain
 from torchdebug_magics.instruments.memtrace.view import page
-from torchdebug_magics.probing import accelerators
-from torchdebug_magics.probing.accelerators import Allocator
+from torchdebug_magics.memory import accelerators
+from torchdebug_magics.memory.accelerators import Allocator
 
 MIB = 2**20
 BEFORE = Allocator(0, "GPU 0 · NVIDIA T4", "a", 5 * MIB, 20 * MIB, 1000 * MIB, peak_bytes=50 * MIB, peak_reserved_bytes=60 * MIB)

@@ -25,12 +25,12 @@ from torchdebug_magics.machine.process_state import (
     waited_for_core_s,
     waits_in,
 )
-from torchdebug_magics.probing.children.agent import dump_signal, socket_path
 from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.ranks.agent import dump_signal, socket_path
 
 if TYPE_CHECKING:
-    from torchdebug_magics.probing.children.launching import Children
-    from torchdebug_magics.probing.children.rank_traces import Child
+    from torchdebug_magics.ranks.launching import Children
+    from torchdebug_magics.ranks.rank_traces import Child
 
 
 _MOST_PROCESSES = 256

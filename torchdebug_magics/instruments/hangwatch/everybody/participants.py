@@ -13,7 +13,7 @@ from torchdebug_magics.probing.where import location
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:
-    from torchdebug_magics.probing.children.rank_traces import Child
+    from torchdebug_magics.ranks.rank_traces import Child
 
 _THREAD_COMPUTES = 0.03
 _PROCESS_COMPUTES = 0.15

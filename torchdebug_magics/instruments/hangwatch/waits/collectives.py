@@ -11,7 +11,7 @@ import sys
 import traceback
 from typing import Any
 
-from torchdebug_magics.probing.children.agent import record_of_error
+from torchdebug_magics.ranks.agent import record_of_error
 
 _LATEST = 40
 _ERROR_FACTS_LATEST = 3

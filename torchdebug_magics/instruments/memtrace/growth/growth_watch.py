@@ -22,8 +22,9 @@ from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWa
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, has_graph
 from torchdebug_magics.instruments.memtrace.ledger.phases import Place, Places
-from torchdebug_magics.probing.holders import NOWHERE, History, HolderPath, addresses_of, find_holders, histories
-from torchdebug_magics.probing.holders.found import IN_A_RECORD
+from torchdebug_magics.memory.found import IN_A_RECORD, History, find_holders, histories
+from torchdebug_magics.memory.paths import NOWHERE, HolderPath
+from torchdebug_magics.memory.tensor_holders import addresses_of
 from torchdebug_magics.report import Location
 
 _LOOKS_AT = frozenset({3, 5, 8, 13, 21, 34, 55, 89, 233, 610, 1597})

@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, Loo
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, category
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, Place
-from torchdebug_magics.probing.holders import NOWHERE, HolderPath
+from torchdebug_magics.memory.paths import NOWHERE, HolderPath
 
 LEAST_BYTES = 64
 """An iteration: a scalar that is kept is what one wants."""

@@ -6,7 +6,7 @@ import ast
 import copy
 from dataclasses import dataclass
 
-from torchdebug_magics.probing.holders import HolderPath
+from torchdebug_magics.memory.paths import HolderPath
 from torchdebug_magics.probing.syntax import as_atom, expression, method, parsed
 
 _ADDS = frozenset({"append", "appendleft", "add", "put"})

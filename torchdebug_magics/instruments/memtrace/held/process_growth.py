@@ -15,9 +15,10 @@ from torchdebug_magics.instruments.memtrace.held.keepers import KeepingLines
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix
 from torchdebug_magics.instruments.memtrace.ledger.process_memory import kept_free_bytes
 from torchdebug_magics.machine.process import own_bytes, rss_bytes, workers
-from torchdebug_magics.probing.holders import NOWHERE, HolderPath, PlainCollection, plain_collections
-from torchdebug_magics.probing.holders.outside import is_a
-from torchdebug_magics.probing.holders.roots import roots
+from torchdebug_magics.memory.outside import is_a
+from torchdebug_magics.memory.paths import NOWHERE, HolderPath
+from torchdebug_magics.memory.python_weights import PlainCollection, plain_collections
+from torchdebug_magics.memory.roots import roots
 from torchdebug_magics.report import Location
 
 _LEAST_BYTES = 4 << 20

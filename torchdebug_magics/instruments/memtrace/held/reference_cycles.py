@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from torchdebug_magics.instruments.memtrace.findings import Cycle
 from torchdebug_magics.instruments.memtrace.held.keepers import KeepingLines
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
-from torchdebug_magics.probing.holders import HolderPath, cycles_of, find_holders, waiting_cycles
+from torchdebug_magics.memory.cycles import cycles_of, waiting_cycles
+from torchdebug_magics.memory.found import find_holders
+from torchdebug_magics.memory.paths import HolderPath
 from torchdebug_magics.report import Location
 
 _FEWEST = 3

@@ -18,10 +18,12 @@ from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
 from torchdebug_magics.instruments.memtrace.ledger.phases import PARAMETER
-from torchdebug_magics.probing.holders import NOWHERE, HolderPath, find_holders
-from torchdebug_magics.probing.holders.outside import is_a
-from torchdebug_magics.probing.holders.roots import roots
-from torchdebug_magics.probing.holders.walk import Walk, undisturbed
+from torchdebug_magics.memory.found import find_holders
+from torchdebug_magics.memory.outside import is_a
+from torchdebug_magics.memory.paths import NOWHERE, HolderPath
+from torchdebug_magics.memory.roots import roots
+from torchdebug_magics.memory.walk import Walk
+from torchdebug_magics.probing.attributes import undisturbed
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
 from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.probing.syntax import own_nodes, tree_of

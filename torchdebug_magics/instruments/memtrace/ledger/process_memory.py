@@ -14,9 +14,9 @@ import torch
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Book, Ledger
 from torchdebug_magics.instruments.memtrace.report import DeviceMemory, TraceMark
 from torchdebug_magics.machine.process import PeakRss, rss_bytes
-from torchdebug_magics.probing.accelerators import Allocator
-from torchdebug_magics.probing.gauges import Gauges
-from torchdebug_magics.probing.marks import ledger as marks
+from torchdebug_magics.memory.accelerators import Allocator
+from torchdebug_magics.memory.gauges import Gauges
+from torchdebug_magics.memory.marks import ledger as marks
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.report import Gauge, Mark
 

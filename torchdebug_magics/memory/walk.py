@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-import torch
-
+from torchdebug_magics.memory.containers import CONTAINERS
+from torchdebug_magics.memory.objects import held_by, is_entered
+from torchdebug_magics.memory.outside import of_type
+from torchdebug_magics.memory.roots import Rank, Root, namespaces
+from torchdebug_magics.memory.tensor_holders import addresses_of, in_node
 from torchdebug_magics.probing.graphs import MOST_NODES
-from torchdebug_magics.probing.holders.containers import CONTAINERS
-from torchdebug_magics.probing.holders.objects import held_by, is_entered
-from torchdebug_magics.probing.holders.outside import of_type
-from torchdebug_magics.probing.holders.roots import Rank, Root, namespaces
-from torchdebug_magics.probing.holders.tensor_holders import addresses_of, in_node
 
 _STEP = len(Rank)
 """Roots of a lower rank go first among those that are equally near."""
@@ -147,16 +143,3 @@ class Walk:
                 (held_by(kind), of_type(CONTAINERS, kind) is not None) if is_entered(kind) and self._enters(kind) else None
             )
         return self._ways[id(kind)]
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """No collection in between, which would run finalizers; no function of a tensor subclass."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        with torch._C.DisableTorchFunctionSubclass():
-            yield
-    finally:
-        if was_enabled:
-            gc.enable()

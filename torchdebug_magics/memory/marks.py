@@ -12,8 +12,8 @@ from typing import Any
 from torchdebug_magics.machine.gpus import Gpu
 from torchdebug_magics.machine.limits import Limit
 from torchdebug_magics.machine.process import rss_bytes
-from torchdebug_magics.probing.accelerators import Allocator
-from torchdebug_magics.probing.gauges import Gauges
+from torchdebug_magics.memory.accelerators import Allocator
+from torchdebug_magics.memory.gauges import Gauges
 from torchdebug_magics.probing.this_rank import rank
 from torchdebug_magics.report import Mark
 

@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torchdebug_magics.probing.holders.containers import CONTAINERS
-from torchdebug_magics.probing.holders.found import find_holders
-from torchdebug_magics.probing.holders.objects import held_by, is_entered, names_in
-from torchdebug_magics.probing.holders.outside import bases, is_a, names_of_type
-from torchdebug_magics.probing.holders.paths import HolderPath, Owner, owner_as
-from torchdebug_magics.probing.holders.roots import Rank, roots
-from torchdebug_magics.probing.holders.tensor_holders import is_node, storages_of
-from torchdebug_magics.probing.holders.walk import undisturbed
+from torchdebug_magics.memory.containers import CONTAINERS
+from torchdebug_magics.memory.found import find_holders
+from torchdebug_magics.memory.objects import held_by, is_entered, names_in
+from torchdebug_magics.memory.outside import bases, is_a, names_of_type
+from torchdebug_magics.memory.paths import HolderPath, Owner, owner_as
+from torchdebug_magics.memory.roots import Rank, roots
+from torchdebug_magics.memory.tensor_holders import is_node, storages_of
+from torchdebug_magics.probing.attributes import undisturbed
 from torchdebug_magics.probing.modules import live
 
 _MOST_OBJECTS = {Rank.VARIABLE: 4_000, Rank.MODULE: 5_000}

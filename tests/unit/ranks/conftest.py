@@ -10,7 +10,7 @@ import pytest
 
 from tests.children import none_outlives
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import processes_with_agents
-from torchdebug_magics.probing.children.launching import Children
+from torchdebug_magics.ranks.launching import Children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

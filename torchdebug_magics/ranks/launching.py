@@ -14,10 +14,10 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torchdebug_magics.machine.process_state import process_state
-from torchdebug_magics.probing.children.agent import Agent
-from torchdebug_magics.probing.children.rank_session import folder_here
-from torchdebug_magics.probing.children.rank_traces import Child
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap
+from torchdebug_magics.ranks.agent import Agent
+from torchdebug_magics.ranks.rank_session import folder_here
+from torchdebug_magics.ranks.rank_traces import Child
 
 _FORK_WAIT_S = 0.5
 

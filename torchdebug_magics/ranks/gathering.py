@@ -11,9 +11,9 @@ from torch import distributed
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.machine.process_state import age_s
-from torchdebug_magics.probing.children.rank_traces import record_of
 from torchdebug_magics.ranks.compared import Details, RankRecord
 from torchdebug_magics.ranks.merging import merged
+from torchdebug_magics.ranks.rank_traces import record_of
 from torchdebug_magics.ranks.report import RankFindingKind, RanksReport
 from torchdebug_magics.ranks.transport import packed, unpacked
 from torchdebug_magics.report import Report

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.probing.holders.cycles import garbage
-from torchdebug_magics.probing.holders.python_weights import PlainCollection, plain_collections
+from torchdebug_magics.memory.cycles import garbage
+from torchdebug_magics.memory.python_weights import PlainCollection, plain_collections
 
 
 class Node:

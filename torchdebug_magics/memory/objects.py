@@ -23,8 +23,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.attributes import attributes_of, members_of, referents
-from torchdebug_magics.probing.holders.containers import (
+from torchdebug_magics.memory.containers import (
     CONTAINERS,
     PLACES,
     Named,
@@ -34,8 +33,9 @@ from torchdebug_magics.probing.holders.containers import (
     names_in_traceback,
     place,
 )
-from torchdebug_magics.probing.holders.outside import bases, is_a, is_outside, module_of, names_of_type, of_type, whose_module
-from torchdebug_magics.probing.holders.tensor_holders import in_node, in_tensor, is_node, names_in_node, names_in_tensor
+from torchdebug_magics.memory.outside import bases, is_a, is_outside, module_of, names_of_type, of_type, whose_module
+from torchdebug_magics.memory.tensor_holders import in_node, in_tensor, is_node, names_in_node, names_in_tensor
+from torchdebug_magics.probing.attributes import attributes_of, members_of, referents
 from torchdebug_magics.probing.source.code_owner import local_values
 
 _TABLES = ("_parameters", "_buffers", "_modules")

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch._C._autograd import _get_sequence_nr
 
+from torchdebug_magics.memory.found import histories
 from torchdebug_magics.probing.graphs import MOST_NODES
-from torchdebug_magics.probing.holders import histories
 
 if TYPE_CHECKING:
     from collections.abc import Callable

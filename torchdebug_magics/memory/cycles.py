@@ -13,13 +13,13 @@ from itertools import compress
 from types import CellType, FrameType, FunctionType
 from typing import Any
 
-from torchdebug_magics.probing.attributes import attributes_of, referents
-from torchdebug_magics.probing.holders.containers import CONTAINERS
-from torchdebug_magics.probing.holders.found import edges, reach
-from torchdebug_magics.probing.holders.outside import is_a
-from torchdebug_magics.probing.holders.paths import HolderPath, Names, shortened
-from torchdebug_magics.probing.holders.roots import Rank, Root
-from torchdebug_magics.probing.holders.walk import Walk, undisturbed
+from torchdebug_magics.memory.containers import CONTAINERS
+from torchdebug_magics.memory.found import edges, reach
+from torchdebug_magics.memory.outside import is_a
+from torchdebug_magics.memory.paths import HolderPath, Names, shortened
+from torchdebug_magics.memory.roots import Rank, Root
+from torchdebug_magics.memory.walk import Walk
+from torchdebug_magics.probing.attributes import attributes_of, referents, undisturbed
 
 _PASSES = 3
 _MOST_VISITS = 300_000

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.children import launched, run
-from tests.unit.probing.children import targets
+from tests.unit.ranks import targets
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import (
     AgentError,
     ask,
@@ -23,9 +23,9 @@ from torchdebug_magics.instruments.hangwatch.everybody.looking_around import (
     left_error,
     processes_with_agents,
 )
-from torchdebug_magics.probing.children import agent, launching
-from torchdebug_magics.probing.children.agent import AGENT_THREAD, dump_signal, socket_path
-from torchdebug_magics.probing.children.launching import Children
+from torchdebug_magics.ranks import agent, launching
+from torchdebug_magics.ranks.agent import AGENT_THREAD, dump_signal, socket_path
+from torchdebug_magics.ranks.launching import Children
 from torchdebug_magics.session import without_ours
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Start = Callable[..., Any]
 
 METHODS = ("fork", "spawn", "forkserver")
-HERE = "tests.unit.probing.children.targets"
+HERE = "tests.unit.ranks.targets"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -350,7 +350,7 @@ def run():
     print(process.exitcode, "until here", file=sys.stderr, flush=True)
 if __name__ == "__main__":
     run()
-    from torchdebug_magics.probing.children.launching import Children
+    from torchdebug_magics.ranks.launching import Children
     with ExitStack() as stack:
         Children().attach(stack)
         run()

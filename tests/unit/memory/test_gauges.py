@@ -13,8 +13,8 @@ import torch
 from tests import children
 from torchdebug_magics.machine.limits import Limit
 from torchdebug_magics.machine.process import Worker
-from torchdebug_magics.probing import gauges
-from torchdebug_magics.probing.gauges import Gauges
+from torchdebug_magics.memory import gauges
+from torchdebug_magics.memory.gauges import Gauges
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.report import Gauge
 
@@ -151,7 +151,7 @@ def test_workers_are_summed_by_their_share(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(
     ("place", "lost"),
-    [("torchdebug_magics.probing.gauges.rss_bytes", "this process (RSS)"), ("torchdebug_magics.machine.gpus.Gpus.read", "GPU")],
+    [("torchdebug_magics.memory.gauges.rss_bytes", "this process (RSS)"), ("torchdebug_magics.machine.gpus.Gpus.read", "GPU")],
 )
 def test_what_fails_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch, place: str, lost: str):
     def fails(*_: object) -> Any:
@@ -180,7 +180,7 @@ def test_torch_is_left_alone_while_the_user_imports_it(monkeypatch: pytest.Monke
 
 def test_torch_is_not_imported_for_a_gauge_of_it():
     code = (
-        "import sys\nfrom torchdebug_magics.machine.process import rss_bytes\nfrom torchdebug_magics.probing.gauges import Gauges\n"
+        "import sys\nfrom torchdebug_magics.machine.process import rss_bytes\nfrom torchdebug_magics.memory.gauges import Gauges\n"
         "with Gauges() as gauges: assert len(gauges.read()) >= 2\nassert 'torch' not in sys.modules"
     )
     children.python("-c", code)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchdebug_magics.probing.holders import find_holders
+from torchdebug_magics.memory.found import find_holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

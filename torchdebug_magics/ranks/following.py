@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from torchdebug_magics.probing.children.launching import remembered, start_method
-from torchdebug_magics.probing.children.rank_session import ATTRIBUTE, RankSession
-from torchdebug_magics.probing.children.rank_traces import Child, Launched, collected, left
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap
 from torchdebug_magics.ranks.compared import Compared, RankRecord
+from torchdebug_magics.ranks.launching import remembered, start_method
 from torchdebug_magics.ranks.merging import held_details, merged
+from torchdebug_magics.ranks.rank_session import ATTRIBUTE, RankSession
+from torchdebug_magics.ranks.rank_traces import Child, Launched, collected, left
 from torchdebug_magics.ranks.transport import Job
 from torchdebug_magics.report import Report
 

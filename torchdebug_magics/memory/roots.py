@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import re
 import sys
 import threading
 import weakref
@@ -12,12 +11,12 @@ from enum import IntEnum
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
-from torchdebug_magics.probing.holders.containers import is_function, running_frames, thread_names
-from torchdebug_magics.probing.holders.outside import space_of, whose_module
+from torchdebug_magics.memory.containers import is_function, running_frames, thread_names
+from torchdebug_magics.memory.outside import space_of, whose_module
+from torchdebug_magics.probing.names import OUTPUT_NAME, named, user_namespaces, user_variables
 from torchdebug_magics.probing.source.code_owner import local_values
 from torchdebug_magics.probing.where import our_extension, running_shell
 
-_OUTPUT = re.compile(r"_+\d*$")
 _ERRORS = ("last_traceback", "last_value", "last_exc")
 
 
@@ -49,13 +48,13 @@ class Root(NamedTuple):
 def roots(extra: Iterable[tuple[str, object]] = ()) -> Iterator[Root]:
     """All of them; the same object may come under several names."""
     shell = running_shell()
-    yield from variables()
+    yield from (Root(name, value, Rank.VARIABLE) for name, value in user_variables())
     yield from _locals()
     yield from _outputs(shell)
     yield from (Root(label, value, Rank.IN_FLIGHT) for label, value in extra)
     yield from _errors(shell)
     yield from _session(shell)
-    yield from _globals(_spaces(shell))
+    yield from _globals(user_namespaces())
     yield from _kept()
 
 
@@ -66,23 +65,6 @@ def namespaces() -> Iterator[object]:
     shell = running_shell()
     if shell is not None:
         yield from (shell.user_ns, shell.user_ns_hidden, outputs(shell), shell.user_ns.get("In"))
-
-
-def _spaces(shell: Any) -> list[dict[str, Any]]:
-    main = space_of(sys.modules.get("__main__"))
-    return [main] if shell is None or shell.user_ns is main else [shell.user_ns, main]
-
-
-def variables() -> Iterator[Root]:
-    """The user's own names in the notebook, and in `__main__`."""
-    shell = running_shell()
-    for space in _spaces(shell):
-        yield from (Root(name, value, Rank.VARIABLE) for name, value in named(space) if not _is_ours(name, shell))
-
-
-def _is_ours(name: str, shell: Any) -> bool:
-    """Whether a name is one that Python or IPython gives."""
-    return name.startswith("__") or (shell is not None and bool(name in {"Out", "_oh", "In", "_ih", "_dh"} or _OUTPUT.match(name)))
 
 
 def _locals() -> Iterator[Root]:
@@ -99,11 +81,6 @@ def _locals() -> Iterator[Root]:
             yield from (Root(f"{name}{where}", value, Rank.VARIABLE, name) for name, value in found)
 
 
-def named(space: dict[Any, Any]) -> list[tuple[str, Any]]:
-    """The names in a namespace: anything may be a key of ``globals()``."""
-    return [(name, value) for name, value in dict.items(space) if type(name) is str]
-
-
 def outputs(shell: Any) -> dict[int, Any]:
     """`Out`, unless the user gave its name to something else."""
     held = shell.user_ns.get("_oh")
@@ -114,9 +91,9 @@ def _outputs(shell: Any) -> Iterator[Root]:
     if shell is None:
         return
     yield from (Root(f"Out[{number}]", value, Rank.OUTPUT) for number, value in list(outputs(shell).items()))
-    yield from (Root(name, value, Rank.OUTPUT) for name, value in named(shell.user_ns) if _OUTPUT.match(name))
+    yield from (Root(name, value, Rank.OUTPUT) for name, value in named(shell.user_ns) if OUTPUT_NAME.match(name))
     hidden = named(shell.user_ns_hidden)
-    yield from (Root(f"user_ns_hidden[{name!r}]", value, Rank.OUTPUT) for name, value in hidden if _OUTPUT.match(name))
+    yield from (Root(f"user_ns_hidden[{name!r}]", value, Rank.OUTPUT) for name, value in hidden if OUTPUT_NAME.match(name))
     yield from (Root(f"displayhook.{name}", getattr(shell.displayhook, name, None), Rank.OUTPUT) for name in ("_", "__", "___"))
     yield Root("last_execution_result.result", getattr(shell.last_execution_result, "result", None), Rank.OUTPUT)
 

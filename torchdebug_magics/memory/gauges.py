@@ -12,7 +12,7 @@ from torchdebug_magics.format import byte_size, plural
 from torchdebug_magics.machine.gpus import Gpu, Gpus
 from torchdebug_magics.machine.limits import Limit, Limits
 from torchdebug_magics.machine.process import Worker, rss_bytes, workers
-from torchdebug_magics.probing.accelerators import Allocator, Allocators
+from torchdebug_magics.memory.accelerators import Allocator, Allocators
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.report import Gauge
 

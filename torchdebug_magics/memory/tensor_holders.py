@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchdebug_magics.probing.holders.containers import Named, place
-from torchdebug_magics.probing.holders.outside import is_a, names_of_type
+from torchdebug_magics.memory.containers import Named, place
+from torchdebug_magics.memory.outside import is_a, names_of_type
 from torchdebug_magics.probing.storages import held_of
 
 _BASE: Any = torch._C.TensorBase

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchdebug_magics.probing.holders import cycles_of
+from torchdebug_magics.memory.cycles import cycles_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

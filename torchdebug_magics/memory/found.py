@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.attributes import attributes_of
+from torchdebug_magics.memory.containers import CONTAINERS
+from torchdebug_magics.memory.objects import is_array
+from torchdebug_magics.memory.outside import is_a, names_of_type, of_type
+from torchdebug_magics.memory.paths import HolderPath, Owner, Paths, owner_of
+from torchdebug_magics.memory.roots import Rank, Root, roots
+from torchdebug_magics.memory.tensor_holders import history_of, is_node, is_used_up, next_nodes, shown_bytes, storages_of
+from torchdebug_magics.memory.walk import Walk
+from torchdebug_magics.probing.attributes import attributes_of, undisturbed
 from torchdebug_magics.probing.graphs import MOST_NODES
-from torchdebug_magics.probing.holders.containers import CONTAINERS
-from torchdebug_magics.probing.holders.objects import is_array
-from torchdebug_magics.probing.holders.outside import is_a, names_of_type, of_type
-from torchdebug_magics.probing.holders.paths import HolderPath, Owner, Paths, owner_of
-from torchdebug_magics.probing.holders.roots import Rank, Root, roots
-from torchdebug_magics.probing.holders.tensor_holders import history_of, is_node, is_used_up, next_nodes, shown_bytes, storages_of
-from torchdebug_magics.probing.holders.walk import Walk, undisturbed
 
 _MOST_PASSES = 3_000_000
 _CACHED: Any = type(lru_cache(len))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchdebug_magics.probing.holders import find_holders
+from torchdebug_magics.memory.found import find_holders
 
 _NAMES = 8
 READS_AS_PYTHON = re.compile(r"mymod(\.\w+|\[[^\]]+\])*$")

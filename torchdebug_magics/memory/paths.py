@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from torchdebug_magics.probing.holders.containers import CONTAINERS
-from torchdebug_magics.probing.holders.objects import names_in
-from torchdebug_magics.probing.holders.outside import bases, is_a, module_of, names_of_type, of_type, whose_module
-from torchdebug_magics.probing.holders.tensor_holders import is_node
+from torchdebug_magics.memory.containers import CONTAINERS
+from torchdebug_magics.memory.objects import names_in
+from torchdebug_magics.memory.outside import bases, is_a, module_of, names_of_type, of_type, whose_module
+from torchdebug_magics.memory.tensor_holders import is_node
 
 if TYPE_CHECKING:
-    from torchdebug_magics.probing.holders.roots import Root
-    from torchdebug_magics.probing.holders.walk import Walk
+    from torchdebug_magics.memory.roots import Root
+    from torchdebug_magics.memory.walk import Walk
 
 
 _ARROW = " -> "

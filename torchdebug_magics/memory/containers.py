@@ -11,8 +11,8 @@ from inspect import CO_OPTIMIZED
 from types import FrameType, TracebackType
 from typing import Any, TypeAlias
 
+from torchdebug_magics.memory.outside import is_machinery
 from torchdebug_magics.probing.attributes import attributes_of
-from torchdebug_magics.probing.holders.outside import is_machinery
 from torchdebug_magics.probing.source.code_owner import frames_above, local_values, owner
 
 Named: TypeAlias = Iterator[tuple[str, object]]
