@@ -31,7 +31,8 @@ from torchdebug_magics.instruments.memtrace.ledger.memory_snapshot import Snapsh
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer, refused_bytes
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, TEMPORARY, Phases, Place, Places, Span
 from torchdebug_magics.instruments.memtrace.ledger.process_memory import MarkListener, ProcessMemory, given_out_bytes
-from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, LiveMemory, MemtraceReport, Peak, Stretch, Timeline
+from torchdebug_magics.instruments.memtrace.report import MemtraceReport
+from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, LiveMemory, Peak, Stretch, Timeline
 from torchdebug_magics.instruments.memtrace.words import leading
 from torchdebug_magics.machine.limits import Limits
 from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio

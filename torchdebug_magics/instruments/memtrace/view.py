@@ -8,7 +8,8 @@ from torchdebug_magics.format import Format, byte_size, listed, plural
 from torchdebug_magics.html.page import Areas, Bars, Block, Code, Facts, Fold, Measure, Meters, Note, Page, Status, Table, Verbatim
 from torchdebug_magics.instruments.memtrace import words
 from torchdebug_magics.instruments.memtrace.findings import Growth, Leading, Oom
-from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, Comparison, LiveMemory, MemtraceReport, Stretch, Timeline, TraceMark
+from torchdebug_magics.instruments.memtrace.report import Comparison, MemtraceReport
+from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, LiveMemory, Stretch, Timeline, TraceMark
 from torchdebug_magics.instruments.memtrace.words import change, figures, leading, many, start_of, variable
 
 _SITES: dict[str, Format] = {

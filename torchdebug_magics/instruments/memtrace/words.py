@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size, capitalised, count, listed, plural, share
 from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Leading, Oom, Phase, Undeleted
+from torchdebug_magics.instruments.memtrace.trace import DeviceMemory, Trace
 from torchdebug_magics.report import short_title
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.report import DeviceMemory, MemtraceReport
 
 _NODE_BYTES = 500
 """About what an autograd node takes."""
@@ -37,7 +34,7 @@ _LONGEST = 90
 _BETWEEN = " · "
 
 
-def leading(report: MemtraceReport) -> Leading | None:
+def leading(report: Trace) -> Leading | None:
     """The finding that matters most: the first thing to change."""
     if report.oom is not None:
         return report.oom
@@ -52,7 +49,7 @@ def leading(report: MemtraceReport) -> Leading | None:
     return graph if graph is not None else report.undeleted
 
 
-def verdict(report: MemtraceReport) -> str:
+def verdict(report: Trace) -> str:
     """The headline, and the rows that tell what to change; where nothing was found, what remains."""
     told = (f"{name}: {text}" for name, text in rows(report, leading(report)) if name in _TOLD)
     return _BETWEEN.join([headline(report), *told])
@@ -61,7 +58,7 @@ def verdict(report: MemtraceReport) -> str:
 # The headline --------------------------------------------------------------------------------------------------------------------
 
 
-def headline(report: MemtraceReport) -> str:
+def headline(report: Trace) -> str:
     """The finding that matters most and its line, or the peak and what became of it."""
     found = leading(report)
     if found is None:
@@ -123,12 +120,12 @@ def _when_refused(oom: Oom) -> str:
     return "in the first iteration" if oom.iteration else "in a single allocation"
 
 
-def _stopped(report: MemtraceReport) -> str:
+def _stopped(report: Trace) -> str:
     last = report.interrupts[-1]
     return f"Stopped by guard at {byte_size(last.used_bytes)} of {byte_size(last.limit_bytes)} ({last.whose})"
 
 
-def _peak(report: MemtraceReport) -> str:
+def _peak(report: Trace) -> str:
     what = _outcome(report)
     if report.is_light:
         peak = "Peak not known" if report.rss_peak_bytes is None else f"Process peak {byte_size(report.rss_peak_bytes)}"
@@ -140,7 +137,7 @@ def _peak(report: MemtraceReport) -> str:
     return f"{peak}{place if len(f'{peak}{place}; {what}') <= _LONGEST else ''}; {what}"
 
 
-def _outcome(report: MemtraceReport) -> str:
+def _outcome(report: Trace) -> str:
     if report.unnamed_bytes:
         return f"{byte_size(report.unnamed_bytes)} left that no variable leads to"
     if report.unseen_loop is not None:
@@ -157,13 +154,13 @@ def _outcome(report: MemtraceReport) -> str:
 # The rows ------------------------------------------------------------------------------------------------------------------------
 
 
-def rows(report: MemtraceReport, found: Leading | None) -> list[tuple[str, str]]:
+def rows(report: Trace, found: Leading | None) -> list[tuple[str, str]]:
     """What to change, who keeps the memory, and what the guard did; where nothing was found, what remains."""
     known = [*_guarded(report, found), *(_remaining(report) if found is None else rows_of(found, _each(report, found)))]
     return [(name, text) for name, text in known if text]
 
 
-def also_found(report: MemtraceReport) -> list[list[tuple[str, str]]]:
+def also_found(report: Trace) -> list[list[tuple[str, str]]]:
     """The rows of each further finding, with its line."""
     lead, growth = leading(report), report.growth
     graph = None if growth is not None and growth.keeps_graph else report.graph_growth
@@ -204,11 +201,11 @@ def start_of(path: str) -> str:
     return path.partition(".grad_fn")[0].partition(" -> ")[0]
 
 
-def _each(report: MemtraceReport, found: object) -> str:
+def _each(report: Trace, found: object) -> str:
     return "run" if found is report.rerun_growth else "iteration"
 
 
-def _guarded(report: MemtraceReport, found: object) -> list[tuple[str, str]]:
+def _guarded(report: Trace, found: object) -> list[tuple[str, str]]:
     """What the guard did, and who holds the memory that it stopped at."""
     if not report.interrupts:
         return []
@@ -244,7 +241,7 @@ def _best(oom: Oom) -> str:
     return "" if best is None else f"{best.what} (saves {byte_size(best.saved_bytes)}): {best.how}"
 
 
-def _remaining(report: MemtraceReport) -> list[tuple[str, str]]:
+def _remaining(report: Trace) -> list[tuple[str, str]]:
     """What the process kept, what the cell left, and which variable holds most of it."""
     if report.is_light and not report.net_bytes and not report.process_grown_bytes:
         return []
@@ -263,7 +260,7 @@ def _remaining(report: MemtraceReport) -> list[tuple[str, str]]:
 # The figures ---------------------------------------------------------------------------------------------------------------------
 
 
-def figures(report: MemtraceReport) -> tuple[tuple[str, str], ...]:
+def figures(report: Trace) -> tuple[tuple[str, str], ...]:
     """Names and values of all figures that are known."""
     freed, borrowed, mapped, untraced = map(
         _size, (report.freed_before_bytes, report.borrowed_bytes, report.mapped_bytes, report.untraced_bytes)
@@ -299,7 +296,7 @@ def _size(size_bytes: int) -> str:
     return byte_size(size_bytes) if size_bytes else ""
 
 
-def _process(report: MemtraceReport) -> str:
+def _process(report: Trace) -> str:
     if report.rss_peak_bytes is None:
         return ""
     net = "" if report.rss_net_bytes is None else f", {change(report.rss_net_bytes)} at the end"
@@ -307,7 +304,7 @@ def _process(report: MemtraceReport) -> str:
     return f"peak {byte_size(report.rss_peak_bytes)}{net}{limit}"
 
 
-def _followed(report: MemtraceReport) -> str:
+def _followed(report: Trace) -> str:
     """How many steps were traced op by op, and what was done with the others."""
     ops = f"{count(report.ops_count)} operation{'' if report.ops_count == 1 else 's'}"
     if not report.steps_count:

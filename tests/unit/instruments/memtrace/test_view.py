@@ -10,7 +10,8 @@ import pytest
 from torchdebug_magics.html import plain
 from torchdebug_magics.html.page import Areas, Bars, Code, Facts, Fold, Note
 from torchdebug_magics.instruments.memtrace.findings import Advice, Cycle, GraphGrowth, Growth, Oom, Undeleted
-from torchdebug_magics.instruments.memtrace.report import HELD_BEFORE, Holder, MemtraceReport, Peak, Timeline
+from torchdebug_magics.instruments.memtrace.report import MemtraceReport
+from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, Holder, Peak, Timeline
 from torchdebug_magics.instruments.memtrace.view import page
 from torchdebug_magics.machine.interrupts import Interrupt
 from torchdebug_magics.report import Location

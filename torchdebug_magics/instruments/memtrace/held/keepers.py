@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, category
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OTHER, TEMPORARY
-from torchdebug_magics.instruments.memtrace.report import Holder
+from torchdebug_magics.instruments.memtrace.trace import Holder
 from torchdebug_magics.memory.found import Holding, find_holders
 from torchdebug_magics.memory.paths import NOWHERE, HolderPath, Owner
 from torchdebug_magics.probing.syntax import FUNCTIONS, LOOPS, called, dotted, last_name, method, nodes, targets_of, tree_of

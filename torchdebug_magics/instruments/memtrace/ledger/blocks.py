@@ -13,7 +13,7 @@ import torch
 
 from torchdebug_magics.instruments.memtrace.findings import Phase
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OTHER, TEMPORARY, Place, Span
-from torchdebug_magics.instruments.memtrace.report import Site
+from torchdebug_magics.instruments.memtrace.trace import Site
 
 _MOST_GONE = 1 << 14
 _MOST_LINKS = 64

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import torch
 
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Book, Ledger
-from torchdebug_magics.instruments.memtrace.report import DeviceMemory, TraceMark
+from torchdebug_magics.instruments.memtrace.trace import DeviceMemory, TraceMark
 from torchdebug_magics.machine.process import PeakRss, rss_bytes
 from torchdebug_magics.memory.accelerators import Allocator
 from torchdebug_magics.memory.gauges import Gauges
