@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
@@ -262,6 +262,45 @@ class FindingsReport(Report, Generic[FindingT]):
     def verdict(self) -> str:
         """The finding in one sentence, or what was checked."""
         return self.sentence
+
+
+def parts_of(value: object) -> Iterator[object]:
+    """A value, and all that a report may hold in it, at any depth: fields, items, the values of mappings."""
+    yield value
+    for part in _inside(value).values():
+        yield from parts_of(part)
+
+
+def changed(value: Any, change: Callable[[Any], Any], done: dict[int, tuple[Any, Any]] | None = None) -> Any:
+    """A value with ``change(part)`` in place of each part, from the outermost on; what is held twice stays one object.
+
+    What is not changed stays the same object, too.
+    """
+    done = {} if done is None else done
+    if id(value) not in done:
+        new = change(value)
+        before = _inside(new)
+        after = {key: changed(part, change, done) for key, part in before.items()}
+        if any(after[key] is not part for key, part in before.items()):
+            new = _with_inside(new, after)
+        done[id(value)] = value, new  # the value, too: the number of an object that is gone may be another's
+    return done[id(value)][1]
+
+
+def _inside(value: Any) -> dict[Any, Any]:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return dict(enumerate(value)) if isinstance(value, (tuple, list)) else {}
+
+
+def _with_inside(value: Any, parts: dict[Any, Any]) -> Any:
+    if isinstance(value, Mapping):
+        return parts
+    if isinstance(value, (tuple, list)):
+        return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
+    return dataclasses.replace(value, **parts)
 
 
 def _names(kind: type[Any]) -> list[str]:

@@ -8,17 +8,17 @@ stands there is the one to be replaced. Where two statements would do, or the ed
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any, TypeVar
 
 from torchdebug_magics.probing.edited_source import HEADS, SIMPLE, Source, cells, parse_with, running_cell, same
 from torchdebug_magics.probing.fix_code import ALIASES, CODE
 from torchdebug_magics.probing.syntax import names_in, nodes, parsed, root_of, tree_of
-from torchdebug_magics.report import Edit, Finding, Report
+from torchdebug_magics.report import Edit, Finding, Report, changed
 
 ReportT = TypeVar("ReportT", bound=Report)
 
@@ -40,41 +40,17 @@ _ON_A_COPY = re.compile(r"\bon a copy, $")
 def with_edits(report: ReportT) -> ReportT:
     """The report, with edits for each fix that the source tells how to apply. Never raises; reads no more than source."""
     try:
-        changed = {id(finding): edits for finding in _findings(report) if (edits := _edits_of(finding))}
-        return _with(report, changed, {}) if changed else report
+        new: ReportT = changed(report, _edited)
     except Exception:  # noqa: BLE001 - edits that cannot be made must leave the user's cell its report
         return report
-
-
-def _findings(value: object) -> Iterator[Finding]:
-    """All findings in a report that have a fix at a line and no edits yet."""
-    if isinstance(value, Finding) and value.fix and not value.edits and value.fix_at is not None:
-        yield value
-    if dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _findings(getattr(value, field.name))
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _findings(part)
-
-
-def _with(value: Any, changed: Mapping[int, tuple[Edit, ...]], done: dict[int, Any]) -> Any:
-    """The same data with the edits; what is not changed stays the same object, and what is held twice stays one."""
-    if id(value) in done:
-        return done[id(value)]
-    new: Any = value
-    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
-        parts = [_with(part, changed, done) for part in value]
-        new = type(value)(parts) if any(part is not old for part, old in zip(parts, value, strict=True)) else value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        others = {name: _with(part, changed, done) for name, part in fields.items()}
-        if isinstance(value, Finding) and id(value) in changed:
-            others |= {"edits": changed[id(value)], "fix_state": "verified" if value.fix_state == "verified" else "compiles"}
-        if any(others[name] is not fields[name] for name in fields):
-            new = dataclasses.replace(value, **others)
-    done[id(value)] = new
     return new
+
+
+def _edited(part: Any) -> Any:
+    """A finding with a fix at a line gets its edits; any other part stays."""
+    is_open = isinstance(part, Finding) and part.fix and not part.edits and part.fix_at is not None
+    edits = _edits_of(part) if is_open else ()
+    return replace(part, edits=edits, fix_state="verified" if part.fix_state == "verified" else "compiles") if edits else part
 
 
 def _edits_of(finding: Finding) -> tuple[Edit, ...]:
@@ -174,8 +150,8 @@ def _expressions(fix: str, source: Source) -> Iterator[Edit]:
         else:
             continue
         for statement in filter(None, (source.statement, *source.near[:12])):
-            if (changed := _replaced(statement, old, new, source)) is not None:
-                yield source.replacing(statement, changed)
+            if (text := _replaced(statement, old, new, source)) is not None:
+                yield source.replacing(statement, text)
                 return
 
 
@@ -222,9 +198,9 @@ def _statements(fix: str, source: Source) -> Iterator[Edit]:
             else:
                 yield source.replacing(alike[0], _as_written(alike[0], new, code, source))
         elif isinstance(new, ast.Expr) and id(at) not in taken and not _EFFECT.search(before):
-            if changed := _with_part(at, new.value, code, source):
+            if text := _with_part(at, new.value, code, source):
                 taken.add(id(at))
-                yield source.replacing(at, changed)
+                yield source.replacing(at, text)
         elif isinstance(new, ast.Assign) and not alike and (edit := _after_making(new.targets[0], code, source)) is not None:
             yield edit
 
@@ -233,9 +209,9 @@ def _running_calls(fix: str, _: Source) -> Iterator[Edit]:
     """The call in the running cell from which the fix was tried: ``net(image.flatten(1))`` where the error is in a module of `net`."""
     for (cell, _first), (code, _before, _after) in product(running_cell(), _codes(fix)[:1]):
         call = _parsed(code)
-        changed = [(node, new) for node in cell.near if isinstance(call, ast.Expr) and (new := _with_part(node, call.value, code, cell))]
-        if len(changed) == 1:
-            yield cell.replacing(*changed[0])
+        texts = [(node, new) for node in cell.near if isinstance(call, ast.Expr) and (new := _with_part(node, call.value, code, cell))]
+        if len(texts) == 1:
+            yield cell.replacing(*texts[0])
 
 
 def _copies(fix: str, _: Source) -> Iterator[Edit]:
@@ -243,12 +219,12 @@ def _copies(fix: str, _: Source) -> Iterator[Edit]:
     for (cell, first), (code, before, _after) in product(running_cell(), _codes(fix)):
         match _parsed(code) if _ON_A_COPY.search(before) else None:
             case ast.Expr(ast.Call(args=[original])) | ast.Expr(ast.Call(ast.Attribute(original), args=[])):
-                changed = [(node, new) for node in cell.near if (new := _replaced(node, ast.unparse(original), code, cell, once=True))]
-                if len(changed) == 1 and ast.unparse(ast.parse(code)) not in ast.unparse(cell.tree):  # a copy of a copy changes nothing
+                texts = [(node, new) for node in cell.near if (new := _replaced(node, ast.unparse(original), code, cell, once=True))]
+                if len(texts) == 1 and ast.unparse(ast.parse(code)) not in ast.unparse(cell.tree):  # a copy of a copy changes nothing
                     module, imports = code.partition(".")[0], [name for place in cells() for name in nodes(ast.alias, place.tree)]
                     if module in sys.stdlib_module_names and module not in {name.asname or name.name for name in imports}:
                         yield cell.before(first, f"import {module}")
-                    yield cell.replacing(*changed[0])
+                    yield cell.replacing(*texts[0])
 
 
 def _goes_on(old: ast.stmt, new: ast.stmt) -> bool:
@@ -277,9 +253,9 @@ def _with_options(new: ast.stmt, source: Source) -> Iterator[Edit]:
                 return
             options = ", ".join(ast.unparse(keyword) for keyword in call.keywords if keyword.arg not in given)
             old = ast.unparse(part)
-            changed = _replaced(node, old, f"{source.text(part)[:-1]}{', ' if part.args or part.keywords else ''}{options})", source)
-            if changed is not None:
-                yield source.replacing(node, changed)
+            text = _replaced(node, old, f"{source.text(part)[:-1]}{', ' if part.args or part.keywords else ''}{options})", source)
+            if text is not None:
+                yield source.replacing(node, text)
             return
 
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import ast
 import builtins
-import dataclasses
 import inspect
 import linecache
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, Literal, TypeVar
 
@@ -20,9 +19,8 @@ from torchdebug_magics.format import listed
 from torchdebug_magics.probing import syntax
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
 from torchdebug_magics.probing.where import running_shell
-from torchdebug_magics.report import Location, Report
+from torchdebug_magics.report import Location, Report, changed, parts_of
 
-T = TypeVar("T")
 ReportT = TypeVar("ReportT", bound=Report)
 
 CODE = re.compile(r"`([^`\n]+)`")
@@ -54,62 +52,22 @@ def checked(report: ReportT, error: BaseException | None = None) -> ReportT:
     `error` is what ended the cell: its frames still hold the variables of the functions that ran. Never raises.
     """
     try:
-        fixes = dict.fromkeys(fix for fix in _texts(report, "fix") if CODE.search(fix))
+        fixes = dict.fromkeys(fix for part in parts_of(report) if CODE.search(fix := getattr(part, "fix", None) or ""))
         if not fixes:
             return report
         place = _Place(report, error)
-        changed = {fix: words for fix in fixes if (words := _in_words(fix, place)) != fix}
-        return _replaced(report, changed, {}) if changed else report
+        words = [(fix, new) for fix in fixes if (new := _in_words(fix, place)) != fix]
+        # Also where a fix is a part of a longer text.
+        new_report: ReportT = changed(report, lambda part: _replaced(part, words) if isinstance(part, str) else part) if words else report
     except Exception:  # noqa: BLE001 - a check of ours that fails must leave the user's cell its report
         return report
+    return new_report
 
 
-def _texts(value: object, name: str) -> Iterator[str]:
-    """The strings of all fields of that name in a report."""
-    if dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            part = getattr(value, field.name)
-            if field.name == name and isinstance(part, str):
-                yield part
-            else:
-                yield from _texts(part, name)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _texts(part, name)
-
-
-def _all(value: object, kind: type[T]) -> Iterator[T]:
-    """All objects of a type in a report."""
-    if isinstance(value, kind):
-        yield value
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _all(getattr(value, field.name), kind)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _all(part, kind)
-
-
-def _replaced(value: Any, changed: Mapping[str, str], done: dict[int, Any]) -> Any:
-    """The same data with other texts, also where a text is a part of a longer one; what is not changed stays the same object."""
-    if isinstance(value, str):
-        for old, words in changed.items():
-            value = value.replace(old, words)
-        return value
-    if id(value) in done:
-        return done[id(value)]
-    new: Any = value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        parts = {name: _replaced(part, changed, done) for name, part in fields.items()}
-        if any(parts[name] is not part and parts[name] != part for name, part in fields.items()):
-            new = dataclasses.replace(value, **parts)
-    elif type(value) in {tuple, list}:
-        items = [_replaced(part, changed, done) for part in value]
-        if any(one is not part for one, part in zip(items, value, strict=True)):
-            new = type(value)(items)
-    done[id(value)] = new
-    return new
+def _replaced(text: str, words: list[tuple[str, str]]) -> str:
+    for old, new in words:
+        text = text.replace(old, new)
+    return text
 
 
 def _in_words(fix: str, place: _Place) -> str:
@@ -292,7 +250,7 @@ class _Place:
 
     def __init__(self, report: Report, error: BaseException | None) -> None:
         of_error = _frames_of(error)
-        places = dict.fromkeys(_all(report, Location))
+        places = dict.fromkeys(part for part in parts_of(report) if isinstance(part, Location))
         around = next((one for one in frames_above(sys._getframe(1)) if is_user_code(one.f_code)), None)
         is_of_fix = around is not None and (not places or around.f_code.co_filename in {one.file for one in places})
         frames = [*of_error, *([around] if around is not None and is_of_fix else [])]
@@ -306,7 +264,7 @@ class _Place:
         self._seen = set[str]()
         """Names in the text of a cell or file that a location is in, outside of other functions."""
         files = dict.fromkeys([*(one.file for one in places), *(frame.f_code.co_filename for frame in of_error)])
-        self._names = set(_all(report, str))
+        self._names = {part for part in parts_of(report) if isinstance(part, str)}
         """As of parameters and modules, which are no code."""
         self._text = "\n".join("".join(linecache.getlines(file)) for file in files)
         for file, line in {(one.file, one.line) for one in places}:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
-import operator
 import pickle
 import zlib
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchdebug_magics.ranks.compared import RankRecord
-from torchdebug_magics.report import Report
+from torchdebug_magics.report import Report, changed
 
 HEALTHY_BYTES = 4096
 """The size limit of a rank that finished and found nothing, before compression; unpickled it takes a few times as much."""
@@ -34,7 +34,7 @@ def packed(record: RankRecord, most_bytes: int | None = None) -> bytes:
     for most, kept in _ATTEMPTS:
         if limit is None or len(data) <= limit:
             break
-        data = pickle.dumps(_with_note(record, _shortened(record, most, kept)), pickle.HIGHEST_PROTOCOL)
+        data = pickle.dumps(_with_note(record, changed(record, functools.partial(_shortened, most, kept))), pickle.HIGHEST_PROTOCOL)
     return zlib.compress(data)
 
 
@@ -59,20 +59,11 @@ def says_cut(problem: str) -> bool:
     return problem.startswith(_CUT)
 
 
-def _shortened(value: Any, most: int, kept: int) -> Any:
-    """Copy a value, keeping the first `kept` items of every list with more than `most`, at any depth."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = (field.name for field in dataclasses.fields(value) if field.init)
-        changed = {name: new for name in fields if (new := _shortened(old := getattr(value, name), most, kept)) is not old}
-        return replace(value, **changed) if changed else value
-    if isinstance(value, Mapping):
-        pairs = list(value.items())[: kept if len(value) > most else None]
-        small = {key: _shortened(item, most, kept) for key, item in pairs}
-        return value if len(small) == len(value) and all(small[key] is item for key, item in pairs) else small
-    if type(value) in {tuple, list}:
-        items = [_shortened(item, most, kept) for item in value[: kept if len(value) > most else None]]
-        return value if len(items) == len(value) and all(map(operator.is_, items, value)) else type(value)(items)
-    return value
+def _shortened(most: int, kept: int, value: Any) -> Any:
+    """Cut a list with more than `most` items to its first `kept`."""
+    if isinstance(value, Mapping) and len(value) > most:
+        return dict(list(value.items())[:kept])
+    return value[:kept] if type(value) in {tuple, list} and len(value) > most else value
 
 
 def _with_note(whole: RankRecord, small: RankRecord) -> RankRecord:
