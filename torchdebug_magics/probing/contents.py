@@ -75,6 +75,10 @@ class Contents:
                 if kept.copy is not None and present.copy is not None:
                     with torch.inference_mode():  # the only way to write a copy that was made in it
                         now._kept[key] = present._replace(copy=kept.copy.copy_(present.copy))
+        self.forget()
+
+    def forget(self) -> None:
+        """Free the copies."""
         self._kept.clear()
 
 

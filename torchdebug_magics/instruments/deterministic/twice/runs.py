@@ -182,6 +182,7 @@ class Runs:
         """To where it began. Harmless the second time."""
         with interrupts_held():
             watch.contents.put_back()
+            watch.contents.forget()  # the frames of the run may hold its watch until Python's collector comes
             self._undo.put_back()
             self._undo = Contents()
             self._unseen.put_back()
