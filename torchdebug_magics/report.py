@@ -237,6 +237,8 @@ class Report:
 
 
 FindingT = TypeVar("FindingT", bound=Finding)
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
+"""Most of what a report holds, and nothing is in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,9 +268,12 @@ class FindingsReport(Report, Generic[FindingT]):
 
 def parts_of(value: object) -> Iterator[object]:
     """A value, and all that a report may hold in it, at any depth: fields, items, the values of mappings."""
-    yield value
-    for part in _inside(value).values():
-        yield from parts_of(part)
+    todo = [value]
+    while todo:
+        part = todo.pop()
+        yield part
+        if type(part) not in _PLAIN:
+            todo += reversed(_inside(part).values())
 
 
 def changed(value: Any, change: Callable[[Any], Any], done: dict[int, tuple[Any, Any]] | None = None) -> Any:
@@ -276,6 +281,8 @@ def changed(value: Any, change: Callable[[Any], Any], done: dict[int, tuple[Any,
 
     What is not changed stays the same object, too.
     """
+    if type(value) in _PLAIN:
+        return change(value)
     done = {} if done is None else done
     if id(value) not in done:
         new = change(value)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from torchdebug_magics.probing.edited_source import HEADS, SIMPLE, Source, cells, parse_with, running_cell, same
 from torchdebug_magics.probing.fix_code import ALIASES, CODE
 from torchdebug_magics.probing.syntax import names_in, nodes, parsed, root_of, tree_of
-from torchdebug_magics.report import Edit, Finding, Report, changed
+from torchdebug_magics.report import Edit, Finding, Report, changed, parts_of
 
 ReportT = TypeVar("ReportT", bound=Report)
 
@@ -40,16 +40,19 @@ _ON_A_COPY = re.compile(r"\bon a copy, $")
 def with_edits(report: ReportT) -> ReportT:
     """The report, with edits for each fix that the source tells how to apply. Never raises; reads no more than source."""
     try:
-        new: ReportT = changed(report, _edited)
+        new: ReportT = changed(report, _edited) if any(map(_lacks_edits, parts_of(report))) else report
     except Exception:  # noqa: BLE001 - edits that cannot be made must leave the user's cell its report
         return report
     return new
 
 
+def _lacks_edits(part: Any) -> bool:
+    return isinstance(part, Finding) and bool(part.fix) and not part.edits and part.fix_at is not None
+
+
 def _edited(part: Any) -> Any:
     """A finding with a fix at a line gets its edits; any other part stays."""
-    is_open = isinstance(part, Finding) and part.fix and not part.edits and part.fix_at is not None
-    edits = _edits_of(part) if is_open else ()
+    edits = _edits_of(part) if _lacks_edits(part) else ()
     return replace(part, edits=edits, fix_state="verified" if part.fix_state == "verified" else "compiles") if edits else part
 
 
