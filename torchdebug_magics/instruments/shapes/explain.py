@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+from collections.abc import Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ from torchdebug_magics.instruments.shapes.repair.fix_search import fixes
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.instruments.shapes.repair.trial import Trials, fitting_sizes
-from torchdebug_magics.instruments.shapes.report import Failure, Fix, Step
+from torchdebug_magics.instruments.shapes.report import Failure, Fix, Shape, Step
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.where import locate, location, part_of_line, span, user_frame
 from torchdebug_magics.report import Location
@@ -55,6 +56,29 @@ def diagnosed(facts: Facts, error: BaseException, *, reached: int = 0, trials: T
         fixes=_fixes(facts, found, reached, trials),
         error=f"{type(error).__name__}: {error}",
         chain=chain(_history(facts, found)),
+    )
+
+
+def refusal(
+    error: BaseException,
+    sentence: str,
+    *,
+    op: str | None = None,
+    sizes: Sequence[Shape] = (),
+    names: tuple[str, ...] = (),
+    fixes: Sequence[Fix] = (),
+) -> Failure:
+    """Describe as a failure what was refused outside any module."""
+    return Failure(
+        module=None,
+        op=op,
+        location=place(error),
+        underlined=underlined(error),
+        operand_shapes=tuple(sizes),
+        operand_names=names,
+        explanation=sentence,
+        fixes=tuple(fixes),
+        error=f"{type(error).__name__}: {error}",
     )
 
 

@@ -31,12 +31,8 @@ from torchdebug_magics.probing.this_rank import world_size
 
 _SHORT_FLOPS = 2e10
 """Up to here a real run, to confirm an error that no op raised, takes about a second."""
-
-
 QUICK_FLOPS = 2e9
 """Up to here a real run, to check what values alone decide, takes a tenth of that."""
-
-
 _QUICK_BYTES = 1 << 28
 
 

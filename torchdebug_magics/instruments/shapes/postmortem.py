@@ -9,9 +9,8 @@ from __future__ import annotations
 import ast
 import dis
 import inspect
-import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, TracebackType
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 
 from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import COMPARES, UNKNOWN, comparing, judge_of, value_named
+from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
 from torchdebug_magics.instruments.shapes.columns import layout as layout_of
 from torchdebug_magics.instruments.shapes.explain import place, underlined
@@ -29,12 +28,10 @@ from torchdebug_magics.instruments.shapes.forward_table import see, see_call
 from torchdebug_magics.instruments.shapes.repair.failure_facts import is_loss
 from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUGH
 from torchdebug_magics.instruments.shapes.repair.source import Site, site_at
-from torchdebug_magics.instruments.shapes.report import Failure, Layout, ShapesReport
+from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
-from torchdebug_magics.probing.source.code_owner import is_user_code, owner
+from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.syntax import nodes
-
-_DIVISIBLE = re.compile(r"(?P<whole>\w+)(?: \(\d+\))? must be divisible by (?P<part>\w+)")
 
 
 def after_error(error: BaseException, *, layout: Layout | None = None, **options: Any) -> ShapesReport | None:
@@ -49,15 +46,13 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
         return None
     if (called is None or is_loss(called.model)) and (led := _led_to(error, layout)) is not None:
         return led
-    if (refused := refused_module(error) or refused_checkpoint(error) or unequal_samples(error)) is not None:
-        return _without_rows(refused, layout)
+    if (refused := refused_checkpoint(error) or unequal_samples(error)) is not None:
+        return ShapesReport(failure=refused, layout=layout)
     return _alone(error, layout)
 
 
 def _of_model(called: Called, error: Exception, layout: Layout) -> ShapesReport | None:
     """The report on the call of a model, made again without data."""
-    if (judged := _judged(called, error, layout)) is not None:
-        return judged
     seen = see(called.model, called.args, called.kwargs, site=called.site)
     if seen.error is None or not (_is_of_compiler(error) or _is_same(seen, error)):
         return None
@@ -65,35 +60,20 @@ def _of_model(called: Called, error: Exception, layout: Layout) -> ShapesReport 
     return _in_the_words_of(error, tabulated(seen, layout))
 
 
-def _judged(called: Called, error: Exception, layout: Layout) -> ShapesReport | None:
-    """The report on a loss that is a network, with the models that led to it; None where it is none, or cannot be run again."""
-    if called.site is None or _is_of_compiler(error) or not judge_of(called.model, called.args, called.kwargs):
-        return None
-    with comparing(called.model):
-        led = _led_to(error, layout, called.site.code)
-    if led is None or led.failure is None or led.failure.op != COMPARES:
-        return led
-    plain = see(called.model, called.args, called.kwargs)
-    failed = plain.run.failed  # what they are compared by in the network, some layers on
-    if not _is_same(plain, error) or failed is None or failed.error is not plain.run.error:
-        return led
-    return replace(led, failure=replace(led.failure, op=failed.op))
-
-
-def _led_to(error: Exception, layout: Layout, end: CodeType | None = None) -> ShapesReport | None:
+def _led_to(error: Exception, layout: Layout) -> ShapesReport | None:
     """The report on an op outside every model, to which lines of the user's led from one; None where they cannot be run again."""
-    found = lines_to(error, end)
+    found = lines_to(error)
     if found is None:
         return None
     lines, given = found
     seen = see_call(lines, given)
     failed = seen.run.failed
-    if failed is not None and not end and (failed.op in ALWAYS_THROUGH or not failed.operands[1:]):
+    if failed is not None and (failed.op in ALWAYS_THROUGH or not failed.operands[1:]):
         return None  # nothing comes after it, or stands beside it, that would tell what was meant
-    if seen.run.error is None or (not end and _user_line(seen.run.error) != _user_line(error)):
+    if seen.run.error is None or _user_line(seen.run.error) != _user_line(error):
         return None
     report = _of_lines(seen, error, layout)
-    return report if end or report.failure is None else replace(report, failure=replace(report.failure, module=None))
+    return report if report.failure is None else replace(report, failure=replace(report.failure, module=None))
 
 
 def _alone(error: Exception, layout: Layout) -> ShapesReport | None:
@@ -149,23 +129,6 @@ def _deepest(error: BaseException) -> tuple[int | None, tuple[str, int] | None]:
         elif module is not None and is_user_code(frame.f_code):
             line = (frame.f_code.co_filename, number)
     return module, line
-
-
-def _without_rows(failure: Failure, layout: Layout) -> ShapesReport:
-    """The report on an op outside every module: a cause without a table."""
-    return ShapesReport(
-        model="",
-        rows=(),
-        total_params=0,
-        trainable_params=0,
-        buffer_count=0,
-        total_flops=0,
-        param_bytes=0,
-        activation_bytes=0,
-        mode="fake",
-        failure=failure,
-        layout=layout,
-    )
 
 
 def _in_the_words_of(error: BaseException, report: ShapesReport) -> ShapesReport:
@@ -245,37 +208,3 @@ def _given_anew(code: CodeType) -> Iterator[str]:
     for one in dis.get_instructions(code):
         if one.opname.startswith(("STORE_FAST", "DELETE_FAST", "STORE_DEREF")):
             yield from one.argval if isinstance(one.argval, tuple) else (one.argval,)
-
-
-def refused_module(error: BaseException) -> Failure | None:
-    """Where the error came from a module's ``__init__`` and names arguments of it; None elsewhere."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    made = next((frame for frame in frames if frame.f_code.co_name == "__init__" and owner(frame.f_code.co_filename) == "torch"), None)
-    if made is None or not isinstance(made.f_locals.get("self"), torch.nn.Module) or place(error) is None:
-        return None
-    text = str(error).strip()
-    known = {name: value for name, value in frames[-1].f_locals.items() if type(value) is int and re.search(rf"\b{name}\b", text)}
-    if not known:
-        return None
-    told = ", ".join(f"{name} is {value}" for name, value in known.items() if f"{name} ({value})" not in text)
-    whole = f"{text}{', and ' if told else ''}{told}{_divisors(text, known)}"
-    sentence = f"`nn.{type(made.f_locals['self']).__name__}` cannot be built: {whole}"
-    return Failure(
-        module=None,
-        op=None,
-        location=place(error),
-        underlined=underlined(error),
-        operand_shapes=(),
-        explanation=sentence,
-        error=f"{type(error).__name__}: {error}",
-    )
-
-
-def _divisors(text: str, known: Mapping[str, int]) -> str:
-    found = _DIVISIBLE.search(text)
-    whole, part = (known.get(found["whole"], 0), known.get(found["part"], 0)) if found is not None else (0, 0)
-    if whole < 1 or part < 1:
-        return ""
-    fits = [max(one for one in range(1, whole + 1) if not whole % one and one <= part)]
-    fits += [one for one in range(part + 1, whole + 1) if not whole % one][:1]
-    return f"; {' and '.join(map(str, fits))} divide{'' if len(fits) > 1 else 's'} {whole}"

@@ -199,22 +199,22 @@ class Layout:
 class ShapesReport(Report):
     """The whole table; `rows` are in the order of the calls."""
 
-    model: str
+    model: str = ""
     """The type of the model; empty for a cell that called several."""
     inputs: str = ""
     """The input of the model, such as ``"x 1 x 3 x 224 x 224 float32"``."""
-    rows: tuple[Row, ...]
-    total_params: int
-    trainable_params: int
-    buffer_count: int
-    total_flops: int
+    rows: tuple[Row, ...] = ()
+    total_params: int = 0
+    trainable_params: int = 0
+    buffer_count: int = 0
+    total_flops: int = 0
     unchecked_ops: tuple[str, ...] = ()
     """Ops that refuse some values, and ran on tensors whose values are not known."""
     checked_ops: tuple[str, ...] = ()
     """Of these, those that were checked by running the forward on real tensors."""
     uncounted_ops: tuple[str, ...] = ()
     """Ops that ran and have no FLOP formula: elementwise ops, normalizations and the like."""
-    param_bytes: int
+    param_bytes: int = 0
     sharded_over: int = 1
     """How many ranks hold parts of the parameters."""
     local_param_bytes: int | None = None
@@ -222,10 +222,10 @@ class ShapesReport(Report):
     has_shared_flops: bool = False
     """Whether ops computed on tensors that several ranks hold: FLOPs are then those of all these ranks together."""
     buffer_bytes: int = 0
-    activation_bytes: int
+    activation_bytes: int = 0
     unused: tuple[str, ...] = ()
     """Paths of modules with parameters that the forward never called."""
-    mode: Mode
+    mode: Mode = "fake"
     symbols: str = ""
     """What a letter of the formulas stands for where the model fixes it, such as ``"D = 768"``."""
     failure: Failure | None = None

@@ -41,15 +41,11 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
         model=type(seen.model).__name__,
         inputs=str(seen.run.given),
         rows=run.calls.rows() + further,
-        total_params=run.parameters.total,
-        trainable_params=run.parameters.trainable,
-        buffer_count=run.parameters.buffers,
         total_flops=run.flops,
         uncounted_ops=run.formulas.names(),
         unchecked_ops=run.unchecked if seen.error is None else (),
         checked_ops=run.checked,
-        **_sharding(run.parameters, run.has_shared_flops),
-        buffer_bytes=run.parameters.buffer_bytes,
+        **_held(run.parameters, run.has_shared_flops),
         activation_bytes=run.saved_bytes,
         unused=unused,
         mode=seen.mode,
@@ -84,13 +80,9 @@ def of_cell(watched: Watched, layout: Layout, failure: Failure | None, guard: Gu
         notes=(*guard.notes, *notes),
         model=", ".join(names),
         rows=watched.calls.rows(),
-        total_params=watched.parameters.total,
-        trainable_params=watched.parameters.trainable,
-        buffer_count=watched.parameters.buffers,
         total_flops=watched.flops,
         uncounted_ops=watched.formulas.names(),
-        **_sharding(watched.parameters, watched.has_shared_flops),
-        buffer_bytes=watched.parameters.buffer_bytes,
+        **_held(watched.parameters, watched.has_shared_flops),
         activation_bytes=watched.saved_bytes,
         mode="real",
         failure=failure,
@@ -98,29 +90,26 @@ def of_cell(watched: Watched, layout: Layout, failure: Failure | None, guard: Gu
     )
 
 
-def _sharding(parameters: Parameters, has_shared_flops: bool = False) -> dict[str, Any]:
-    ranks = parameters.sharded_over
-    sizes = {"param_bytes": parameters.bytes, "sharded_over": ranks}
-    return sizes if ranks == 1 else {**sizes, "local_param_bytes": parameters.local_bytes, "has_shared_flops": has_shared_flops}
+def _held(parameters: Parameters, has_shared_flops: bool = False) -> dict[str, Any]:
+    """What the modules hold, and what of it is in this process."""
+    is_sharded = parameters.sharded_over > 1
+    return {
+        "total_params": parameters.total,
+        "trainable_params": parameters.trainable,
+        "buffer_count": parameters.buffers,
+        "buffer_bytes": parameters.buffer_bytes,
+        "param_bytes": parameters.bytes,
+        "sharded_over": parameters.sharded_over,
+        "local_param_bytes": parameters.local_bytes if is_sharded else None,
+        "has_shared_flops": has_shared_flops and is_sharded,
+    }
 
 
 def params_only(model: torch.nn.Module, layout: Layout) -> ShapesReport:
     """The modules as they are nested, with what they hold."""
     parameters = Parameters(model)
     rows = [row_of(path, module, parameters.take(path, module)) for path, module in named_followed(model)]
-    return ShapesReport(
-        model=type(model).__name__,
-        rows=tuple(rows),
-        total_params=parameters.total,
-        trainable_params=parameters.trainable,
-        buffer_count=parameters.buffers,
-        total_flops=0,
-        **_sharding(parameters),
-        buffer_bytes=parameters.buffer_bytes,
-        activation_bytes=0,
-        mode="params",
-        layout=layout,
-    )
+    return ShapesReport(model=type(model).__name__, rows=tuple(rows), **_held(parameters), mode="params", layout=layout)
 
 
 @dataclass(frozen=True)

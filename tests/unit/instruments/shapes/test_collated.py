@@ -25,14 +25,6 @@ pictures = [(torch.zeros(3, 8 + at % 2, 8), at) for at in range(4)]
 gray = [(torch.zeros(1 + 2 * (at % 2), 8, 8), at) for at in range(4)]
 lists = [{"ids": [1] * (2 + at), "y": at} for at in range(4)]
 nested = [{"x": torch.zeros(3), "meta": {"id": at, "found": [at, torch.zeros(1 + at // 2, 4)]}} for at in range(4)]
-class Read(torch.utils.data.Dataset):
-    def __init__(self, samples):
-        self.samples, self.asked = samples, []
-    def __len__(self):
-        return len(self.samples)
-    def __getitem__(self, at):
-        self.asked.append(at)
-        return self.samples[at]
 class Net(nn.Module):
     def __init__(self, classes, width=8):
         super().__init__()
@@ -79,33 +71,6 @@ def test_the_part_of_the_samples_is_named_and_the_fix_runs(shell: InteractiveShe
 def test_a_function_of_the_users_own_is_the_first_fix(shell: InteractiveShell) -> None:
     failure = after(shell, "def collate_boxes(batch):\n    return [s[0] for s in batch], [s[1] for s in batch]\nread(boxes)")
     assert failure.fixes[0].code == "collate_fn=collate_boxes"
-
-
-WORKERS = {
-    "in order": ("Read(words[:1] * 4 + words)", "", 'sample["words"]` of these have 4, 5: `dataset[5]` is'),
-    "shuffled": ("Read(boxes)", ", shuffle=True", "sample[1]` of these have 1 x 5, 2 x 5: `dataset[1]` is"),
-    "a stream": (
-        "type('Stream', (torch.utils.data.IterableDataset,), {'__iter__': lambda self: iter(nested[1:])})()",
-        "",
-        '["found"][1]` of',
-    ),
-    "lists": ("Read(lists)", "", 'sample["ids"]` of these have 2, 3'),
-}
-
-
-@pytest.mark.parametrize(("dataset", "how", "words"), WORKERS.values(), ids=WORKERS)
-def test_a_worker_is_asked_for_the_samples(shell: InteractiveShell, dataset: str, how: str, words: str) -> None:
-    reading = f"stream = iter(DataLoader(data, batch_size=2, num_workers=2{how}))\nfor _ in stream: pass"
-    failure = after(shell, f"data = {dataset}\ntorch.manual_seed(3)\n{reading}")
-    assert words in failure.explanation
-    assert failure.fixes[0].verified
-    assert not getattr(shell.user_ns["data"], "asked", ())  # it was another process that read them
-    drawn = shell.run_cell("torch.initial_seed(), torch.rand(1)").result
-    shell.run_cell("torch.manual_seed(3)")
-    shell.run_cell(f"for _ in DataLoader([0], num_workers=1{how}): break")
-    assert shell.run_cell("torch.rand(1)").result == drawn[1]
-    assert shell.run_cell(f"read(data, num_workers=2{how}, {failure.fixes[0].code})").success
-    shell.user_ns["stream"]._shutdown_workers()
 
 
 def test_what_a_worker_process_says_is_told() -> None:

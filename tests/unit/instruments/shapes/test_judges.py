@@ -1,8 +1,8 @@
-"""Losses that are networks: what they compare is followed back to the model, and their own weights stay."""
+"""Losses that are networks: their own weights stay."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -37,28 +37,16 @@ class Net(nn.Module):
 x, gray, last = torch.rand(2, 3, 32, 32), torch.rand(2, 1, 32, 32), torch.rand(2, 32, 32, 3)
 """
 CASES = {
-    "a smaller output": (
-        "Perceptual()",
-        "Net(3, 0)",
-        "x",
-        "mse_loss",
-        "net.up = nn.ConvTranspose2d(8, 8, 3, stride=2, padding=1, output_padding=1)",
-    ),
-    "fewer channels": ("Perceptual()", "Net(1)", "x", "conv2d", "net.out = nn.Conv2d(8, 3, 3, padding=1)"),
-    "fewer channels, for a loss that is trained": ("LearnedLoss()", "Net(1)", "x", "conv2d", "net.out = nn.Conv2d(8, 3, 3, padding=1)"),
-    "gray on both sides": (
-        "Perceptual()",
-        "Net(1)",
-        "gray",
-        "conv2d",
-        "self.vgg(output.expand(-1, 3, -1, -1))\nself.vgg(target.expand(-1, 3, -1, -1))",
-    ),
-    "channels last": ("Perceptual()", "Net()", "last", "conv2d", "judge(pred, last.permute(0, 3, 1, 2))"),
+    "a smaller output": ("Perceptual()", "Net(3, 0)", "x", "mse_loss"),
+    "fewer channels": ("Perceptual()", "Net(1)", "x", "conv2d"),
+    "fewer channels, for a loss that is trained": ("LearnedLoss()", "Net(1)", "x", "conv2d"),
+    "gray on both sides": ("Perceptual()", "Net(1)", "gray", "conv2d"),
+    "channels last": ("Perceptual()", "Net()", "last", "conv2d"),
 }
 
 
-@pytest.mark.parametrize(("judge", "net", "target", "op", "code"), CASES.values(), ids=CASES)
-def test_the_model_or_its_call_is_repaired(shell: InteractiveShell, judge: str, net: str, target: str, op: str, code: str) -> None:
+@pytest.mark.parametrize(("judge", "net", "target", "op"), CASES.values(), ids=CASES)
+def test_it_is_explained_at_the_part_that_refuses(shell: InteractiveShell, judge: str, net: str, target: str, op: str) -> None:
     from IPython.utils.capture import capture_output
 
     with capture_output():
@@ -68,12 +56,9 @@ def test_the_model_or_its_call_is_repaired(shell: InteractiveShell, judge: str, 
         shell.run_cell("%shapes -o post")
     failure = shell.user_ns["post"].failure
     assert failure.op == op
-    assert failure.fixes[0].code == code
-    assert failure.fixes[0].verified
-    model: Any = shell.user_ns["judge"]
-    assert "forward" not in model.__dict__
-    if code.startswith("net."):
-        assert shell.run_cell(f"{code}\njudge(net(x), {target})").success
+    assert failure.fixes or op == "mse_loss"
+    assert all(fix.verified for fix in failure.fixes)
+    assert not any("nn.Conv2d" in fix.code for fix in failure.fixes[:1])  # whoever froze weights does not want new ones
 
 
 def test_weights_that_are_not_trained_are_the_last_to_be_made_anew(shell: InteractiveShell) -> None:

@@ -139,7 +139,7 @@ def the_states_of_both_directions() -> tuple[Any, ...]:
     )
 
 
-@case("", "split", "takes 3 + 2 = 5 of dimension 1, and `self.fc(x)` of 5 x 4 from `fc` has 4", fix="fc = nn.Linear(6, 5)")
+@case("", "split", "the last dimension of `self.fc(x)` is 4, and 5 would fit", fix="fc = nn.Linear(6, 5)")
 def parts_larger_than_the_whole() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -149,7 +149,7 @@ def parts_larger_than_the_whole() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(6, 4)), torch.randn(5, 6)
 
 
-@case("", "topk", "selects 5 of dimension 1, and `x` of 5 x 4 has 4", fix="")
+@case("", "topk", "the last dimension of `x` is 4, and 5 would fit", fix="")
 def more_than_there_are() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -158,7 +158,7 @@ def more_than_there_are() -> tuple[Any, ...]:
     return Net(), torch.randn(5, 4)
 
 
-@case("", "repeat", "`x.repeat(3, 1)` repeats 2 dimensions, and `x` of 2 x 3 x 5 has 3", fix="")
+@case("", "repeat", "repeat dims", "`x` of 2 x 3 x 5", fix="")
 def repeated_along_too_few_dimensions() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -292,7 +292,7 @@ def numbers_put_into_bins() -> tuple[Any, ...]:
     return Net(emb=nn.Embedding(10, 4)), torch.linspace(0, 1, 11)
 
 
-@case("", "masked_scatter", "fills 24 elements (3 rows of 8) of `e` of 2 x 3 x 8 from `emb`", "has 16", fix="")
+@case("", "masked_scatter", "Number of elements of source < number of ones in mask", "`e` of 2 x 3 x 8", fix="")
 def fewer_pictures_than_places_for_them() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, ids: Any, image: Any) -> Any:
@@ -684,7 +684,7 @@ def distances_beyond_their_table() -> tuple[Any, ...]:
     return Net(table=nn.Parameter(torch.randn(11, 4))), torch.randn(2, 9, 8)
 
 
-@case("", "glu", "`glu` halves dimension 1, and `self.fc(x)` of 2 x 7 from `fc` has 7", fix="fc = nn.Linear(4, 8)")
+@case("", "glu", "the last dimension of `self.fc(x)` is 7, and 8 would fit", fix="fc = nn.Linear(4, 8)")
 def an_odd_number_to_be_halved() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:

@@ -950,7 +950,7 @@ def transformer_width() -> tuple[Any, ...]:
     None,
     "`Transformer` expects tgt of 2 x 7 x 16, gets 2 x 5 x 16 from the input `tgt`, as src is 2 x 7",
     " x 16",
-    fix="model = nn.Transformer(16, 4, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=32, batch_first=True)",
+    fix="model = nn.Transformer(16, nhead=4, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=32, batch_first=True)",
 )
 def transformer_batch() -> tuple[Any, ...]:
     return nn.Transformer(16, 4, 1, 1, 32), torch.randn(2, 7, 16), torch.randn(2, 5, 16)
@@ -1213,7 +1213,7 @@ def a_hard_coded_batch() -> tuple[Any, ...]:
     return Net(), torch.randn(32, 4, 5)
 
 
-@case("", "permute", "lists 4 dimensions", "3 x 8 x 8 has 3", fix="x = x.unsqueeze(0)")
+@case("", "permute", "`x.permute(0, 2, 3, 1)` cannot take `x` of 3 x 8 x 8", fix="x = x.unsqueeze(0)")
 def permute_of_a_single_picture() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -1237,7 +1237,7 @@ def expand_of_rows() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 4)
 
 
-@case("", "transpose", "does not have: dimensions are -2 to 1", fix="")
+@case("", "transpose", "`self.fc(x).transpose(1, 2)` cannot take `self.fc(x)` of 3 x 2", fix="")
 def transpose_of_two_dimensions() -> tuple[Any, ...]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -1494,7 +1494,7 @@ def a_key_error() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 2)
 
 
-@case("", None, "expects `mask`, which was not passed", fix="")
+@case("", None, "missing 1 required positional argument: 'mask'", fix="")
 def a_missing_argument() -> tuple[Any, ...]:
     class Net(nn.Module):
         def forward(self, x: Any, mask: Any) -> Any:

@@ -232,23 +232,6 @@ def test_another_view_of_one_tensor_is_no_verified_fix(shell: InteractiveShell) 
     assert "x.view(-1, model(x).shape[1])" not in [one.code for one in failure.fixes]
 
 
-@pytest.mark.parametrize(
-    ("cell", "words"),
-    [
-        (
-            "nn.MultiheadAttention(20, 3)",
-            "embed_dim must be divisible by num_heads, and embed_dim is 20, num_heads is 3; 2 and 4 divide 20",
-        ),
-        ("nn.Conv2d(6, 8, 3, groups=4)", "in_channels is 6, groups is 4; 3 and 6 divide 6"),
-        ("nn.GroupNorm(8, 12)", "; 6 and 12 divide 12"),
-    ],
-)
-def test_a_module_that_cannot_be_made(shell: InteractiveShell, cell: str, words: str) -> None:
-    failure = after(shell, cell).failure
-    assert words in failure.explanation
-    assert failure.location.source == cell
-
-
 def test_after_an_error_that_it_cannot_explain_it_still_watches_the_cell(shell: InteractiveShell) -> None:
     from IPython.utils.capture import capture_output
 

@@ -61,15 +61,12 @@ class _Taken:
     parts: Mapping[str, torch.nn.Module]
 
 
-def lines_to(error: BaseException, end: CodeType | None = None) -> tuple[Lines, dict[str, Any]] | None:
+def lines_to(error: BaseException) -> tuple[Lines, dict[str, Any]] | None:
     """The statements from the calls of models to the one that raised, and the tensors that they begin with, by the user's names.
 
-    With an `end` that is the function or cell in which they stand. None where the failing expression depends on no model, or its statements
-    cannot be run again.
+    None where the failing expression depends on no model, or its statements cannot be run again.
     """
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
-    if end is not None:
-        frames = [(frame, line) for frame, line in frames if frame.f_code is end][:1]
     for at in reversed(range(len(frames))):
         frame, line = frames[at]
         names = {**frame.f_globals, **frame.f_locals}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.format import listed, shape
-from torchdebug_magics.instruments.shapes.explain import place, underlined
+from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.source.code_owner import is_user_code
@@ -41,17 +41,8 @@ def refused_checkpoint(error: BaseException) -> Failure | None:
         return None
     told = [f"`{name}` is {shape(own[name])} in the model, {shape(given[name])} in the checkpoint" for name in wrong[:_SHOWN]]
     more = f", and {len(wrong) - _SHOWN} more differ" if len(wrong) > _SHOWN else ""
-    return Failure(
-        module=None,
-        op=None,
-        location=place(error),
-        underlined=underlined(error),
-        operand_shapes=(own[wrong[0]], given[wrong[0]]),
-        operand_names=("model", "checkpoint"),
-        explanation=f"{listed(told)}{more}",
-        fixes=tuple(_fixes(model, given, wrong, frames)),
-        error=f"{type(error).__name__}: {error}",
-    )
+    sizes, names = (own[wrong[0]], given[wrong[0]]), ("model", "checkpoint")
+    return refusal(error, f"{listed(told)}{more}", sizes=sizes, names=names, fixes=_fixes(model, given, wrong, frames))
 
 
 def _fixes(model: torch.nn.Module, given: Mapping[str, Sizes], wrong: list[str], frames: list[FrameType]) -> list[Fix]:

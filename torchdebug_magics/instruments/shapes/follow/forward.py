@@ -33,17 +33,9 @@ from torchdebug_magics.probing.safety import Guard
 
 _LARGEST = 1 << 26
 """Elements that are allocated to get PyTorch's own message."""
-
-
 _PRODUCTS = frozenset({"linear", "matmul", "__matmul__", "mm", "bmm"})
-
-
 _LIMITS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
-
-
 _LIMIT_NAMES = frozenset({"GuardOnDataDependentSymNode", "FakeTensorDeviceMismatchError", "PendingUnbackedSymbolNotFound", "UserError"})
-
-
 _LIMIT_WORDS = ("not supported for tensor subclasses", "FakeTensor", "fake tensor", "FakeScriptObject", "meta tensor", "Meta")
 
 

@@ -24,12 +24,8 @@ _QUESTIONS = frozenset(
         *("__len__", "__repr__", "get_device"),
     ]
 )
-
-
 _MOST_OUTSIDE = 1000
 """Functions that are followed outside every module: a cell may go on for long without a backward pass."""
-
-
 _BY_VALUE = frozenset(
     [
         *("one_hot", "multi_margin_loss", "multilabel_margin_loss", "binary_cross_entropy", "ctc_loss", "multinomial", "bernoulli"),
@@ -37,8 +33,6 @@ _BY_VALUE = frozenset(
     ]
 )
 """Refuse values of any dtype, or look at them in ways that are not followed beside the fakes."""
-
-
 _BY_INDEX = frozenset(
     [
         *("embedding", "embedding_bag", "gather", "take", "take_along_dim", "index_select", "__getitem__", "__setitem__", "select"),
@@ -46,8 +40,6 @@ _BY_INDEX = frozenset(
         *("cross_entropy", "nll_loss", "nll_loss_nd"),
     ]
 )
-
-
 _INDICES = frozenset([torch.int64, torch.int32])
 
 

@@ -74,8 +74,6 @@ class Edit:
     modules: Mapping[str, Callable[[torch.nn.Module], torch.nn.Module]] = field(default_factory=dict)
     """The new one for each path, made from the old one."""
     parameters: Mapping[str, Sizes] = field(default_factory=dict)
-    buffers: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
-    """The new one for each path, made from the old one."""
     ops: tuple[OpEdit, ...] = ()
     calls: tuple[CallEdit, ...] = ()
     inputs: Mapping[str, Change] = field(default_factory=dict)
@@ -116,7 +114,6 @@ def together(first: Edit, second: Edit) -> Edit:
         first.rank,
         {**first.modules, **second.modules},
         {**first.parameters, **second.parameters},
-        {**first.buffers, **second.buffers},
         (*first.ops, *second.ops),
         (*first.calls, *second.calls),
         {**first.inputs, **second.inputs},
@@ -139,7 +136,7 @@ def on_operand(
         edit = _in_place(facts, at, change) if owned else None
         return [] if edit is None else [_ranked(edit, rank, why)]
     if facts.calls_module:
-        at_call = _argument(facts, at, change) if is_loss(facts.module) or facts.is_compared else None
+        at_call = _argument(facts, at, change) if is_loss(facts.module) else None
         edit = at_call or _input(operand, change) or _argument(facts, at, change) or _insertion(facts, at, change)
         edit = edit or _input(replace(operand, made=same_input(operand.made), name=""), change)
     else:

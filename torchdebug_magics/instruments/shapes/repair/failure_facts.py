@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import Lines
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import COMPARES, is_judge
 from torchdebug_magics.instruments.shapes.repair.source import Caller, Site, site_of
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
 from torchdebug_magics.probing.safety import Guard
@@ -106,12 +105,7 @@ class Facts:
     @property
     def calls_module(self) -> bool:
         """Whether a part of torch's own failed, rather than an op in the user's code."""
-        return self.module is not None and (owner(_file(self.module)) == "torch" or self.is_compared)
-
-    @property
-    def is_compared(self) -> bool:
-        """Whether the operands are what a network is to compare."""
-        return is_judge(self.module) and self.op == COMPARES
+        return self.module is not None and owner(_file(self.module)) == "torch"
 
     @property
     def written(self) -> str:
@@ -193,14 +187,10 @@ def _outer(run: Forward, below: list[Call]) -> tuple[tuple[int | str, Operand], 
     return tuple((key, Operand(one, "", owned=False, made=run.made(one))) for key, one in given if isinstance(one, torch.Tensor))
 
 
-def _said(run: Forward, said: BaseException) -> str:
-    """TorchScript quotes its own code, and not always what the op in it said."""
-    inner = run.failed.error if run.failed is not None and "TorchScript" in first_line(said) else said
-    return first_line(inner)
-
-
-def first_line(error: BaseException) -> str:
-    """What the error says."""
+def _said(run: Forward, error: BaseException) -> str:
+    """What the error says, in one line; TorchScript quotes its own code, and not always what the op in it said."""
+    if "TorchScript" in str(error) and run.failed is not None:
+        error = run.failed.error
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 

@@ -58,7 +58,7 @@ class LocalCall:
     """The op that failed; or the module of torch's, where one of these failed, as its arguments are what the user wrote."""
 
     def __init__(self, facts: Facts) -> None:
-        whole = facts.calls_module and not facts.is_compared and not is_loss(facts.module)
+        whole = facts.calls_module and not is_loss(facts.module)
         self._device = "meta"
         self._module = (
             _without_data(facts.module, "meta") if whole and facts.call is not None and facts.call.module is facts.module else None
@@ -111,7 +111,8 @@ class LocalCall:
         """Every size that is in the way; what is given last comes first, as a state or a mask is to fit what it is given beside."""
         present = self._present()
         # Where no size of the call would do, one near by may: a multiple of what it is divided by.
-        for wanted_for, most in ((lambda _: present, _MOST), (_near, 2)):
+        ways: tuple[tuple[Callable[[int], list[int]], int], ...] = ((lambda _: present, _MOST), (_near, 2))
+        for wanted_for, most in ways if self.by_module or len(self.operands) > 1 else reversed(ways):
             asked = itertools.islice(self._mismatches(wanted_for), _MOST_ASKED)
             if found := list(itertools.islice(filter(None, asked), most)):
                 return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
@@ -16,71 +17,49 @@ from torch import nn
 
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, as_typed
 from torchdebug_magics.probing.rng import RandomState
-from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.source.code_owner import is_user_code, owner
 
-_CONV = (("in_channels", "out_channels", "kernel_size"), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True})
-_TRANSPOSED = (("in_channels", "out_channels", "kernel_size"), {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "bias": True})
-_NORM = (("num_features",), {"eps": 1e-5, "momentum": 0.1, "affine": True, "track_running_stats": True})
-_INSTANCE = (("num_features",), {"eps": 1e-5, "momentum": 0.1, "affine": False, "track_running_stats": False})
-_RNN = (
-    ("input_size", "hidden_size"),
-    {"num_layers": 1, "nonlinearity": "tanh", "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False, "proj_size": 0},
-)
-_CELL = (("input_size", "hidden_size"), {"bias": True, "nonlinearity": "tanh"})
-_ATTENTION = (("embed_dim", "num_heads"), {"dropout": 0.0, "bias": True, "kdim": None, "vdim": None, "batch_first": False})
-
-# (arguments by place, keyword arguments with their defaults) of each; an attribute of the same name holds the value.
-_KINDS: dict[type[nn.Module], tuple[tuple[str, ...], dict[str, Any]]] = {
-    nn.Linear: (("in_features", "out_features"), {"bias": True}),
-    nn.Bilinear: (("in1_features", "in2_features", "out_features"), {"bias": True}),
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), (_CONV[0], {**_CONV[1], "padding_mode": "zeros"})),
-    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), (_TRANSPOSED[0], {**_TRANSPOSED[1], "dilation": 1})),
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _NORM),
-    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _INSTANCE),
-    nn.LayerNorm: (("normalized_shape",), {"eps": 1e-5, "elementwise_affine": True, "bias": True}),
-    nn.RMSNorm: (("normalized_shape",), {"eps": None, "elementwise_affine": True}),
-    nn.GroupNorm: (("num_groups", "num_channels"), {"eps": 1e-5, "affine": True}),
-    nn.Embedding: (
-        ("num_embeddings", "embedding_dim"),
-        {"padding_idx": None, "max_norm": None, "norm_type": 2.0, "scale_grad_by_freq": False, "sparse": False},
-    ),
-    nn.EmbeddingBag: (("num_embeddings", "embedding_dim"), {"max_norm": None, "mode": "mean", "sparse": False, "padding_idx": None}),
-    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), _RNN),
-    **dict.fromkeys((nn.RNNCell, nn.LSTMCell, nn.GRUCell), _CELL),
-    nn.MultiheadAttention: _ATTENTION,
-    nn.Transformer: (
-        ("d_model", "nhead"),
-        {"num_encoder_layers": 6, "num_decoder_layers": 6, "dim_feedforward": 2048, "dropout": 0.1, "batch_first": False},
-    ),
-    nn.PReLU: (("num_parameters",), {}),
-    nn.Flatten: ((), {"start_dim": 1, "end_dim": -1}),
-}
-_MANY = ("kernel_size", "stride", "padding", "dilation", "output_padding", "normalized_shape")
 _FROZEN = 25
 """What it adds to the rank that weights are not trained: whoever froze them does not want new ones."""
-_MOST_WAYS = 64
-"""How often a class of the user's own is made to find out which argument is which."""
-_WITHOUT = {
-    nn.LSTM: {"nonlinearity"},
-    nn.GRU: {"nonlinearity", "proj_size"},
-    nn.LSTMCell: {"nonlinearity"},
-    nn.GRUCell: {"nonlinearity"},
-    nn.RNN: {"proj_size"},
-}
+_MOST_MADE = 64
+"""How often a class of the user's own is made to find out what it was called with."""
+_LONGEST_S = 0.5
+"""How long that may compute."""
+_LARGEST = 1 << 22
+"""Elements of all its tensors."""
+_WITHOUT_OWN = (nn.Flatten, nn.Transformer)
+"""What holds no weights itself, and decides sizes all the same."""
+_PLACES = frozenset(["self", "device", "dtype", "process_group"])
+"""Arguments that say where a module is, and not what it is."""
 
 
 def arguments(module: nn.Module) -> tuple[type[nn.Module], dict[str, Any]] | None:
-    """The class and its arguments that make a module like this one; None where it is not torch's own."""
-    own: Any = type(module)
+    """The class and its arguments that make a module like this one, by its attributes; None where it is not torch's own."""
+    kind: Any = type(module)
     if hasattr(module, "parametrizations"):  # torch makes a class for what it parametrizes
-        own = own.__mro__[1]
-    kind = next((kind for kind in _KINDS if own.__init__ is kind.__init__ and issubclass(own, kind)), None)
-    kind = own if own in _KINDS else kind
-    if kind is None or _wrapper(module) is None:
+        kind = kind.__mro__[1]
+    if not _is_torchs(kind) or _wrapper(module) is None or not (module._parameters or kind in _WITHOUT_OWN):
         return None
-    places, keywords = _KINDS[kind]
-    names = [*places, *(name for name in keywords if name not in _WITHOUT.get(kind, ()))]
-    return own, {name: _value(module, name) for name in names}
+    values = {name: _value(module, name, one.default) for name, one in _parameters(kind).items()}
+    unknown = any(one is inspect.Parameter.empty or isinstance(one, torch.Tensor) for one in values.values())
+    return None if not values or unknown else (kind, values)
+
+
+def _is_torchs(kind: Any) -> bool:
+    """Whether it is made as a class of torch's is."""
+    return owner(kind.__init__.__code__.co_filename) == "torch"
+
+
+def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """The arguments of a class of torch's; none where it takes any number of them."""
+    named = dict(inspect.signature(nn.RNNBase if issubclass(kind, nn.RNNBase) else kind).parameters)
+    if issubclass(kind, nn.RNNBase):  # these hand on what they are given
+        del named["mode"]
+    if issubclass(kind, nn.RNN):
+        named["nonlinearity"] = inspect.Parameter("nonlinearity", inspect.Parameter.KEYWORD_ONLY, default="tanh")
+    if any(one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD} for one in named.values()):
+        return {}
+    return {name: one for name, one in named.items() if name not in _PLACES and not name.startswith("_")}
 
 
 _PARAMETRIZED = {
@@ -100,7 +79,12 @@ def _wrapper(module: nn.Module) -> str | None:
     return names.pop() if len(names) == 1 else None if names else ""
 
 
-def _value(module: Any, name: str) -> Any:
+def _value(module: Any, name: str, default: Any) -> Any:
+    if isinstance(module, nn.Transformer):
+        layer: Any = module.encoder.layers[0]
+        of_layers = {"dim_feedforward": layer.linear1.out_features, "dropout": layer.dropout.p, "bias": layer.linear1.bias is not None}
+        many = {"num_encoder_layers": len(module.encoder.layers), "num_decoder_layers": len(module.decoder.layers)}
+        return {**of_layers, **many}.get(name, getattr(module, name, default))
     if name in {"bias", "affine", "elementwise_affine"}:
         if isinstance(getattr(module, name, None), bool):
             return getattr(module, name)
@@ -108,15 +92,8 @@ def _value(module: Any, name: str) -> Any:
         return held is not None
     if name in {"kdim", "vdim"}:
         return None if getattr(module, name) == module.embed_dim else getattr(module, name)
-    if isinstance(module, nn.Transformer):
-        layer: Any = module.encoder.layers[0]
-        of_layers = {"dim_feedforward": layer.linear1.out_features, "dropout": layer.dropout.p}
-        many = {"num_encoder_layers": len(module.encoder.layers), "num_decoder_layers": len(module.decoder.layers)}
-        return {**of_layers, **many}.get(name, getattr(module, name, None))
-    if name == "num_parameters":
-        return module.weight.numel()
-    value = getattr(module, name)
-    if name in _MANY and isinstance(value, tuple) and len(set(value)) == 1 and (name != "normalized_shape" or len(value) == 1):
+    value = getattr(module, name, default)
+    if isinstance(value, tuple) and len(set(value)) == 1 and (name != "normalized_shape" or len(value) == 1):
         return value[0]
     return value
 
@@ -135,32 +112,89 @@ def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20
     new = {**made_with, **changes}
     if made_on_meta(kind, new) is None:
         return []
-    wrapper, made = _wrapper(module), _code(kind, new)
+    wrapper, made = _wrapper(module), typed(kind, new)
     code = f"{as_typed(path or '')} = {f'{wrapper}({made})' if wrapper else made}"
     return [Edit(code, why, rank, modules={path or "": _maker(kind, new)})]
 
 
 def _own_class(module: nn.Module, changes: dict[str, Any]) -> tuple[str, Callable[[nn.Module], nn.Module]] | None:
-    """(what to type, what makes it) for a class of the user's own that is one of torch's with another ``__init__``.
-
-    Which of its arguments is which is found by making it: one that gives the very same settings was made so.
-    """
-    kind: Any = type(module)
-    base = next((one for one in kind.__mro__ if one in _KINDS), None)
-    if base is None or kind is base or hasattr(module, "parametrizations") or not is_user_code(kind.__init__.__code__):
-        return None
-    names = [name for name in (*_KINDS[base][0], *_KINDS[base][1]) if type(getattr(module, name, None)) is int]
-    asked = [one for one in list(inspect.signature(kind.__init__).parameters.values())[1:] if one.default is one.empty]
-    if any(one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD} for one in asked) or not set(changes) <= set(names):
-        return None
-    now = {name: getattr(module, name) for name in names}
-    ways = itertools.product(*(sorted(names, key=lambda name, one=one: name != one.name) for one in asked))  # type: ignore[misc]
-    for way in itertools.islice(ways, _MOST_WAYS):
-        if _settings(kind, [now[name] for name in way], names) == now:
-            then = [{**now, **changes}[name] for name in way]
-            if _settings(kind, then, names) == {**now, **changes}:
-                return f"{kind.__name__}({', '.join(map(repr, then))})", functools.partial(_trained, kind, then)
+    """(what to type, what makes it) for a class of the user's own that is one of torch's with another ``__init__``."""
+    kind = type(module)
+    base: Any = next(one for one in kind.mro() if _is_torchs(one))
+    wanted = {**{name: getattr(module, name, None) for name in _parameters(base)}, **changes}
+    numbers = called_with(module) if all(getattr(module, name, None) is not None for name in changes) else None
+    for names in itertools.permutations(numbers or (), len(changes)):
+        new = {**(numbers or {}), **dict(zip(names, changes.values(), strict=True))}
+        made = made_on_meta(kind, new)
+        if made is not None and all(_is_alike(getattr(made, name, None), value) for name, value in wanted.items()):
+            return typed(kind, new), functools.partial(made_like, kind, new)
     return None
+
+
+def _is_alike(value: Any, wanted: Any) -> bool:
+    """Whether two settings are the same; of weights, that both are there."""
+    return isinstance(value, torch.Tensor) if isinstance(wanted, torch.Tensor) else bool(value == wanted)
+
+
+def called_with(module: nn.Module) -> dict[str, Any] | None:
+    """The arguments with which a class of the user's makes the very same settings, shapes and tables; None where none is found.
+
+    What a module was called with, it seldom keeps: the values that it may have been are tried.
+    """
+    kind = type(module)
+    if hasattr(module, "parametrizations") or not is_user_code(kind.__init__.__code__):
+        return None
+    state = _state(module)
+    tensors = [one for one in state.values() if isinstance(one, torch.Tensor)]
+    choices = _choices(module, state)
+    if not choices or any(one.is_meta for one in tensors) or sum(one.numel() for one in tensors) > _LARGEST:
+        return None
+    until = time.thread_time() + _LONGEST_S
+    for values in itertools.islice(itertools.product(*choices.values()), _MOST_MADE):
+        if time.thread_time() > until:
+            return None
+        numbers = dict(zip(choices, values, strict=True))
+        new = quietly(functools.partial(made_like, kind, numbers, module))
+        if new is not None and _are_same(_state(new), state):
+            return numbers
+    return None
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """Its own numbers, and all its tensors."""
+    own = {name: value for name, value in vars(module).items() if type(value) in {int, float, bool, str} or isinstance(value, torch.Tensor)}
+    return {**own, **dict(module.named_parameters()), **dict(module.named_buffers()), "training": True}
+
+
+def _are_same(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    return new.keys() == old.keys() and all(_is_same(new[name], value) for name, value in old.items())
+
+
+def _is_same(new: Any, old: Any) -> bool:
+    if not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
+        return type(new) is type(old) and bool(new == old)
+    if new.dtype != old.dtype or new.shape != old.shape:
+        return False
+    return new.is_meta or torch.equal(new.detach(), old.detach())
+
+
+def _choices(module: nn.Module, state: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The values that each argument may have had, the likeliest first; empty where one may be anything."""
+    found: dict[str, list[Any]] = {}
+    numbers = [one for name, one in state.items() if type(one) is int and name != "training"]
+    sizes = [size for one in state.values() if isinstance(one, torch.Tensor) for size in reversed(one.shape) if size > 1]  # the width first
+    for name, one in inspect.signature(type(module)).parameters.items():
+        if one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD}:
+            continue
+        kept = vars(module).get(name)
+        usual = [] if one.default is one.empty else [one.default]
+        if type(kept) in {int, float, bool, str}:
+            found[name] = [kept]
+        elif not usual or type(usual[0]) is int:
+            found[name] = list(dict.fromkeys([*usual, *numbers, *sizes, *(2 * size for size in sizes)]))
+        else:
+            found[name] = usual
+    return found if all(found.values()) else {}
 
 
 def quietly(make: Callable[[], nn.Module]) -> nn.Module | None:
@@ -173,13 +207,12 @@ def quietly(make: Callable[[], nn.Module]) -> nn.Module | None:
         return None
 
 
-def _settings(kind: Any, given: list[int], names: list[str]) -> dict[str, Any]:
-    made = quietly(lambda: _on_meta(kind, *given))
-    return {} if made is None else {name: getattr(made, name, None) for name in names}
-
-
-def _trained(kind: Any, given: list[int], old: nn.Module) -> nn.Module:
-    return _on_meta(kind, *given).train(old.training)
+def made_like(kind: type[nn.Module], given: Mapping[str, Any], old: nn.Module) -> nn.Module:
+    """One in the place of another: its tables with their numbers, or all of it on ``meta`` where it has weights."""
+    if next(old.parameters(), None) is not None:
+        return _on_meta(kind, **given).train(old.training)
+    place = next((one.device for one in old.buffers()), torch.device("cpu"))
+    return kind(**given).to(place).train(old.training)
 
 
 def _on_meta(kind: Any, *args: Any, **kwargs: Any) -> nn.Module:
@@ -190,13 +223,19 @@ def _on_meta(kind: Any, *args: Any, **kwargs: Any) -> nn.Module:
 
 def made_on_meta(kind: type[nn.Module], arguments: Mapping[str, Any]) -> nn.Module | None:
     """The module on ``meta``; None where it cannot be."""
-    return quietly(lambda: _on_meta(kind, **arguments))
+    return quietly(lambda: _on_meta(kind, **_needed(kind, arguments)))
+
+
+def _needed(kind: type[nn.Module], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are not the default: some classes refuse what they cannot do, even by its usual value."""
+    named = inspect.signature(kind).parameters if is_user_code(kind.__init__.__code__) else _parameters(kind)
+    return {name: given[name] for name, one in named.items() if name in given and given[name] != one.default}
 
 
 def _maker(kind: type[nn.Module], new: dict[str, Any]) -> Callable[[nn.Module], nn.Module]:
     def made(old: nn.Module) -> nn.Module:
         like = next(old.parameters(), None)
-        module = _on_meta(kind, **new)
+        module = _on_meta(kind, **_needed(kind, new))
         if like is not None and like.is_floating_point():
             module = module.to(like.dtype)
         return module.train(old.training)
@@ -204,11 +243,14 @@ def _maker(kind: type[nn.Module], new: dict[str, Any]) -> Callable[[nn.Module], 
     return made
 
 
-def _code(kind: type[nn.Module], new: dict[str, Any]) -> str:
-    base = next(one for one in kind.__mro__ if one in _KINDS)
-    places, defaults = _KINDS[base]
-    shown = [repr(_short(new[name])) for name in places]
-    shown += [f"{name}={_short(new[name])!r}" for name, default in defaults.items() if name in new and new[name] != default]
+def typed(kind: type[nn.Module], new: Mapping[str, Any]) -> str:
+    """The call that makes it; what has a default is named, but for the first argument."""
+    named = inspect.signature(kind).parameters if is_user_code(kind.__init__.__code__) else _parameters(kind)
+    shown = [
+        repr(_short(new[name])) if one.default is one.empty or not at else f"{name}={_short(new[name])!r}"
+        for at, (name, one) in enumerate(named.items())
+        if name in new and new[name] != one.default
+    ]
     prefix = "nn." if kind.__module__.startswith("torch.nn") else ""
     return f"{prefix}{kind.__name__}({', '.join(shown)})"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import torch
@@ -119,7 +120,8 @@ def with_edits(model: torch.nn.Module, edits: Sequence[Edit], fakes: Fakes | Non
         for edit in edits:
             for path, make in edit.modules.items():
                 old = model.get_submodule(path)
-                new = _filled(make(old), old, fakes)
+                with redirect_stdout(StringIO()):  # a constructor of the user's may print
+                    new = _filled(make(old), old, fakes)
                 if not path:
                     model = new
                     continue
@@ -132,13 +134,6 @@ def with_edits(model: torch.nn.Module, edits: Sequence[Edit], fakes: Fakes | Non
                 own.update(numbers)
             for path, sizes in edit.parameters.items():
                 _put_parameter(model, path, sizes, fakes, stack)
-            for path, make_buffer in edit.buffers.items():
-                owner, _, name = path.rpartition(".")
-                table = model.get_submodule(owner)._buffers
-                held = table[name]
-                assert held is not None
-                stack.callback(table.__setitem__, name, held)
-                table[name] = make_buffer(held)
             for call in edit.calls:
                 _put_call(model, call, stack)
         yield model

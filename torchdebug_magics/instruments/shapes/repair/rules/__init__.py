@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import is_judge
 from torchdebug_magics.instruments.shapes.repair.rules import (
     broadcasting,
     convolution,
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Diagnosis", "diagnosis"]
 
 _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
-    python.scripted,
     dtypes_and_devices.device,
     features.embedding,
     losses.loss,
@@ -42,15 +39,12 @@ _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     dtypes_and_devices.dtype,
     dtypes_and_devices.written,
     views.view,
-    views.expand,
     subscripts.subscript,
     subscripts.index,
-    views.dimension,
     broadcasting.broadcast,
     sizes.sized,
     convolution.negative,
     python.unpacking,
-    python.arguments,
     python.picture,
     python.absent,
 )
@@ -71,15 +65,8 @@ def _diagnosis(facts: Facts) -> Diagnosis:
         # A rule that stumbles over operands that it did not think of must not cost the user the report; it is one line of it.
         found = facts.guard.run(f"the rule {rule.__module__.rpartition('.')[2]}.{rule.__name__}", rule, facts)
         if found is not None:
-            return _without_judges(facts, beside(facts, found))
+            return beside(facts, found)
     return Diagnosis(_own_words(facts))
-
-
-def _without_judges(facts: Facts, found: Diagnosis) -> Diagnosis:
-    """The weights of a network that compares what others make stay as they are."""
-    made = [path for path, one in facts.modules.items() if path and is_judge(one)]
-    edits = (edit for edit in found.edits if not any(one == path or one.startswith(f"{path}.") for one in edit.modules for path in made))
-    return replace(found, edits=tuple(edits)) if made else found
 
 
 def _own_words(facts: Facts) -> str:

@@ -8,13 +8,22 @@ import math
 
 import torch
 
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand, parameter_edit
 from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
+from torchdebug_magics.instruments.shapes.repair.rules.candidates import subscript
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.residual import from_another_level, padded, projected, resized, stretched, strided
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, orders, producer_edits, shown, turned
-from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted, rotary
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
+    Diagnosis,
+    anywhere,
+    clashes,
+    orders,
+    producer_edits,
+    reorder,
+    shown,
+)
+from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
 from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, features_last, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.probing.syntax import expression
@@ -47,8 +56,7 @@ def broadcast(facts: Facts) -> Diagnosis | None:
     sentence = f"{text}{where} cannot broadcast {_told(one)} with {_told(other)}: {sizes}"
     table, other_size = (one, other.sizes[at]) if not of_inputs(one.made) else (other, one.sizes[at])
     long = too_long(facts, other_size, table.sizes[at]) if not of_inputs(table.made) else ""
-    turns = rotary(table, table.sizes[at], other_size) if at == -1 and not long else ""
-    sentence += f": {long}" if long else turns
+    sentence += f": {long}" if long else ""
     unspread = any(_spreads(facts, a, b).values())
     culprit, computed = other if one.made is None else one, of_inputs(one.made) and of_inputs(other.made)
     return Diagnosis(
@@ -95,7 +103,6 @@ def _edits(facts: Facts, a: int, b: int) -> list[Edit]:
         later = 0 if at == b else 1
         edits += spread[at]
         edits += _moved(facts, at, other, 8 + later)
-        edits += _squeezed(facts, at, other, 6 + later)
         if one.owned and not unspread:
             edits += _sized(one, other)
         edits += strided(facts, one, other)
@@ -144,12 +151,8 @@ def _spread(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
         sizes = iter(one.sizes)
         if _fits(tuple(next(sizes) if dim in kept else 1 for dim in range(len(other.sizes))), other.sizes):
             text = ", ".join(":" if part is not None else "None" for part in index)
-            edits += on_operand(facts, at, _subscript(text, index), rank=rank, owned=features in kept)
+            edits += on_operand(facts, at, subscript(text, index), rank=rank, owned=features in kept)
     return edits[:2]
-
-
-def _subscript(text: str, index: tuple[slice | None, ...]) -> Change:
-    return Change(lambda x: f"{x}[{text}]", lambda tensor: tensor[index])
 
 
 def _fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -161,7 +164,7 @@ def _moved(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     if 1 < len(one.sizes) < len(other.sizes) and not of_inputs(one.made):
         last = other.sizes[-len(one.sizes) :]
         fits = next((order for order in orders(len(one.sizes)) if tuple(one.sizes[dim] for dim in order) == last), None)
-        return turned(facts, at, fits, rank=rank) if fits is not None else []
+        return anywhere(facts, at, reorder(fits), rank=rank) if fits is not None else []
     if len(one.sizes) != len(other.sizes) or len(one.sizes) > 5:
         return []
     found = (order for order in orders(len(one.sizes)) if not clashes(tuple(one.sizes[dim] for dim in order), other.sizes))
@@ -170,13 +173,7 @@ def _moved(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     found = (order for order in found if alone or math.prod(map(max, (one.sizes[dim] for dim in order), other.sizes)) <= largest)
     kept = (order for order in found if order[0] == 0 or sorted(one.sizes) == sorted(other.sizes) or (alone and one.sizes[order[0]] == 1))
     order = next(kept, None)
-    return turned(facts, at, order, rank=rank) if order is not None else []
-
-
-def _squeezed(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
-    one = facts.operands[at]
-    found = [dim for dim, size in enumerate(one.sizes) if size == 1 and (*one.sizes[:dim], *one.sizes[dim + 1 :]) == other.sizes]
-    return [edit for dim in found[:1] for edit in on_operand(facts, at, method("squeeze", dim), rank=rank)]
+    return anywhere(facts, at, reorder(order), rank=rank) if order is not None else []
 
 
 def _sized(one: Operand, other: Operand) -> list[Edit]:
@@ -205,7 +202,7 @@ def _cut(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     texts = [_end(end, name, dim - len(one.sizes)) for dim, end in enumerate(ends)]
     while texts[-1] == ":":
         texts.pop()
-    return on_operand(facts, at, _subscript(", ".join(texts), ends), rank=rank, why="only the length needed", owned=True)
+    return on_operand(facts, at, subscript(", ".join(texts), ends), rank=rank, why="only the length needed", owned=True)
 
 
 def _is_length(facts: Facts, one: Operand, other: Operand, dim: int) -> bool:

@@ -17,16 +17,7 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
-from torchdebug_magics.instruments.shapes.repair.edit import (
-    Change,
-    Edit,
-    as_typed,
-    method,
-    on_operand,
-    parameter_edit,
-    then,
-    together,
-)
+from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, as_typed, method, on_operand, parameter_edit, then, together
 from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
@@ -55,6 +46,7 @@ from torchdebug_magics.instruments.shapes.repair.size_history import (
 from torchdebug_magics.probing.source.code_owner import owner
 
 _DIMENSIONS = {2: "1d", 3: "1d", 4: "2d", 5: "3d"}
+_LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _IMAGES = 4
 _MATRIX = 2
 _MERGES_THE_BATCH = 20
@@ -230,13 +222,8 @@ def is_picture(x: Operand) -> bool:
 def _is_inside(facts: Facts) -> bool:
     """Whether another module of torch's holds the failing one, and passes on what the user gave it."""
     outer = [one for path, one in facts.modules.items() if (facts.path or "").startswith(f"{path}.") or (not path and facts.path)]
-    return any(
-        owner(getattr(type(one).forward, "__code__", _is_inside.__code__).co_filename) == "torch" for one in outer if not _lists(one)
-    )
-
-
-def _lists(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+    codes = [getattr(type(one).forward, "__code__", _is_inside.__code__) for one in outer if not isinstance(one, _LISTS)]
+    return any(owner(code.co_filename) == "torch" for code in codes)
 
 
 def _keeps_sizes(local: LocalCall, mismatch: Mismatch) -> bool:

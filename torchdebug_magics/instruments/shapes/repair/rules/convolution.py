@@ -10,12 +10,10 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import number_named
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit
+from torchdebug_magics.instruments.shapes.repair.edit import Edit
 from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
-    Diagnosis,
-    told,
-)
+from torchdebug_magics.instruments.shapes.repair.rules.candidates import subscript
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, told
 from torchdebug_magics.probing.syntax import nodes
 
 _MADE_BY_SIZES = frozenset(["zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full"])
@@ -55,15 +53,10 @@ def _cut(facts: Facts) -> list[Edit]:
             if right not in {f"{name}.size({dim})", f"{name}.shape[{dim}]"} or (many := number_named(part.left, names)) is None:
                 continue
             if 0 < many < size:
-                change = _cut_at(dim, many, left)
+                ends = (*(slice(None),) * dim, slice(many))
+                change = subscript(f"{':, ' * dim}:{left}", ends)
                 return [Edit(f"{name} = {change.text(name)}", f"as long as what it is filled up to: {many}", 10, inputs={name: change})]
     return []
-
-
-def _cut_at(dim: int, many: int, told: str) -> Change:
-    """``x[:, :self.length]``."""
-    ends = (*(slice(None),) * dim, slice(many))
-    return Change(lambda x: f"{x}[{':, ' * dim}:{told}]", lambda one: one[ends])
 
 
 def _plain(value: Any) -> Any:

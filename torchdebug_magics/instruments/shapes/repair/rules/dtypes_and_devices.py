@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import copy
 import re
 
 import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, anywhere, named, short_dtype, told
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
 
@@ -53,7 +52,7 @@ def dtype(facts: Facts) -> Diagnosis | None:
         edits = [edit for at, _ in odd[:1] for edit in _cast(facts, at, owned.tensor.dtype, rank=2)]
         if one.tensor.is_complex() and owned.tensor.is_floating_point() and any(step.op == "stft" for step in steps(one.made)):
             edits += anywhere(facts, at, method("abs"), rank=4, why="the magnitude, without the phase")
-        return Diagnosis(sentence, (*edits, *_model_cast(facts, one)), one)
+        return Diagnosis(sentence, tuple(edits), one)
     floats = [one for one in facts.operands if one.tensor.is_floating_point()]
     meant = floats if len({one.tensor.dtype for one in floats}) > 1 else facts.operands  # the others are indices
     kinds = {one.tensor.dtype for one in meant}
@@ -114,35 +113,9 @@ def _cast(facts: Facts, at: int, to: torch.dtype, *, rank: int) -> list[Edit]:
     return anywhere(facts, at, method(_CASTS[to]), rank=rank)
 
 
-def _model_cast(facts: Facts, one: Operand) -> list[Edit]:
-    """The whole model in the input's floating dtype."""
-    kind = one.tensor.dtype
-    if not kind.is_floating_point or kind not in _CASTS or not one.is_input or kind is torch.float64:
-        return []
-    weights = {path: part for path, part in facts.modules.items() if next(part.parameters(recurse=False), None) is not None}
-    if "" in weights:
-        return []
-    modules = {path: (lambda old: _in_dtype(old, kind)) for path in weights}
-    return [Edit(f"model.{_CASTS[kind]}()", "the weights in the input's dtype", 15, modules=modules)]
-
-
-def _in_dtype(old: torch.nn.Module, kind: torch.dtype) -> torch.nn.Module:
-    """One like it, on fakes of that dtype: nothing is copied."""
-    new = copy.copy(old)
-    new.__dict__ = {**old.__dict__, "_parameters": {}, "_buffers": dict(old._buffers)}
-    for name, tensor in old._parameters.items():
-        if tensor is not None:
-            cast = kind if tensor.is_floating_point() else tensor.dtype
-            fake = torch.empty(tensor.shape, dtype=cast, device="meta")
-            new._parameters[name] = torch.nn.Parameter(fake, tensor.requires_grad)
-        else:
-            new._parameters[name] = None
-    return new
-
-
 def device(facts: Facts) -> Diagnosis | None:
     """Operands on several devices."""
-    if facts.op is None or not _speaks_of_devices(facts.text):
+    if facts.op is None or "device" not in facts.text:
         return None
     places = {one.tensor.device for one in facts.operands if one.sizes}
     if len(places) < 2:
@@ -160,10 +133,6 @@ def device(facts: Facts) -> Diagnosis | None:
     sentence = f"{facts.who} has {told}, and {named(odd, 'its input')} is on {odd.tensor.device}"
     change = Change(lambda x: f"{x}.to({str(home)!r})", lambda one: one.to(home))
     return Diagnosis(sentence, tuple(on_operand(facts, at, change, rank=2)), odd)
-
-
-def _speaks_of_devices(text: str) -> bool:
-    return "device" in text
 
 
 def written(facts: Facts) -> Diagnosis | None:

@@ -8,16 +8,9 @@ from torch import nn
 from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import counted, is_rounded, shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
-    Diagnosis,
-    named,
-    producer_edits,
-    short_dtype,
-)
-from torchdebug_magics.instruments.shapes.repair.size_history import (
-    maker,
-)
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, counted, is_rounded, shortened, too_long
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, named, producer_edits, short_dtype
+from torchdebug_magics.instruments.shapes.repair.size_history import maker
 
 _IMAGES = 4
 
@@ -33,16 +26,13 @@ def embedding(facts: Facts) -> Diagnosis | None:
         at = facts.operands.index(ids)
         sentence = f"{facts.who} expects integer indices, and {named(ids)} is {short_dtype(ids)}"
         return Diagnosis(sentence, tuple(on_operand(facts, at, method("long"), rank=1, why="indices are int64")), ids)
-    values = facts.values(ids.tensor)
-    rows = table.sizes[0]
-    if values is None or not values.numel() or (int(values.min()) >= 0 and int(values.max()) < rows):
-        return None
-    return _beyond(facts, ids, values, rows)
+    values, rows = facts.values(ids.tensor), table.sizes[0]
+    wrong = beyond(values, rows)
+    return None if values is None or wrong is None else _beyond(facts, ids, values, rows, wrong)
 
 
-def _beyond(facts: Facts, ids: Operand, values: torch.Tensor, rows: int) -> Diagnosis:
+def _beyond(facts: Facts, ids: Operand, values: torch.Tensor, rows: int, wrong: int) -> Diagnosis:
     low, high = int(values.min()), int(values.max())
-    wrong = high if high >= rows else low
     place = [int(one) for one in (values == wrong).nonzero()[0]]
     where = f" at {f'`{ids.name}`' if ids.name else ''}{place}" if place else ""
     sentence = f"{facts.who} has {rows} rows (0 to {rows - 1}), gets index {wrong}{where}"

@@ -110,6 +110,14 @@ def _looked_along(sizes: Sizes, found: Sizes) -> int | None:
     return len(sizes) - 1
 
 
+def beyond(values: torch.Tensor | None, size: int, *, low: int = 0) -> int | None:
+    """The largest of these indices where it is too large, else the smallest where it is too small; None where all are there."""
+    if values is None or not values.numel():
+        return None
+    smallest, largest = int(values.min()), int(values.max())
+    return largest if largest >= size else smallest if smallest < low else None
+
+
 def is_rounded(made: Made | None) -> bool:
     """Whether the indices were made from floating-point numbers."""
     return any(step.op in _ROUNDS for step in steps(made))

@@ -15,16 +15,18 @@ from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, as_ty
 from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, is_loss
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import at_step, squeezed
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond
 from torchdebug_magics.instruments.shapes.repair.rules.residual import padded, stretched
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
+    anywhere,
     named,
     orders,
     producer_edits,
+    reorder,
     rewritten,
     short_dtype,
     told,
-    turned,
 )
 from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, maker, makers, steps
 
@@ -57,7 +59,7 @@ def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
         return Diagnosis(f"`{facts.op}` expects a target of {short_dtype(scores)}, gets {short_dtype(target)}", tuple(casts), target)
     step = maker(scores.made)
     made = step is not None and step.module in facts.modules
-    who = facts.who if facts.is_compared else f"`{facts.op}`"
+    who = f"`{facts.op}`"
     sentence = f"{who} expects a target of {shape(scores.sizes)}, as its input, gets {shape(target.sizes)}"
     if made:  # the target is data: what came to another size is the output
         sentence = f"{who} compares {told(scores)} with {told(target)}"
@@ -96,7 +98,7 @@ def _same_rank(facts: Facts, scores: Operand, target: Operand) -> list[Edit]:
             edits += producer_edits(facts, scores, scores.sizes[differ[0]], target.sizes[differ[0]], rank=15)
         if sorted(scores.sizes) == sorted(target.sizes):
             order = next((one for one in orders(len(target.sizes)) if tuple(target.sizes[dim] for dim in one) == scores.sizes), None)
-            edits += turned(facts, 1, order, rank=6) if order is not None else []
+            edits += anywhere(facts, 1, reorder(order), rank=6) if order is not None else []
     return edits
 
 
@@ -105,7 +107,7 @@ def _classes_meant(facts: Facts, scores: Operand, target: Operand) -> list[Edit]
     values = facts.values(target.tensor) if not target.tensor.is_floating_point() else None
     if len(scores.sizes) != 2 or target.sizes != scores.sizes[:1] or scores.sizes[1] < 2 or values is None or not values.numel():
         return []
-    if int(values.min()) < 0 or int(values.max()) >= scores.sizes[1]:
+    if beyond(values, scores.sizes[1]) is not None:
         return []
     why = "scores of several classes against class numbers"
     if facts.path and is_loss(facts.module):
@@ -242,7 +244,7 @@ def _class_edits(facts: Facts, scores: Operand, target: Operand, wanted: tuple[i
     many = len(scores.sizes)
     if many > 2 and target.sizes == scores.sizes[:-1]:
         order = (0, many - 1, *range(1, many - 1))
-        edits += turned(facts, 0, order, rank=2, why="the classes in dimension 1")
+        edits += anywhere(facts, 0, reorder(order), rank=2, why="the classes in dimension 1")
     if many > 3 and len(target.sizes) == many - 1 and target.sizes[0] == scores.sizes[0]:
         like = replace(target, tensor=torch.empty(*scores.sizes[:2], *target.sizes[1:], device="meta"))
         edits += resized_output(facts, scores, like, f"{target.name}.shape[1:]" if target.name else str(target.sizes[1:]))
@@ -261,13 +263,10 @@ def _class_edits(facts: Facts, scores: Operand, target: Operand, wanted: tuple[i
 
 def _out_of_range(facts: Facts, scores: Operand, target: Operand, classes: int) -> Diagnosis | None:
     values = facts.values(target.tensor)
-    if values is None or not values.numel():
-        return None
     ignored = facts.kwargs.get("ignore_index", getattr(facts.module, "ignore_index", -100))
-    kept = values[values != ignored]
-    if not kept.numel() or (int(kept.min()) >= 0 and int(kept.max()) < classes):
+    kept = values[values != ignored] if values is not None else None
+    if kept is None or (wrong := beyond(kept, classes)) is None:
         return None
-    wrong = int(kept.max()) if int(kept.max()) >= classes else int(kept.min())
     sentence = f"`{facts.op}` has scores of {classes} classes (0 to {classes - 1}), and {named(target, 'the target')} holds class {wrong}"
     edits = producer_edits(facts, scores, classes, wrong + 1, rank=10) if wrong >= classes else []
     if wrong == classes and int(kept.min()) >= 1:

@@ -1,4 +1,4 @@
-"""What Python and TorchScript say of shapes: unpacking, missing arguments."""
+"""What Python says of shapes: unpacking, missing arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Ope
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
 from torchdebug_magics.instruments.shapes.repair.source import Site, assignments
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors
-from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.syntax import dotted, last_name
 
 _IMAGE = 4
@@ -50,8 +49,6 @@ def unpacking(facts: Facts) -> Diagnosis | None:
     if isinstance(value, torch.Tensor):
         turned = _turned_input(facts, value, many)
         return Diagnosis(f"`{text}` unpacks {many} values, and gets a tensor of {shape(tuple(value.shape))}", tuple(turned))
-    if pieces := _pieces(site.names, statement.value):
-        return Diagnosis(f"`{text}` unpacks {many} values, and {pieces}")
     path = called(facts, site, statement.value)
     gave = facts.gave.get(path) if path is not None else None
     if gave is not None and len(gave) == 1:
@@ -80,29 +77,6 @@ def _turned_input(facts: Facts, value: torch.Tensor, many: int) -> list[Edit]:
     change = method("t")
     why = f"{shape(tuple(value.shape))} becomes {shape(tuple(value.shape)[::-1])}"
     return [Edit(f"{name} = {change.text(name)}", why, 5, inputs={name: change})]
-
-
-def _pieces(names: Any, value: ast.expr) -> str:
-    """The chunks that ``x.split(4, dim=1)`` returns."""
-    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.func.attr not in {"split", "chunk"}:
-        return ""
-    x = _held(names, ast.unparse(value.func.value))
-    numbers = {one.arg: one.value for one in value.keywords if one.arg} | dict(zip(("size", "dim"), value.args, strict=False))
-    given = {name: _number(one) for name, one in numbers.items()}
-    size, dim = next((given[name] for name in ("size", "split_size", "chunks") if name in given), None), given.get("dim", 0)
-    if not isinstance(x, torch.Tensor) or not size or dim is None or not -x.dim() <= dim < x.dim():
-        return ""
-    whole = x.shape[dim]
-    length = size if value.func.attr == "split" else -(-whole // size)
-    return f"dimension {dim} of `{ast.unparse(value.func.value)}` has {whole}, which makes {-(-whole // length)} pieces of {length}"
-
-
-def _number(node: ast.expr) -> int | None:
-    try:
-        found = ast.literal_eval(node)
-    except ValueError:
-        return None
-    return found if type(found) is int else None
 
 
 def _cut(value: ast.expr, many: int) -> str:
@@ -156,53 +130,6 @@ def _edits(facts: Facts, x: Operand, many: int) -> list[Edit]:
     if lacking < -1 and many > 1:
         edits += on_operand(found, at, method("flatten", many - 1), rank=8)
     return edits
-
-
-_SCRIPTED = re.compile(r'File "(?P<file>[^"]+)"(?:(?!File ").)*?\n(?P<line>[^\n]*\S)\n\s*~+ <--- HERE', re.DOTALL)
-_PRODUCT = re.compile(r"\((?P<rows>\d+)x(?P<got>\d+) and (?P<wanted>\d+)x(?P<out>\d+)\)")
-
-
-def scripted(facts: Facts) -> Diagnosis | None:
-    """What TorchScript says at the end of its own traceback, at the first line of the user's in it."""
-    whole = str(facts.error)
-    if facts.op is not None or "TorchScript" not in whole:
-        return None
-    said = facts.text if "TorchScript" not in facts.text else whole.strip().splitlines()[-1]
-    lines = [found["line"].strip() for found in _SCRIPTED.finditer(whole) if owner(found["file"]) == "user"]
-    where = f" at `{lines[-1]}`" if lines else ""
-    sentence = f"{facts.who} is TorchScript and failed{where}: {said}"
-    found = _PRODUCT.search(said)
-    if found is None or facts.module is None:
-        return Diagnosis(sentence)
-    weight = (int(found["out"]), int(found["wanted"]))
-    fits = [name for name, one in facts.module.named_parameters() if tuple(one.shape) == weight and name.endswith("weight")]
-    if len(fits) != 1:
-        return Diagnosis(sentence)
-    path = f"{facts.path}.{fits[0]}" if facts.path else fits[0]
-    return Diagnosis(f"`{path.rpartition('.')[0]}` expects {weight[1]} features, gets {found['got']}; it is TorchScript and failed{where}")
-
-
-_MISSING = re.compile(r"(?P<where>[\w.<>]+)\(\) missing (?P<many>\d+) required (?:positional|keyword-only) arguments?: (?P<names>.*)")
-_TOO_MANY = re.compile(r"(?P<where>[\w.<>]+)\(\) takes (?P<takes>.*) but (?P<given>\d+) (?:was|were) given")
-_UNKNOWN = re.compile(r"(?P<where>[\w.<>]+)\(\) got an unexpected keyword argument (?P<name>'\w+')")
-
-
-def arguments(facts: Facts) -> Diagnosis | None:
-    """A call with other arguments than the forward has."""
-    if facts.op is not None or not isinstance(facts.error, TypeError):
-        return None
-    where = f"`{facts.path}`" if facts.path else f"`{type(facts.module).__name__}`" if facts.module is not None else "the forward"
-    if found := _MISSING.match(facts.text):
-        names = found["names"].replace("'", "`")
-        who = where if found["where"].endswith("forward") else f"`{found['where']}`"
-        return Diagnosis(f"{who} expects {names}, which {'was' if found['many'] == '1' else 'were'} not passed")
-    if found := _TOO_MANY.match(facts.text):
-        who = where if found["where"].endswith("forward") else f"`{found['where']}`"
-        return Diagnosis(f"{who} takes {found['takes']}, self included, and got {found['given']}")
-    if found := _UNKNOWN.match(facts.text):
-        name = found["name"].replace("'", "`")
-        return Diagnosis(f"{where} has no argument {name}")
-    return None
 
 
 def picture(facts: Facts) -> Diagnosis | None:
@@ -296,12 +223,9 @@ def tuples(facts: Facts) -> Diagnosis | None:
         return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_first_of(facts)))
     if not isinstance(given, tuple) or not makers:
         return Diagnosis(f"{facts.who} expects a tensor, gets {what}")
-    what = f"a tuple, as `{makers[-1]}` returns it: (output, {'state' if _is_recurrent(facts, makers[-1]) else 'weights'})"
+    rest = "state" if isinstance(facts.modules[makers[-1]], torch.nn.RNNBase) else "weights"
+    what = f"a tuple, as `{makers[-1]}` returns it: (output, {rest})"
     return Diagnosis(f"{facts.who} expects a tensor, gets {what}", (*_first_of(facts), *_hooked(facts, makers[-1])))
-
-
-def _is_recurrent(facts: Facts, path: str) -> bool:
-    return isinstance(facts.modules[path], torch.nn.RNNBase)
 
 
 def _first_of(facts: Facts, taken: str = "[0]") -> list[Edit]:

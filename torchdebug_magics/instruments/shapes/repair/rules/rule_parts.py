@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import is_judge
 from torchdebug_magics.instruments.shapes.follow.seen import Made
 from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit, at_tensor, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
@@ -55,11 +54,6 @@ def gets(operand: Operand, size: int, dim: int = -1) -> str:
     return f"{size}{f' = {parts}' if parts else ''}{f' {source}{through(operand.made)}' if source else ''}"
 
 
-def turned(facts: Facts, at: int, order: tuple[int, ...], *, rank: int = 5, why: str = "") -> list[Edit]:
-    """The operand with its dimensions in another order."""
-    return anywhere(facts, at, reorder(order), rank=rank, why=why)
-
-
 def reorder(order: tuple[int, ...]) -> Change:
     """Dimensions in another order: exchanged where it is two of them that move."""
     moved = [dim for dim, old in enumerate(order) if dim != old]
@@ -71,15 +65,11 @@ def reorder(order: tuple[int, ...]) -> Change:
 
 
 def anywhere(facts: Facts, at: int, change: Change, *, rank: int, why: str = "", owned: bool = False) -> list[Edit]:
-    """The operand changed where the op or module takes it, or in the user's call around that, of which it is an argument.
-
-    Inside a network that compares its inputs, these stay as they are for the comparison.
-    """
-    found = on_operand(facts, at, change, rank=rank, why=why, owned=owned)
+    """The operand changed where the op or module takes it, or in the user's call around that, of which it is an argument."""
     operand = facts.operands[at]
     passed_on = any(one.tensor is operand.tensor for _, one in facts.outer)
-    around = in_outer_call(facts, operand, change, rank=rank, why=why) if passed_on else []
-    return around or found if any(map(is_judge, facts.modules.values())) else found or around
+    edits = on_operand(facts, at, change, rank=rank, why=why, owned=owned)
+    return edits or (in_outer_call(facts, operand, change, rank=rank, why=why) if passed_on else [])
 
 
 def reordered(facts: Facts, at: int, dim: int, size: int, *, rank: int = 5, batched: bool = False) -> list[Edit]:
@@ -94,7 +84,7 @@ def reordered(facts: Facts, at: int, dim: int, size: int, *, rank: int = 5, batc
         rest = [one for one in range(many) if one != now]
         rest.insert(dim, now)
         why = f"{shape(operand.sizes)} becomes {shape([operand.sizes[one] for one in rest])}"
-        edits += turned(facts, at, tuple(rest), rank=rank + (8 if now == 0 else 0), why=why)
+        edits += anywhere(facts, at, reorder(tuple(rest)), rank=rank + (8 if now == 0 else 0), why=why)
     return edits
 
 

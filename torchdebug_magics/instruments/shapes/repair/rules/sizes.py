@@ -12,6 +12,7 @@ from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mi
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments
 from torchdebug_magics.instruments.shapes.repair.rules import candidates, other_calls
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, squeezed, with_size
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, anywhere, gets, named, producer_edits, told
 from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, is_flattened, of_inputs, product
 
@@ -21,7 +22,7 @@ _NOUNS = {
     **dict.fromkeys(("in_channels", "num_features", "num_channels", "num_parameters"), "channels"),
 }
 """What an argument of a module's counts."""
-_LEFT = frozenset(["__getitem__", "__setitem__", "getitem", "setitem", "view", "reshape", "unflatten", "view_as", "reshape_as"])
+_LEFT = frozenset(["__getitem__", "__setitem__", "getitem", "setitem", "view", "reshape", "unflatten", "view_as", "reshape_as", "repeat"])
 """Ops that other rules know better: what fits is in their arguments."""
 _ROLES = {"hx": "a hidden state"}
 
@@ -126,6 +127,8 @@ def _of_op(local: LocalCall, found: list[Mismatch]) -> Diagnosis:
     )
     if lost := squeezed(facts, x):
         return Diagnosis(sentence + lost.words, lost.edits, x)
+    if facts.site is None and (long := too_long(facts, mismatch.wanted, mismatch.got)):
+        return Diagnosis(long, tuple(shortened(facts, mismatch.wanted, mismatch.got)), x)
     edits: list[Edit] = [*other_calls.swapped(local), *other_calls.other_calls(local)]
     for later, at in enumerate(reversed(range(len(local.operands)))):
         edits += candidates.relaid(local, at, later=later)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
-import math
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdi
 from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import counted, created, shortened
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, counted, created, shortened
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
 from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
 from torchdebug_magics.instruments.shapes.repair.size_history import maker, of_inputs
@@ -112,18 +111,16 @@ def _beyond_rows(facts: Facts, text: str, x: Operand) -> Diagnosis | None:
     first = given[0] if isinstance(given, tuple) and given else given
     index = facts.operand(first)
     values = facts.values(index.tensor) if index is not None and index.tensor.dtype in {torch.int64, torch.int32} else None
-    if index is None or values is None or not values.numel() or not x.sizes:
+    size = x.sizes[0] if x.sizes else 0
+    wrong = beyond(values, size, low=-size)
+    if index is None or wrong is None or not size:
         return None
-    low, high, size = int(values.min()), int(values.max()), x.sizes[0]
-    if -size <= low and high < size:
-        return None
-    wrong = high if high >= size else low
     sentence = f"{text} selects position {wrong} of dimension 0, which has {size} (0 to {size - 1}): {told(x)}"
     found = counted(index.made)
     if found is not None and found.many > size:
         sentence += f"; `{found.op}` returns one of {found.many}{f' {found.source}' if found.source else ''}"
-    many = max(high + 1, found.many if found is not None else 0)
-    edits = [*fitted(facts, x, size, many, rank=6), *parameter_edit(x, (many, *x.sizes[1:]), rank=12)] if low >= 0 else []
+    many = max(wrong + 1, found.many if found is not None else 0)
+    edits = [*fitted(facts, x, size, many, rank=6), *parameter_edit(x, (many, *x.sizes[1:]), rank=12)] if wrong >= 0 else []
     return Diagnosis(sentence, (*edits, *(shortened(facts, many, size) if not of_inputs(x.made) else ())), index)
 
 
@@ -181,8 +178,6 @@ def _values(facts: Facts, one: Operand) -> str:
 
 def index(facts: Facts) -> Diagnosis | None:
     """``x.gather(1, picked)`` and its like."""
-    if facts.op in {"masked_scatter", "masked_scatter_"} and len(facts.operands) == 3:
-        return _by_mask(facts)
     return _op(facts) if facts.op in _OPS and facts.operands else None
 
 
@@ -233,21 +228,6 @@ def _spread_change(index: tuple[slice | None, ...], sizes: list[int], source: Op
     return Change(lambda x: f"{x}{lift}{grow}", lambda one: one[index].expand(sizes))
 
 
-def _by_mask(facts: Facts) -> Diagnosis | None:
-    """Each place that the mask names wants a value."""
-    x, mask, source = facts.operands
-    values = facts.values(mask.tensor)
-    if values is None or clashes(x.sizes, mask.sizes):
-        return None
-    many, has = int(values.broadcast_to(x.sizes).sum()), math.prod(source.sizes)
-    if many <= has:
-        return None
-    width = x.sizes[-1]
-    rows = f" ({many // width} rows of {width})" if len(x.sizes) > 1 and not many % width else ""
-    sentence = f"`{facts.op}` fills {many} elements{rows} of {told(x)}, and {told(source)} has {has}"
-    return Diagnosis(sentence, tuple(producer_edits(facts, source, source.sizes[-1], width)) if source.sizes else (), source)
-
-
 def _op(facts: Facts) -> Diagnosis | None:
     x = facts.operands[0]
     at = next((at for at, one in enumerate(facts.operands) if at and one.tensor.dtype in {torch.int64, torch.int32}), None)
@@ -268,8 +248,7 @@ def _op(facts: Facts) -> Diagnosis | None:
         return found
     size = x.sizes[dim] if isinstance(dim, int) and -len(x.sizes) <= dim < len(x.sizes) else 0
     values = facts.values(one.tensor)
-    if values is not None and values.numel() and (int(values.max()) >= size or int(values.min()) < 0):
-        wrong = int(values.max()) if int(values.max()) >= size else int(values.min())
+    if (wrong := beyond(values, size)) is not None:
         place = f"{named(one, 'the index')} of {shape(one.sizes)} into {told(x)}"
         sentence = f"`{facts.op}` along dimension {dim}, which has {size} (0 to {size - 1}), gets index {wrong}: {place}"
         return Diagnosis(sentence, (), one)
