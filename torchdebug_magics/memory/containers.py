@@ -7,7 +7,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from inspect import CO_OPTIMIZED
 from types import FrameType, TracebackType
 from typing import Any, TypeAlias
 
@@ -67,11 +66,6 @@ PLACES: Mapping[type, Callable[[Any], Named]] = {
     **{base: _unordered(base) for base in (set, frozenset)},
 }
 """By the type or one of its bases: the names of the places."""
-
-
-def is_function(frame: FrameType) -> bool:
-    """Whether it has locals of its own: at the top of a module or a cell, they are the namespace."""
-    return bool(frame.f_code.co_flags & CO_OPTIMIZED)
 
 
 def running_frames() -> Iterator[tuple[str, FrameType]]:

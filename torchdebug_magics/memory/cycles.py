@@ -8,7 +8,6 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import compress
 from types import CellType, FrameType, FunctionType
 from typing import Any
@@ -19,7 +18,7 @@ from torchdebug_magics.memory.outside import is_a
 from torchdebug_magics.memory.paths import HolderPath, Names, shortened
 from torchdebug_magics.memory.roots import Rank, Root
 from torchdebug_magics.memory.walk import Walk
-from torchdebug_magics.probing.attributes import attributes_of, referents, undisturbed
+from torchdebug_magics.probing.attributes import referents, undisturbed
 
 _PASSES = 3
 _MOST_VISITS = 300_000
@@ -27,40 +26,31 @@ _MOST_OBJECTS = 3_000_000
 """Beyond, it takes seconds, and nobody has asked for a collection."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cycles:
-    """What a collection freed of the storages that were asked about."""
+def cycles_of(storages: Iterable[weakref.ref[Any]]) -> dict[int, HolderPath]:
+    """Collect, as ``gc.collect()`` does, until nothing more comes.
 
-    paths: dict[int, HolderPath] = field(default_factory=dict)
-    """By the `_cdata` of a storage that is gone: the cycle that held it, such as ``Node.children[0] -> Node.parent``."""
-    objects_count: int = 0
-    """How many objects were freed in all."""
-
-
-def cycles_of(storages: Iterable[weakref.ref[Any]]) -> Cycles:
-    """Collect, as ``gc.collect()`` does, until nothing more comes; and name what held those of `storages` that are gone then."""
+    By the `_cdata` of each of `storages` that is gone then: the cycle that held it, such as ``Node.children[0] -> Node.parent``.
+    """
     alive = [(ref, storage._cdata) for ref in storages if (storage := ref()) is not None]
     storage = None
     named: dict[int, HolderPath] = {}
-    count = 0
     for _ in range(_PASSES):
         found = _garbage()
         if not found:
             break
-        count += len(found)
         with undisturbed():
             named.update(_named(found, {address for _, address in alive} - set(named)))
         del found
         gc.collect()
-    return Cycles(paths={address: named[address] for ref, address in alive if ref() is None and address in named}, objects_count=count)
+    return {address: named[address] for ref, address in alive if ref() is None and address in named}
 
 
-def waiting_cycles(storages: Iterable[weakref.ref[Any]]) -> Cycles:
+def waiting_cycles(storages: Iterable[weakref.ref[Any]]) -> dict[int, HolderPath]:
     """What a collection would free of these, as things stand: nothing is collected."""
     wanted = [storage._cdata for ref in storages if (storage := ref()) is not None]
     with undisturbed():
         found = garbage()
-        return Cycles(paths=_named(found, wanted) if found else {}, objects_count=len(found))
+        return _named(found, wanted) if found else {}
 
 
 def _garbage() -> list[Any]:
@@ -142,12 +132,8 @@ def _written(cycle: list[Any]) -> HolderPath:
 
 
 def _pieces(around: list[Any]) -> Iterator[str]:
-    at, names = 0, Names()
-    while at + 1 < len(around):
-        through = at + 2 < len(around) and type(around[at + 1]) is dict and attributes_of(around[at]) is around[at + 1]
-        step = 2 if through else 1
-        yield names.between(around[at], around[at + step])
-        at += step
+    for piece, at in Names().along(around):
+        yield piece
         if at + 1 < len(around) and _has_name(around[at]):
             yield f" -> {_name(around[at])}"
 

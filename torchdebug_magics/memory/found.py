@@ -253,7 +253,7 @@ def _collection(walk: Walk, number: int) -> int:
         if not _is_of_object(walk, holder):
             number, holder = holder, walk.first[holder]
             continue
-        record = walk.first[holder] if _is_attributes(walk, holder) else holder
+        record = walk.first[holder] if is_attributes(walk, holder) else holder
         if walk.first[record] < 0 or not _is_record(walk, record, walk.first[record]):
             break
         number, holder = walk.first[record], walk.first[walk.first[record]]
@@ -262,7 +262,7 @@ def _collection(walk: Walk, number: int) -> int:
 
 def _is_of_object(walk: Walk, holder: int) -> bool:
     """Whether it is an object, or the dict of an object's attributes, and no collection."""
-    return of_type(CONTAINERS, type(walk.objects[holder])) is None or _is_attributes(walk, holder)
+    return of_type(CONTAINERS, type(walk.objects[holder])) is None or is_attributes(walk, holder)
 
 
 def _is_record(walk: Walk, number: int, holder: int) -> bool:
@@ -284,7 +284,8 @@ def _key(walk: Walk, number: int, group: int) -> str:
     return keys[0] if keys and type(keys[0]) is str else ""
 
 
-def _is_attributes(walk: Walk, number: int) -> bool:
+def is_attributes(walk: Walk, number: int) -> bool:
+    """Whether it is the dict in which an object has its attributes."""
     owner = walk.first[number]
     return owner >= 0 and type(walk.objects[number]) is dict and attributes_of(walk.objects[owner]) is walk.objects[number]
 

@@ -33,17 +33,12 @@ from torchdebug_magics.memory.containers import (
     names_in_traceback,
     place,
 )
-from torchdebug_magics.memory.outside import bases, is_a, is_outside, module_of, names_of_type, of_type, whose_module
-from torchdebug_magics.memory.tensor_holders import in_node, in_tensor, is_node, names_in_node, names_in_tensor
+from torchdebug_magics.memory.outside import bases, is_a, module_of, names_of_type, of_type, whose_module
+from torchdebug_magics.memory.tensor_holders import all_in, in_node, in_tensor, is_node, names_in_node, names_in_tensor
 from torchdebug_magics.probing.attributes import attributes_of, members_of, referents
 from torchdebug_magics.probing.source.code_owner import local_values
 
 _TABLES = ("_parameters", "_buffers", "_modules")
-
-
-def is_entered(kind: type) -> bool:
-    """Whether objects of a type are looked into."""
-    return not is_outside(kind)
 
 
 def held_by(kind: type) -> Callable[[Any], Iterable[object]]:
@@ -113,10 +108,6 @@ def _names_in_partial(value: Any) -> Named:
     yield ".keywords", kind.keywords.__get__(value)
 
 
-def _names_in_cache(value: Any) -> Named:
-    return ((".<cache>", held) for held in gc.get_referents(value))
-
-
 def _names_in_local(value: Any) -> Named:
     """What `threading.local` has for each thread: a dict of dicts, of which the collector knows."""
     for threads in (one for one in gc.get_referents(value) if type(one) is dict):
@@ -142,18 +133,7 @@ def _names_in_exception(error: BaseException) -> Named:
     yield from ((f".{name}", kind.__dict__[name].__get__(error)) for name in ("__cause__", "__context__", "args"))
 
 
-def _in_exception(error: BaseException) -> Iterator[object]:
-    """What is in its traceback is no farther away than what is in that of another."""
-    yield from (held for _, held in _names_in_exception(error))
-    yield from gc.get_referents(error)
-
-
 # --- modules, classes, arrays ------------------------------------------------------------------------------------------------------
-
-
-def _in_module(module: torch.nn.Module) -> Iterator[object]:
-    yield from (held for _, held in _names_in_module(module))
-    yield from gc.get_referents(module)
 
 
 def _names_in_module(module: torch.nn.Module) -> Named:
@@ -174,11 +154,6 @@ def _names_in_state(optimizer: torch.optim.Optimizer) -> Named:
     state = (attributes_of(optimizer) or {}).get("state")
     if state is not None and is_a(type(state), dict):
         yield from ((f".state{place(key)}", held) for key, held in dict.items(state))
-
-
-def _in_type(kind: type) -> list[object]:
-    """The attributes of a class of the user's."""
-    return [*names_of_type(kind).values(), *bases(kind)[1:]] if whose_module(module_of(kind)) == "user" else []
 
 
 def is_array(kind: type) -> bool:
@@ -204,17 +179,18 @@ _HELD: Mapping[type, Callable[[Any], Iterable[object]]] = {
 }
 _HELD_BY_BASE: Mapping[type, Callable[[Any], Iterable[object]]] = {
     torch.Tensor: in_tensor,
-    torch.nn.Module: _in_module,
+    torch.nn.Module: all_in(_names_in_module),
     torch.optim.Optimizer: _in_optimizer,
-    BaseException: _in_exception,
-    type: _in_type,
+    BaseException: all_in(_names_in_exception),  # what is in its traceback is no farther away than what is in another's
+    # The attributes of a class of the user's.
+    type: lambda kind: [*names_of_type(kind).values(), *bases(kind)[1:]] if whose_module(module_of(kind)) == "user" else [],
     threading.local: lambda value: (held for _, held in _names_in_local(value)),
 }
 _NAMES: Mapping[type, Callable[[Any], Named]] = {
     FunctionType: _names_in_function,
     MethodType: lambda method: iter(((".__self__", method.__self__), (".__func__", method.__func__))),
     functools.partial: _names_in_partial,
-    type(functools.lru_cache(len)): _names_in_cache,
+    type(functools.lru_cache(len)): lambda value: ((".<cache>", held) for held in gc.get_referents(value)),
     threading.local: _names_in_local,
     FrameType: names_in_frame,
     TracebackType: names_in_traceback,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import CellType, FrameType, FunctionType
@@ -206,6 +206,16 @@ class Names:
             self._known[id(holder)] = known
         return self._known[id(holder)].get(id(held))
 
+    def along(self, objects: Sequence[object]) -> Iterator[tuple[str, int]]:
+        """(how it is written, where it leads to) for each step of a way from object to object."""
+        at = 0
+        while at + 1 < len(objects):
+            # The dict of its attributes is not written: `loader.cache`, not `loader.__dict__['cache']`.
+            through = at + 2 < len(objects) and type(objects[at + 1]) is dict and of_type(CONTAINERS, type(objects[at])) is None
+            piece = self.find(objects[at], objects[at + 2]) if through else None
+            yield (self.between(objects[at], objects[at + 1]), at + 1) if piece is None else (piece, at + 2)
+            at += 1 if piece is None else 2
+
 
 class Paths:
     """The best ways to the objects of a walk; what many of them share is worked out once."""
@@ -250,14 +260,7 @@ class Paths:
         return steps[::-1]
 
     def _pieces(self, steps: list[int]) -> Iterator[str]:
-        objects = [self._walk.objects[number] for number in steps]
-        at = 0
-        while at + 1 < len(objects):
-            # The dict of its attributes is not written: `loader.cache`, not `loader.__dict__['cache']`.
-            through = at + 2 < len(objects) and type(objects[at + 1]) is dict and of_type(CONTAINERS, type(objects[at])) is None
-            piece = self._names.find(objects[at], objects[at + 2]) if through else None
-            yield self._names.between(objects[at], objects[at + 1]) if piece is None else piece
-            at += 1 if piece is None else 2
+        return (piece for piece, _ in self._names.along([self._walk.objects[number] for number in steps]))
 
 
 def shortened(pieces: list[str]) -> list[str]:
@@ -305,11 +308,11 @@ def owner_of(walk: Walk, paths: Paths, number: int) -> Owner | None:
         holder = walk.objects[number]
         if not _is_passed(holder):
             name = paths.piece(holder, walk.objects[below]).partition("[")[0]  # of an optimizer, `.state['mu']` is one piece
-            return owner_as(type(holder), name, paths.to(number)) if name.startswith(".") and name[1:].isidentifier() else None
+            return _owner(type(holder), name, paths.to(number)) if name.startswith(".") and name[1:].isidentifier() else None
         if type(holder) is dict and (up := walk.first[number]) >= 0 and not _is_passed(walk.objects[up]):
             name = paths.piece(walk.objects[up], walk.objects[below])  # the dict of its attributes
             if name.startswith(".") and name[1:].isidentifier():
-                return owner_as(type(walk.objects[up]), name, paths.to(up))
+                return _owner(type(walk.objects[up]), name, paths.to(up))
         held = number
     return None
 
@@ -319,7 +322,7 @@ def _is_passed(value: object) -> bool:
     return is_node(kind) or any(is_a(kind, one) for one in (torch.Tensor, CellType, FrameType, FunctionType, type, *CONTAINERS))
 
 
-def owner_as(kind: Any, name: str, path: HolderPath) -> Owner:
+def _owner(kind: Any, name: str, path: HolderPath) -> Owner:
     """An object of that type at that path, by whose attribute `name`, such as ``.rows``, something is held."""
     named = [base for base in bases(kind) if base is not object]
     functions = [one for base in named for one in names_of_type(base).values() if type(one) is FunctionType]

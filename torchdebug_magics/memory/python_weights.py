@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from torchdebug_magics.memory.containers import CONTAINERS
-from torchdebug_magics.memory.found import find_holders
-from torchdebug_magics.memory.objects import held_by, is_entered, names_in
-from torchdebug_magics.memory.outside import bases, is_a, names_of_type
-from torchdebug_magics.memory.paths import HolderPath, Owner, owner_as
+from torchdebug_magics.memory.found import find_holders, is_attributes
+from torchdebug_magics.memory.objects import held_by
+from torchdebug_magics.memory.outside import bases, is_a, is_outside, names_of_type
+from torchdebug_magics.memory.paths import HolderPath, Owner, Paths, owner_of
 from torchdebug_magics.memory.roots import Rank, roots
 from torchdebug_magics.memory.tensor_holders import is_node, storages_of
+from torchdebug_magics.memory.walk import Walk
 from torchdebug_magics.probing.attributes import undisturbed
 from torchdebug_magics.probing.modules import live
 
-_MOST_OBJECTS = {Rank.VARIABLE: 4_000, Rank.MODULE: 5_000}
-"""In all; variables come first, as the modules of a large repository alone have more globals than that."""
+_MOST_OBJECTS = 5_000
+"""Of variables, and as many of modules: a large repository alone has more globals than that."""
 _WIDEST, _DEEPEST = 64, 6
 _SAMPLES = 16
 """Things of a collection that are weighed."""
@@ -51,52 +52,35 @@ def plain_collections(before: Mapping[HolderPath, PlainCollection]) -> dict[Hold
     Weighed are those that are longer than `before`.
     """
     found: dict[HolderPath, PlainCollection] = {}
-    seen: dict[int, object] = {}  # held, as the id of one that is gone may be another's
-    with undisturbed():
-        for rank, most in _MOST_OBJECTS.items():
-            starts = [(HolderPath.of(root), root.value, None, 0) for root in roots() if root.rank is rank]
-            for path, value, base, held_as in _reached(starts, seen, most):
+    seen: set[int] = set()
+    with undisturbed(), ExitStack() as stack:
+        for rank in (Rank.VARIABLE, Rank.MODULE):
+            starts = [root for root in roots() if root.rank is rank]
+            walk = Walk(starts, (), _MOST_OBJECTS, enters=_is_plain, most_steps=_DEEPEST, widest=_WIDEST)
+            stack.enter_context(closing(walk))  # to the end, as the id of an object that is gone may be another's
+            ways = Paths(walk)
+            for number, value in enumerate(walk.objects):
+                base = _base_of(type(value))
+                if base is None or base.__len__(value) < _FEWEST or id(value) in seen or is_attributes(walk, number):
+                    continue
+                seen.add(id(value))
+                path = ways.to(number)
+                if path.pieces[-1:] and path.pieces[-1][1:] in _OF_MODULES:
+                    continue
                 length, known = base.__len__(value), before.get(path)
                 each_bytes = _each_bytes(value, base) if known is not None and known.length < length else 0
-                owner = owner_as(*held_as) if held_as is not None else None
-                found[path] = PlainCollection(length, each_bytes or (0 if known is None else known.each_bytes), owner)
+                each_bytes = each_bytes or (0 if known is None else known.each_bytes)
+                found[path] = PlainCollection(length, each_bytes, owner_of(walk, ways, number))
     return found
 
 
-_Held: TypeAlias = "tuple[type, str, HolderPath]"
-"""The nearest object with attributes: its type, the name of the attribute, the path to it."""
+def _is_plain(kind: type) -> bool:
+    return not is_a(kind, torch.Tensor) and not is_node(kind)
 
 
-def _reached(
-    starts: Iterable[tuple[HolderPath, Any, None, int]], seen: dict[int, object], most: int
-) -> Iterator[tuple[HolderPath, Any, Any, _Held | None]]:
-    """The containers that are reached, with the plain type of each, until `most` objects are in `seen`."""
-    todo: deque[tuple[HolderPath, Any, _Held | None, int]] = deque(starts)
-    enters: dict[int, bool] = {}
-    while todo and len(seen) < most:
-        path, value, held_as, depth = todo.popleft()
-        kind = type(value)
-        if id(kind) not in enters:
-            seen[id(kind)] = kind
-            enters[id(kind)] = is_entered(kind) and not is_a(kind, torch.Tensor) and not is_node(kind)
-        if id(value) in seen or not enters[id(kind)]:
-            continue
-        seen[id(value)] = value
-        base: Any = next((one for one in CONTAINERS if is_a(kind, one)), None)
-        if base is not None and base.__len__(value) >= _FEWEST:
-            yield path, value, base, held_as
-        with suppress(RuntimeError):  # another thread changed it under our hands
-            todo.extend(_inside(path, value, held_as, depth, is_container=base is not None) if depth < _DEEPEST else ())
-
-
-def _inside(
-    path: HolderPath, value: Any, held_as: _Held | None, depth: int, *, is_container: bool
-) -> Iterator[tuple[HolderPath, Any, _Held | None, int]]:
-    is_module = is_a(type(value), torch.nn.Module)
-    for piece, held in islice(names_in(value), _WIDEST):
-        if not (is_module and piece[1:] in _OF_MODULES):
-            is_attribute = not is_container and piece.startswith(".") and piece[1:].isidentifier()
-            yield path.to(piece), held, (type(value), piece, path) if is_attribute else held_as, depth + 1
+def _base_of(kind: type) -> Any:
+    """The built-in container that a type is or derives from; None for any other."""
+    return next((base for base in CONTAINERS if is_a(kind, base)), None)
 
 
 def _each_bytes(value: Any, base: Any) -> int:
@@ -117,11 +101,11 @@ def _weight(value: object, seen: dict[int, object], depth: int) -> int:
     if id(value) in seen or is_a(kind, torch.Tensor) or is_a(kind, type) or depth > _DEEPEST:
         return 0
     seen[id(value)] = value
-    if not is_entered(kind):
+    if is_outside(kind):
         return _own_bytes(value)
     held = list(islice(held_by(kind)(value), _WIDEST))
     weights = [_weight(one, seen, depth + 1) for one in held]
-    base: Any = next((one for one in CONTAINERS if is_a(kind, one)), None)
+    base = _base_of(kind)
     count = base.__len__(value) * (2 if base is dict else 1) if base is not None else len(held)
     return _own_bytes(value) + sum(weights) * max(count, len(held)) // max(1, len(held))
 
@@ -143,15 +127,10 @@ def largest_holders(extra_roots: Iterable[tuple[str, object]] = (), *, most: int
     }
     for address, holding in find_holders(list(storages), extra_roots=extra_roots).holdings.items():
         sizes[holding.root] += storages[address]
-    for label, size_bytes in _plain_sizes().items():
-        sizes[label] += size_bytes
-    return tuple((label, size_bytes) for label, size_bytes in sizes.most_common(most) if size_bytes)
-
-
-def _plain_sizes() -> Counter[str]:
-    """By variable: its largest collection, as others may be inside that one."""
+    # Of plain objects by the largest collection of a variable, as others may be inside that one.
     unweighed = {path: replace(collection, length=0) for path, collection in plain_collections({}).items()}
-    sizes: Counter[str] = Counter()
+    plain: Counter[str] = Counter()
     for path, collection in plain_collections(unweighed).items():
-        sizes[path.label] = max(sizes[path.label], collection.length * collection.each_bytes)
-    return sizes
+        plain[path.label] = max(plain[path.label], collection.length * collection.each_bytes)
+    sizes += plain
+    return tuple((label, size_bytes) for label, size_bytes in sizes.most_common(most) if size_bytes)

@@ -8,10 +8,11 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from inspect import CO_OPTIMIZED
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
-from torchdebug_magics.memory.containers import is_function, running_frames, thread_names
+from torchdebug_magics.memory.containers import running_frames, thread_names
 from torchdebug_magics.memory.outside import space_of, whose_module
 from torchdebug_magics.probing.names import OUTPUT_NAME, named, user_namespaces, user_variables
 from torchdebug_magics.probing.source.code_owner import local_values
@@ -72,7 +73,7 @@ def _locals() -> Iterator[Root]:
     known = set(map(id, spaces))
     for thread, frame in running_frames():
         where = f" in thread {thread!r}" if thread else ""
-        if is_function(frame):
+        if frame.f_code.co_flags & CO_OPTIMIZED:  # it has locals of its own: at the top of a module or a cell, they are the namespace
             function = frame.f_code.co_name
             for name, value in local_values(frame).items():
                 yield Root(f"{function}() local {name!r}{where}", value, Rank.VARIABLE, name, function)
@@ -108,7 +109,9 @@ def _errors(shell: Any) -> Iterator[Root]:
     for name in ("InteractiveTB", "SyntaxTB"):
         held = getattr(shell, name, None)
         yield from (Root(f"{name}.{part}", getattr(held, part, None), Rank.ERROR) for part in ("tb", "evalue", "last_syntax_error"))
-        yield from _debugger(f"{name}.pdb", getattr(held, "pdb", None))
+        # What a debugger that was left stands on; it is of IPython's, and not entered as such.
+        kept = getattr(getattr(held, "pdb", None), "__dict__", None) or {}
+        yield from (Root(f"{name}.pdb.{part}", value, Rank.DEBUGGER) for part, value in kept.items())
     for name in ("error_in_exec", "error_before_exec"):
         yield Root(f"last_execution_result.{name}", getattr(shell.last_execution_result, name, None), Rank.ERROR)
 
@@ -117,12 +120,6 @@ def _session(shell: Any) -> Iterator[Root]:
     session = getattr(our_extension(shell), "last_session", None)
     for name, kept in session.kept.items() if session is not None else ():
         yield Root(f"last_session().kept[{name!r}]", kept, Rank.SESSION)
-
-
-def _debugger(label: str, debugger: Any) -> Iterator[Root]:
-    """What a debugger that was left stands on; it is of IPython's, and not entered as such."""
-    for name, value in (getattr(debugger, "__dict__", None) or {}).items():
-        yield Root(f"{label}.{name}", value, Rank.DEBUGGER)
 
 
 def _globals(known: list[dict[str, Any]]) -> Iterator[Root]:

@@ -69,25 +69,15 @@ def history_of(tensor: torch.Tensor) -> Any | None:
 # --- tensors ---------------------------------------------------------------------------------------------------------------------
 
 
-def in_tensor(tensor: torch.Tensor) -> Iterator[object]:
-    """Its gradient, its history, what it is a view of, hooks and attributes."""
-    yield from gc.get_referents(tensor)
-    yield from (held for _, held in _known(tensor))
-
-
 def names_in_tensor(tensor: torch.Tensor) -> Named:
-    """The same with names; attributes are those of any object."""
-    yield from _known(tensor)
-    yield "._backward_hooks", _BASE._backward_hooks.__get__(tensor)
-    yield "._post_accumulate_grad_hooks", _BASE._post_accumulate_grad_hooks.__get__(tensor)
-
-
-def _known(tensor: torch.Tensor) -> Named:
+    """Its gradient, its history, what it is a view of, and hooks; attributes are those of any object."""
     # That of others torch warns about.
     if _BASE.is_leaf.__get__(tensor) or _BASE.retains_grad.__get__(tensor):
         yield ".grad", _BASE.grad.__get__(tensor)
     yield ".grad_fn", _BASE.grad_fn.__get__(tensor)
     yield "._base", _BASE._base.__get__(tensor)
+    yield "._backward_hooks", _BASE._backward_hooks.__get__(tensor)
+    yield "._post_accumulate_grad_hooks", _BASE._post_accumulate_grad_hooks.__get__(tensor)
 
 
 # --- nodes -----------------------------------------------------------------------------------------------------------------------
@@ -98,24 +88,36 @@ def is_node(kind: type) -> bool:
     return is_a(kind, _FUNCTION) or ("next_functions" in names_of_type(kind) and "_register_hook_dict" in names_of_type(kind))
 
 
-def in_node(node: Any) -> Iterator[object]:
-    """What it has saved for backward, what its hooks and attributes hold, and the nodes before it."""
-    yield from gc.get_referents(node)
-    yield from (held for _, held in names_in_node(node))
-
-
-def names_in_node(node: Any) -> Named:
-    """The same with names; the attributes of a ``ctx`` are those of any object."""
+def saved_in(node: Any) -> Named:
+    """What it has saved for backward, with names."""
     kind: Any = type(node)
     if is_a(kind, _FUNCTION):
         yield from ((f".saved_tensors{place(at)}", held) for at, held in enumerate(_raw(_FUNCTION._raw_saved_tensors, node)))
     for name in () if is_a(kind, _FUNCTION) else _saved_names(kind):
-        held = list(_raw(names_of_type(kind)[name], node))
-        saved = name.removeprefix("_raw_")
+        held, saved = list(_raw(names_of_type(kind)[name], node)), name.removeprefix("_raw_")
         yield from ((f".{saved}{place(at) if len(held) > 1 else ''}", one) for at, one in enumerate(held))
+
+
+def names_in_node(node: Any) -> Named:
+    """What it holds, with names; the attributes of a ``ctx`` are those of any object."""
+    kind: Any = type(node)
+    yield from saved_in(node)
     if "variable" in names_of_type(kind):
         yield ".variable", names_of_type(kind)["variable"].__get__(node)
     yield from ((f" -> {_name(one)}", one) for one in next_nodes(node))
+
+
+def all_in(names: Callable[[Any], Named]) -> Callable[[Any], Iterator[object]]:
+    """What an object holds: what has one of those names, and all of which the collector knows."""
+
+    def held_by(value: Any) -> Iterator[object]:
+        yield from (held for _, held in names(value))
+        yield from gc.get_referents(value)
+
+    return held_by
+
+
+in_tensor, in_node = all_in(names_in_tensor), all_in(names_in_node)
 
 
 def next_nodes(node: Any) -> list[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable
+from itertools import islice
 from typing import Any
 
 from torchdebug_magics.memory.containers import CONTAINERS
-from torchdebug_magics.memory.objects import held_by, is_entered
-from torchdebug_magics.memory.outside import of_type
+from torchdebug_magics.memory.objects import held_by
+from torchdebug_magics.memory.outside import is_outside, of_type
 from torchdebug_magics.memory.roots import Rank, Root, namespaces
 from torchdebug_magics.memory.tensor_holders import addresses_of, in_node
 from torchdebug_magics.probing.graphs import MOST_NODES
@@ -34,6 +35,7 @@ class Walk:
         *,
         enters: Callable[[type], bool] = lambda _kind: True,
         most_steps: int | None = None,
+        widest: int | None = None,
         first: Collection[str] = (),
     ) -> None:
         self.objects: list[Any] = []
@@ -49,6 +51,8 @@ class Walk:
         self._most = most_visits
         self._enters = enters
         self._deepest = None if most_steps is None else _STEP * (most_steps + 1)
+        self._widest = widest
+        """How many of the things that one object holds are met at most."""
         self._first = first
         """Roots that count as nearer than all others."""
         self._number: dict[int, int] = {}
@@ -100,7 +104,7 @@ class Walk:
         way, is_container = ways[id(type(holder))] or (tuple, True)  # never, as it would not have been met
         seen = 0
         try:
-            for held in way(holder):
+            for held in islice(way(holder), self._widest):
                 seen += 1
                 kind = type(held)
                 if (ways[id(kind)] if id(kind) in ways else self._way(kind)) is None or id(held) in closed:
@@ -140,6 +144,6 @@ class Walk:
         if id(kind) not in self._ways:
             self._types.append(kind)
             self._ways[id(kind)] = (
-                (held_by(kind), of_type(CONTAINERS, kind) is not None) if is_entered(kind) and self._enters(kind) else None
+                (held_by(kind), of_type(CONTAINERS, kind) is not None) if not is_outside(kind) and self._enters(kind) else None
             )
         return self._ways[id(kind)]

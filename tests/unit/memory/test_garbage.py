@@ -1,56 +1,14 @@
-"""What the collector would free is found without it; and how large a collection of plain objects is."""
+"""How large a collection of plain objects is."""
 
 from __future__ import annotations
 
-import gc
 import sys
-import weakref
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from torchdebug_magics.memory.cycles import garbage
 from torchdebug_magics.memory.python_weights import PlainCollection, plain_collections
-
-
-class Node:
-    def __init__(self) -> None:
-        self.me: Any = self
-        self.finalized: list[int] = FINALIZED
-
-    def __del__(self) -> None:
-        self.finalized.append(1)
-
-
-FINALIZED: list[int] = []
-
-
-@pytest.fixture(autouse=True)
-def no_collection_between() -> Any:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-def test_what_only_holds_itself_is_garbage_and_stays() -> None:
-    ref = weakref.ref(Node())
-    before = len(FINALIZED)
-    assert [type(one) for one in garbage() if type(one) is Node] == [Node]
-    assert ref() is not None
-    assert len(FINALIZED) == before
-    gc.collect()
-    assert ref() is None
-    assert not any(type(one) is Node for one in garbage())
-
-
-def test_what_a_variable_or_a_running_call_leads_to_is_none() -> None:
-    held, inside = Node(), [{"a": Node()}]
-    assert not any(type(one) is Node for one in garbage())
-    assert held.me is held
-    assert inside
-
 
 ROWS: list[Any] = []
 

@@ -4,99 +4,17 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
-from torch import nn
 from torch._C._autograd import _get_sequence_nr
 
 from torchdebug_magics.memory.found import histories
 from torchdebug_magics.probing.graphs import MOST_NODES
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 def counts(since: int = 0) -> dict[str, int]:
     """Nodes by name, of those that have a number from `since` on."""
     return {name: history.count for name, history in histories(lambda number: int(since <= number < 1 << 62)).items()}
-
-
-class Trainer:
-    def __init__(self) -> None:
-        self.net = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
-        self.total: Any = 0.0
-        self.losses: list[Any] = []
-        self.log: dict[str, list[Any]] = {"train": []}
-        self.by_step: dict[int, Any] = {}
-
-    def step(self, keep: Callable[[Any, torch.Tensor, int], None], number: int) -> None:
-        loss = self.net(torch.ones(1, 2)).sum()
-        loss.backward()
-        keep(self, loss, number)
-
-
-def add(trainer: Trainer, loss: torch.Tensor, _: int) -> None:
-    trainer.total = trainer.total + loss
-
-
-def add_number(trainer: Trainer, loss: torch.Tensor, _: int) -> None:
-    trainer.total += loss.item()
-
-
-def append(trainer: Trainer, loss: torch.Tensor, _: int) -> None:
-    trainer.losses.append(loss)
-
-
-def append_detached(trainer: Trainer, loss: torch.Tensor, _: int) -> None:
-    trainer.losses.append(loss.detach())
-
-
-def log(trainer: Trainer, loss: torch.Tensor, _: int) -> None:
-    trainer.log["train"].append({"loss": loss})
-
-
-def by_step(trainer: Trainer, loss: torch.Tensor, number: int) -> None:
-    trainer.by_step[number] = [loss]
-
-
-def overwrite(trainer: Trainer, loss: torch.Tensor, _: int) -> None:
-    trainer.losses[:] = [loss]
-
-
-def counted(trainer: Trainer) -> dict[str, int]:
-    return {name: nodes for name, nodes in counts().items() if "trainer" in name and name.startswith("grown")}
-
-
-def grown(keep: Callable[[Any, torch.Tensor, int], None]) -> list[dict[str, int]]:
-    trainer, seen = Trainer(), []
-    for number in range(4):
-        trainer.step(keep, number)
-        seen.append(counted(trainer))
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("keep", "name"),
-    [(add, ".total"), (append, ".losses"), (log, ".log"), (by_step, ".by_step")],
-    ids=lambda one: getattr(one, "__name__", ""),
-)
-def test_a_history_that_grows_is_named(keep: Any, name: str) -> None:
-    seen = grown(keep)
-    path = f"grown() local 'trainer'{name}"
-    nodes = [one.get(path, 0) for one in seen[1:]]
-    assert nodes == sorted(set(nodes)), seen
-    assert nodes[2] - nodes[1] == nodes[1] - nodes[0] > 0
-
-
-@pytest.mark.parametrize("keep", [add_number, append_detached])
-def test_no_history_is_none(keep: Any) -> None:
-    assert grown(keep) == [{}] * 4
-
-
-def test_a_history_that_is_replaced_does_not_grow() -> None:
-    assert len({sum(one.values()) for one in grown(overwrite)}) == 1
 
 
 def test_a_long_history_is_no_deep_recursion() -> None:

@@ -19,9 +19,10 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.memclean.report import Freed, Holding, MemcleanReport
 from torchdebug_magics.machine.process import rss_bytes, trim_heap, trimmable_bytes
-from torchdebug_magics.memory.cycles import Cycles, cycles_of, waiting_cycles
+from torchdebug_magics.memory.cycles import cycles_of, waiting_cycles
 from torchdebug_magics.memory.found import roots_of
-from torchdebug_magics.memory.roots import Rank, Root, outputs, roots
+from torchdebug_magics.memory.paths import HolderPath
+from torchdebug_magics.memory.roots import Rank, outputs, roots
 from torchdebug_magics.memory.tensor_holders import storages_of
 from torchdebug_magics.memory.walk import Walk
 from torchdebug_magics.probing.attributes import undisturbed
@@ -76,7 +77,7 @@ def examine(_: CellContext, *, free: str = "") -> MemcleanReport:
         freed=tuple(freed),
         asked=asked,
         rss_bytes=rss_bytes(),
-        cache_bytes=cached_bytes(),
+        cache_bytes=cached_bytes() or 0,
         problems=tuple(problems),
     )
 
@@ -107,9 +108,12 @@ def _freed(name: str, shell: Any | None, census: Census, problems: list[str]) ->
             problems.append("this system's C library has no malloc_trim, so the heap was left as it is")
         given_back_bytes = max(0, rss - rss_bytes())
     elif name == "cache":
-        given_back_bytes = empty_cache()
-        if given_back_bytes is None:
+        kept_bytes = cached_bytes()
+        if kept_bytes is None:
             problems.append("CUDA is not in use in this process, so there is no GPU cache to empty")
+        else:
+            torch.cuda.empty_cache()
+            given_back_bytes = kept_bytes - (cached_bytes() or 0)
     else:
         {"exception": forget_error, "debugger": forget_debugger, "session": forget_session}[name](shell)
     collect()
@@ -193,21 +197,11 @@ def _is_any(value: object, values: list[object]) -> bool:
     return any(value is one for one in values)
 
 
-def cached_bytes() -> int:
-    """What the CUDA allocator keeps to reuse; 0 where it is not in use."""
-    if not torch.cuda.is_initialized():
-        return 0
-    return sum(torch.cuda.memory_reserved(one) - torch.cuda.memory_allocated(one) for one in range(torch.cuda.device_count()))
-
-
-def empty_cache() -> int | None:
-    """The bytes that the CUDA allocator gave back; None where it is not in use. CUDA is not initialised for that."""
+def cached_bytes() -> int | None:
+    """What the CUDA allocator keeps to reuse; None where it is not in use. CUDA is not initialised for that."""
     if not torch.cuda.is_initialized():
         return None
-    devices = range(torch.cuda.device_count())
-    before = sum(map(torch.cuda.memory_reserved, devices))
-    torch.cuda.empty_cache()
-    return before - sum(map(torch.cuda.memory_reserved, devices))
+    return sum(torch.cuda.memory_reserved(one) - torch.cuda.memory_allocated(one) for one in range(torch.cuda.device_count()))
 
 
 @dataclass
@@ -224,46 +218,43 @@ class Survey:
 
 def survey() -> Survey:
     """Look; nothing is changed."""
+    refs: list[weakref.ref[Any]] = []
+    held: list[_Held] = []
     with undisturbed(), closing(Walk(roots(), None, _MOST_VISITS)) as walk:
         held_at, is_whole = roots_of(walk)
         names = _output_names(walk)
-        found = Survey(is_whole=is_whole)
-        tally = _Tally()
         for address, numbers in walk.holders.items():
             storage = next(one for one in storages_of(walk.objects[numbers[0]]) if one._cdata == address)
-            found.storages.append(weakref.ref(storage))
-            tally.add(held_at[address], names, size_of(storage), str(storage.device))
-    found.together_bytes, found.by_part = tally.together_bytes, dict(tally.by_part)
-    ordered = sorted(tally.held, key=lambda name: (-tally.alone[name], -tally.held[name], name))
-    found.holdings = tuple(_holding(name, tally) for name in ordered)
-    return found
+            refs.append(weakref.ref(storage))
+            known = held_at[address]
+            holders = frozenset(names.get(root.label, _PARTS[root.rank]) for root in known if root.rank in _PARTS)
+            others = tuple(root.label for root in known if root.rank not in _PARTS)
+            if holders:
+                held.append(_Held(size_of(storage), str(storage.device), holders, others))
+    freed = [one for one in held if not one.others]
+    by_part: Counter[str] = Counter()
+    for one in freed:
+        if len(parts := {_part(name) for name in one.holders}) == 1:
+            by_part[parts.pop()] += one.bytes
+    holdings = [_holding(name, [one for one in held if name in one.holders]) for name in {name for one in held for name in one.holders}]
+    return Survey(
+        holdings=tuple(sorted(holdings, key=lambda one: (-one.alone_bytes, -one.held_bytes, one.name))),
+        together_bytes=sum(one.bytes for one in freed),
+        by_part=dict(by_part),
+        is_whole=is_whole,
+        storages=refs,
+    )
 
 
-class _Tally:
-    """Bytes by holder."""
+@dataclass(frozen=True)
+class _Held:
+    """One storage that the notebook holds."""
 
-    def __init__(self) -> None:
-        self.held: Counter[str] = Counter()
-        self.alone: Counter[str] = Counter()
-        self.by_part: Counter[str] = Counter()
-        self.together_bytes = 0
-        self.devices: dict[str, set[str]] = {}
-        self.others: dict[str, dict[str, None]] = {}
-
-    def add(self, held_at: Iterable[Root], names: dict[str, str], size: int, device: str) -> None:
-        """One storage, and the roots that hold it."""
-        others = [root.label for root in held_at if root.rank not in _PARTS]
-        holders = {names.get(root.label, _PARTS[root.rank]) for root in held_at if root.rank in _PARTS}
-        parts = {_part(name) for name in holders}
-        for name in holders:
-            self.held[name] += size
-            self.alone[name] += size if len(holders) == 1 and not others else 0
-            self.devices.setdefault(name, set()).add(device)
-            self.others.setdefault(name, {}).update(dict.fromkeys(others))
-        if parts and not others:
-            self.together_bytes += size
-            if len(parts) == 1:
-                self.by_part[parts.pop()] += size
+    bytes: int
+    device: str
+    holders: frozenset[str]
+    others: tuple[str, ...]
+    """Variables that hold it, too."""
 
 
 def _part(name: str) -> str:
@@ -280,19 +271,17 @@ def _output_names(walk: Walk) -> dict[str, str]:
     return names
 
 
-def _holding(name: str, tally: _Tally) -> Holding:
+def _holding(name: str, held: list[_Held]) -> Holding:
     part = _part(name)
-    what = _error() if part == "exception" else _WHATS.get(part, f"`{name}`")
-    cost = _PRICES.get(part, f"`{name}` will be gone")
     return Holding(
         name=name,
         part=part,
-        what=what,
-        held_bytes=tally.held[name],
-        alone_bytes=tally.alone[name],
-        devices=tuple(sorted(tally.devices[name])),
-        cost=cost,
-        others=tuple(tally.others[name])[:_MOST_OTHERS],
+        what=_error() if part == "exception" else _WHATS.get(part, f"`{name}`"),
+        held_bytes=sum(one.bytes for one in held),
+        alone_bytes=sum(one.bytes for one in held if len(one.holders) == 1 and not one.others),
+        devices=tuple(sorted({one.device for one in held})),
+        cost=_PRICES.get(part, f"`{name}` will be gone"),
+        others=tuple(dict.fromkeys(label for one in held for label in one.others))[:_MOST_OTHERS],
     )
 
 
@@ -332,9 +321,9 @@ class Census:
         """(bytes that a collection would free, the cycle of references by which the most of it holds itself); nothing is collected."""
         return self._by_cycle(waiting_cycles)
 
-    def _by_cycle(self, look: Callable[[Iterable[weakref.ref[Any]]], Cycles]) -> tuple[int, str]:
+    def _by_cycle(self, look: Callable[[Iterable[weakref.ref[Any]]], dict[int, HolderPath]]) -> tuple[int, str]:
         sizes: Counter[str] = Counter()
-        for address, path in look([ref for ref, _ in self._known.values()]).paths.items():
+        for address, path in look([ref for ref, _ in self._known.values()]).items():
             sizes[path] += self._known[address][1]
         return sizes.total(), max(sizes, key=lambda path: sizes[path], default="")
 

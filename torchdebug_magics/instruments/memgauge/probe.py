@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeReport, LiveGauges
-from torchdebug_magics.machine.limits import Limit, Limits
+from torchdebug_magics.machine.limits import Limits
 from torchdebug_magics.machine.memory_guard import GUARD_EVERY_S, MemoryGuard, guard_ratio
 from torchdebug_magics.machine.process import PeakRss, RssCourse, rss_bytes
 from torchdebug_magics.machine.sampler import Sampler
@@ -133,7 +133,8 @@ class GaugeProbe:
             rss_peak_is_exact=peak.source == "counter",
             limit_bytes=None if limit is None else limit.limit_bytes,
             limit="" if limit is None else limit.whose,
-            limit_peak_bytes=None if limit is None else self._highest(limit, peak.size_bytes),
+            # Others' usage on top of our own peak: no more than the limit itself.
+            limit_peak_bytes=None if limit is None else min(limit.limit_bytes, peak.size_bytes + self._others_bytes),
             devices=tuple(self._device(one) for one in self._gauges.allocators()),
             interrupts=() if self._memory_guard is None else self._memory_guard.interrupts,
             gauges=gauges,
@@ -153,10 +154,6 @@ class GaugeProbe:
         held = [] if error is None else [("the interrupted call", error)]
         found = self._guard.run("the look for who holds the memory", largest_holders, held) or ()
         return tuple((name, size_bytes) for name, size_bytes in found if size_bytes > _LEAST_PART * found[0][1])
-
-    def _highest(self, limit: Limit, peak_bytes: int) -> int:
-        """Others' usage on top of our own peak: no more than the limit itself."""
-        return min(limit.limit_bytes, peak_bytes + self._others_bytes)
 
     def _device(self, now: Allocator) -> DevicePeak:
         exact = now.peak_bytes > self._devices.get(now.label, 0)

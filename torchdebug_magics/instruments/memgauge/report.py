@@ -107,7 +107,8 @@ class GaugeReport(Report):
             fullest = max(used, key=lambda one: one.peak_bytes / (one.total_bytes or one.peak_bytes))
             return f"{capitalised(device_peak(fullest))}; p{self._growth()[1:]}"
         left = "" if self.left_bytes is None else f"; {byte_size(self.left_bytes)} of {byte_size(self.limit_bytes or 0)} left"
-        return f"{self._growth()}, peak {self._at_least()}{byte_size(self.rss_peak_bytes)}{left}"
+        at_least = "" if self.rss_peak_is_exact else "at least "
+        return f"{self._growth()}, peak {at_least}{byte_size(self.rss_peak_bytes)}{left}"
 
     def _growth(self) -> str:
         if self.grown_bytes >= _NOISE_BYTES:
@@ -115,9 +116,6 @@ class GaugeReport(Report):
         if self.grown_bytes <= -_NOISE_BYTES:
             return f"Process shrank by {byte_size(-self.grown_bytes)}"
         return "Process did not grow"
-
-    def _at_least(self) -> str:
-        return "" if self.rss_peak_is_exact else "at least "
 
 
 def device_peak(one: DevicePeak) -> str:

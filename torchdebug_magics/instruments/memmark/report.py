@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -10,6 +11,18 @@ from torchdebug_magics.report import Mark, Report
 
 _WIDEST = 90
 """Characters of a headline."""
+SIZES: Mapping[str, Callable[[Mark], int | None]] = {
+    "MA": lambda mark: mark.allocated_bytes,
+    "Max_MA": lambda mark: mark.max_allocated_bytes,
+    "CA": lambda mark: mark.reserved_bytes,
+    "Max_CA": lambda mark: mark.max_reserved_bytes,
+    "NV": lambda mark: mark.driver_bytes,
+    "unaccounted": lambda mark: mark.unaccounted_bytes,
+    "RSS": lambda mark: mark.rss_bytes,
+    "limit used": lambda mark: mark.limit_used_bytes,
+    "limit": lambda mark: mark.limit_bytes,
+}
+"""The numbers of a mark, by title."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,27 +55,19 @@ class MarkReport(Report):
     def cells(self) -> list[str]:
         """Every number that is known, with its name and its change."""
         mark, before = self.mark, self.before
-        same = before is not None and before.device == mark.device
-        old = " (older than the last mark)" if same and not mark.max_is_new else ""
-        cells = [
-            _cell("MA", mark.allocated_bytes, before.allocated_bytes if before else None),
-            _cell("Max_MA", mark.max_allocated_bytes, None, old),
-            _cell("CA", mark.reserved_bytes, before.reserved_bytes if before else None),
-            _cell("Max_CA", mark.max_reserved_bytes, None),
-            _cell("NV", mark.driver_bytes, before.driver_bytes if before else None),
-            _cell("unaccounted", mark.unaccounted_bytes, before.unaccounted_bytes if before else None),
-            _cell("RSS", mark.rss_bytes, before.rss_bytes if before else None),
-            self._limit(),
-        ]
-        return [cell for cell in cells if cell]
-
-    def _limit(self) -> str:
-        mark, before = self.mark, self.before
-        if mark.limit_bytes is None:
-            return ""
-        same = before is not None and before.limit == mark.limit
-        of = f" of {byte_size(mark.limit_bytes)}"
-        return _cell(mark.limit, mark.limit_used_bytes, before.limit_used_bytes if before and same else None, of)
+        is_old = before is not None and before.device == mark.device and not mark.max_is_new
+        same_limit = before is not None and before.limit == mark.limit
+        notes = {
+            "Max_MA": " (older than the last mark)" if is_old else "",
+            "limit used": f" of {byte_size(mark.limit_bytes or 0)}",
+        }
+        cells = []
+        for title, size in SIZES.items():
+            now, earlier = size(mark), None if before is None or title.startswith("Max_") else size(before)
+            if now is not None and title != "limit":
+                change = "" if earlier is None or (title == "limit used" and not same_limit) else f" ({signed(now - earlier)})"
+                cells.append(f"{mark.limit if title == 'limit used' else title} {byte_size(now)}{notes.get(title, '')}{change}")
+        return cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +95,6 @@ class MarksReport(Report):
 def name(mark: Mark) -> str:
     """The label, after the rank where there is one."""
     return mark.label if mark.rank is None else f"[{mark.rank}] {mark.label}"
-
-
-def _cell(title: str, size_bytes: int | None, before_bytes: int | None, more: str = "") -> str:
-    if size_bytes is None:
-        return ""
-    change = "" if before_bytes is None else f" ({signed(size_bytes - before_bytes)})"
-    return f"{title} {byte_size(size_bytes)}{more}{change}"
 
 
 def signed(size_bytes: int) -> str:

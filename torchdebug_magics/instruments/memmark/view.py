@@ -6,39 +6,25 @@ from collections.abc import Callable, Mapping
 
 from torchdebug_magics.format import Format, plural
 from torchdebug_magics.html.page import Block, Cell, Chart, Facts, Fold, Page, Table
-from torchdebug_magics.instruments.memmark.report import MarkReport, MarksReport, name, signed
+from torchdebug_magics.instruments.memmark.report import SIZES, MarkReport, MarksReport, name, signed
 from torchdebug_magics.report import Mark
 
 _MIB = 2**20
-_SIZES: Mapping[str, Callable[[Mark], int | None]] = {
-    "MA": lambda mark: mark.allocated_bytes,
-    "Max_MA": lambda mark: mark.max_allocated_bytes,
-    "CA": lambda mark: mark.reserved_bytes,
-    "Max_CA": lambda mark: mark.max_reserved_bytes,
-    "NV": lambda mark: mark.driver_bytes,
-    "unaccounted": lambda mark: mark.unaccounted_bytes,
-    "RSS": lambda mark: mark.rss_bytes,
-    "limit used": lambda mark: mark.limit_used_bytes,
-    "limit": lambda mark: mark.limit_bytes,
-}
 _DRAWN = {"MA": "MA: allocated by torch", "NV": "NV: in use on the whole GPU", "RSS": "RSS: this process"}
 _CHANGES = ("MA", "RSS")
 
 
 def page(report: MarkReport | MarksReport) -> Page:
     """One mark as a row, or all marks as a table with a picture."""
-    blocks = _all(report.marks) if isinstance(report, MarksReport) else _rest(report)
+    rest = [] if isinstance(report, MarksReport) or not report.rest else [Facts((("also", report.rest),))]
+    blocks = _all(report.marks) if isinstance(report, MarksReport) else rest
     return Page("memmark", "info", report.title, tuple(blocks))
-
-
-def _rest(report: MarkReport) -> list[Block]:
-    return [Facts((("also", report.rest),))] if report.rest else []
 
 
 def _all(marks: tuple[Mark, ...]) -> list[Block]:
     if not marks:
         return []
-    known = {title: size for title, size in _SIZES.items() if any(size(mark) is not None for mark in marks)}
+    known = {title: size for title, size in SIZES.items() if any(size(mark) is not None for mark in marks)}
     whose = {mark.limit for mark in marks}
     columns, formats = _columns(known, f"{whose.pop()} used" if len(whose) == 1 else "limit used")
     rows = [(name(mark), *_row(known, mark, marks[at - 1] if at else None)) for at, mark in enumerate(marks)]

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from typing import Literal
@@ -30,7 +31,7 @@ from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census
 from torchdebug_magics.instruments.memtrace.ledger.memory_snapshot import Snapshot
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer, refused_bytes
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, TEMPORARY, Phases, Place, Places, Span
-from torchdebug_magics.instruments.memtrace.ledger.process_memory import MarkListener, ProcessMemory, given_out_bytes
+from torchdebug_magics.instruments.memtrace.ledger.process_memory import ProcessMemory, given_out_bytes
 from torchdebug_magics.instruments.memtrace.report import MemtraceReport
 from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, LiveMemory, Peak, Stretch, Timeline
 from torchdebug_magics.instruments.memtrace.words import leading
@@ -82,22 +83,19 @@ class MemtraceProbe:
         self.guard = Guard()
         self.snapshot = None if snapshot is None else Snapshot(snapshot, self.guard)
         self._hooks = Hooks()
-        self.process = ProcessMemory(self.guard)
         self.phases = Phases()
         self.ledger = Ledger(self.phases.now)
+        self.process = ProcessMemory(self.guard, self.ledger)
         self._places = Places(Place)
-        self.marks = MarkListener(self.ledger)
         self.steps = Steps(given_out_bytes, every=every_step)
         self.cycles = CycleWatch(self.ledger)
         self.handled = HandledErrors(self.ledger)
         self.growth = GrowthWatch(self.ledger, self.steps, self._places, self.cycles)
-        self.tracer = Tracer(self.ledger, self._places, self._hooks, self.guard, self._risen)
+        risen = partial(self.guard.run, "the look for cycles", self.growth.look_for_cycles)
+        self.tracer = Tracer(self.ledger, self._places, self._hooks, self.guard, risen)
         self._course = Course(self.tracer, self.phases, self.growth, self.handled, self.guard, is_light=light)
         self.deletions = Deletions(None)
         self._report: MemtraceReport | None = None
-
-    def _risen(self) -> None:
-        self.guard.run("the look for cycles", self.growth.look_for_cycles)
 
     def attach(self, stack: ExitStack) -> None:
         """Take the census, and follow what comes."""
@@ -113,7 +111,6 @@ class MemtraceProbe:
             self.snapshot.attach(stack)
         stack.push(self._ended)
         self.process.attach(stack)
-        self.marks.attach(stack)
         self._course.attach(stack, census.modules)
         if self.memory_guard is not None:
             stack.enter_context(self.memory_guard.watching())
@@ -122,7 +119,6 @@ class MemtraceProbe:
         """Remove what an interrupt left."""
         self.tracer.off()
         self.process.stop()
-        self.marks.stop()
         if self.snapshot is not None:
             self.snapshot.stop()
         self._hooks.sweep(self._course.modules())
@@ -182,14 +178,14 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
     handled = probe.handled.found(ledger.total.peak_bytes)
     oom = guard.run("explaining the refusal", _out_of_memory, probe, error, alive, growth, handled)
     limit_bytes, limit = process.limit()
-    sites, total = ledger.sites, ledger.total
+    sites, total, unnamed_bytes = ledger.sites, ledger.total, keepers.unnamed_bytes(made)
     sites.fold([*ledger.gone, *alive])
     report = MemtraceReport(
         net_bytes=total.now_bytes - total.start_bytes,
         start_bytes=total.start_bytes,
         peak_bytes=total.peak_bytes,
         peak=_peak(ledger, ledger.at_peak()),
-        devices=process.devices(ledger.devices),
+        devices=process.devices(),
         untraced_bytes=sites.fold_unseen([*ledger.gone, *alive]),
         sites=sites.rows(),
         growth=growth,
@@ -201,7 +197,7 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
         kept_by_cycles=kept_by_cycles(cycles, total.peak_bytes),
         oom=oom,
         undeleted=handled or guard.run("the look at what was deleted", probe.deletions.found, made, keepers, total.peak_bytes),
-        unnamed_bytes=_unnamed_bytes(keepers, made, total.now_bytes - total.start_bytes),
+        unnamed_bytes=unnamed_bytes if unnamed_bytes >= max(_LEAST_UNNAMED, _LARGE_PART * (total.now_bytes - total.start_bytes)) else 0,
         unseen_loop=_unseen_loop(ledger) if steps.count <= 1 else None,
         freed_before_bytes=sites.freed_before_bytes,
         rss_peak_bytes=process.peak_bytes(),
@@ -212,10 +208,10 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
         limit=limit,
         borrowed_bytes=tracer.borrowed_bytes,
         mapped_bytes=tracer.mapped_bytes,
-        marks=tuple(mark for mark, _ in probe.marks.marks),
+        marks=tuple(mark for mark, _ in process.marks),
         interrupts=() if probe.memory_guard is None else probe.memory_guard.interrupts,
         snapshot="" if probe.snapshot is None else guard.run("writing the snapshot", probe.snapshot.write, ledger) or "",
-        timeline=timeline(ledger, probe.phases, [clock for _, clock in probe.marks.marks]),
+        timeline=timeline(ledger, probe.phases, [clock for _, clock in process.marks]),
         ops_count=tracer.ops_count,
         steps_count=steps.count,
         followed_count=0 if probe.is_light else len(steps.followed),
@@ -225,12 +221,6 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
     where = None if lead is None else lead.fix_at
     lines = guard.run("reading the line", excerpt, where) if where is not None else None
     return replace(report, excerpt=lines or (), problems=tuple(guard.problems))
-
-
-def _unnamed_bytes(keepers: Keepers, made: list[Block], net_bytes: int) -> int:
-    """Of what is left, if it is much of it."""
-    unnamed_bytes = keepers.unnamed_bytes(made)
-    return unnamed_bytes if unnamed_bytes >= max(_LEAST_UNNAMED, _LARGE_PART * net_bytes) else 0
 
 
 def _unseen_loop(ledger: Ledger) -> Location | None:

@@ -9,7 +9,7 @@ from torchdebug_magics.html.page import Areas, Bars, Block, Code, Facts, Fold, M
 from torchdebug_magics.instruments.memtrace import words
 from torchdebug_magics.instruments.memtrace.findings import Growth, Leading, Oom
 from torchdebug_magics.instruments.memtrace.report import Comparison, MemtraceReport
-from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, LiveMemory, Stretch, Timeline, TraceMark
+from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, LiveMemory, Timeline, TraceMark
 from torchdebug_magics.instruments.memtrace.words import change, figures, leading, many, start_of, variable
 
 _SITES: dict[str, Format] = {
@@ -24,7 +24,7 @@ _MARKED: Mapping[str, Callable[[TraceMark], int | None]] = {
     "NV": lambda mark: mark.driver_bytes,
     "RSS": lambda mark: mark.rss_bytes,
 }
-_MODULES = 12
+_MOST_BARS = 12
 _MOST_KINDS = 5
 """In a picture; smaller ones are drawn together."""
 _LARGE_BASE = 0.25
@@ -41,15 +41,16 @@ def page(report: MemtraceReport | Comparison) -> Page:
     found = leading(report)
     refused = found if isinstance(found, Oom) and found.kind != "leak" else None
     timeline = _picture(report, _caption(report))
+    others = [Facts(tuple((name, text) for name, text in rows if text)) for rows in words.also_found(report)]
     blocks: list[Block] = [
         *([Facts(tuple(rows))] if (rows := words.rows(report, found)) else []),
         *_excerpt(report, found),
-        *([_at_refusal(refused)] if refused is not None else timeline),
+        *(timeline if refused is None else [_bars("Live tensors when the allocation was refused, by kind", refused.by_category)]),
         *[Note(problem, "warn") for problem in report.problems],
         *_path(found),
         *_remedies(report.oom),
         *([Fold("Memory over the cell", tuple(timeline))] if refused is not None and timeline else []),
-        *_other_findings(report),
+        *([Fold(f"Also found: {len(others)} more", tuple(others))] if others else []),
         *_marks(report.marks),
         *_holders(report),
         *_peak(report),
@@ -104,11 +105,10 @@ def _grown(found: Growth | None) -> int:
 def _status(report: MemtraceReport) -> Status:
     if report.oom is not None or any(one is not None and one.keeps_graph for one in (report.growth, report.rerun_growth)):
         return "bad"
-    if any(one is not None for one in (report.growth, report.rerun_growth, report.graph_growth, report.kept_by_cycles, report.undeleted)):
+    if report.interrupts or leading(report) is not None:
         return "warn"
-    if report.interrupts:
-        return "warn"
-    return "good" if report.steps_count > 1 else "info"
+    # What was left to no variable, and growth of the process that nobody is known to keep, are not fine.
+    return "good" if report.steps_count > 1 and not (report.unnamed_bytes or report.process_grown_bytes) else "info"
 
 
 def _excerpt(report: MemtraceReport, found: Leading | None) -> list[Block]:
@@ -127,16 +127,14 @@ def _path(found: object) -> list[Block]:
 
 
 def _remedies(oom: Oom | None) -> list[Block]:
-    if oom is None or not oom.advice:
-        return []
-    rows = [(one.what, one.saved_bytes, one.how) for one in oom.advice]
+    rows = [(one.what, one.saved_bytes, one.how) for one in oom.advice] if oom is not None else []
     table = Table("Remedies here, with what each would save", tuple(_ADVICE), rows, _ADVICE, is_sequence=True)
-    return [Fold(f"All remedies: {plural(len(rows), 'row')}", (table,))]
+    return _folded(f"All remedies: {plural(len(rows), 'row')}", table)
 
 
-def _other_findings(report: MemtraceReport) -> list[Block]:
-    others = tuple(Facts(tuple((name, text) for name, text in found if text)) for found in words.also_found(report))
-    return [Fold(f"Also found: {len(others)} more", others)] if others else []
+def _folded(title: str, table: Table) -> list[Block]:
+    """A table of which there is something to show."""
+    return [Fold(title, (table,))] if table.rows else []
 
 
 # What was held -------------------------------------------------------------------------------------------------------------------
@@ -153,11 +151,6 @@ def _base(timeline: Timeline) -> int:
     before = min(timeline.categories.get(HELD_BEFORE, (0,)))
     above = max((sum(sizes) for sizes in zip(*timeline.categories.values(), strict=True)), default=0) - before
     return max(0, before - int(_SEEN_BASE * above)) if before > _LARGE_BASE * above else 0
-
-
-def _at_refusal(oom: Oom) -> Bars:
-    largest = dict(list(oom.by_category.items())[:_MOST_KINDS])
-    return _bars("Live tensors when the allocation was refused, by kind", largest)
 
 
 def _largest_kinds(timelines: Sequence[Timeline]) -> tuple[str, ...]:
@@ -188,22 +181,19 @@ def _picture(
     timeline = report.timeline
     if not timeline.categories:
         return []
-    stretches = tuple((_what_ran(one, timeline), one.first) for one in timeline.stretches)
+    counted = timeline.counted
+    stretches = tuple(
+        ("steps only counted" if one.phase == "other" and counted is not None and one.first >= counted else one.phase, one.first)
+        for one in timeline.stretches
+    )
     series = _series(timeline, kinds or _largest_kinds([timeline]))
     marks = tuple(zip((one.label for one in report.marks), timeline.marks, strict=True))
     bottom = 0 if from_zero else _base(timeline)
     return [Areas(title, series, "bytes", "allocations and frees in order", stretches, timeline.peak, marks, top, bottom)]
 
 
-def _what_ran(stretch: Stretch, timeline: Timeline) -> str:
-    is_counted = timeline.counted is not None and stretch.first >= timeline.counted
-    return "steps only counted" if is_counted and stretch.phase == "other" else stretch.phase
-
-
 def _marks(marks: tuple[TraceMark, ...]) -> list[Block]:
     """What each mark saw; of the process's own and the devices', the columns in which there is a number."""
-    if not marks:
-        return []
     known = {title: size for title, size in _MARKED.items() if any(size(mark) is not None for mark in marks)}
     before = [None, *(mark.torch_bytes for mark in marks)]
     rows = [
@@ -218,7 +208,7 @@ def _marks(marks: tuple[TraceMark, ...]) -> list[Block]:
     ]
     columns = ("mark", "phase", "torch", "change", *known)
     table = Table("Marks", columns, rows, {"torch": "bytes", **dict.fromkeys(known, "bytes")}, is_sequence=True)
-    return [Fold(f"Marks: {len(rows)}", (table,))]
+    return _folded(f"Marks: {len(rows)}", table)
 
 
 def _peak(report: MemtraceReport) -> list[Block]:
@@ -229,22 +219,20 @@ def _peak(report: MemtraceReport) -> list[Block]:
     most = ", ".join(f"{many(name)} {byte_size(size)}" for name, size in list(peak.by_category.items())[:_FEW])
     blocks: list[Block] = [_bars(f"By kind, memory from before the cell included{where}", peak.by_category)]
     if peak.by_module:
-        largest = dict(list(peak.by_module.items())[:_MODULES])
-        blocks.append(_bars("By the module that allocated it, in this cell", largest))
+        blocks.append(_bars("By the module that allocated it, in this cell", peak.by_module))
     return [Fold(f"Held at the peak: {most}", tuple(blocks))]
 
 
 def _bars(title: str, sizes: Mapping[str, int]) -> Bars:
+    sizes = dict(list(sizes.items())[:_MOST_BARS])
     return Bars(title, tuple(sizes), (Measure("bytes", tuple(map(float, sizes.values())), "bytes"),))
 
 
 def _holders(report: MemtraceReport) -> list[Block]:
-    if not report.holders:
-        return []
     rows = [(one.variable, one.live_bytes, None if one.location is None else str(one.location), one.path) for one in report.holders]
     table = Table("Memory that this cell allocated and that is still held, by variable", tuple(_HOLDERS), rows, _HOLDERS)
     most = listed([f"`{one.variable}` {byte_size(one.live_bytes)}" for one in report.holders])
-    return [Fold(f"Held after the cell: {most}", (table,))]
+    return _folded(f"Held after the cell: {most}", table)
 
 
 def _sites(report: MemtraceReport) -> list[Block]:
@@ -261,7 +249,5 @@ def _sites(report: MemtraceReport) -> list[Block]:
         )
         for site in report.sites
     ]
-    if not rows:
-        return []
     table = Table("Lines that allocated memory, the most still held first", tuple(_SITES), rows, _SITES)
-    return [Fold(f"Lines that allocated memory: {plural(len(rows), 'row')}", (table,))]
+    return _folded(f"Lines that allocated memory: {plural(len(rows), 'row')}", table)

@@ -62,7 +62,10 @@ def headline(report: Trace) -> str:
     """The finding that matters most and its line, or the peak and what became of it."""
     found = leading(report)
     if found is None:
-        return _stopped(report) if report.interrupts else _peak(report)
+        if not report.interrupts:
+            return _peak(report)
+        last = report.interrupts[-1]
+        return f"Stopped by guard at {byte_size(last.used_bytes)} of {byte_size(last.limit_bytes)} ({last.whose})"
     short, times = _what(found, _each(report, found))
     guarded = "stopped by guard: " if report.interrupts else ""
     return short_title(capitalised(f"{guarded}{short}{times}"), found.fix_at, shorter=capitalised(short))
@@ -118,11 +121,6 @@ def _when_refused(oom: Oom) -> str:
     if oom.iteration > 1:
         return f"in iteration {oom.iteration:,}, though nothing grew"
     return "in the first iteration" if oom.iteration else "in a single allocation"
-
-
-def _stopped(report: Trace) -> str:
-    last = report.interrupts[-1]
-    return f"Stopped by guard at {byte_size(last.used_bytes)} of {byte_size(last.limit_bytes)} ({last.whose})"
 
 
 def _peak(report: Trace) -> str:

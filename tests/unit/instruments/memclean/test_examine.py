@@ -12,7 +12,6 @@ import torch
 
 import torchdebug_magics
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.memclean import examine
 from torchdebug_magics.instruments.memclean.examine import Census
 from torchdebug_magics.machine import process
 
@@ -107,8 +106,9 @@ def test_what_the_gpu_cache_gives_back_is_what_was_reserved(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "memory_reserved", reserved.__getitem__)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: reserved.update({0: 0}))
-    assert examine.empty_cache() == 3 * MIB
+    assert torchdebug_magics.memclean(free="cache").freed[-1].freed_bytes == 3 * MIB
 
 
 def test_where_the_heap_cannot_be_trimmed_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +167,11 @@ def test_a_census_counts_each_storage_once_and_keeps_none() -> None:
 
 
 def test_what_the_collector_would_free_is_said_before_it_is_asked() -> None:
+    ended = []
+
     class Node:
-        pass
+        def __del__(self) -> None:
+            ended.append(1)
 
     gc.disable()
     try:
@@ -182,6 +185,7 @@ def test_what_the_collector_would_free_is_said_before_it_is_asked() -> None:
         assert report.cycle == "Node.me"
         assert "`%memclean --free cycles` frees them" in report.verdict
         assert ref() is not None
+        assert not ended
         assert torchdebug_magics.memclean(free="cycles").freed_bytes == 12 * MIB
     finally:
         gc.enable()

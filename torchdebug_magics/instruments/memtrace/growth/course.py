@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -65,9 +66,10 @@ class Course:
         """Follow the calls of these, and of those that are made from here on."""
         hooks, outermost = self._tracer.hooks, self._outermost
         outermost.attach(stack, modules)
-        CompiledCalls(hooks, self._guard, outermost.modules, outermost.is_ours, self._call_begins, self._compiled_ended).attach(stack)
-        hooks.autograd_calls(stack, "backward", self._around_backward)
-        hooks.autograd_calls(stack, "grad", self._around_grad)
+        ended = partial(self._call_ends, book=self._tracer.took)
+        CompiledCalls(hooks, self._guard, outermost.modules, outermost.is_ours, self._call_begins, ended).attach(stack)
+        hooks.autograd_calls(stack, "backward", partial(self._around, _leaves=True))
+        hooks.autograd_calls(stack, "grad", partial(self._around, _leaves=False))
         hooks.optimizer_steps(stack, self._before_update, self._after_update)
         stack.callback(self._tracer.off)
         self._resume()
@@ -81,9 +83,6 @@ class Course:
 
     def _left(self, _module: torch.nn.Module, output: Any) -> None:
         self._guard.run("the look at a model's return", self._call_ends, output, self._tracer.returned)
-
-    def _compiled_ended(self, result: object) -> None:
-        self._call_ends(result, self._tracer.took)
 
     def _call_begins(self, of: int, inputs: object = (), module: torch.nn.Module | None = None) -> None:
         """The call of the model or function with that id begins a step, or is a part of one."""
@@ -108,20 +107,14 @@ class Course:
             self._guard.run("the look at what a call has made", book, result)
         self._stop()
 
-    def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        creates_graph = kwargs.get("create_graph") or args[_CREATES_GRAPH : _CREATES_GRAPH + 1] == (True,)
-        return self._around(original, *args, **kwargs, _leaves=True, _leaves_graph=bool(creates_graph))
-
-    def _around_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        return self._around(original, *args, **kwargs, _leaves=False, _leaves_graph=False)
-
-    def _around(self, original: Any, *args: Any, _leaves: bool, _leaves_graph: bool, **kwargs: Any) -> Any:
+    def _around(self, original: Any, *args: Any, _leaves: bool, **kwargs: Any) -> Any:
+        """`_leaves`: whether it is a backward pass that gives parameters their gradients, and not only asked for some."""
         __tracebackhide__ = True
         if torch._C._current_graph_task_id() != -1 or is_being_compiled() or not self._outermost.is_ours():
             return original(*args, **kwargs)
-        self._guard.run("the look before a backward pass", self._backward_begins, leaves=_leaves, leaves_graph=_leaves_graph)
+        creates_graph = kwargs.get("create_graph") or args[_CREATES_GRAPH : _CREATES_GRAPH + 1] == (True,)
+        leaves_graph = _leaves and bool(creates_graph)
+        self._guard.run("the look before a backward pass", self._backward_begins, leaves=_leaves, leaves_graph=leaves_graph)
         try:
             return original(*args, **kwargs)
         finally:
@@ -213,11 +206,11 @@ class Course:
         # One that goes from model to model is one loop; of several that a step calls from one place, each has its own.
         key = place if self._first.setdefault(place, of) == of else (of, *place)
         was_followed = self._is_followed
-        if joins:
-            follows = self._steps.join(key, self._places.here(frame), size, _get_sequence_nr())
-        else:
-            again, self._tracer.swells = self._tracer.swells, False
-            follows = self._steps.begin(key, self._places.here(frame), size, _get_sequence_nr(), self._ledger.clock, again=again)
+        again = not joins and self._tracer.swells
+        if not joins:
+            self._tracer.swells = False
+        at, nodes = self._places.here(frame), _get_sequence_nr()
+        follows = self._steps.step(key, at, size, nodes, self._ledger.clock, joins=joins, again=again)
         self._is_followed = follows and not self._is_light
         self._tracer.iteration = self._steps.count
         if self._is_followed and not was_followed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -13,7 +13,7 @@ from torch._C._autograd import _profiler_enabled
 
 from torchdebug_magics.instruments.memtrace.findings import GraphGrowth, Growth
 from torchdebug_magics.instruments.memtrace.growth.line_growth import Leak, Tally, leaking, repeated
-from torchdebug_magics.instruments.memtrace.growth.loop_steps import NOISE_BYTES, Loop, Steps
+from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, NOISE_BYTES, Loop, Steps
 from torchdebug_magics.instruments.memtrace.growth.worst import LARGE_BYTES, collected_in, unintended, worst
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, KeepingLines
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import graph_fix, of_gradients
@@ -34,8 +34,6 @@ _MOST_AGAIN = 24
 """Steps followed at once, to see what is kept only at times made."""
 _LEAST_NODE_BYTES = 256
 """An autograd node takes some hundred bytes."""
-_FEWEST = 3
-"""Iterations from which one may speak of growth."""
 
 
 class GrowthWatch:
@@ -158,7 +156,7 @@ class GrowthWatch:
         leaks = leaking(self._followed(made), self.steps, is_over=True)
         named = [self._named(leak, keepers) for leak in leaks if leak.keeps_graph or not keepers.are_bounded(leak.blocks)]
         named = [leak for leak in named if not leak.path.is_made_once]
-        named += self._at_times(made, keepers, {leak.path.collection for leak in named})
+        named += self._at_times(made, keepers, named)
         told = unintended(named, keepers, self.steps, graph="" if graph is None else graph.holder, plain=self._plain)
         self.collects = collected_in(named, told)
         return told
@@ -172,13 +170,15 @@ class GrowthWatch:
         # What was in a list of its own then may be in a list of such lists by now.
         return replace(leak, path=now if then.function or keepers.holds_most(leak.blocks, now) else then or now)
 
-    def _at_times(self, made: Sequence[Block], keepers: Keepers, known: Collection[str]) -> list[Leak]:
-        """What only some calls leave behind; without the collections that are known to grow."""
+    def _at_times(self, made: Sequence[Block], keepers: Keepers, known: Sequence[Leak]) -> list[Leak]:
+        """What only some calls leave behind; without what is known to grow, which a call that has returned may have named otherwise."""
         main = self.steps.main
         if main is None:
             return []
         self._tally.weigh(self.steps.count + 1, made, keepers)
-        found = [leak for leak in self._tally.growing(main) if leak.path.collection not in known]
+        names, blocks = {leak.path.collection for leak in known}, {id(block) for leak in known for block in leak.blocks}
+        found = [leak for leak in self._tally.growing(main) if leak.path.collection not in names]
+        found = [leak for leak in found if blocks.isdisjoint(map(id, leak.blocks))]
         return [leak for leak in found if not (leak.keeps_graph and self.steps.accumulates(main))]
 
     def _followed(self, made: Sequence[Block]) -> Iterable[Block]:
@@ -203,7 +203,7 @@ class GraphWatch:
     def growth(self, steps: Steps, line_of: Callable[[HolderPath, History], Location | None]) -> GraphGrowth | None:
         """The cell is over; `line_of` tells where a variable is given what it keeps."""
         main = steps.main
-        if main is None or main.count < _FEWEST:
+        if main is None or main.count < FEWEST:
             return None
         self._looks.append((steps.count + 1, histories(steps.of_node)))
         known = {path for _, found in self._looks for path in found}
@@ -237,8 +237,9 @@ class GraphWatch:
             return 0
         rounds = _rounds(looks)
         pairs = [pair for one in rounds for pair in pairwise(one) if pair[0][1].is_whole]
-        spent = [pair for pair in pairs if all(_is_spent(history) for _, history in pair)]
-        if any(len(later.used_up) >= _FEWEST for _, (_, later) in spent):
+        # Most of it is of no use any more: a backward pass has let go what its nodes had saved.
+        spent = [pair for pair in pairs if all(2 * len(history.used_up) > len(history.steps) for _, history in pair)]
+        if any(len(later.used_up) >= FEWEST for _, (_, later) in spent):
             return _rate(spent)
         # No backward pass has run through it so far, and one may be to come; with one look, it may be one round's own.
         is_long = any(history.count > 2 * main.nodes_per_step for one in rounds for _, history in one)
@@ -268,8 +269,3 @@ def _rounds(looks: Sequence[tuple[int, History | None]]) -> list[list[tuple[int,
             found.append([])
         found[-1].append((at, history))
     return found
-
-
-def _is_spent(history: History) -> bool:
-    """Whether most of it is of no use any more, as a backward pass has let go what its nodes had saved."""
-    return 2 * len(history.used_up) > len(history.steps)

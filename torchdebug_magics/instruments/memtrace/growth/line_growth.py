@@ -95,8 +95,12 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
     loop = steps.of(inner) if whole else steps.around(first, last, len(inner) - 1)
     if loop is not None and is_over(loop, steps):
         return None
-    if loop is not None and not goes_on(kept, _looked_at(loop, min(kept), steps, whole=whole)):
-        return None
+    if loop is not None:
+        since, until = min(kept), loop.numbers[-1] + 1
+        # Between the calls, it would have been seen in all steps of any loop.
+        seen = list(steps.seen(loop, since, until, whole=True)) if whole else range(since, until)
+        if not goes_on(kept, seen):
+            return None
     keeps_graph = any(category(block) == ACTIVATION for block in alive)
     if loop is not None and keeps_graph and steps.accumulates(loop):
         return None
@@ -111,12 +115,6 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
         loop=loop,
         blocks=(*(block for block in made if not block.iteration), *sorted(alive, key=lambda block: block.born)),
     )
-
-
-def _looked_at(loop: Loop, first: int, steps: Steps, *, whole: bool) -> Sequence[int]:
-    """The steps from `first` to the loop's end in which it would have been seen: between the calls, all of any loop."""
-    end = loop.numbers[-1] + 1
-    return list(steps.seen(loop, first, end, whole=True)) if whole else range(first, end)
 
 
 def _inner(ran: list[int], kept: set[int]) -> list[int]:
@@ -173,8 +171,10 @@ def repeated(blocks: Iterable[Block]) -> Iterator[Leak]:
         if not block.is_old and block.place is not None:
             by_line[block.place].append(block)
     for place, found in by_line.items():
-        times = _times(found)
-        if times >= FEWEST and (len(found) >= _MOST_PART * place.count or _is_steady(found, place.count)):
+        # How often the largest was made; and whether it was kept from the first to the last time that the line ran.
+        largest = [block for block in found if block.bytes == max(block.bytes for block in found)]
+        is_steady = _lie_evenly(sorted(block.nth - 1 for block in largest), place.count)
+        if (times := len(largest)) >= FEWEST and (len(found) >= _MOST_PART * place.count or is_steady):
             yield Leak(
                 bytes_per_iteration=sum(block.bytes for block in found) // times,
                 iterations_count=times,
@@ -184,12 +184,6 @@ def repeated(blocks: Iterable[Block]) -> Iterator[Leak]:
             )
 
 
-def _is_steady(blocks: Collection[Block], count: int) -> bool:
-    """Whether the largest are kept of all that the line made, from the first to the last, among others that go: one each time it ran."""
-    largest = max(block.bytes for block in blocks)
-    return _lie_evenly(sorted(block.nth - 1 for block in blocks if block.bytes == largest), count)
-
-
 def _lie_evenly(places: Sequence[int], count: int) -> bool:
     """Whether they are as far apart from each other as from both ends of all the `count` places."""
     if len(places) <= FEWEST:
@@ -197,11 +191,6 @@ def _lie_evenly(places: Sequence[int], count: int) -> bool:
     apart = [later - earlier for earlier, later in pairwise(places)]
     most = max(apart)
     return most <= 2 * median(apart) and places[0] <= most and count - places[-1] <= most + 1
-
-
-def _times(blocks: Collection[Block]) -> int:
-    """How often the largest was made."""
-    return Counter(block.bytes for block in blocks)[max(block.bytes for block in blocks)]
 
 
 def goes_on(kept: Collection[int], seen: Sequence[int]) -> bool:

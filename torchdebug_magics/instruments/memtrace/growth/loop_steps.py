@@ -80,7 +80,7 @@ class Loop:
     """By how much the heap grew in steps that were not followed, since some were."""
     most_unseen_bytes: int = _UNSEEN_BYTES
     """Beyond it, steps are followed again; then it is doubled, so that the same is looked at ever more rarely."""
-    _nodes: int = 0
+    nodes_before: int = 0
     """Made since the start of the process, at its latest step."""
 
     @property
@@ -92,10 +92,6 @@ class Loop:
         """The numbers of its steps from `first` to the one before `last`."""
         return self.numbers[bisect_left(self.numbers, first) : bisect_left(self.numbers, last)]
 
-    def heap_growth(self) -> list[int]:
-        """By how much the heap grew from each step to the next, as far as it is known."""
-        return [later - earlier for earlier, later in pairwise(self.heap) if _UNKNOWN not in {earlier, later}]
-
     @property
     def is_counted(self) -> bool:
         """Whether the system tells what is given out."""
@@ -103,16 +99,9 @@ class Loop:
 
     def counted_bytes(self) -> float:
         """By how much the heap grows in a step that is only counted, usually and on the whole; in others the watch itself takes some."""
-        grown = self.heap_growth()[FIRST_STEPS:] or [self.usual_bytes]
+        grown = [later - earlier for earlier, later in pairwise(self.heap) if _UNKNOWN not in {earlier, later}]
+        grown = grown[FIRST_STEPS:] or [self.usual_bytes]
         return min(median(grown), fmean(grown))
-
-    def begins(self, number: int, heap_bytes: int | None, nodes: int) -> None:
-        """One more step."""
-        if self.numbers:
-            self.nodes_per_step = max(self.nodes_per_step, nodes - self._nodes)
-        self._nodes = nodes
-        self.numbers.append(number)
-        self.heap.append(_UNKNOWN if heap_bytes is None else heap_bytes)
 
 
 class Steps:
@@ -139,38 +128,35 @@ class Steps:
         self._whole = True
         """Whether the step that runs is followed whole."""
 
-    def begin(self, key: Hashable, place: Place | None, size: int, nodes: int, clock: int, *, again: bool = False) -> bool:
-        """A step of the loop `key` begins, with an input of `size` elements; whether to follow it.
+    def step(self, key: Hashable, place: Place | None, size: int, nodes: int, clock: int, *, joins: bool, again: bool = False) -> bool:
+        """The loop `key` goes round, with an input of `size` elements, and a step begins; whether that is followed.
 
-        `again`: because the one before has shown something that must be followed to its end.
+        `joins`: it goes round in the step that runs; where it should be followed, the next one is. `again`: because the one before has
+        shown something that must be followed to its end.
         """
-        self.count += 1
-        self._clocks.append(clock)
-        self._nodes.append(nodes)
-        self._first = loop = self._gone_round(key, place, size, nodes)
-        self._whole = follow = self._every or again or loop.heap[-1] == _UNKNOWN or loop.follow > 0
-        loop.follow -= follow and loop.follow > 0
-        if follow:
-            self.followed.add(self.count)
-        return follow
-
-    def join(self, key: Hashable, place: Place | None, size: int, nodes: int) -> bool:
-        """The loop `key` goes round in the step that runs; whether that is followed. Where it should be, the next one is."""
-        loop = self._gone_round(key, place, size, nodes)
-        if self._whole:
-            loop.follow -= loop.follow > 0
-        elif self._first is not None:
-            self._first.follow = max(self._first.follow, loop.follow)
-        return self._whole
-
-    def _gone_round(self, key: Hashable, place: Place | None, size: int, nodes: int) -> Loop:
+        if not joins:
+            self.count += 1
+            self._clocks.append(clock)
+            self._nodes.append(nodes)
         loop = self.loops.setdefault(key, Loop(place))
         heap_bytes = self._heap()
         self._learn(loop, heap_bytes)
-        loop.begins(self.count, heap_bytes, nodes)
+        if loop.numbers:
+            loop.nodes_per_step = max(loop.nodes_per_step, nodes - loop.nodes_before)
+        loop.nodes_before = nodes
+        loop.numbers.append(self.count)
+        loop.heap.append(_UNKNOWN if heap_bytes is None else heap_bytes)
         if size > loop.largest:
             loop.follow, loop.largest = max(loop.follow, 1), size
-        return loop
+        if not joins:
+            self._first = loop
+            self._whole = self._every or again or loop.heap[-1] == _UNKNOWN or loop.follow > 0
+        if self._whole:
+            loop.follow -= loop.follow > 0
+            self.followed.add(self.count)
+        elif joins and self._first is not None:
+            self._first.follow = max(self._first.follow, loop.follow)
+        return self._whole
 
     def looked(self) -> None:
         """What the watch itself has left on the heap is none of the step's that begins."""

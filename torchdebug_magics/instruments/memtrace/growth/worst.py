@@ -37,7 +37,10 @@ def worst(
     """The growth of whoever keeps most; `peak_bytes` is what it is measured by. None where all of them are little."""
     if any(leak.role == PARAMETER for leak in leaks):  # what optimizers keep for them follows from them
         leaks = [leak for leak in leaks if leak.role not in {OPTIMIZER_STATE, GRADIENT}]
-    most = max(_by_holder(leaks), key=_kept_bytes, default=[])
+    by_holder: dict[str, list[Leak]] = defaultdict(list)
+    for leak in leaks:
+        by_holder[leak.path.collection].append(leak)
+    most = max(by_holder.values(), key=_kept_bytes, default=[])
     if not most:
         return None
     keeps_graph = _keeps_graph(most, graph) or any(keepers.have_history(leak.blocks) and not steps.is_training(leak.loop) for leak in most)
@@ -53,8 +56,9 @@ def worst(
     swelling = next((leak for leak in most if leak.swells), None)
     kept_at = lines.of(path, owner, adds_up=swelling is not None or not path.place)
     # A graph that is less than the data beside it is not what is to be cut.
-    in_graph, beside = keepers.by_graph(leak.blocks for leak in most)
-    keeps_graph = keeps_graph and (in_graph >= beside or not steps.is_training(first.loop))
+    alive = [block for leak in most for block in leak.blocks if not block.died]
+    in_graph = sum(block.bytes for block in alive if keepers.of(block).through_graph or keepers.have_history([block]))
+    keeps_graph = keeps_graph and (2 * in_graph >= sum(block.bytes for block in alive) or not steps.is_training(first.loop))
     cause = Cause(
         keeps_graph=keeps_graph,
         trains=steps.is_training(first.loop),
@@ -99,14 +103,6 @@ def _keeps_graph(leaks: Sequence[Leak], graph: GraphGrowth | None) -> bool:
     if not any(leak.path for leak in leaks):
         return any(leak.keeps_graph for leak in leaks)
     return any(leak.path.through_graph or (graph is not None and leak.path.startswith(graph.holder)) for leak in leaks)
-
-
-def _by_holder(leaks: Sequence[Leak]) -> list[list[Leak]]:
-    """What several lines make for the same variable, together."""
-    found: dict[str, list[Leak]] = defaultdict(list)
-    for leak in leaks:
-        found[leak.path.collection].append(leak)
-    return list(found.values())
 
 
 def _kept_bytes(leaks: Iterable[Leak]) -> int:
@@ -167,13 +163,13 @@ def is_collected(leak: Leak, keepers: Keepers) -> bool:
 
 def rerun_growth(runs: deque[Run], made: Sequence[Block], keepers: Keepers, alive: Sequence[Block], *, trains: bool) -> Growth | None:
     """What grows from run to run of this cell; `runs` are those before it, the earliest first, and this one is added."""
-    left = _blocks_by_holder(made, keepers)
+    left = keepers.by_holder(made)
     runs.append({name: (len(blocks), sum(block.bytes for block in blocks)) for name, blocks in left.items()})
     wanted = {name: sum(run[name][0] for run in runs) for name in left if len(runs) >= _FEWEST and all(name in run for run in runs)}
     if not wanted:
         return None
     keepers = Keepers(alive)
-    held = _blocks_by_holder(alive, keepers)
+    held = keepers.by_holder(alive)
     sizes = {name: median_low(run[name][1] for run in runs) for name in wanted if len(held.get(name, ())) >= wanted[name]}
     most = max(sizes, key=lambda name: sizes[name], default="")
     if not most or not sizes[most]:
@@ -189,12 +185,3 @@ def rerun_growth(runs: deque[Run], made: Sequence[Block], keepers: Keepers, aliv
         keeps_graph=path.through_graph,
         frees_bytes=keepers.frees_bytes(path, graphs=False),
     )
-
-
-def _blocks_by_holder(blocks: Sequence[Block], keepers: Keepers) -> dict[str, list[Block]]:
-    """Those that a variable leads to, by what of it they are in."""
-    found: dict[str, list[Block]] = defaultdict(list)
-    for block in blocks:
-        if keepers.of(block):
-            found[keepers.of(block).collection].append(block)
-    return found

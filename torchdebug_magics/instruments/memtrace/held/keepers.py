@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, category
@@ -49,11 +49,9 @@ class Keepers:
 
         One that holds what a single iteration made has only its last value, however large that is; others hold more and more.
         """
-        found: dict[str, list[Block]] = defaultdict(list)
-        for block in blocks:
-            if self.of(block):
-                found[self.of(block).collection].append(block)
-        most = max(found.values(), key=lambda held: (len({block.iteration for block in held}) > 1, _size(held)), default=[])
+        most = max(
+            self.by_holder(blocks).values(), key=lambda held: (len({block.iteration for block in held}) > 1, _size(held)), default=[]
+        )
         asked = {id(block) for block in self._wanted.values()}
         unnamed = [block for block in blocks if not block.died and id(block) in asked and not self.of(block)]
         # Where far more of them are alive without a name, what holds so few is not what keeps them.
@@ -61,15 +59,19 @@ class Keepers:
             return NOWHERE
         return self.of(most[0])
 
+    def by_holder(
+        self, blocks: Iterable[Block], name: Callable[[HolderPath], str] = lambda path: path.collection
+    ) -> dict[str, list[Block]]:
+        """Those that a name leads to, by what of it they are in."""
+        found: dict[str, list[Block]] = defaultdict(list)
+        for block in blocks:
+            if path := self.of(block):
+                found[name(path)].append(block)
+        return found
+
     def owner(self, path: HolderPath) -> Owner | None:
         """Whose attribute holds what is at that path; None where it is a variable's."""
         return next((holding.owner for holding in self._holdings.values() if holding.path == path), None)
-
-    def by_graph(self, leaks: Iterable[Iterable[Block]]) -> tuple[int, int]:
-        """(bytes that are held with a graph or by way of one, bytes of plain tensors): the latter are not freed by cutting a graph off."""
-        alive = [block for blocks in leaks for block in blocks if not block.died]
-        in_graph = _size(block for block in alive if self.of(block).through_graph or self.have_history([block]))
-        return in_graph, _size(alive) - in_graph
 
     def frees_bytes(self, path: HolderPath, *, graphs: bool) -> int:
         """What is gone when the variable at that path lets go of all, or of the graphs alone: what no other root leads to."""
@@ -118,31 +120,19 @@ class Keepers:
 
 def holders(keepers: Keepers, blocks: Iterable[Block]) -> tuple[Holder, ...]:
     """A row for each variable that holds some of the blocks, the most bytes first."""
-    by_root: dict[str, list[Block]] = defaultdict(list)
-    for block in blocks:
-        path = keepers.of(block)
-        if path:
-            by_root[path.root].append(block)
-    rows = [_holder(keepers, found) for found in by_root.values()]
+    rows = []
+    for variable, kept in keepers.by_holder(blocks, lambda path: path.root).items():
+        path = keepers.of(min(kept, key=lambda block: block.born))
+        if len(kept) > 1 and not any(category(block) in {ACTIVATION, OTHER, TEMPORARY} for block in kept):
+            path = HolderPath(variable)  # a model or an optimizer, as a whole
+        place = max(kept, key=lambda block: block.bytes).place
+        made_at = None if place is None else place.location
+        rows.append(Holder(path=str(path), variable=variable, live_bytes=_size(kept), location=made_at))
     return tuple(sorted(rows, key=lambda row: -row.live_bytes)[:_SHOWN])
 
 
 def _size(blocks: Iterable[Block]) -> int:
     return sum(block.bytes for block in blocks)
-
-
-def _holder(keepers: Keepers, blocks: Collection[Block]) -> Holder:
-    first = min(blocks, key=lambda block: block.born)
-    largest = max(blocks, key=lambda block: block.bytes)
-    path = keepers.of(first)
-    if len(blocks) > 1 and not any(category(block) in {ACTIVATION, OTHER, TEMPORARY} for block in blocks):
-        path = HolderPath(path.root)  # a model or an optimizer, as a whole
-    return Holder(
-        path=str(path),
-        variable=path.root,
-        live_bytes=_size(blocks),
-        location=largest.place.location if largest.place is not None else None,
-    )
 
 
 class KeepingLines:
@@ -158,22 +148,18 @@ class KeepingLines:
         """Where what is at that path gets what it keeps; `adds_up`: by joining it with what it was, and not beside it."""
         if owner is None:
             inner = path.collection.rpartition(".")[2] if "." in path.collection else ""
-            written = self._best(f".{inner}", adds_up=adds_up) if inner.isidentifier() else None
-            return written or self._best(path.name.partition(".")[0], function=path.function, adds_up=adds_up)
+            written = self.best(f".{inner}", adds_up=adds_up) if inner.isidentifier() else None
+            return written or self.best(path.name.partition(".")[0], function=path.function, adds_up=adds_up)
         if owner.is_users:
             key = next((piece for piece in path.pieces if piece.startswith("['")), "")
             files = (*filter(None, [owner.file]), *self._files)
-            return self._best(f".{owner.attribute}{key}", owner.type_names, files=files, adds_up=adds_up)
-        foreign = self._best(f".{owner.attribute}", owner.type_names, adds_up=adds_up, of_others=True)
+            return self.best(f".{owner.attribute}{key}", owner.type_names, files=files, adds_up=adds_up)
+        foreign = self.best(f".{owner.attribute}", owner.type_names, adds_up=adds_up, of_others=True)
         if foreign is not None:
             return foreign
         # Code of a library puts it there: it is given to the object by who calls that.
         before, _, kept_as = "".join((owner.path.name, *(piece for piece in owner.path.pieces if piece[0] != "["))).rpartition(".")
-        return self._best(f"{'.' if before else ''}{kept_as}()", function=path.function)
-
-    def of_attribute(self, name: str) -> Location | None:
-        """Where an attribute with that name is set."""
-        return self._best(f".{name}")
+        return self.best(f"{'.' if before else ''}{kept_as}()", function=path.function)
 
     def call_of(self, names: Collection[str], types: Collection[str] = ()) -> Location | None:
         """Where a function or method with one of these names is called, in a class of these names where there is one."""
@@ -186,7 +172,7 @@ class KeepingLines:
         found = (put for file in self._files for put in self._in(file) if put.around.function == name and put.is_own and put.grows)
         return next((put.location for put in found), None)
 
-    def _best(
+    def best(
         self,
         name: str,
         types: Collection[str] = (),
@@ -196,7 +182,10 @@ class KeepingLines:
         adds_up: bool = False,
         of_others: bool = False,
     ) -> Location | None:
-        """`of_others`: the attribute is one of a library's object, and no class of the user's sets its own."""
+        """Where what has that name, such as ``losses`` or ``.sum``, gets something.
+
+        `of_others`: the attribute is one of a library's object, and no class of the user's sets its own.
+        """
         if not name.strip(".()"):
             return None
         name, bracket, key = name.partition("[")

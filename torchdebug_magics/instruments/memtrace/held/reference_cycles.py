@@ -50,7 +50,7 @@ class CycleWatch:
         now_bytes = sum(block.bytes for block in made.values())
         rows: tuple[Cycle, ...] = ()
         if self._seem_lost(made):
-            rows = _rows(waiting_cycles([block.ref for block in made.values() if block.ref is not None]).paths, made, lines())
+            rows = _rows(waiting_cycles([block.ref for block in made.values() if block.ref is not None]), made, lines())
         wanted_bytes = max(now_bytes, _FIRST_LOOK_BYTES) * (_MORE if _bytes(rows) >= _LARGE_PART * now_bytes else _FAR_MORE)
         self._ledger.rises_at_bytes = self._ledger.total.start_bytes + int(wanted_bytes)
         self._most = max(self._most, rows, key=_bytes)
@@ -60,7 +60,7 @@ class CycleWatch:
         made = self._made()
         if not self._ledger.live:
             return self._most  # a collection visits every object of PyTorch: a tenth of a second each
-        rows = _rows(cycles_of([block.ref for block in made.values() if block.ref is not None]).paths, made, lines)
+        rows = _rows(cycles_of([block.ref for block in made.values() if block.ref is not None]), made, lines)
         return max(self._most, rows, key=_bytes)
 
     def _made(self) -> dict[int, Block]:
@@ -132,7 +132,7 @@ def _location(path: HolderPath, references: list[tuple[str, str]], lines: Keepin
     calls = ("checkpoint",) if "CheckpointFunction" in path else next((names for table, names in _REGISTERS.items() if table in path), ())
     called = lines.call_of(calls, [holder for holder, _ in references]) if calls else None
     names = [name for _, name in reversed(_attributes(references))]
-    return called or next((found for name in names if (found := lines.of_attribute(name)) is not None), None)
+    return called or next((found for name in names if (found := lines.best(f".{name}")) is not None), None)
 
 
 def _fix(path: HolderPath, references: list[tuple[str, str]]) -> str:  # noqa: PLR0911 - one for each kind of cycle

@@ -6,7 +6,7 @@ import ast
 import sys
 import traceback
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from types import FrameType
 from typing import Any
@@ -19,7 +19,6 @@ from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
 from torchdebug_magics.instruments.memtrace.ledger.phases import PARAMETER
 from torchdebug_magics.memory.found import find_holders
-from torchdebug_magics.memory.outside import is_a
 from torchdebug_magics.memory.paths import NOWHERE, HolderPath
 from torchdebug_magics.memory.roots import roots
 from torchdebug_magics.memory.walk import Walk
@@ -46,9 +45,9 @@ class Deletions:
     """The names that the running cell deletes, and what those stand for that are there before it."""
 
     def __init__(self, frame: FrameType | None) -> None:
-        names = [] if frame is None else list(_deleted(frame.f_code.co_filename))
-        self._lines = dict(names)
         self._file = "" if frame is None else frame.f_code.co_filename
+        names = (node for node in own_nodes(tree_of(self._file)) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del))
+        self._lines = {node.id: node.lineno for node in names} if self._file else {}
         space: dict[str, Any] = {} if frame is None else frame.f_globals
         self._names = space if self._lines else {}
         self._before = {name: [weakref.ref(one) for one in _storages_of(space[name])] for name in self._lines if name in space}
@@ -91,17 +90,9 @@ def _is_hidden(path: HolderPath) -> bool:
     return path.in_function_cache or path.through_hook or path.label.startswith(_HIDDEN)
 
 
-def _deleted(file: str) -> Iterator[tuple[str, int]]:
-    """(name, line) of each variable that the cell deletes."""
-    for node in own_nodes(tree_of(file)):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
-            yield node.id, node.lineno
-
-
 def _storages_of(value: object) -> list[torch.UntypedStorage]:
-    is_module = is_a(type(value), torch.nn.Module)
-    held = [*value.parameters(), *value.buffers()] if is_module and isinstance(value, torch.nn.Module) else list(tensors_in(value))
-    return [storage for tensor in held for storage in storages(tensor)]
+    known = [*value.parameters(), *value.buffers()] if isinstance(value, torch.nn.Module) else tensors_in(value)
+    return [storage for tensor in known for storage in storages(tensor)]
 
 
 class HandledErrors:
@@ -120,27 +111,21 @@ class HandledErrors:
         if error is None or id(error) == self._latest or self._looks == _MOST_LOOKS:
             return
         self._latest, self._looks = id(error), self._looks + 1
-        frame = _handling(error)
+        raised = {id(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
+        # The call of the user's that handles it: the innermost that runs and that it came by.
+        frame = next((one for one in frames_above(sys._getframe()) if id(one) in raised and is_user_code(one.f_code)), None)
+        if frame is None:
+            return
         self._ledger.settle()
         sizes = {block.ref.key: block.bytes for block in self._ledger.live.values() if block.ref is not None}
-        held = {} if frame is None else find_holders(_only_by(error, sizes)).paths
+        with undisturbed(), closing(Walk([root for root in roots() if root.value is not error], sizes, _MOST_VISITS)) as walk:
+            only_by_error = set(sizes) - set(walk.holders) if walk.is_whole else set()
+        held = find_holders(only_by_error).paths
         size_bytes = sum(sizes[key] for key in held)
-        if frame is not None and size_bytes >= max(_LEAST_BYTES, 0 if self._most is None else self._most.live_bytes + 1):
+        if size_bytes >= max(_LEAST_BYTES, 0 if self._most is None else self._most.live_bytes + 1):
             path = held[max(held, key=lambda key: sizes[key])]
             self._most = Undeleted(name="", location=locate(frame), live_bytes=size_bytes, holder=str(path), fix=_FIX)
 
     def found(self, peak_bytes: int) -> Undeleted | None:
         """What a retry found held, where it is much of what there was."""
         return self._most if self._most is not None and self._most.live_bytes >= _LARGE_PART * peak_bytes else None
-
-
-def _handling(error: BaseException) -> FrameType | None:
-    """The call of the user's that handles it: the innermost that runs and that it came by."""
-    raised = {id(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
-    return next((frame for frame in frames_above(sys._getframe()) if id(frame) in raised and is_user_code(frame.f_code)), None)
-
-
-def _only_by(error: BaseException, wanted: Collection[int]) -> set[int]:
-    """Of these storages those to which no name leads but by way of the error."""
-    with undisturbed(), closing(Walk([root for root in roots() if root.value is not error], wanted, _MOST_VISITS)) as walk:
-        return set(wanted) - set(walk.holders) if walk.is_whole else set()

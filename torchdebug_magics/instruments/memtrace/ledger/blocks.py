@@ -31,19 +31,13 @@ class _Key(NamedTuple):
 
 
 @dataclass
-class _Row:
-    allocated_bytes: int = 0
-    live_bytes: int = 0
-    count: int = 0
-
-
-@dataclass
 class Sites:
     """The rows so far."""
 
     freed_before_bytes: int = 0
     """Of blocks from before the watch."""
-    _rows: dict[_Key, _Row] = field(default_factory=lambda: defaultdict(_Row))
+    _rows: dict[_Key, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0, 0]))
+    """Bytes that were allocated, those of them that are live, and how often."""
     _twins: dict[tuple[int, str], _Key] = field(default_factory=dict)
     """By size and role: which site made one like it."""
 
@@ -53,7 +47,7 @@ class Sites:
             if block.is_old:
                 self.freed_before_bytes += block.bytes if block.died else 0
             elif block.place is not None:
-                self._add(_Key(block.place, block.module, category(block), block.span.phase), block)
+                self._add(_key(block), block)
 
     def fold_unseen(self, blocks: Sequence[Block]) -> int:
         """Sum up blocks that no op was seen to make; how many bytes are of no known line.
@@ -65,37 +59,39 @@ class Sites:
         stayed: dict[int, list[_Key]] = defaultdict(list)
         for block in blocks:
             if not block.is_old and not block.died and block.place is not None and not block.role:
-                stayed[block.bytes].append(_Key(block.place, block.module, category(block), block.span.phase))
+                stayed[block.bytes].append(_key(block))
         for at, block in enumerate(one for one in blocks if not one.is_old and one.place is None):
             like = stayed[block.bytes] if block.role in {"", ACTIVATION} else []
             twin = like[at % len(like)] if like else self._twins.get((block.bytes, block.role or ACTIVATION))
             alone_bytes += 0 if twin is not None or block.died else block.bytes
-            self._add(twin or _Key(None, block.module, category(block), block.span.phase), block)
+            self._add(twin or _key(block), block)
         return alone_bytes
 
     def rows(self) -> tuple[Site, ...]:
         """The most live bytes first, then the most allocated."""
         sites = [
             Site(
-                location=key.place.location if key.place is not None else None,
+                location=None if key.place is None else key.place.location,
                 module=key.module,
                 category=key.category,
                 phase=key.phase,
-                allocated_bytes=row.allocated_bytes,
-                live_bytes=row.live_bytes,
-                count=row.count,
+                allocated_bytes=allocated_bytes,
+                live_bytes=live_bytes,
+                count=count,
             )
-            for key, row in self._rows.items()
+            for key, (allocated_bytes, live_bytes, count) in self._rows.items()
         ]
         return tuple(sorted(sites, key=lambda site: (-site.live_bytes, -site.allocated_bytes)))
 
     def _add(self, key: _Key, block: Block) -> None:
-        row = self._rows[key]
-        row.allocated_bytes += block.bytes
-        row.live_bytes += 0 if block.died else block.bytes
-        row.count += 1
+        live_bytes = 0 if block.died else block.bytes
+        self._rows[key] = [before + more for before, more in zip(self._rows[key], (block.bytes, live_bytes, 1), strict=True)]
         if block.place is not None:
             self._twins[block.bytes, key.category] = key
+
+
+def _key(block: Block) -> _Key:
+    return _Key(block.place, block.module, category(block), block.span.phase)
 
 
 def category(block: Block) -> str:
@@ -110,18 +106,18 @@ def category(block: Block) -> str:
 
 def by_category(blocks: Iterable[Block]) -> dict[str, int]:
     """Bytes of each category, the most first."""
-    found: Counter[str] = Counter()
-    for block in blocks:
-        found[category(block)] += block.bytes
-    return dict(found.most_common())
+    return _summed((category(block), block.bytes) for block in blocks)
 
 
 def by_module(blocks: Iterable[Block]) -> dict[str, int]:
     """Bytes that each module made, the most first."""
+    return _summed((block.module, block.bytes) for block in blocks if block.module)
+
+
+def _summed(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
     found: Counter[str] = Counter()
-    for block in blocks:
-        if block.module:
-            found[block.module] += block.bytes
+    for name, size_bytes in sizes:
+        found[name] += size_bytes
     return dict(found.most_common())
 
 
@@ -211,7 +207,7 @@ class Ledger:
     live: dict[int, Block] = field(default_factory=dict)
     """By the address of the C++ storage."""
     total: Book = field(default_factory=Book)
-    devices: dict[str, Book] = field(default_factory=dict)
+    devices: dict[str, Book] = field(default_factory=lambda: defaultdict(Book))
     peak_at: int = 0
     peak_span: Span | None = None
     peak_place: Place | None = None
@@ -273,7 +269,7 @@ class Ledger:
         self._clock += 1
         block.born = self._clock
         self.events.append(block)
-        self._book(block.device).add(block.bytes)
+        self.devices[block.device].add(block.bytes)
         if self.total.add(block.bytes):
             self.peak_at, self.peak_span, self.peak_place, self.peak_op = self._clock, self.span, block.place, self.op
             if self._since_peak:
@@ -304,12 +300,6 @@ class Ledger:
             block.ref = None
         self._dead.clear()
 
-    def _book(self, device: str) -> Book:
-        book = self.devices.get(device)
-        if book is None:
-            book = self.devices[device] = Book()
-        return book
-
     def _bury(self, key: int, block: Block) -> None:
         del self.live[key]
         self._clock += 1
@@ -318,7 +308,7 @@ class Ledger:
         block.used_up = self.span.phase == "backward"
         self.events.append(block)
         self.total.now_bytes -= block.bytes
-        self._book(block.device).now_bytes -= block.bytes
+        self.devices[block.device].now_bytes -= block.bytes
         if block.born <= self.peak_at:
             self._since_peak.append(block)
         self.gone.append(block)

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER
+from torchdebug_magics.memory.tensor_holders import saved_in
 from torchdebug_magics.probing.graphs import is_graph_leaf, upstream
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.storages import storages
@@ -51,13 +52,7 @@ class Census:
 
 def saved_tensors(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
     """What autograd keeps for the backward pass of these nodes and all before them. No unpack hook of the user's is run."""
-    names: dict[type, list[str]] = {}
-    for node in upstream(roots):
-        kind = type(node)
-        if kind not in names:
-            names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
-        for name in names[kind]:
-            yield from _raw(node, name)
+    return (held for node in upstream(roots) for _, held in saved_in(node) if isinstance(held, torch.Tensor))
 
 
 def mark(ledger: Ledger, tensors: Iterable[torch.Tensor | None], role: str) -> None:
@@ -101,20 +96,6 @@ def mark_state(ledger: Ledger, optimizer: torch.optim.Optimizer) -> None:
             todo += one.values()
         elif isinstance(one, (list, tuple)):
             todo += one
-
-
-def _raw(node: Any, name: str) -> Iterator[torch.Tensor]:
-    try:
-        raw = getattr(node, name)
-    except RuntimeError:  # freed by a backward pass
-        return
-    for one in raw if isinstance(raw, (list, tuple)) else (raw,):
-        try:
-            value = one.data
-        except (AttributeError, RuntimeError):  # nothing is saved there, or no more
-            continue
-        if isinstance(value, torch.Tensor):
-            yield value
 
 
 def has_graph(tensor: torch.Tensor) -> bool:

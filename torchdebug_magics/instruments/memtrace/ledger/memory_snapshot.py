@@ -56,17 +56,13 @@ class Snapshot:
     def write(self, ledger: Ledger) -> str:
         """The path of the file; the ledger is complete."""
         path = rank_path(self._path)
-        _write(path, self._taken(ledger))
-        return str(path)
-
-    def _taken(self, ledger: Ledger) -> Any:
-        if not torch.cuda.is_initialized():
-            return history(ledger)
-        if not self._cuda_was_used:
+        is_of_cuda = torch.cuda.is_initialized()
+        if is_of_cuda and not self._cuda_was_used:
             self._guard.note(
                 "CUDA was not in use when the cell began: its snapshot has what is alive, and no history; run the cell again for that"
             )
-        return torch.cuda.memory._snapshot()
+        _write(path, torch.cuda.memory._snapshot() if is_of_cuda else history(ledger))
+        return str(path)
 
 
 def rank_path(path: Path) -> Path:
@@ -105,9 +101,9 @@ def history(ledger: Ledger) -> dict[str, Any]:
     """
     rooms = {name: _Room() for name in ledger.devices}
     traces: dict[str, list[dict[str, Any]]] = {name: [] for name in rooms}
-    for block in filter(_has_bytes, ledger.old):
+    for block in (one for one in ledger.old if one.bytes):
         rooms[block.device].put(block)
-    for block in filter(_has_bytes, ledger.events):
+    for block in (one for one in ledger.events if one.bytes):
         room, trace = rooms[block.device], traces[block.device]
         if not room.has(block):
             trace.append(_event("alloc", room.put(block), block))
@@ -124,10 +120,6 @@ def _category(block: Block) -> str:
     """In the words of torch's own."""
     found = category(block)
     return _UNKNOWN if found == OTHER else found.replace(" ", "_")
-
-
-def _has_bytes(block: Block) -> bool:
-    return block.bytes > 0
 
 
 class _Room:

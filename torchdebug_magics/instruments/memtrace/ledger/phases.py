@@ -51,8 +51,8 @@ class Phases:
 
     def enter(self, phase: Phase, *, at: int, keeps_graph: bool) -> Span:
         """A phase begins; the one before it is over."""
-        if phase == "backward" and self.now.phase == "other":
-            self._name_before()
+        if phase == "backward" and self.now.phase == "other" and self.now.keeps_graph:
+            self.now.phase = "loss" if self._forward_seen else "forward"
         self.trains |= phase == "backward"
         if phase in {"backward", "optimizer"}:
             self._forward_seen = False
@@ -65,10 +65,6 @@ class Phases:
         if len(self.spans) > _MOST_SPANS:
             del self.spans[: _MOST_SPANS // 2]
         return span
-
-    def _name_before(self) -> None:
-        if self.now.keeps_graph:
-            self.now.phase = "loss" if self._forward_seen else "forward"
 
 
 class Place(Line):

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import torch
@@ -22,9 +22,12 @@ from torchdebug_magics.report import Gauge, Mark
 
 
 class ProcessMemory:
-    """Exact peaks from the system's counter; gauges for the live view."""
+    """Exact peaks from the system's counter; gauges for the live view; the marks that the cell takes."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, ledger: Ledger) -> None:
+        self.marks: list[tuple[TraceMark, int]] = []
+        """Each with the clock of the ledger."""
+        self._ledger = ledger
         self._gauges = Gauges(guard)
         self._peak = PeakRss()
         self._start_bytes = self._start_free_bytes = 0
@@ -36,8 +39,9 @@ class ProcessMemory:
 
     def attach(self, stack: ExitStack) -> None:
         """From now on."""
-        self._stack.enter_context(self._gauges)
         stack.callback(self.stop)
+        self._stack.enter_context(self._gauges)
+        self._stack.enter_context(marks().told_to(self._set))
         self._start_bytes, self._start_free_bytes = rss_bytes(), kept_free_bytes()
         self._before = {one.device: one for one in self._gauges.allocators()}
         self._peak.start()
@@ -49,6 +53,11 @@ class ProcessMemory:
             self._is_open = False
             self._peak.stop()
             self._stack.close()
+
+    def _set(self, mark: Mark) -> None:
+        ledger = self._ledger
+        ledger.settle()
+        self.marks.append((TraceMark(**vars(mark), torch_bytes=ledger.total.now_bytes, phase=ledger.span.phase), ledger.clock))
 
     def gauges(self) -> tuple[Gauge, ...] | None:
         """As they stand; None when it is over."""
@@ -76,8 +85,9 @@ class ProcessMemory:
         """What torch's caching allocators have reserved and not given out; 0 on the CPU."""
         return sum(one.reserved_bytes - one.allocated_bytes for one in self._gauges.allocators())
 
-    def devices(self, books: Mapping[str, Book]) -> tuple[DeviceMemory, ...]:
+    def devices(self) -> tuple[DeviceMemory, ...]:
         """The memory of every device that was followed, or has an allocator of its own."""
+        books = self._ledger.devices
         now = {one.device: one for one in self._gauges.allocators()}
         return tuple(_device(name, books.get(name), self._before.get(name), now.get(name)) for name in dict.fromkeys((*books, *now)))
 
@@ -99,29 +109,6 @@ def _device(name: str, book: Book | None, before: Allocator | None, now: Allocat
     )
 
 
-class MarkListener:
-    """The marks that are taken in the cell, each with the clock of the ledger."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.marks: list[tuple[TraceMark, int]] = []
-        self._ledger = ledger
-        self._stack = ExitStack()
-
-    def attach(self, stack: ExitStack) -> None:
-        """From now on."""
-        stack.callback(self.stop)
-        self._stack.enter_context(marks().told_to(self._set))
-
-    def stop(self) -> None:
-        """Harmless the second time."""
-        self._stack.close()
-
-    def _set(self, mark: Mark) -> None:
-        ledger = self._ledger
-        ledger.settle()
-        self.marks.append((TraceMark(**vars(mark), torch_bytes=ledger.total.now_bytes, phase=ledger.span.phase), ledger.clock))
-
-
 class _Info(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -135,19 +122,18 @@ def given_out_bytes() -> int | None:
     if ask is None:
         return None
     info = ask()
-    return int(info.uordblks + info.hblkhd) + _on_cuda()
+    on_cuda = (
+        sum(torch._C._cuda_memoryStats(index)["allocated_bytes"]["all"]["current"] for index in range(torch.cuda.device_count()))
+        if torch.cuda.is_initialized()  # never ours to wake
+        else 0
+    )
+    return int(info.uordblks + info.hblkhd) + on_cuda
 
 
 def kept_free_bytes() -> int:
     """What was freed and is still the C heap's, at most as large in memory; 0 where the system does not tell."""
     ask = _mallinfo()
     return 0 if ask is None else int(ask().fordblks)
-
-
-def _on_cuda() -> int:
-    if not torch.cuda.is_initialized():  # never ours to wake
-        return 0
-    return sum(torch._C._cuda_memoryStats(index)["allocated_bytes"]["all"]["current"] for index in range(torch.cuda.device_count()))
 
 
 @functools.cache
