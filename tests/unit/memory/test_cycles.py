@@ -95,11 +95,6 @@ def test_what_is_held_otherwise_is_not_named() -> None:
     assert refs[-1]() is not None
 
 
-def test_without_a_cycle_there_is_nothing_to_say() -> None:
-    kept = torch.ones(4)
-    assert cycles_of([ref(kept)]) == {}
-
-
 def test_the_collector_is_left_as_it_was() -> None:
     flags, garbage, threshold = gc.get_debug(), list(gc.garbage), gc.get_threshold()
     cycles_of(tree())

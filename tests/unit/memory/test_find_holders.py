@@ -758,14 +758,6 @@ def test_slices_that_keep_a_whole_tensor() -> None:
     assert {name for name, address in addresses.items() if found.holdings[address].is_sliced} == {"few", "array"}
 
 
-def test_tensors_with_a_history() -> None:
-    leaf = torch.ones(4, requires_grad=True)
-    kept = [leaf * 2, (leaf * 3).detach()]
-    addresses = [one.untyped_storage()._cdata for one in kept]
-    holdings = find_holders(addresses, extra_roots=[("kept", kept)]).holdings
-    assert [holdings[address].has_history for address in addresses] == [True, False]
-
-
 def test_a_root_that_is_to_be_preferred() -> None:
     near = [torch.ones(4)]
     far = {"a": {"b": near[0]}}

@@ -116,7 +116,9 @@ def _freed(name: str, shell: Any | None, census: Census, problems: list[str]) ->
             given_back_bytes = kept_bytes - (cached_bytes() or 0)
     else:
         {"exception": forget_error, "debugger": forget_debugger, "session": forget_session}[name](shell)
-    collect()
+    for _ in range(_PASSES):  # a graph that was in a cycle may leave another one
+        if not gc.collect():
+            break
     gone_bytes = census.gone_bytes()
     return Freed(
         name=name,
@@ -331,10 +333,3 @@ class Census:
 def size_of(storage: torch.UntypedStorage) -> int:
     """Its bytes; none of one that has no memory."""
     return 0 if storage.device.type == "meta" else storage.nbytes()
-
-
-def collect() -> None:
-    """Until nothing more comes: a graph that was in a cycle may leave another one."""
-    for _ in range(_PASSES):
-        if not gc.collect():
-            return

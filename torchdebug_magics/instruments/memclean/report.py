@@ -107,6 +107,11 @@ class MemcleanReport(Report):
         part = self.main_part
         return tuple(one for one in self.holdings if one.part == part) if part else self.holdings
 
+    @property
+    def heap_is_large(self) -> bool:
+        """Whether the C library keeps enough freed memory to return it."""
+        return self.heap_bytes >= max(_WORTH_TRIMMING, _LARGE_PART * self.rss_bytes)
+
     def rows(self) -> tuple[tuple[str, str], ...]:
         """What frees it and what that costs, by name; then what belongs to no variable and can be freed, too."""
         if self.asked:
@@ -116,7 +121,7 @@ class MemcleanReport(Report):
         if self.cycles_bytes:
             cycle = f" (`{self.cycle}`)" if self.cycle else ""
             known.append(("cycles", f"{byte_size(self.cycles_bytes)}{cycle}; `%memclean --free cycles` frees them"))
-        if self.heap_bytes >= max(_WORTH_TRIMMING, _LARGE_PART * self.rss_bytes):
+        if self.heap_is_large:
             kept = f"keeps {byte_size(self.heap_bytes)} of freed memory"
             known.append(("C library", f"{kept}; `%memclean --free heap` returns it to the system"))
         return tuple((name, text) for name, text in known if text)

@@ -12,7 +12,6 @@ import torch
 
 import torchdebug_magics
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.memclean.examine import Census
 from torchdebug_magics.machine import process
 
 if TYPE_CHECKING:
@@ -152,18 +151,6 @@ def test_cycles_come_first_so_that_they_are_counted_for_nobody_else(failed: weak
     report = freed_beside_a_cycle("exception")
     assert [(one.name, one.freed_bytes) for one in report.freed] == [("cycles", 4 * MIB), ("exception", 4 * MIB)]
     assert failed() is None
-
-
-def test_a_census_counts_each_storage_once_and_keeps_none() -> None:
-    whole = torch.ones(MIB)
-    part = whole[: MIB // 2]
-    meta = torch.ones(MIB, device="meta")
-    census = Census()
-    del whole
-    assert census.gone_bytes() == 0
-    del part, meta
-    assert census.gone_bytes() == 4 * MIB
-    assert census.gone_bytes() == 0
 
 
 def test_what_the_collector_would_free_is_said_before_it_is_asked() -> None:

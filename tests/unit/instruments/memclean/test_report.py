@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from torchdebug_magics.html import markup, plain
@@ -95,7 +93,3 @@ def test_the_command_and_its_cost_have_rows_of_their_own(verdict: str) -> None:
 
 def test_the_bytes_of_the_heap_are_no_tensors() -> None:
     assert VERDICTS["Freed exception 512.0 MiB, heap 3.0 MiB · cost: `%debug` has no error to work on now"].freed_bytes == 512 * MIB
-
-
-def test_it_is_plain_data() -> None:
-    assert json.loads(report(ERROR, OUT3).to_json())["holdings"][0]["name"] == "exception"

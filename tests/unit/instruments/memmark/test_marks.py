@@ -13,7 +13,6 @@ import torch
 import torchdebug_magics
 from tests import children
 from torchdebug_magics.memory.marks import ledger
-from torchdebug_magics.report import Mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,10 +161,3 @@ def test_a_gpu_in_the_words_of_the_allocator(monkeypatch: pytest.MonkeyPatch, nv
 def test_without_torch_it_stays_without():
     code = "import sys, torchdebug_magics\ntorchdebug_magics.memmark('x')\nassert 'torch' not in sys.modules"
     assert children.python("-c", code).startswith("x: RSS ")
-
-
-def test_a_mark_is_plain_data():
-    torchdebug_magics.memmark("x")
-    report = torchdebug_magics.memmark()
-    assert isinstance(report.marks[0], Mark)
-    assert '"label": "x"' in report.to_json()

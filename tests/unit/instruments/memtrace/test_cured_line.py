@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix, rewritten, target
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix, rewritten
 from torchdebug_magics.memory.paths import HolderPath
 
 
@@ -42,10 +42,6 @@ def test_a_line_with_its_cure_in_an_entry_of_a_dict(line: str, wanted: str) -> N
         Cause(keeps_graph=True, trains=True, line=line),
     )
     assert f"`{wanted}`" in kept if wanted else "store `.item()`" in kept
-
-
-def test_what_a_line_does() -> None:
-    assert (target("module.input = a"), target("a = b"), target("a.b, a.c = d")) == ("module.input", "", "")
 
 
 def test_a_path_as_python_has_it() -> None:

@@ -217,8 +217,6 @@ def test_the_picture_says_where_steps_were_only_counted(observe: Any, steps: int
 
 
 def test_the_log_of_many_ops_is_bounded() -> None:
-    from torchdebug_magics.instruments.memtrace.ledger import blocks
-
     with torchdebug_magics.memtrace() as session:
         a = torch.zeros(8)
         for _ in range(50_000):
@@ -229,4 +227,3 @@ def test_the_log_of_many_ops_is_bounded() -> None:
     assert report.peak_bytes - report.start_bytes == 64
     assert len(next(iter(report.timeline.categories.values()), ())) <= 500
     assert len(report.to_json()) < 100_000
-    assert blocks._MOST_EVENTS < 1_000_000
