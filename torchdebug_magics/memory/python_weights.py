@@ -22,8 +22,8 @@ from torchdebug_magics.memory.paths import HolderPath, Owner, Paths, owner_of
 from torchdebug_magics.memory.roots import Rank, roots
 from torchdebug_magics.memory.tensor_holders import is_node, storages_of
 from torchdebug_magics.memory.walk import Walk
-from torchdebug_magics.probing.attributes import undisturbed
 from torchdebug_magics.probing.modules import live
+from torchdebug_magics.probing.state.attributes import undisturbed
 
 _MOST_OBJECTS = 5_000
 """Of variables, and as many of modules: a large repository alone has more globals than that."""
