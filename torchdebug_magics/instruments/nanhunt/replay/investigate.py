@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -36,6 +35,7 @@ from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verif
 from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
+from torchdebug_magics.probing.where import excerpt
 
 _MOST_ROWS = 20
 """As many as a finding keeps."""
@@ -153,19 +153,31 @@ class Investigator:
         """Data that were made bad between the start of the step and the model call were not bad data: look at what made them."""
         finding = outcome.finding
         name = finding.tensor.partition("[")[0] if finding is not None and finding.phase == "data" and finding.tensor else ""
-        if not name.isidentifier() or not step.entries:
+        if finding is None or not name.isidentifier() or not step.entries:
             return None
+        again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name)
         try:
-            for held in chain([{}], self._rerun.guesses(step, inquiry.chain, name)):
-                run: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
-                replayed = run()
+            given, line = self._rerun.overwritten(step, inquiry.chain, name)
+            for held in ({}, *given):
+                again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
+                replayed = again()
                 if replayed.finished and replayed.reproduced:
-                    again = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
-                    if names_a_maker(again.finding) or is_further_back(again, outcome):
-                        return again, run
+                    made = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
+                    if names_a_maker(made.finding) or is_further_back(made, outcome):
+                        return made, again
         except CannotReplay:
-            pass
-        return None
+            return None
+        if line is None:
+            return None
+        finding = replace(
+            finding,
+            location=line,
+            excerpt=excerpt(line),
+            underlined=None,
+            explanation=f"`{name}` is non-finite after this line, which cannot be run again: what `{name}` held before it is overwritten",
+            fix=f"check `{name}` before this line; with another name for its result, the op or the bad data is named",
+        )
+        return replace(outcome, finding=finding, evidence=None), again
 
     def update(self, step: Step, inquiry: Inquiry, *, inside: bool) -> Outcome | None:
         """Gradients that are bad when an optimizer steps, maybe `inside` a backward(); None where that cannot be run again."""

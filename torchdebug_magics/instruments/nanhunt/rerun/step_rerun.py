@@ -31,7 +31,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, outside
 from torchdebug_magics.instruments.nanhunt.rerun.replay_state import ReplayState
 from torchdebug_magics.instruments.nanhunt.rerun.step import Entry, Step
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import StepRecorder
-from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, guesses, values_in
+from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, overwritten, values_in
 from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import iterators_in
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.kept_state import eager
@@ -40,6 +40,7 @@ from torchdebug_magics.probing.safety import quiet
 from torchdebug_magics.probing.source.code_owner import frames_above
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.probing.unsent_collectives import LoneRerun, OthersNeeded
+from torchdebug_magics.report import Location
 
 _REPEATED = "it {}, which a replay would repeat: `--anyway` replays it all the same"
 
@@ -109,9 +110,9 @@ class StepRerun(Generic[ObserverT]):
             raise CannotReplay(msg)
         return self._run(step, attempt, part, lambda: exec(part.code, part.names))  # noqa: S102 - the user's own statements, once more
 
-    def guesses(self, step: Step, sink: tuple[Position, ...], wanted: str) -> Iterator[dict[str, Any]]:
-        """What `held` of `statements` may be."""
-        return guesses(step, sink, wanted, self.recorder.batches.last())
+    def overwritten(self, step: Step, sink: tuple[Position, ...], wanted: str) -> tuple[list[dict[str, Any]], Location | None]:
+        """What `held` of `statements` may be, and the line that wrote over it."""
+        return overwritten(step, sink, wanted, self.recorder.batches)
 
     def modules(self, step: Step, attempt: Attempt) -> Replayed[ObserverT]:
         """Call only the recorded outermost modules again, where the statements cannot be."""
@@ -180,9 +181,7 @@ class StepRerun(Generic[ObserverT]):
         if not any(map(is_bad, replayed.losses)) or self._part is None:
             return True
         names, part = replayed.names, self._part
-        return all(agree(names.get(name), then, same_bits, unknown=True) for name, then in part.made.items()) and all(
-            agree(names.get(name), then, same_kinds, unknown=True) for name, then in part.guessed.items()
-        )
+        return all(agree(names.get(name), then, same_bits, unknown=True) for name, then in part.made.items())
 
     def inner_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """A first derivative that is a part of the loss: its ops belong to forward ops, too."""
