@@ -12,7 +12,7 @@ import torch
 
 from torchdebug_magics.errors import NonFiniteError
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
+from torchdebug_magics.instruments.nanhunt.replay.conclusion import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
 from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
@@ -21,8 +21,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, end_def
 from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import StepRecorder
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
-from torchdebug_magics.instruments.nanhunt.watch.checks import Checks
-from torchdebug_magics.instruments.nanhunt.watch.findings_tally import Tally
+from torchdebug_magics.instruments.nanhunt.watch.checks import Checks, Tally
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard

@@ -14,10 +14,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
 from torchdebug_magics.instruments.nanhunt.remedies import remedies
-from torchdebug_magics.instruments.nanhunt.replay.bad_step import StepReplay
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay, Replayed
 from torchdebug_magics.instruments.nanhunt.source_edits import Sources, changed_lines, changed_statements, in_force, user_functions
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import walk
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import with_slope
@@ -25,9 +24,9 @@ from torchdebug_magics.probing.ops import is_pointwise
 from torchdebug_magics.probing.tensors import largest
 from torchdebug_magics.probing.where import span
 
-Again: TypeAlias = "Callable[[], StepReplay]"
+Again: TypeAlias = "Callable[[], Replayed]"
 """Runs the bad step once more."""
-Next: TypeAlias = "Callable[[StepReplay], Evidence | None]"
+Next: TypeAlias = "Callable[[Replayed], Evidence | None]"
 """The birth of what is bad in a replay; None where nothing is."""
 _MOST_S = 5.0
 _MOST_RUNS = 8
@@ -82,7 +81,7 @@ class _Search:
         return None
 
 
-def _is_sound(births: tuple[Evidence, ...], replayed: StepReplay) -> bool:
+def _is_sound(births: tuple[Evidence, ...], replayed: Replayed) -> bool:
     """Whether a finite step is also right: what was finite is the same, no infinity is left inside, and the gradients live."""
     trace, gradients = replayed.observer, list(replayed.gradients.values())
     with _disable_current_modes():  # the comparison is not shown to a dispatch mode of the user's

@@ -1,33 +1,127 @@
-"""From what a replay saw to its finding; without a replay, what is known of the sink itself."""
+"""What a bad sink call is, what of a replay of it is bad, and what comes of that; without a replay, what is known of the sink itself."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import product
+from typing import Any, TypeAlias
 
 import torch
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory, uncalled, variable_name
 from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, marked, write
-from torchdebug_magics.instruments.nanhunt.replay.bad_step import Inquiry, Outcome, Sinks, StepReplay, variables_of
-from torchdebug_magics.instruments.nanhunt.report import Averaging, NanFinding, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import line_of
-from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
-from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import is_bad_weight
+from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, NanFinding, Sink
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, line_of, no_less_bad
+from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, is_bad_weight, walk
 from torchdebug_magics.probing.contents import memory_of
-from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
 from torchdebug_magics.probing.tensors import NAN, bad_mask, is_bad, kind_of, largest, tensors_in
 from torchdebug_magics.probing.this_rank import rank, world_size
 from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 from torchdebug_magics.report import Location
 
+Sinks: TypeAlias = list[tuple[torch.Tensor, Sink]]
+"""Bad tensors, each with what it is."""
+
+_WRITTEN_DOWN = frozenset(product(("fill_", "copy_"), ("nan_constant", "inf_constant")))
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """A bad sink call."""
+
+    tensors: tuple[torch.Tensor, ...]
+    """The loss, or what was differentiated."""
+    leaves: dict[int, torch.Tensor]
+    chain: tuple[Position, ...]
+    context: Context
+    only_adds: bool = False
+    """Whether there were bad gradients before the call: it may only have added to them."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an inquiry."""
+
+    finding: NanFinding | None
+    bad: dict[str, torch.Tensor]
+    layers: tuple[LayerRow, ...] = ()
+    reproduced: bool | None = None
+    way: str = ""
+    evidence: Evidence | None = None
+    """What the finding was written from; gone when the look into the step is over, as it holds the step's tensors."""
+    overflow: tuple[Any, ...] | None = None
+    """The scalers that skip this step by design."""
+
+
+def sinks_of(replayed: Replayed, inquiry: Inquiry) -> Sinks:
+    """Bad losses, then bad gradients."""
+    names = {str(key): leaf for key, leaf in inquiry.leaves.items()}
+    parameters = {id(parameter): name for root in inquiry.context.roots for name, parameter in root.named_parameters()}
+    found = [(loss, Sink("loss")) for loss in replayed.losses if kind_of(loss)]
+    for key, gradient in replayed.gradients.items():
+        if kind_of(gradient):
+            leaf = names.get(key)
+            found.append((gradient, Sink("gradient", parameters.get(id(leaf), "an input") if leaf is not None else "")))
+    return found
+
+
+def same_gradients(replayed: Replayed, inquiry: Inquiry) -> bool:
+    """Whether a bad loss has made the elements of the gradients bad that it made bad before."""
+    pairs = ((leaf.grad, replayed.gradients.get(str(key))) for key, leaf in inquiry.leaves.items())
+    return not any(map(is_bad, replayed.losses)) or all(agree(now, then, no_less_bad, unknown=True) for then, now in pairs)
+
+
+def needs_others(replayed: Replayed) -> bool:
+    """Whether a loss that other ranks have a part in may be bad because of theirs: what this rank gives is finite."""
+    given = [math.isfinite(one.peak) for one in replayed.exchanges]
+    return any(given) and (replayed.reproduced is False or any(map(is_bad, replayed.losses)))
+
+
+def why_not_reproduced(replayed: Replayed) -> str:
+    """A line for the report."""
+    if replayed.exchanges:
+        return f"not reproduced: the step depends on data from other ranks (`{replayed.exchanges[0].op}`), which a replay cannot receive"
+    return (
+        "not reproduced: the replay computed different values, so the step depends on state that cannot be restored"
+        " (an external source of randomness, a clock, data that is read again)"
+    )
+
+
+def variables_of(chain: tuple[Position, ...]) -> dict[str, Any]:
+    """What the user can name: the variables of the nearest frame of theirs, and its globals."""
+    frame = user_frame(chain[0].frame) if chain else None
+    for one in frames_above(frame):
+        return {**one.f_globals, **local_values(one)}
+    return {}
+
+
+def bad_outputs(replayed: Replayed) -> Sinks:
+    """What a model, or a computation, returned."""
+    return [(tensor, Sink("output")) for tensor in replayed.outputs if kind_of(tensor)]
+
+
+def names_a_maker(finding: NanFinding | None) -> bool:
+    """Whether it names an op that made the data bad. A number that was written into them is bad data."""
+    return finding is not None and finding.op is not None and (finding.op, finding.diagnosis) not in _WRITTEN_DOWN
+
+
+def is_further_back(one: Outcome, other: Outcome) -> bool:
+    """Whether it names other bad data, which the first were made of; a part of a tensor is still that tensor."""
+    if one.finding is None:
+        return False
+    named = one.finding.phase == "data" and (one.finding.tensor or "").partition("[")[0].isidentifier()
+    return named and not shares_memory(one.bad["output"], other.bad["output"])
+
+
 _MOST_ROWS = 20
 
 
 def conclude(
-    inquiry: Inquiry, replayed: StepReplay, sinks: Sinks, way: str, note: Callable[[str], None], *, only_births: bool = False
+    inquiry: Inquiry, replayed: Replayed, sinks: Sinks, way: str, note: Callable[[str], None], *, only_births: bool = False
 ) -> Outcome:
     """The birth of what is bad among the sinks; `only_births`: an infinity that somebody put there is none."""
     rows = replayed.observer.layer_rows()
@@ -134,7 +228,7 @@ def _first(births: list[Birth], context: Context) -> Birth:
     return min((birth for birth in births if birth.op is None), key=place)
 
 
-def _visible(replayed: StepReplay, inquiry: Inquiry) -> dict[str, Any]:
+def _visible(replayed: Replayed, inquiry: Inquiry) -> dict[str, Any]:
     return {**variables_of(inquiry.chain), **replayed.names}
 
 
@@ -147,7 +241,7 @@ class _Given:
     location: Location | None
 
 
-def averaged(inquiry: Inquiry, replayed: StepReplay) -> Outcome | None:
+def averaged(inquiry: Inquiry, replayed: Replayed) -> Outcome | None:
     """The finding; None where the bad gradients are this rank's own, or nothing says that they were averaged."""
     if world_size() == 1 or inquiry.only_adds or not replayed.finished or replayed.problem or not replayed.reproduced:
         return None
@@ -165,7 +259,7 @@ def averaged(inquiry: Inquiry, replayed: StepReplay) -> Outcome | None:
     return None
 
 
-def _by_wrapper(leaf: torch.Tensor, replayed: StepReplay, inquiry: Inquiry) -> _Given | None:
+def _by_wrapper(leaf: torch.Tensor, replayed: Replayed, inquiry: Inquiry) -> _Given | None:
     for wrapper in replayed.averaging:
         parameters = [one for one in wrapper.parameters() if one.requires_grad]
         if wrapper.require_backward_grad_sync and any(one is leaf for one in parameters):
@@ -175,7 +269,7 @@ def _by_wrapper(leaf: torch.Tensor, replayed: StepReplay, inquiry: Inquiry) -> _
     return None
 
 
-def _by_hand(gradient: torch.Tensor | None, replayed: StepReplay) -> _Given | None:
+def _by_hand(gradient: torch.Tensor | None, replayed: Replayed) -> _Given | None:
     """The collective that was given this gradient or, where the gradients were joined first, the only line that sent as much."""
     if gradient is None:
         return None

@@ -11,12 +11,14 @@ from typing import Any, TypeAlias
 import torch
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
-from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
+from torchdebug_magics.instruments.nanhunt.replay.conclusion import (
     Inquiry,
     Outcome,
     Sinks,
-    StepReplay,
+    averaged,
     bad_outputs,
+    bare,
+    conclude,
     is_further_back,
     names_a_maker,
     needs_others,
@@ -25,10 +27,8 @@ from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
     variables_of,
     why_not_reproduced,
 )
-from torchdebug_magics.instruments.nanhunt.replay.conclusion import averaged, bare, conclude
-from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay, Replayed
 from torchdebug_magics.instruments.nanhunt.rerun.step import Entry, Step
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
 from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
@@ -41,14 +41,14 @@ _MOST_ROWS = 20
 """As many as a finding keeps."""
 _MOST_SAMPLES = 256
 _MOST_READING_S = 2.0
-Bad: TypeAlias = "Callable[[StepReplay], Sinks]"
+Bad: TypeAlias = "Callable[[Replayed], Sinks]"
 """What of a replay is bad."""
 
 
 class Investigator:
     """Looks into one bad step."""
 
-    def __init__(self, rerun: StepRerun[Trace], note: Callable[[str], None]) -> None:
+    def __init__(self, rerun: StepRerun, note: Callable[[str], None]) -> None:
         self._rerun = rerun
         self._note = note
 
@@ -106,7 +106,7 @@ class Investigator:
         bad = bad_outputs(replayed)
         return replace(conclude(inquiry, replayed, bad, "module", self._note), evidence=None) if bad else None
 
-    def _judged(self, step: Step, inquiry: Inquiry, attempt: Attempt, replayed: StepReplay, again: Again) -> Outcome | None:
+    def _judged(self, step: Step, inquiry: Inquiry, attempt: Attempt, replayed: Replayed, again: Again) -> Outcome | None:
         if (found := averaged(inquiry, replayed)) is not None:
             return found
         replayed.reproduced = replayed.reproduced and (bool(replayed.averaging) or same_gradients(replayed, inquiry))
@@ -140,7 +140,7 @@ class Investigator:
         if finding is None or evidence is None or evidence.op is None or outcome.reproduced is False:
             return outcome
 
-        def behind(replayed: StepReplay) -> Evidence | None:
+        def behind(replayed: Replayed) -> Evidence | None:
             sinks = bad(replayed)
             if not sinks:
                 return None
@@ -201,7 +201,7 @@ class Investigator:
         replayed = self._rerun.modules(alone, Attempt((), 0, {}))
         same = [kind_of(tensor) for tensor in tensors] == [kind_of(tensor) for tensor in replayed.outputs]
 
-        def again() -> StepReplay:
+        def again() -> Replayed:
             replayed = self._rerun.modules(alone, Attempt((), 0, {}))
             return replace(replayed, finished=not replayed.problem)
 
@@ -216,7 +216,7 @@ class Investigator:
         if not wanted:
             return Outcome(None, {})
 
-        def again() -> StepReplay:
+        def again() -> Replayed:
             part = computed.slice(wanted)
             if part is None:
                 msg = "the inputs of the variables no longer exist"
@@ -259,7 +259,7 @@ class Investigator:
         return None if bad else tuple(used)
 
 
-def made_by_a_data_set(rerun: StepRerun[Trace], inquiry: Inquiry, outcome: Outcome, data: NanFinding) -> tuple[Outcome, Again | None]:
+def made_by_a_data_set(rerun: StepRerun, inquiry: Inquiry, outcome: Outcome, data: NanFinding) -> tuple[Outcome, Again | None]:
     """The outcome with the op named; where it made all rows bad, the finding about that op, and what reads the bad sample once more."""
     sources = list(rerun.recorder.batches.bad_sources())
     again: Again = partial(rerun.call, partial(_first_bad_sample, sources), sources)

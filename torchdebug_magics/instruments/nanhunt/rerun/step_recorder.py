@@ -15,8 +15,8 @@ import torch
 
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import caller, frame_chain, places, same_place
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import BufferKeeper
+from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Batches
 from torchdebug_magics.instruments.nanhunt.rerun.step import Entry, LiveInKeeper, Step
-from torchdebug_magics.instruments.nanhunt.rerun.step_statements import Batches
 from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Place, WeakSnapshot, places_of
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_traced

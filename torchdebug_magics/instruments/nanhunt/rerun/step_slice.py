@@ -13,16 +13,17 @@ from typing import Any, NoReturn
 import torch
 
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay, Position
-from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Drawn, runnable
-from torchdebug_magics.instruments.nanhunt.rerun.step import Step
-from torchdebug_magics.instruments.nanhunt.rerun.step_statements import (
+from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import (
     Batches,
+    Drawn,
     drawn_by,
     draws,
     makers,
+    runnable,
     starts,
     written_into,
 )
+from torchdebug_magics.instruments.nanhunt.rerun.step import Step
 from torchdebug_magics.probing.source.code_owner import local_values, owner
 from torchdebug_magics.probing.syntax import bound_names, leading_to, lists_around, names_in, read_before_bound, span_as_written, tree_of
 from torchdebug_magics.probing.where import adopt_timed, location

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Drawn, runnable
+from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Drawn, draws, runnable
 from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice
-from torchdebug_magics.instruments.nanhunt.rerun.step_statements import draws
 from torchdebug_magics.probing import syntax
 from torchdebug_magics.probing.source.code_owner import local_values
 from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in

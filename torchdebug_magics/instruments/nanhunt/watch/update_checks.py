@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked
-from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
+from torchdebug_magics.instruments.nanhunt.replay.conclusion import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import Buffers
