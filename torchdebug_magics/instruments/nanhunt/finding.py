@@ -58,7 +58,7 @@ def write(evidence: Evidence) -> NanFinding:
         location=place,
         step=context.step,
         backward=context.backward,
-        operands=_operands(evidence),
+        operands=evidence.operands(),
         tensor=tensor,
         diagnosis=cause.slug,
         fix=cause.fix,
@@ -145,10 +145,6 @@ def _expression(evidence: Evidence, place: Location | None, lines: tuple[tuple[i
     raw = text.encode()  # Python counts bytes
     first, end = (len(raw[:at].decode(errors="ignore")) for at in (column, end_column if end_line == line else len(raw)))
     return (first, end) if text[first:end].strip() not in {"", text.strip()} else None
-
-
-def _operands(evidence: Evidence) -> tuple[int | float | complex | bool | str, ...]:
-    return tuple(evidence.operands())
 
 
 def _explain(evidence: Evidence, phase: Phase, tensor: str | None) -> Diagnosis:

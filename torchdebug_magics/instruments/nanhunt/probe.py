@@ -18,8 +18,7 @@ from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import LiveNan, NanFinding, NanReport
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, end_deferred, is_outermost_gradient, outside_transforms
-from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
-from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import StepRecorder
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, StepRecorder
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
 from torchdebug_magics.instruments.nanhunt.watch.checks import Checks, Tally
 from torchdebug_magics.probing.hooks import Hooks

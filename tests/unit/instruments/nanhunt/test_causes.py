@@ -64,7 +64,7 @@ def row(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         ("sqrt_zero", "x * x.rsqrt()", "x * x.clamp(min=1e-12).rsqrt()", row(0.0, 1.0)),
         ("sqrt_negative", "x.sqrt()", "x.clamp(min=1e-12).sqrt()", row(-1.0, 0.0, 1.0)),
         ("pow_zero", "x ** 0.5", "x.clamp(min=1e-12) ** 0.5", row(0.0, 1.0)),
-        ("pow_negative", "x ** 0.3", "x.clamp(min=1e-12) ** 0.3", row(-2.0, 0.0, 1.0)),
+        ("pow_negative", "x ** 0.3", "x.sign() * x.abs().clamp(min=1e-12) ** 0.3", row(-2.0, 0.0, 1.0)),
         ("div_zero", "x / (x - x)", "x / torch.where(x - x == 0, 1.0, x - x)", row(0.0, 1.0)),
         ("div_zero", "x / x.abs()", "x / x.abs().clamp(min=1e-8)", row(0.0, 1.0)),
         ("div_zero", "x / (x > 2).sum()", "x / (x > 2).sum().clamp(min=1)", row(0.0, 1.0)),

@@ -138,7 +138,7 @@ def _has_a_zero_row(evidence: Evidence) -> bool:
 def _has_no_slope_at_zero(evidence: Evidence) -> bool:
     """Any function of two or more numbers, such as the angle of a point, whose derivative has no limit where all of them are 0."""
     values = evidence.operands()
-    return evidence.is_derivative and len(values) > 1 and all(map(is_zero, values))
+    return bool(evidence.derivative) and len(values) > 1 and all(map(is_zero, values))
 
 
 def _is_whole(value: Any) -> bool:
@@ -308,7 +308,7 @@ OP_CAUSES: tuple[Row, ...] = (
     Row(ANY, "no_slope_at_zero", _has_no_slope_at_zero,
         "`{op}` has no derivative where all its inputs are 0", "pass `{op}` a small number instead of 0"),
     # A negative number to a whole power is fine; how it changes with the exponent is not.
-    Row(POWERS, "pow_negative", lambda one: one.is_derivative and operand(0, is_negative)(one) and _is_whole(_exponent(one)),
+    Row(POWERS, "pow_negative", lambda one: bool(one.derivative) and operand(0, is_negative)(one) and _is_whole(_exponent(one)),
         "the derivative of a power with respect to its exponent contains the logarithm of the base, which is negative here",
         "keep the base positive, or pass the exponent as a Python number that is not trained"),
     Row(POWERS, "pow_negative",
@@ -329,7 +329,7 @@ OP_CAUSES: tuple[Row, ...] = (
         (".clamp(min=1 + 1e-6)",)),
     Row(POLES, "pole", always, "the argument is at a pole of this function",
         "keep the argument above 0, where this function has no poles", (".clamp(min=1e-6)",)),
-    Row(EIGENVECTORS, "degenerate_matrix", lambda one: one.is_derivative,
+    Row(EIGENVECTORS, "degenerate_matrix", lambda one: bool(one.derivative),
         "two eigenvalues (or singular values) are equal, and the derivative of their vectors divides by their difference",
         "use the values alone (`eigvalsh`, `svdvals`), or add small distinct numbers to the diagonal",
         (" + torch.diag(1e-4 * torch.arange({0}.shape[-1]))",)),

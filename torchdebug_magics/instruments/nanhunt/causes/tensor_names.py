@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.tensors import is_traced
 from torchdebug_magics.probing.where import user_frame

@@ -131,7 +131,7 @@ def conclude(
             # Nobody differentiates this output: an infinity that somebody put there is a result, not a fault.
             births = [birth for birth in births if not birth.on_purpose and not _is_a_result(birth, inquiry.context)]
         if births:
-            variables, roots = _visible(replayed, inquiry), inquiry.context.roots
+            variables, roots = {**variables_of(inquiry.chain), **replayed.names}, inquiry.context.roots
             context = replace(
                 inquiry.context,
                 variables=variables,
@@ -226,10 +226,6 @@ def _first(births: list[Birth], context: Context) -> Birth:
         return next((place for place, one in enumerate(parameters) if shares_memory(one, birth.tensor)), len(parameters))
 
     return min((birth for birth in births if birth.op is None), key=place)
-
-
-def _visible(replayed: Replayed, inquiry: Inquiry) -> dict[str, Any]:
-    return {**variables_of(inquiry.chain), **replayed.names}
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import (
     same_kinds,
 )
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, outside_transforms
-from torchdebug_magics.instruments.nanhunt.rerun.step import Entry, Step
-from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import StepRecorder
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step, StepRecorder
 from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, overwritten, values_in
 from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import iterators_in
 from torchdebug_magics.probing.contents import Writes, write_into

@@ -23,7 +23,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import (
     starts,
     written_into,
 )
-from torchdebug_magics.instruments.nanhunt.rerun.step import Step
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Step
 from torchdebug_magics.probing.source.code_owner import local_values, owner
 from torchdebug_magics.probing.syntax import bound_names, leading_to, lists_around, names_in, read_before_bound, span_as_written, tree_of
 from torchdebug_magics.probing.where import adopt_timed, location
@@ -52,7 +52,7 @@ def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[
         start, end = _common(step, sink)
         body, first, last = _statements(start, end)
         statements, (ahead, _) = body[first : last + 1], _ahead(start, body)
-        early = dict(step.live_in.of(start.frame)) if step.live_in is not None else {}
+        early = dict(step.live_in.get(id(start.frame), {}))
         asked, graphs, known = {wanted} - {""}, _with_graphs(end, statements) - early.keys(), frozenset(held)
         made = makers(ahead, asked | graphs, known)[0] or makers(ahead, asked, known)[0]
         before = [*made, *starts(body[:first], written_into(statements))]

@@ -25,7 +25,7 @@ from torchdebug_magics.probing.source.code_owner import called_from, is_of_modul
 from torchdebug_magics.probing.states import STATES, is_generator, of_numpy, ways_of
 from torchdebug_magics.probing.syntax import names_in
 
-Place: TypeAlias = Names | CellType
+Namespace: TypeAlias = Names | CellType
 _EACH_STEP = Bound(objects=10_000, bytes=16 << 10, levels=12)
 """Little is kept at each step: the log of a long run would cost more than it is worth."""
 _PLAIN = frozenset({*CONTAINERS.values(), *STATES.values(), CELL, NAMES})
@@ -47,7 +47,7 @@ class _Held:
 class WeakSnapshot:
     """What stood in some places at one moment, and what it held."""
 
-    def __init__(self, places: Iterable[Place], bound: Bound = _EACH_STEP) -> None:
+    def __init__(self, places: Iterable[Namespace], bound: Bound = _EACH_STEP) -> None:
         self._places = list(places)
         found = _plain_in(self._places, bound)
         self._held = {id(value): _Held(id(value), type(value), faces, _nothing) for value, faces in found}
@@ -92,7 +92,7 @@ class WeakSnapshot:
 class _Now:
     """The objects of a snapshot, in the present: held, found again, or made anew."""
 
-    def __init__(self, places: list[Place]) -> None:
+    def __init__(self, places: list[Namespace]) -> None:
         self._places = places
         self._reachable: dict[int, Any] | None = None
         self._known: dict[int, Any] = {}
@@ -133,7 +133,7 @@ class _Now:
             self._known[held.identity] = held.type()
 
 
-def _plain_in(places: Iterable[Place], bound: Bound) -> list[tuple[Any, Faces]]:
+def _plain_in(places: Iterable[Namespace], bound: Bound) -> list[tuple[Any, Faces]]:
     return reachable(places, lambda value: [] if is_leaf(value) else plain_ways_of(value), bound, whole=True)
 
 
@@ -217,7 +217,7 @@ def _whose(kind: type) -> str:
 
 # Which names are written is read from the bytecode, once a function, so that taking the state costs next to nothing for code that keeps
 # none.
-def places_of(modules: Iterable[torch.nn.Module], callers: Iterable[FrameType] = ()) -> list[Place]:
+def places_of(modules: Iterable[torch.nn.Module], callers: Iterable[FrameType] = ()) -> list[Namespace]:
     """The places that forwards of `modules`, and functions named in the code of `callers`, may write, as far as their code shows.
 
     With the generators of random numbers that `callers` name: who draws from one writes it.
@@ -285,7 +285,7 @@ class _Found:
                 held = attributes_of(value) or {}
                 self.add(held, writes.attributes & held.keys())
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[Namespace]:
         named = [Names(owner, frozenset(self._names[key])) for key, owner in self._owners.items() if self._names[key]]
         return [*named, *self._cells.values()]
 

@@ -17,14 +17,12 @@ import torch
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import name_nearby
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import Inquiry, Outcome, bare
-from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
+from torchdebug_magics.instruments.nanhunt.replay.investigate import Computed, Investigator
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, LiveNan, NanFinding, NanReport, Sink, headline, sentence
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import frame_chain
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, end_deferred
-from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
-from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import StepRecorder
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, StepRecorder
 from torchdebug_magics.instruments.nanhunt.watch import update_checks as updates
-from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import Overflows, skips
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning, Leaves, site, survey
 from torchdebug_magics.instruments.nanhunt.watch.update_checks import Undos
@@ -378,8 +376,8 @@ class Checks:
 
     def _undo(self, leaves: dict[int, torch.Tensor]) -> None:
         """The cell stops here: all as it was before the bad step, and no bad gradient left to be applied."""
-        for buffers in self._recorder.step.buffers:
-            buffers.put_back()
+        for buffer in self._recorder.step.buffers:
+            buffer.put_back()
         undo = self._undos.outermost()
         if undo is not None:
             undo.put_back()

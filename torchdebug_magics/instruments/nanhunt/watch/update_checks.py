@@ -20,7 +20,7 @@ from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marke
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.buffers import Buffers
+from torchdebug_magics.instruments.nanhunt.rerun.buffers import Held
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
 from torchdebug_magics.probing.contents import Writes
@@ -260,7 +260,7 @@ class Undo:
         self.has_copies = copies and sum(one.nbytes for one in tensors.values()) <= _MOST_BYTES
         self._copies = [(one, one.detach().clone()) for one in tensors.values()] if self.has_copies else []
 
-        self.buffers: tuple[Buffers, ...] = ()
+        self.buffers: tuple[Held, ...] = ()
         """Of the models, as they were before the step; where closures make the gradients, before the first of them."""
 
     def _collect(self, value: Any, tensors: dict[int, torch.Tensor]) -> None:
@@ -315,8 +315,8 @@ class Undo:
         """Everything as it was, in the tensors and containers that held it."""
         if not self.has_copies:
             return
-        for buffers in self.buffers:
-            buffers.put_back()
+        for buffer in self.buffers:
+            buffer.put_back()
         with torch.no_grad():
             for tensor, before in self._copies:
                 tensor.copy_(before)
@@ -331,12 +331,12 @@ class Undos:
     def __init__(self) -> None:
         self._begun: list[Undo] = []
 
-    def begin(self, optimizer: torch.optim.Optimizer, buffers: Sequence[Buffers], *, copies: bool) -> None:
+    def begin(self, optimizer: torch.optim.Optimizer, buffers: Sequence[Held], *, copies: bool) -> None:
         """An update of which a copy is worth while."""
         self._begun = [*(one for one in self._begun if one.is_running()), Undo(optimizer, copies=copies)]
         self.saw(buffers)
 
-    def saw(self, buffers: Sequence[Buffers]) -> None:
+    def saw(self, buffers: Sequence[Held]) -> None:
         """The buffers at the start of the last step; those of the first one count, as each call of a closure is one."""
         undo = self.outermost()
         if undo is not None:
