@@ -97,7 +97,9 @@ class NanProbe:
 
     def _around_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if (kwargs.get("create_graph") or any(args[4:5])) and not _ends_a_function(args, kwargs):
+        # The derivative that ``torch.func.grad`` takes ends a function, if nobody will differentiate it.
+        is_last = is_outermost_gradient() and not any(tensor.requires_grad for tensor in _differentiated(args, kwargs))
+        if (kwargs.get("create_graph") or any(args[4:5])) and not is_last:
             # A part of a loss that is still to come.
             return self._rerun.inner_call(original, *args, **kwargs) if self._rerun.active else original(*args, **kwargs)
         return self._around(original, args, kwargs, keeps=bool(kwargs.get("retain_graph") or any(args[3:4])))
@@ -181,11 +183,6 @@ def _differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torc
     """What a gradient is asked of; inside ``torch.func.grad`` the numbers behind it."""
     tensors = tensors_in(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
     return tuple(map(base_of, tensors)) if is_outermost_gradient() else tuple(tensors)
-
-
-def _ends_a_function(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this is the derivative that ``torch.func.grad`` takes, and nobody will differentiate that."""
-    return is_outermost_gradient() and not any(tensor.requires_grad for tensor in _differentiated(args, kwargs))
 
 
 def _stop(finding: NanFinding, bad: dict[str, torch.Tensor]) -> None:

@@ -180,7 +180,9 @@ def infinite_constant(evidence: Evidence) -> Diagnosis | None:
                 "+inf is written here, and softmax of +inf is NaN: a mask needs -inf",
                 "write `float('-inf')`",
             )
-        if evidence.plain_name not in {"mul", "div", "add", "sub"} or not any(map(_is_infinite_number, op.args)):
+        if evidence.plain_name not in {"mul", "div", "add", "sub"} or not any(
+            isinstance(value, float) and math.isinf(value) for value in op.args
+        ):
             return None
         return Diagnosis(
             "inf_constant",
@@ -192,10 +194,6 @@ def infinite_constant(evidence: Evidence) -> Diagnosis | None:
         "inf is written here as a constant, and reaches the loss (or the output)",
         "replace it before the loss (`torch.where`, `isfinite`), or start from a finite number",
     )
-
-
-def _is_infinite_number(value: object) -> bool:
-    return isinstance(value, float) and math.isinf(value)
 
 
 def _is_nan_number(value: object) -> bool:

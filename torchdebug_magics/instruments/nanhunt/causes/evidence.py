@@ -155,7 +155,7 @@ class Evidence:
 
     def values_of(self, op: Op) -> tuple[Any, ...]:
         """The same of any op whose elements are those of the birth."""
-        return tuple(self._value(op, tensor) for tensor in _numeric(op))
+        return tuple(self._value(op, tensor) for tensor in [one for one in op.inputs() if one.dtype is not torch.bool][:6])
 
     def _value(self, op: Op, tensor: torch.Tensor) -> Any:
         numbers = dense(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor
@@ -189,7 +189,3 @@ class Evidence:
     def maker(self, tensor: torch.Tensor) -> Op | None:
         """The forward op that made an input; through ops that only move or bound numbers."""
         return self.trace.source(tensor).op
-
-
-def _numeric(op: Op) -> list[torch.Tensor]:
-    return [tensor for tensor in op.inputs() if tensor.dtype is not torch.bool][:6]

@@ -117,9 +117,6 @@ def is_further_back(one: Outcome, other: Outcome) -> bool:
     return named and not shares_memory(one.bad["output"], other.bad["output"])
 
 
-_MOST_ROWS = 20
-
-
 def conclude(
     inquiry: Inquiry, replayed: Replayed, sinks: Sinks, way: str, note: Callable[[str], None], *, only_births: bool = False
 ) -> Outcome:
@@ -129,7 +126,12 @@ def conclude(
         births = walk(replayed.observer, [tensor for tensor, _ in wanted])
         if only_births:
             # Nobody differentiates this output: an infinity that somebody put there is a result, not a fault.
-            births = [birth for birth in births if not birth.on_purpose and not _is_a_result(birth, inquiry.context)]
+            births = [
+                birth
+                for birth in births
+                if not birth.on_purpose
+                and (birth.op is not None or birth.kind == NAN or is_bad_weight(birth.tensor, birth.via, inquiry.context.roots))
+            ]
         if births:
             variables, roots = {**variables_of(inquiry.chain), **replayed.names}, inquiry.context.roots
             context = replace(
@@ -187,14 +189,12 @@ def _given(inquiry: Inquiry) -> Outcome | None:
     if entry is None or bad is None:
         return None
     where = next((place for place in entry.place if is_user_code(place[0])), None)
-    mask = bad_mask(bad.detach(), NAN)
     finding = NanFinding(
         kind="nan",
         phase="data",
         location=None if where is None else location(where[0].co_filename, line_of(where), where[0].co_name),
         step=context.step,
         backward=context.backward,
-        rows=tuple(mask.flatten(1).any(1).nonzero().flatten().tolist()[:_MOST_ROWS]) if mask is not None and mask.dim() > 1 else (),
         tensor=variable_name(bad, variables_of(inquiry.chain), context.entries),
         sink=Sink("loss"),
         sink_kind="nan",
@@ -202,7 +202,7 @@ def _given(inquiry: Inquiry) -> Outcome | None:
         explanation="the model was called with NaN; what computed this input was not run again",
         fix="look at what computes this input: it is NaN before the model is called",
     )
-    return Outcome(finding, {"input": bad.detach()})
+    return Outcome(marked(finding, bad.detach(), bad_mask(bad.detach(), NAN)), {"input": bad.detach()})
 
 
 def _by_priority(sinks: Sinks) -> list[Sinks]:
@@ -210,10 +210,6 @@ def _by_priority(sinks: Sinks) -> list[Sinks]:
     losses = [sink for sink in sinks if sink[1].kind != "gradient"]
     others = [sink for sink in sinks if sink[1].kind == "gradient"]
     return [group for group in (losses, others) if group]
-
-
-def _is_a_result(birth: Birth, context: Context) -> bool:
-    return birth.op is None and birth.kind != NAN and not is_bad_weight(birth.tensor, birth.via, context.roots)
 
 
 def _first(births: list[Birth], context: Context) -> Birth:
@@ -228,15 +224,6 @@ def _first(births: list[Birth], context: Context) -> Birth:
     return min((birth for birth in births if birth.op is None), key=place)
 
 
-@dataclass(frozen=True)
-class _Given:
-    """What this rank has put into the averaging of one gradient."""
-
-    dtype: torch.dtype
-    peak: float
-    location: Location | None
-
-
 def averaged(inquiry: Inquiry, replayed: Replayed) -> Outcome | None:
     """The finding; None where the bad gradients are this rank's own, or nothing says that they were averaged."""
     if world_size() == 1 or inquiry.only_adds or not replayed.finished or replayed.problem or not replayed.reproduced:
@@ -246,44 +233,40 @@ def averaged(inquiry: Inquiry, replayed: Replayed) -> Outcome | None:
         return None
     bad = [leaf for leaf in inquiry.leaves.values() if leaf.grad is not None and is_bad(leaf.grad)]
     for leaf in bad:
-        given = _by_wrapper(leaf, replayed, inquiry) or _by_hand(own.get(str(id(leaf))), replayed)
-        if given is not None and leaf.grad is not None:
-            rows, bad_gradient = replayed.observer.layer_rows(), leaf.grad.detach()
-            return Outcome(
-                _finding(leaf, bad_gradient, given, inquiry), {"gradient": bad_gradient}, rows, reproduced=True, way="statements"
-            )
+        sent = _sent(leaf, replayed, inquiry)
+        if sent is not None and leaf.grad is not None:
+            rows, gradient = replayed.observer.layer_rows(), leaf.grad.detach()
+            return Outcome(_finding(leaf, gradient, *sent, inquiry), {"gradient": gradient}, rows, reproduced=True, way="statements")
     return None
 
 
-def _by_wrapper(leaf: torch.Tensor, replayed: Replayed, inquiry: Inquiry) -> _Given | None:
+def _sent(leaf: torch.Tensor, replayed: Replayed, inquiry: Inquiry) -> tuple[torch.dtype, float, Location | None] | None:
+    """Type and largest magnitude of what this rank has put into the averaging of a gradient, and the line that does it."""
+    own = replayed.gradients
     for wrapper in replayed.averaging:
         parameters = [one for one in wrapper.parameters() if one.requires_grad]
         if wrapper.require_backward_grad_sync and any(one is leaf for one in parameters):
             frame = user_frame(inquiry.chain[0].frame) if inquiry.chain else None
-            gradients = [replayed.gradients[key] for one in parameters if (key := str(id(one))) in replayed.gradients]
-            return _Given(leaf.dtype, largest(gradients), None if frame is None else locate(frame))
-    return None
-
-
-def _by_hand(gradient: torch.Tensor | None, replayed: Replayed) -> _Given | None:
-    """The collective that was given this gradient or, where the gradients were joined first, the only line that sent as much."""
+            peak = largest([own[key] for one in parameters if (key := str(id(one))) in own])
+            return leaf.dtype, peak, None if frame is None else locate(frame)
+    gradient = own.get(str(id(leaf)))
     if gradient is None:
         return None
-    there = memory_of(gradient)
     large = [one for one in replayed.exchanges if one.dtype.is_floating_point and one.element_count >= gradient.numel()]
-    same = [one for one in large if there in one.memory]
-    if not same and len({one.location for one in large}) == 1:
-        same = large
-    return _Given(same[-1].dtype, same[-1].peak, same[-1].location) if same else None
+    # Where the gradients were joined first, it is the only line that sent as much.
+    same = [one for one in large if memory_of(gradient) in one.memory] or (large if len({one.location for one in large}) == 1 else [])
+    return (same[-1].dtype, same[-1].peak, same[-1].location) if same else None
 
 
-def _finding(leaf: torch.Tensor, gradient: torch.Tensor, given: _Given, inquiry: Inquiry) -> NanFinding:
+def _finding(
+    leaf: torch.Tensor, gradient: torch.Tensor, dtype: torch.dtype, peak: float, place: Location | None, inquiry: Inquiry
+) -> NanFinding:
     names = (name for root in inquiry.context.roots for name, one in root.named_parameters() if one is leaf)
     name, kind = next(names, "an input"), kind_word(gradient)
     averaging = Averaging(
-        dtype=str(given.dtype).removeprefix("torch."),
-        local_peak=given.peak,
-        limit=torch.finfo(given.dtype).max,
+        dtype=str(dtype).removeprefix("torch."),
+        local_peak=peak,
+        limit=torch.finfo(dtype).max,
         world_size=world_size(),
         tensor=name,
         rank=rank() or 0,
@@ -291,7 +274,7 @@ def _finding(leaf: torch.Tensor, gradient: torch.Tensor, given: _Given, inquiry:
     finding = NanFinding(
         kind=kind,
         phase="backward",
-        location=given.location,
+        location=place,
         step=inquiry.context.step,
         backward=inquiry.context.backward,
         diagnosis="averaged_from_other_ranks",
@@ -300,7 +283,7 @@ def _finding(leaf: torch.Tensor, gradient: torch.Tensor, given: _Given, inquiry:
         sink=Sink("gradient", name),
         sink_kind=kind,
         weights="weights untouched",
-        excerpt=excerpt(given.location) if given.location is not None else (),
+        excerpt=excerpt(place) if place is not None else (),
         averaging=averaging,
     )
     return marked(finding, gradient)

@@ -164,7 +164,8 @@ class StepRecorder:
     def attach(self, stack: ExitStack) -> list[torch.nn.Module]:
         """Watch every module that is alive, which it returns, and those still to be made."""
         self.mark()
-        stack.callback(self._forget)
+        stack.callback(self.models.clear)
+        stack.callback(self.step.clear)
         self.batches.attach(stack, self.hooks)
         modules = list(live_modules())
         self._outermost.attach(stack, modules)
@@ -209,10 +210,6 @@ class StepRecorder:
         """After a few steps, take the hooks off whatever was never called outermost."""
         if backward_count == _LEARNING_BACKWARDS:
             self._outermost.settle()
-
-    def _forget(self) -> None:
-        self.models.clear()
-        self.step.clear()
 
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.replaying is not None:
@@ -348,16 +345,11 @@ class Models:
 
 def _roots_of(entered: list[torch.nn.Module]) -> list[torch.nn.Module]:
     inside = {id(module) for root in entered for module in root.modules()}
-    alive = list(live_modules())
+    called, alive = set(map(id, entered)), list(live_modules())
     adopted = parts_of(alive)
     # What has a fused kernel carries no hook of ours, so nobody knows whether it was called: its names are good to have.
     known = inside | fast_path_parts(alive)
-    tops = [module for module in alive if id(module) not in adopted and (id(module) in known or _holds(module, entered))]
+    tops = [module for module in alive if id(module) not in adopted and (id(module) in known or called & set(map(id, module.modules())))]
     order = {id(module): place for place, module in enumerate(entered)}
     tops.sort(key=lambda module: order.get(id(unwrapped(module)), len(order)))
     return [*{id(root): root for root in [*map(unwrapped, tops), *entered]}.values()]
-
-
-def _holds(module: torch.nn.Module, parts: list[torch.nn.Module]) -> bool:
-    wanted = {id(part) for part in parts}
-    return any(id(inner) in wanted for inner in module.modules())

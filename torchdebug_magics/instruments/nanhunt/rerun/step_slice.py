@@ -58,7 +58,9 @@ def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[
         before = [*made, *starts(body[:first], written_into(statements))]
         early.update(held)
     else:
-        end = next((position for position in sink if _replayable(position.frame)), None) or _no_source()
+        files = ((position, position.frame.f_code.co_filename) for position in sink)
+        ends = (position for position, file in files if owner(file) in {"user", "library"} and tree_of(file) is not None)
+        end = next(ends, None) or _no_source()
         before, statements = [], _dependencies(end)
         early = {}
     return _compiled(end, before, statements, early)
@@ -91,10 +93,6 @@ def _with_graphs(end: Position, statements: list[ast.stmt]) -> set[str]:
     now = {**end.frame.f_globals, **local_values(end.frame)}
     values = ((name, now.get(name)) for name in read_before_bound(statements))
     return {name for name, value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None}
-
-
-def _replayable(frame: FrameType) -> bool:
-    return owner(frame.f_code.co_filename) in {"user", "library"} and tree_of(frame.f_code.co_filename) is not None
 
 
 def _no_source() -> NoReturn:

@@ -114,13 +114,11 @@ class _Now:
             found = _plain_in(self._places, Bound())
             self._reachable = {id(value): value for value, _ in found}
             self._reachable.update((id(part), part) for _, faces in found for _, parts in faces for part in parts)
-        value = self._reachable.get(held.identity, GONE)
-        if type(value) is not held.type or (issubclass(held.type, tuple) and not self._is_still(value, held)):
+        value: Any = self._reachable.get(held.identity, GONE)
+        if type(value) is not held.type:
             return GONE
-        return value
-
-    def _is_still(self, found: Any, held: _Held) -> bool:
-        return all(same([*tuple.__iter__(found)], self.values(parts)) for _, parts in held.faces[:1])
+        other = issubclass(held.type, tuple) and not all(same([*tuple.__iter__(value)], self.values(parts)) for _, parts in held.faces[:1])
+        return GONE if other else value
 
     def _make(self, held: _Held) -> None:
         """A tuple like the one that is no more; a list or a dict is made empty, to be filled as any other."""

@@ -185,7 +185,8 @@ class _Walk:
         """One op: it is a birth, or some of its inputs lead on, or both."""
         via = (op, *wanted.via)
         nans = relevant(self._masks, op, wanted.place, wanted.mask, NAN) if wanted.kind & NAN else []
-        if any(self._is_constant(tensor) for tensor, _ in nans):
+        makers = (self._trace.source(tensor).op for tensor, _ in nans)
+        if any(maker is not None and maker.name == "scalar_tensor" for maker in makers):
             yield self._birth(op, wanted)  # a NaN that was written into some rows: they are the op's, the constant has none
             return
         infs = relevant(self._masks, op, wanted.place, wanted.mask, INF) if not nans else []
@@ -193,7 +194,9 @@ class _Walk:
         if not inputs:
             yield self._birth(op, wanted)
             return
-        explained = is_movement(op.func) or (is_pointwise(op.func) and nans) or self._is_full(nans)
+        # An input that is nothing but NaN: whatever the op does with it, it need not be asked.
+        is_full = any(self._masks.of(tensor, NAN).everywhere and tensor.dim() for tensor, _ in nans)
+        explained = is_movement(op.func) or (is_pointwise(op.func) and nans) or is_full
         still = None if explained else still_bad(op, wanted.place, wanted.mask, healed)
         if still is not None and bool(still.any()):
             yield self._birth(op, replace(wanted, mask=still))
@@ -205,26 +208,13 @@ class _Walk:
             # An infinity became NaN here. One that was put there on purpose explains the op, any other is the earlier birth.
             causes = list(self.run([(tensor, mask, via) for tensor, mask in infs], kinds=INF))
             meant = [birth for birth in causes if not birth.on_purpose]
-            if not meant and self._has_wrong_sign(op, wanted):
+            negative = None if meant else still_bad(op, wanted.place, wanted.mask, negated)
+            if negative is not None and not bool(negative.any()):  # softmax of +inf is NaN, of -inf it is not
                 meant = [replace(birth, on_purpose=False) for birth in causes if birth.op is not None][:1]
             yield from meant or [self._birth(op, wanted)]
             return
         for tensor, mask in inputs:
             yield from want(tensor, mask, via, op.index)
-
-    @staticmethod
-    def _has_wrong_sign(op: Op, wanted: _Wanted) -> bool:
-        """Whether the infinities that somebody wrote down do no harm as minus infinities: softmax of +inf is NaN."""
-        still = still_bad(op, wanted.place, wanted.mask, negated)
-        return still is not None and not bool(still.any())
-
-    def _is_constant(self, tensor: torch.Tensor) -> bool:
-        maker = self._trace.source(tensor).op
-        return maker is not None and maker.name == "scalar_tensor"
-
-    def _is_full(self, nans: list[tuple[torch.Tensor, torch.Tensor | None]]) -> bool:
-        """Whether an input is nothing but NaN: whatever the op does with it, it need not be asked."""
-        return any(self._masks.of(tensor, NAN).everywhere and tensor.dim() for tensor, _ in nans)
 
     def _birth(self, op: Op, wanted: _Wanted) -> Birth:
         return Birth(op, wanted.tensor, wanted.mask, wanted.kind, on_purpose(op, wanted.kind), wanted.via)

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import name_nearby
@@ -28,6 +29,7 @@ from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning, Leav
 from torchdebug_magics.instruments.nanhunt.watch.update_checks import Undos
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
+from torchdebug_magics.probing.this_rank import world_size
 from torchdebug_magics.probing.where import user_frame
 
 _CONTEXT_HISTORY = 100
@@ -187,7 +189,8 @@ class Checks:
         were_bad = not math.isfinite(self._tally.last_peak)
         entered = self._recorder.entered() if were_bad or self._overflows.run else []
         self._overflows.look_before(entered)
-        self._were_bad = were_bad and updates.hold_bad_gradients(entered)
+        gradients = (one.grad for model in entered for one in model.parameters() if one.grad is not None)
+        self._were_bad = were_bad and not math.isfinite(largest(gradients))
 
     def backward(self, tensors: tuple[torch.Tensor, ...], result: Any, *, keeps: bool) -> Outcome | None:
         """One reduction over the loss and all gradients, right after they were computed."""
@@ -231,7 +234,9 @@ class Checks:
         if any(id(gradient) in self._explained for _, gradient in held):
             return None  # clipping, or an average over ranks, only spreads what the last backward() left
         overflowed = bool(self._overflows.run)
-        unseen = overflowed or (updates.averages_by_hand(self._recorder.entered()) and math.isfinite(self._tally.last_peak))
+        # Collectives of the user's may have written the gradients: a tensor's version tells nothing of them.
+        by_hand = world_size() > 1 and not any(isinstance(model, DistributedDataParallel) for model in self._recorder.entered())
+        unseen = overflowed or (by_hand and math.isfinite(self._tally.last_peak))
         changed = [gradient for _, gradient in held if unseen or self._versions.get(id(gradient)) != gradient._version]
         if not changed or self._tally.is_full or math.isfinite(survey((), changed)[1]) or skips(optimizer):
             return None
@@ -326,14 +331,14 @@ class Checks:
             self._guard.run("the check of the last update", self._look_at_parameters, optimizer)
 
     def _look_at_parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
-        held = updates.parameters_of(optimizer)
+        held = [parameter for parameter, _ in updates.gradients_of(optimizer)]
         if not held or self._tally.is_full or self._tally.has_findings:
             return None
         parameter = updates.first_bad([one for one in held if id(one) not in self._recorder.models.bad_from_start()])
         if parameter is None:
             return None
         undo = self._undos.outermost()
-        before = undo.before if undo is not None and undo.optimizer is optimizer else updates.nothing_known
+        before = undo.before if undo is not None and undo.optimizer is optimizer else lambda _: None
         finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context(), before)
         bad = Outcome(finding, {"output": parameter.detach().clone()})
         outcome = self._tally.add(bad if undo is None else undo.weighed(bad, "weights poisoned"))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterable, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, MutableMapping, MutableSequence, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
@@ -28,8 +27,8 @@ from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.snapshot import Snapshot
 from torchdebug_magics.probing.source.code_owner import frames_above
-from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, largest
-from torchdebug_magics.probing.this_rank import rank, world_size
+from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of
+from torchdebug_magics.probing.this_rank import rank
 from torchdebug_magics.probing.unsent_collectives import UnsentCollectives
 from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
@@ -47,21 +46,6 @@ _MOST_BYTES = 1 << 28
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(parameter, gradient) of all that the next update will change."""
     return [(one, gradient) for group in optimizer.param_groups for one in group["params"] if (gradient := one.grad) is not None]
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What an update has changed."""
-    return [parameter for parameter, _ in gradients_of(optimizer)]
-
-
-def averages_by_hand(models: Iterable[torch.nn.Module]) -> bool:
-    """Whether collectives of the user's may have written the gradients: a tensor's version tells nothing of them."""
-    return world_size() > 1 and not any(isinstance(model, DistributedDataParallel) for model in models)
-
-
-def hold_bad_gradients(models: Iterable[torch.nn.Module]) -> bool:
-    """Whether a parameter of these has one now."""
-    return not math.isfinite(largest(one.grad for model in models for one in model.parameters() if one.grad is not None))
 
 
 def is_risky(optimizer: torch.optim.Optimizer, peak: float) -> bool:
@@ -153,10 +137,6 @@ def _at_update(value: torch.Tensor, name: str, place: Location | None, context: 
         tensor=name,
         sink_kind=kind,
     )
-
-
-def nothing_known(_value: object) -> None:
-    """Of an update that was not copied before it began."""
 
 
 def first_bad(parameters: list[torch.Tensor]) -> torch.Tensor | None:
