@@ -51,7 +51,7 @@ class NanProbe:
         self._stopped_by: NanFinding | None = None
 
     def _observer(self) -> Trace:
-        calls = ModuleCalls(self._recorder.roots(), self._hooks)
+        calls = ModuleCalls(self._recorder.models.roots(), self._hooks)
         return Trace(calls, LayerWatch(calls))
 
     def attach(self, stack: ExitStack) -> None:

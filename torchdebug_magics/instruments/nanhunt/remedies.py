@@ -273,7 +273,9 @@ def _bounded(site: Site) -> Iterator[Change]:
         is_large = not values.is_complex() and bool((values > 1).any())
         bounds = (".clamp(min=1e-30)", ".clamp(min=1e-6)") if _is_mask(values) else bounds[1:] if is_large else bounds
     for bound in bounds:
-        yield node, f"{site.atom(node)}{bound.format(site.atom(node))}"
+        # A method that writes in place writes into what it is called on: a copy, clamped, would take the result away.
+        text = bound.replace(".clamp(", ".clamp_(") if called(site.node).endswith("_") else bound
+        yield node, f"{site.atom(node)}{text.format(site.atom(node))}"
 
 
 def _signed_power(site: Site) -> Iterator[Change]:
@@ -282,7 +284,9 @@ def _signed_power(site: Site) -> Iterator[Change]:
     power = site.node.right if isinstance(site.node, ast.BinOp) else power
     numbers = None if values is None or values.is_complex() or site.name not in POWERS else dense(values)
     finite = None if numbers is None else numbers[torch.isfinite(numbers)]
-    if base is None or power is None or finite is None or not finite.numel() or any(nodes(ast.Call, base)):  # it stands there twice
+    if base is None or power is None or finite is None or not finite.numel():
+        return
+    if any(nodes(ast.Call, base)) or called(site.node).endswith("_"):  # the base stands there twice, and nothing is written into it
         return
     low, high = finite.aminmax()
     if high > 0 and low < -_ROUNDED * high:  # what rounding made of 0 has no sign

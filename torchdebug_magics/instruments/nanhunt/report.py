@@ -113,13 +113,15 @@ class NanFinding(Finding):
     def sentence(self) -> str:
         """The finding on one line: the title in full, then rows, operands and the state of the weights."""
         own = "" if self.averaging is None else f"the gradients of rank {self.averaging.rank} are finite before it"
-        return " · ".join(filter(None, (self._what(), self._when(), own, self._module(), self._line(), *self.details(), self.weights)))
+        return " · ".join(
+            filter(None, (self._what(), f"step {self.step}", own, self._module(), self._line(), *self.details(), self.weights))
+        )
 
     @property
     def title(self) -> str:
         """What was found, at which step and at which line: at most 90 characters before the quoted code."""
         code = f": `{self.location.source}`" if self.location is not None and self.location.source else ""
-        what, when, where = self._what(), self._when(), self._place()
+        what, when, where = self._what(), f"step {self.step}", self._place()
         for parts in ((what, when, self._module(), where), (what, when, where), (what, where)):
             if len(text := " · ".join(filter(None, parts))) + len(code[:2]) <= _TITLE:
                 return text + code
@@ -175,9 +177,6 @@ class NanFinding(Finding):
 
     def _kind(self) -> str:
         return "Inf" if self.kind == self.sink_kind == "inf" else "NaN"  # as it shows: an infinity may be a NaN when it reaches the loss
-
-    def _when(self) -> str:
-        return f"step {self.step}"
 
     def _what(self) -> str:
         return f"{'The run diverged: ' if self.has_diverged else ''}{self._kind()} {self._source()}"
@@ -343,8 +342,15 @@ def compared(report: NanReport) -> Compared:
     # What could not be traced comes after all that could: it may be another rank's.
     is_traced = finding.op is not None or finding.diagnosis is not None
     stage = _STAGES.index(finding.phase) + (0 if is_traced else len(_STAGES))
+    given, place = finding.averaging, finding.location
     return Compared(
-        worked=worked, found_at=(finding.step, stage), is_received=is_received, found_backward=finding.backward, sum=_sum(finding)
+        worked=worked,
+        found_at=(finding.step, stage),
+        is_received=is_received,
+        found_backward=finding.backward,
+        sum=None
+        if given is None
+        else Sum(dtype=given.dtype, local_peak=given.local_peak, limit=given.limit, tensor=given.tensor, location=place),
     )
 
 
@@ -353,13 +359,6 @@ def _skipped(report: NanReport) -> tuple[int, ...]:
         return ()
     first = report.backward_count - len(report.history)
     return tuple(first + place for place, peak in enumerate(report.history) if not math.isfinite(peak))[-_MOST_SKIPPED:]
-
-
-def _sum(finding: NanFinding) -> Sum | None:
-    given = finding.averaging
-    if given is None:
-        return None
-    return Sum(dtype=given.dtype, local_peak=given.local_peak, limit=given.limit, tensor=given.tensor, location=finding.location)
 
 
 def sentence(report: NanReport) -> str:

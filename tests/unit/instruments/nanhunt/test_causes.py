@@ -52,7 +52,7 @@ def row(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             row(1.0, 2.0),
         ),
         ("log_zero", "torch.log1p(x)", "torch.log1p(x.clamp(min=-1 + 1e-6))", row(-1.0, 1.0)),
-        ("log_zero", "(x * 1).log_()", "(x * 1).clamp(min=1e-6).log_()", row(0.0, 0.5)),
+        ("log_zero", "(x * 1).log_()", "(x * 1).clamp_(min=1e-6).log_()", row(0.0, 0.5)),
         ("log_negative", "torch.log1p(x)", "torch.log1p(x.clamp(min=-1 + 1e-6))", row(-2.0, 1.0)),
         ("log_negative", "torch.xlogy(x.abs(), x)", "torch.xlogy(x.abs(), x.clamp(min=1e-6))", row(-2.0, 1.0)),
         ("log_zero", "torch.log(torch.sigmoid(x))", "torch.nn.functional.logsigmoid(x)", row(-1000.0, 1.0)),

@@ -35,7 +35,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotR
 from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Drawn, draws, runnable
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
-from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice
+from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, overwritten
 from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.probing import syntax
@@ -47,6 +47,12 @@ _MOST_S = 10.0
 """A cell that took longer is not run again."""
 _EXPECTING = frozenset({"isnan", "isfinite", "nan_to_num", "nan_to_num_", "nanmean", "nansum", "nanmedian", "nanquantile", "equal_nan"})
 _LOOKED_INTO = frozenset({torch.Tensor, tuple, list, dict})
+_MOST_ROWS = 20
+"""As many as a finding keeps."""
+_MOST_SAMPLES = 256
+_MOST_READING_S = 2.0
+Bad: TypeAlias = "Callable[[Replayed], Sinks]"
+"""What of a replay is bad."""
 
 
 class Computed:
@@ -62,7 +68,9 @@ class Computed:
         statements = self._statements()
         if time.perf_counter() - self._began_s > _MOST_S or not statements:
             return ()
-        names, expected = self._names(), _expected(statements)
+        # What is asked whether it is NaN, or given to what leaves NaN out.
+        expected = syntax.names_in(*(call for call in syntax.nodes(ast.Call, *statements) if syntax.method(call) in _EXPECTING))
+        names = self._names()
         bound = (name for name in sorted(syntax.bound_names(*statements) - expected) if not name.startswith("_"))
         return tuple(name for name in bound if any(kind_of(tensor) & NAN for tensor in self.results_in(names.get(name))))
 
@@ -79,9 +87,13 @@ class Computed:
         names = self._names()
         objects = {name for name in wanted if type(names[name]) not in _LOOKED_INTO}
         statements = self._statements()
-        made = syntax.leading_to(
-            statements, set(wanted), lambda statement, needed: syntax.makes(statement, needed) or _tells(statement, objects)
-        )
+
+        def tells(statement: ast.stmt) -> bool:
+            """Whether it calls a method of an object for what that does, as ``metric.add_batch(scores)``."""
+            calls = (node.value for node in syntax.nodes(ast.Expr, statement) if isinstance(node.value, ast.Call))
+            return any(syntax.root_of(call) in objects for call in calls)
+
+        made = syntax.leading_to(statements, set(wanted), lambda statement, needed: syntax.makes(statement, needed) or tells(statement))
         kept = [statements[place] for place in made][::-1]
         if not kept or any(map(draws, kept)) or syntax.read_before_bound(kept) & syntax.bound_names(*kept):
             return None
@@ -98,24 +110,6 @@ class Computed:
         body, place = lists[0]
         opened = body[place]
         return opened.body if isinstance(opened, (ast.With, ast.AsyncWith)) else body[place + 1 :]
-
-
-def _tells(statement: ast.stmt, objects: set[str]) -> bool:
-    """Whether it calls a method of an object for what that does, as ``metric.add_batch(scores)``."""
-    return any(isinstance(node.value, ast.Call) and syntax.root_of(node.value) in objects for node in syntax.nodes(ast.Expr, statement))
-
-
-def _expected(statements: list[ast.stmt]) -> set[str]:
-    """Variables that are asked whether they are NaN, or given to what leaves NaN out."""
-    return syntax.names_in(*(call for call in syntax.nodes(ast.Call, *statements) if syntax.method(call) in _EXPECTING))
-
-
-_MOST_ROWS = 20
-"""As many as a finding keeps."""
-_MOST_SAMPLES = 256
-_MOST_READING_S = 2.0
-Bad: TypeAlias = "Callable[[Replayed], Sinks]"
-"""What of a replay is bad."""
 
 
 class Investigator:
@@ -230,7 +224,7 @@ class Investigator:
             return None
         again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name)
         try:
-            given, line = self._rerun.overwritten(step, inquiry.chain, name)
+            given, line = overwritten(step, inquiry.chain, name, self._rerun.recorder.batches)
             for held in ({}, *given):
                 again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
                 replayed = again()

@@ -191,6 +191,11 @@ class _Edit(ast.NodeTransformer):
         parts = frame.f_code.co_qualname.split(".")
         self._class = parts[-2] if len(parts) > 1 and parts[-2].isidentifier() else ""
 
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, (ast.Global, ast.Nonlocal, ast.Delete)):
+            return ast.copy_location(ast.Pass(), node)
+        return node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else super().visit(node)
+
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         inside = self.generic_visit(node)
         is_sink = covers(node, self._last_line)
@@ -201,21 +206,6 @@ class _Edit(ast.NodeTransformer):
     def visit_Return(self, node: ast.Return) -> ast.AST:
         value = self.visit(node.value) if node.value is not None else ast.Constant(None)
         return ast.copy_location(ast.Expr(value), node)
-
-    def visit_Global(self, node: ast.Global) -> ast.AST:
-        return ast.copy_location(ast.Pass(), node)
-
-    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
-        return ast.copy_location(ast.Pass(), node)
-
-    def visit_Delete(self, node: ast.Delete) -> ast.AST:
-        return ast.copy_location(ast.Pass(), node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return node
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return node
 
     def visit_For(self, node: ast.For) -> ast.AST:
         self.generic_visit(node)

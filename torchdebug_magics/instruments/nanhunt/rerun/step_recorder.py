@@ -176,14 +176,6 @@ class StepRecorder:
         """Whether this is the thread that trains: the first one in which anything was called."""
         return self._outermost.is_ours()
 
-    def roots(self) -> list[torch.nn.Module]:
-        """See `Models.roots`."""
-        return self.models.roots()
-
-    def entered(self) -> list[torch.nn.Module]:
-        """See `Models.entered`."""
-        return self.models.entered()
-
     def parameters(self) -> dict[int, torch.Tensor]:
         """The parameters of all modules entered in this step."""
         return self.models.parameters(self.step.started)

@@ -29,7 +29,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import (
 )
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, outside_transforms
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step, StepRecorder
-from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, overwritten, values_in
+from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, values_in
 from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import iterators_in
 from torchdebug_magics.probing.contents import Writes, write_into
 from torchdebug_magics.probing.graphs import leaves_of
@@ -41,7 +41,6 @@ from torchdebug_magics.probing.snapshot import Snapshot
 from torchdebug_magics.probing.source.code_owner import frames_above
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.probing.unsent_collectives import LoneRerun, OthersNeeded
-from torchdebug_magics.report import Location
 
 
 class ReplayState:
@@ -164,10 +163,6 @@ class StepRerun:
             raise CannotReplay(msg)
         return self._run(step, attempt, part, lambda: exec(part.code, part.names))  # noqa: S102 - the user's own statements, once more
 
-    def overwritten(self, step: Step, sink: tuple[Position, ...], wanted: str) -> tuple[list[dict[str, Any]], Location | None]:
-        """What `held` of `statements` may be, and the line that wrote over it."""
-        return overwritten(step, sink, wanted, self.recorder.batches)
-
     def modules(self, step: Step, attempt: Attempt) -> Replayed:
         """Call only the recorded outermost modules again, where the statements cannot be."""
         recorded = [entry for entry in step.entries if entry.recorded]
@@ -265,30 +260,16 @@ class StepRerun:
         replayed.finished = True
         raise _Enough
 
-    def _without_effects(self, part: Slice | None, reached: Sequence[object]) -> contextlib.AbstractContextManager[None]:
-        roots: tuple[object, ...] = (*reached, *self.recorder.entered())
-        roots = roots if part is None else (part.code, part.names, *roots)
-        if self._effects is None:
-            self._effects = Effects(self.recorder.guard, sentence=_REPEATED, anyway=self._anyway)
-        return self._effects.trial(*roots)
-
-    @staticmethod
-    def _kept_alone(replayed: Replayed, alone: LoneRerun) -> Replayed:
-        """The replay with what it did not send; none, where it would have needed an answer."""
-        if alone.collectives.refused:
-            raise CannotReplay(alone.collectives.refused)
-        replayed.exchanges, replayed.averaging = tuple(alone.collectives.exchanges), tuple(alone.wrappers)
-        return replayed
-
     def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any, reached: Sequence[object] = ()) -> Replayed:
         if not all(entry.unchanged() for entry in step.entries):
             msg = "the model writes into its input, which is not what it was any more"
             raise CannotReplay(msg)
         replayed = self._replayed = Replayed(self._observe(), names=part.names if part is not None else {})
         self._attempt, self._part, self._seen = attempt, part, 0
+        self._effects = self._effects or Effects(self.recorder.guard, sentence=_REPEATED, anyway=self._anyway)
         self._feed = Feed(step.entries, part.code if part is not None else None, replayed.observer)
         try:
-            with self._without_effects(part, reached):
+            with self._effects.trial(*(() if part is None else (part.code, part.names)), *reached, *self.recorder.models.entered()):
                 return self._watched(step, attempt, part, run, reached, replayed)
         except Irrevocable as act:
             raise CannotReplay(str(act)) from None
@@ -310,7 +291,7 @@ class StepRerun:
     ) -> Replayed:
         attempt.leaves.update(cut_graphs(part) if part is not None else {})
         before = None if part is None else step.before if step.entries else self.recorder.between
-        entered, guard = self.recorder.entered(), self.recorder.guard
+        entered, guard = self.recorder.models.entered(), self.recorder.guard
         try:
             self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*values_in(part), *reached], guard)
         except OthersNeeded as reason:
@@ -330,7 +311,11 @@ class StepRerun:
                 raise
             except Exception as error:  # noqa: BLE001 - the replayed code is the user's: its failure means the replay went another way
                 replayed.problem = f"the replay raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        return self._kept_alone(replayed, self._state.alone)
+        alone = self._state.alone
+        if alone.collectives.refused:  # it would have needed an answer of another rank
+            raise CannotReplay(alone.collectives.refused)
+        replayed.exchanges, replayed.averaging = tuple(alone.collectives.exchanges), tuple(alone.wrappers)
+        return replayed
 
 
 class Feed:

@@ -39,7 +39,7 @@ class _Held:
     identity: int
     type: type
     faces: Faces
-    pointer: Callable[[], Any]
+    pointer: Callable[[], Any] = lambda: None
     """Gives the object; None where it is no more, or was not to be held."""
     holders: list[_Held] = field(default_factory=list)
 
@@ -50,7 +50,7 @@ class WeakSnapshot:
     def __init__(self, places: Iterable[Namespace], bound: Bound = _EACH_STEP) -> None:
         self._places = list(places)
         found = _plain_in(self._places, bound)
-        self._held = {id(value): _Held(id(value), type(value), faces, _nothing) for value, faces in found}
+        self._held = {id(value): _Held(id(value), type(value), faces) for value, faces in found}
         values = {id(value): value for value, _ in found}
         for held in list(self._held.values()):
             for _, parts in held.faces:
@@ -59,13 +59,13 @@ class WeakSnapshot:
         mine = set(map(id, self._places))
         weak = _with_holders([held for held in self._held.values() if not held.faces]) - mine
         for held in self._held.values():
-            held.pointer = (_weakly if held.identity in weak else _strongly)(values[held.identity])
+            held.pointer = _pointer(values[held.identity], weak=held.identity in weak)
             held.holders.clear()  # else all would hold each other, and what they hold, until the next collection
 
     def _hold(self, part: object, holder: _Held, values: dict[int, Any]) -> Any:
         if is_leaf(part):
             return part
-        held = self._held.setdefault(id(part), _Held(id(part), type(part), [], _nothing))
+        held = self._held.setdefault(id(part), _Held(id(part), type(part), []))
         held.holders.append(holder)
         values[id(part)] = part
         return held
@@ -114,21 +114,21 @@ class _Now:
             found = _plain_in(self._places, Bound())
             self._reachable = {id(value): value for value, _ in found}
             self._reachable.update((id(part), part) for _, faces in found for _, parts in faces for part in parts)
-        value: Any = self._reachable.get(held.identity, GONE)
+        value = self._reachable.get(held.identity, GONE)
         if type(value) is not held.type:
             return GONE
-        other = issubclass(held.type, tuple) and not all(same([*tuple.__iter__(value)], self.values(parts)) for _, parts in held.faces[:1])
+        stands: Any = value
+        parts = [self.values(parts) for _, parts in held.faces[:1]]
+        other = issubclass(held.type, tuple) and not all(same([*tuple.__iter__(stands)], part) for part in parts)
         return GONE if other else value
 
     def _make(self, held: _Held) -> None:
-        """A tuple like the one that is no more; a list or a dict is made empty, to be filled as any other."""
+        """A tuple like the one that is no more."""
         values = self.values(held.faces[0][1]) if len(held.faces) == 1 else [GONE]
         if any(value is GONE for value in values):
             return
         if issubclass(held.type, tuple):
             self._known[held.identity] = tuple.__new__(held.type, values)
-        elif held.type is list or held.type is dict:
-            self._known[held.identity] = held.type()
 
 
 def _plain_in(places: Iterable[Namespace], bound: Bound) -> list[tuple[Any, Faces]]:
@@ -147,19 +147,11 @@ def _with_holders(start: list[_Held]) -> set[int]:
     return found
 
 
-def _nothing() -> None:
-    return None
-
-
-def _strongly(value: object) -> Callable[[], Any]:
-    return lambda: value
-
-
-def _weakly(value: object) -> Callable[[], Any]:
+def _pointer(value: object, *, weak: bool) -> Callable[[], Any]:
     try:
-        return weakref.ref(value)
+        return weakref.ref(value) if weak else lambda: value
     except TypeError:
-        return _nothing
+        return lambda: None
 
 
 def is_leaf(value: Any) -> bool:

@@ -187,7 +187,7 @@ class Checks:
     def before_backward(self) -> None:
         """Only after bad gradients: are they still there? Then what follows adds to them, and is the same step where a scaler skips it."""
         were_bad = not math.isfinite(self._tally.last_peak)
-        entered = self._recorder.entered() if were_bad or self._overflows.run else []
+        entered = self._recorder.models.entered() if were_bad or self._overflows.run else []
         self._overflows.look_before(entered)
         gradients = (one.grad for model in entered for one in model.parameters() if one.grad is not None)
         self._were_bad = were_bad and not math.isfinite(largest(gradients))
@@ -235,7 +235,7 @@ class Checks:
             return None  # clipping, or an average over ranks, only spreads what the last backward() left
         overflowed = bool(self._overflows.run)
         # Collectives of the user's may have written the gradients: a tensor's version tells nothing of them.
-        by_hand = world_size() > 1 and not any(isinstance(model, DistributedDataParallel) for model in self._recorder.entered())
+        by_hand = world_size() > 1 and not any(isinstance(model, DistributedDataParallel) for model in self._recorder.models.entered())
         unseen = overflowed or (by_hand and math.isfinite(self._tally.last_peak))
         changed = [gradient for _, gradient in held if unseen or self._versions.get(id(gradient)) != gradient._version]
         if not changed or self._tally.is_full or math.isfinite(survey((), changed)[1]) or skips(optimizer):
@@ -394,7 +394,7 @@ class Checks:
         return Context(
             step=self._tally.steps,
             backward=self._tally.backwards,
-            roots=tuple(self._recorder.roots()),
+            roots=tuple(self._recorder.models.roots()),
             entries=tuple(self._recorder.step.entries),
             history=tuple(self._tally.history)[-_CONTEXT_HISTORY:],
             losses=tuple(self._tally.losses)[-_CONTEXT_HISTORY:],
@@ -403,5 +403,5 @@ class Checks:
         )
 
     def _name(self, parameter: torch.Tensor) -> str:
-        names = (name for root in self._recorder.roots() for name, one in root.named_parameters() if one is parameter)
+        names = (name for root in self._recorder.models.roots() for name, one in root.named_parameters() if one is parameter)
         return next(names, None) or name_nearby(parameter, sys._getframe(1))

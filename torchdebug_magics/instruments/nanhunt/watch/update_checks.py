@@ -267,18 +267,15 @@ class Undo:
         pairs = self._copies if isinstance(value, torch.Tensor) else self._containers if self.has_copies else ()
         return next((held for one, held in pairs if one is value), None)
 
-    def _spoilt(self) -> torch.Tensor | None:
-        """The first parameter that is bad now, and was not."""
-        mine = {id(one) for group in self.optimizer.param_groups for one in group["params"]}
-        return next((one for one, before in self._copies if id(one) in mine and is_bad(one) and not is_bad(before)), None)
-
     def told(self, outcome: Outcome, context: Context, name: Callable[[torch.Tensor], str]) -> Outcome:
         """What was found in a closure that this update calls: with what is true of the weights, and of a parameter that it has spoilt."""
         finding = outcome.finding
         if finding is None or not self.is_written():
             return outcome
-        parameter = self._spoilt() if finding.phase in {"parameter", "optimizer"} else None
-        if parameter is not None:
+        mine = {id(one) for group in self.optimizer.param_groups for one in group["params"]}
+        spoilt = [one for one, before in self._copies if id(one) in mine and is_bad(one) and not is_bad(before)]
+        if spoilt and finding.phase in {"parameter", "optimizer"}:
+            parameter = spoilt[0]
             outcome = Outcome(
                 bad_parameter(self.optimizer, parameter, name(parameter), context, self.before), {"output": parameter.detach().clone()}
             )
