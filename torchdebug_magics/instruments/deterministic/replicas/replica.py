@@ -14,8 +14,8 @@ from torch import distributed
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchdebug_magics.instruments.deterministic.replicas.sample_watch import Batch
-from torchdebug_magics.probing.digest import number_of, of_plain, of_tensor
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.state.digest import number_of, of_plain, of_tensor
 from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.probing.wrappers import wrap
 from torchdebug_magics.ranks.compared import Details, Moment

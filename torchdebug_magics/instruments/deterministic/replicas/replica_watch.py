@@ -19,13 +19,13 @@ from torchdebug_magics.instruments.deterministic.replicas.replica import Collect
 from torchdebug_magics.instruments.deterministic.replicas.sample_watch import SampleWatch, StepBatches
 from torchdebug_magics.instruments.deterministic.report import ReplicaRecord
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
-from torchdebug_magics.probing.digest import number_of
 from torchdebug_magics.probing.dispatch import is_being_compiled, is_being_traced
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import OutermostCalls, live_modules
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.where import locate, user_frame
+from torchdebug_magics.probing.source.where import locate, user_frame
+from torchdebug_magics.probing.state.digest import number_of
 from torchdebug_magics.probing.wrappers import wrap
 from torchdebug_magics.report import Location
 

@@ -25,9 +25,9 @@ from torchdebug_magics.instruments.deterministic.ritual.status import Held, Seed
 from torchdebug_magics.instruments.deterministic.ritual.switches import COMPILER, INDUCTOR, Switch, mode, switches
 from torchdebug_magics.probing.after_import import AfterImport
 from torchdebug_magics.probing.names import Named
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.where import locate, user_frame
+from torchdebug_magics.probing.source.where import locate, user_frame
+from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.report import Location
 
 MOST = 2**32 - 1

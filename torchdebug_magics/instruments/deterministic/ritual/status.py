@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader
 
 from torchdebug_magics.instruments.deterministic.report import LiveRitual, Loader, SeededBy, Source, StatusReport
 from torchdebug_magics.instruments.deterministic.ritual.switches import switches
-from torchdebug_magics.probing.kinds import Kind
 from torchdebug_magics.probing.names import Named, user_names, values_found
-from torchdebug_magics.probing.rng import same_state
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.states import is_generator, ways_of
+from torchdebug_magics.probing.state.kinds import Kind
+from torchdebug_magics.probing.state.rng import same_state
+from torchdebug_magics.probing.state.states import is_generator, ways_of
 
 _DEFAULT_SEED = 67280421310721
 """Torch's own, for a generator that nobody has seeded."""

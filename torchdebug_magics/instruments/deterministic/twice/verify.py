@@ -17,10 +17,10 @@ from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.twice.culprit import Culprit
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison, different, plain_results_of, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-from torchdebug_magics.probing.digest import number_of, of_plain, of_tensor
-from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.ops import written_by
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.state.digest import number_of, of_plain, of_tensor
 from torchdebug_magics.probing.tensors import tensors_in
 
 NOT_SEEN = "the ops could not be recorded"

@@ -15,7 +15,7 @@ import torch
 
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.syntax import (
+from torchdebug_magics.probing.source.syntax import (
     FILLING,
     bound_names,
     covers,

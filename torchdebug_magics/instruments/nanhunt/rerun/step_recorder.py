@@ -23,12 +23,12 @@ from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_traced
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import OutermostCalls, fast_path_parts, live_modules, parts_of, unwrapped
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values, owner
-from torchdebug_magics.probing.syntax import bound_names, lists_around, read_before_bound, tree_of
+from torchdebug_magics.probing.source.syntax import bound_names, lists_around, read_before_bound, tree_of
+from torchdebug_magics.probing.source.where import span
+from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
-from torchdebug_magics.probing.where import span
 
 _MOST_RECORDED = 64
 """Arguments of outermost calls kept for one step: a loop that never calls backward() must not pile up its inputs."""

@@ -31,14 +31,14 @@ from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, outside
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step, StepRecorder
 from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, values_in
 from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import iterators_in
-from torchdebug_magics.probing.contents import Writes, write_into
 from torchdebug_magics.probing.graphs import leaves_of
-from torchdebug_magics.probing.kept_state import eager, listening
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.outside.surroundings import used_by_other_threads
 from torchdebug_magics.probing.safety import Guard, quiet
-from torchdebug_magics.probing.snapshot import Snapshot
 from torchdebug_magics.probing.source.code_owner import frames_above
+from torchdebug_magics.probing.state.contents import Writes, write_into
+from torchdebug_magics.probing.state.kept_state import eager, listening
+from torchdebug_magics.probing.state.snapshot import Snapshot
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.probing.unsent_collectives import LoneRerun, OthersNeeded
 
