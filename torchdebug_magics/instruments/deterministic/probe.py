@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -89,8 +89,8 @@ class DeterministicProbe:
     def report(self) -> DeterministicReport:
         """What was set, met and put back."""
         ritual = self._ritual
-        report = DeterministicReport(
-            seed=ritual.seed,
+        report = replace(
+            self._inquiry.found,
             keep_rng=self._keep_rng,
             settings=dict(ritual.settings),
             restored=bool(self._guard.run("looking whether all is put back", lambda: ritual.restored)),
@@ -101,7 +101,6 @@ class DeterministicProbe:
             warnings=ritual.warnings,
             replica=self._guard.run("the record of the replicas", self._replicas.record) if self._replicas is not None else None,
             problems=tuple(self._guard.problems),
-            **self._inquiry.found,
         )
         self._inquiry.forget()
         return report

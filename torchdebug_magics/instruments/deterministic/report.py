@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
-from torchdebug_magics.ranks.compared import Compared, Details, Moment, Samples
+from torchdebug_magics.ranks.compared import Compared, Details, Moment
 from torchdebug_magics.ranks.report import RankFindingKind
 from torchdebug_magics.report import Finding, Location, Report
 
@@ -217,12 +217,11 @@ class ReplicaRecord:
     """Digests of the weights, buffers and batches of this process at a few steps."""
 
     moments: tuple[Moment, ...] = ()
-    samples: tuple[Samples, ...] = ()
     details: Mapping[tuple[RankFindingKind, int | None], Details] = field(default_factory=dict, repr=False, compare=False)
     """Digests by tensor name; they stay in the process, because there may be a million."""
 
     def __getstate__(self) -> dict[str, object]:
-        return {"moments": self.moments, "samples": self.samples, "details": {}}
+        return {"moments": self.moments, "details": {}}
 
 
 def compared(report: DeterministicReport) -> Compared:
@@ -233,7 +232,6 @@ def compared(report: DeterministicReport) -> Compared:
         found_at=(0, 0) if report.verified is False else None,
         moments=() if replica is None else replica.moments,
         details={} if replica is None else replica.details,
-        samples=() if replica is None else replica.samples,
     )
 
 

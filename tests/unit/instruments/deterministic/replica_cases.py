@@ -203,12 +203,6 @@ def with_head(rank: int, head: nn.Module, *, is_averaged: bool = False) -> nn.Mo
     return nn.ModuleList([body, head])
 
 
-@planted(Expected("replicas_part", 1, "head.weight", "optimizer.step()", "wrap its model"))
-def head_beside_ddp(rank: int) -> nn.Module:
-    seeded()
-    return with_head(rank, nn.Linear(4, 1))
-
-
 @planted(Expected("replicas_part", 1, "0.weight", "optimizer.step()", "outside `no_sync()`"))
 def no_sync_for_ever(rank: int) -> nn.Module:
     seeded()
@@ -275,15 +269,6 @@ def checkpoint_loaded_on_rank_0_before_ddp(rank: int) -> nn.Module:
     return train(DDP(model), sharded(rank))
 
 
-@planted(Expected("replicas_part", 1, "0.weight", "optimizer.step()"))
-def broadcast_and_never_averaged(rank: int) -> nn.Module:
-    seeded(rank)
-    model = net()
-    for one in model.parameters():
-        dist.broadcast(one.data, 0)
-    return train(model, sharded(rank))
-
-
 @planted(Expected("buffers_drift", 6, "1.running_mean", "model(x)"))
 def batch_norm_by_rank(rank: int) -> nn.Module:
     seeded()
@@ -297,24 +282,10 @@ def batch_norm_in_a_manual_loop(rank: int) -> nn.Module:
     return train(model, sharded(rank), before=lambda: average(model))
 
 
-@planted(Expected("same_batch", 0, "", "in zip(range(steps), loader", "the same `seed`"))
-def sampler_seeded_by_rank(rank: int) -> nn.Module:
-    seeded()
-    return train(DDP(net()), DataLoader(data(), batch_size=4, sampler=DistributedSampler(data(), 2, rank, seed=rank)))
-
-
-@planted(Expected("same_batch", 0, "", "in zip(range(steps), loader", "remove `rank=`"))
+@planted(Expected("same_batch", 0, "", "in zip(range(steps), loader", "sampler=DistributedSampler(dataset)"))
 def sampler_of_rank_0_on_all(rank: int) -> nn.Module:
     seeded()
     return train(DDP(net()), DataLoader(data(), batch_size=4, sampler=DistributedSampler(data(), 2, 0)))
-
-
-@planted(Expected("same_batch", 0, "", "in zip(range(steps), loader", "DistributedSampler(dataset)"))
-def every_rank_shuffles_all(rank: int) -> nn.Module:
-    seeded()
-    model = DDP(net())
-    generator = torch.Generator().manual_seed(rank)
-    return train(model, DataLoader(data(), batch_size=4, shuffle=True, generator=generator))
 
 
 @planted(Expected("replicas_part", 1, "0.weight", "optimizer.step()", "through its wrapper"))
@@ -331,15 +302,6 @@ def forward_of_the_module(rank: int) -> nn.Module:
 def ddp_with_a_distributed_sampler(rank: int) -> nn.Module:
     seeded()
     return train(DDP(net()), sharded(rank))
-
-
-@planted(Expected("same_batch", 0, "", "in zip(range(steps), loader", "set_epoch(epoch)"))
-def sampler_without_set_epoch(rank: int) -> nn.Module:
-    seeded()
-    model, loader = DDP(net()), sharded(rank)
-    for _ in range(3):
-        train(model, loader)
-    return model
 
 
 @healthy

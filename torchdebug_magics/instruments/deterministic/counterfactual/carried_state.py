@@ -44,7 +44,7 @@ def carried_by(runs: Runs, earlier: Recording, results: Mapping[str, int], same_
         same_seeds(stack)
         ends.append(StateNow(runs.body))
 
-    with runs.otherwise(at_end, from_end=lambda: True):
+    with runs.otherwise(at_end, from_end=True):
         effect = effect_of(runs, earlier, results, hears=True)
     if effect is None or not ends:
         return None, ()
@@ -86,7 +86,7 @@ def _that_matter(
         same_seeds(stack)
         start.put_back(elsewhere, end)
 
-    with runs.otherwise(vary, from_end=lambda: True):
+    with runs.otherwise(vary, from_end=True):
         effect = effect_of(runs, earlier, results)
     is_other = effect is not None and (effect.reached or effect.error is not None)
     return tuple(name for name in changed if name not in elsewhere) or changed if is_other else elsewhere
@@ -116,7 +116,7 @@ def _of_error(runs: Runs, error: BaseException | None, names: tuple[str, ...]) -
 def _first_line(runs: Runs, begin: Difference, same_seeds: Sow) -> Location | None:
     """The last line on the way to the op that a run from the end and one from the start have in common, if they go different ways."""
     start, end = lines_before(runs, begin.place), list[Line]()
-    with runs.otherwise(same_seeds, from_end=lambda: True):
+    with runs.otherwise(same_seeds, from_end=True):
         end = lines_before(runs, begin.place)
     common = next((number for number, pair in enumerate(zip(start, end, strict=False)) if pair[0] != pair[1]), 0)
     return location(*start[common - 1]) if common else None

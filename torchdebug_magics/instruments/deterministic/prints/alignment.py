@@ -8,7 +8,7 @@ import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache, cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -76,13 +76,12 @@ def edited_lines(earlier: Run, later: Run) -> Mapping[str, str]:
     before, now = list(earlier.lines), list(later.lines)
     found: dict[str, str] = {}
     for kind, i, j, k, m in SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
-        old = [text for text in before[i:j] if text not in later.lines] if kind == "replace" else []
-        for text in now[k:m] if old else ():
-            if text not in earlier.lines and old:
-                closest = max(old, key=lambda one: SequenceMatcher(None, one, text).ratio())
-                if SequenceMatcher(None, closest, text).ratio() >= _ALIKE:
-                    found[text] = closest
-                    old.remove(closest)
+        if kind == "replace":
+            old = [text for text in before[i:j] if text not in later.lines]
+            for text in now[k:m]:
+                if text not in earlier.lines and (closest := get_close_matches(text, old, 1, cutoff=_ALIKE)):
+                    found[text] = closest[0]
+                    old.remove(closest[0])
     return found
 
 

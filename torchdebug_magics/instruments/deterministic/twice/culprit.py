@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -229,14 +229,20 @@ class OpReruns:
 
     def raises_again(self, error: BaseException | None) -> bool:
         """Whether one more run raises an error of that kind, too."""
-        return type(self._runs.again(self._recorder(_look_on))) is type(error)
+        return type(self._runs.unwatched()) is type(error)
 
     def is_first_alone(self, difference: Difference) -> bool:
         """Whether two more runs do what the second one did: then the first one has left something that it did not find itself."""
         seen = None if difference.seen is None else difference.seen._replace(gave=0)
         return all(self._seen_at(difference.place) == seen for _ in range(2))
 
-    def _seen_at(self, place: int) -> Seen | None:
+    def inputs_agree(self, place: int) -> bool:
+        """Whether an op is given the same in two more runs, each of its inputs read just before it; not where it was not reached."""
+        first = self._seen_at(place, thorough_at=place)
+        return first is not None and first == self._seen_at(place, thorough_at=place)
+
+    def _seen_at(self, place: int, *, thorough_at: int = -1) -> Seen | None:
+        """The op at a place of one more run, and what it is given; None where the run ends before."""
         found: list[Seen] = []
 
         def seen(seen: Seen, op: Op) -> None:
@@ -244,29 +250,5 @@ class OpReruns:
                 found.append(seen._replace(gave=0))
                 raise Enough
 
-        self._runs.again(self._recorder(seen, recording=self._earlier.another()))
+        self._runs.again(Recorder(self._earlier.another(), seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at))
         return found[0] if found else None
-
-    def inputs_agree(self, place: int) -> bool:
-        """Whether an op is given the same in two more runs, each of its inputs read just before it; not where it was not reached."""
-        one = self._given_at(place)
-        return one is not None and one == self._given_at(place)
-
-    def _given_at(self, place: int) -> tuple[str, Location | None, int] | None:
-        given: list[tuple[str, Location | None, int]] = []
-
-        def seen(seen: Seen, op: Op) -> None:
-            if op.place >= place:
-                if op.place == place:
-                    given.append((op.plan.name, None if op.line is None else op.line.location, seen.given))
-                raise Enough
-
-        self._runs.again(self._recorder(seen, thorough_at=place))
-        return given[0] if given else None
-
-    def _recorder(self, seen: Callable[[Seen, Op], None], *, recording: Recording | None = None, thorough_at: int = -1) -> Recorder:
-        return Recorder(Recording() if recording is None else recording, seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at)
-
-
-def _look_on(_seen: Seen, _op: Op) -> None:
-    return None
