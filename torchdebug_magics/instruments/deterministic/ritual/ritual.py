@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, SupportsIndex
 
 import torch
@@ -27,7 +27,6 @@ from torchdebug_magics.probing.after_import import AfterImport
 from torchdebug_magics.probing.rng import RandomState, same_state
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.where import locate, user_frame
-from torchdebug_magics.report import Location
 
 MOST = 2**32 - 1
 """NumPy and PYTHONHASHSEED take no larger one."""
@@ -234,14 +233,6 @@ def _begin(device: Any, calls: list[Any]) -> None:
         call[0]()
 
 
-@dataclass
-class _Met:
-    op: str
-    location: Location | None
-    message: str
-    count: int = 1
-
-
 class Alerts:
     """What torch says of ops that it knows to be non-deterministic, each op of a line once.
 
@@ -251,7 +242,7 @@ class Alerts:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._shown = False
-        self._met: dict[tuple[str, str, int], _Met] = {}
+        self._met: dict[tuple[str, str, int], Warned] = {}
         self._is_open = False
         self._before: Callable[..., None] = warnings.showwarning
         self._hook: Callable[..., None] = self._show
@@ -281,9 +272,7 @@ class Alerts:
     @property
     def warned(self) -> tuple[Warned, ...]:
         """What was met, in the order in which it was."""
-        return tuple(
-            Warned(op=one.op, location=one.location, message=one.message, count=one.count, fix=repair(one.op)) for one in self._met.values()
-        )
+        return tuple(self._met.values())
 
     def _show(self, message: Any, category: Any, *rest: Any, **named: Any) -> None:
         known = re.match(_MESSAGE, str(message)) if self._is_open else None
@@ -297,6 +286,7 @@ class Alerts:
         key = (op, "", 0) if frame is None else (op, frame.f_code.co_filename, frame.f_lineno)
         met = self._met.get(key)
         if met is not None:
-            met.count += 1
+            self._met[key] = replace(met, count=met.count + 1)
         elif len(self._met) < _MOST:
-            self._met[key] = _Met(op, None if frame is None else locate(frame), message)
+            place = None if frame is None else locate(frame)
+            self._met[key] = Warned(op=op, location=place, message=message, fix=repair(op))
