@@ -22,7 +22,7 @@ from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
-from torchdebug_magics.instruments.deterministic.prints.printing import NOT_OF_RANKS, Printer, PrintsByRank, for_ranks
+from torchdebug_magics.instruments.deterministic.prints.printing import Printer
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import plain_results_of, results_of
@@ -61,9 +61,9 @@ class Inquiry:
         self._body = context.body()
         self._verify = bool(asked.get("verify"))
         self._save, self._rtol, self._against = asked.get("save"), asked.get("rtol"), asked.get("against")
-        self._earlier: Fingerprint | PrintsByRank | None = None
-        self._kept, self._has_ranks = context.keeps_output or bool(asked.get("kept")), False
-        is_printed = bool(self._save or self._against or (self._kept and (self._body is not None or asked.get("in_rank"))))
+        self._earlier: Fingerprint | None = None
+        self._has_ranks = False
+        is_printed = bool(self._save or self._against or (context.keeps_output and self._body is not None))
         self._recording = Recording()
         self._hooks = Hooks()
         self._printer = Printer(self._recording, self._hooks) if is_printed else None
@@ -87,13 +87,11 @@ class Inquiry:
                 self._printer.attach(stack, live_modules(), self._guard)
             self._recorder.attach(stack)
 
-    def options_in_rank(self) -> dict[str, object]:
-        """What is asked of a rank that is launched now, where it is to be compared; it is then not this process that is."""
+    def launches_ranks(self) -> None:
+        """A rank is launched: what is asked is asked of this process alone."""
         self._has_ranks = True
-        if self._verify or self._save:
-            self._guard.note("--verify and --save cover the process that launches the ranks, not the ranks")
-        compares = {} if self._earlier is None else {"against": for_ranks(self._earlier, _called(self._against)), "rtol": self._rtol}
-        return {"kept": self._kept, **compares}
+        if self._verify or self._save or self._against:
+            self._guard.note("--verify, --save and --against cover the process that launches the ranks, not the ranks")
 
     def sweep(self) -> None:
         """Finish what an interrupt cut short."""
@@ -221,11 +219,7 @@ class Inquiry:
             self._guard.note(f"{self._save} was not written because the cell raised {type(error).__name__}")
         elif self._save:
             self._guard.run(f"writing {self._save}", self._write, Path(self._save).expanduser(), fingerprint)
-        if self._earlier is None or self._has_ranks:
-            return
-        earlier = self._earlier.of_this_process() if isinstance(self._earlier, PrintsByRank) else self._earlier
-        if earlier is None:
-            self.found = replace(self.found, not_verified=NOT_OF_RANKS)
+        if (earlier := self._earlier) is None or self._has_ranks:
             return
         self.found = replace(self.found, against=_called(self._against), rtol=self._rtol)
         if error is not None:
@@ -241,7 +235,7 @@ class Inquiry:
 
 
 def _called(named: object) -> str:
-    return named if isinstance(named, str) else str(named) if isinstance(named, (Path, PrintsByRank)) else "the earlier run"
+    return named if isinstance(named, str) else str(named) if isinstance(named, Path) else "the earlier run"
 
 
 class Leftovers:

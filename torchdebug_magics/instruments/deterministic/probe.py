@@ -29,8 +29,6 @@ class Asked(TypedDict, total=False):
     rtol: float | None
     anyway: bool
     """Whether a rerun may do again what cannot be put back."""
-    kept: bool
-    """In a rank: whether the launcher's report is kept under a name."""
     in_rank: bool
     """Whether this is a process that the session of another has launched."""
 
@@ -68,8 +66,8 @@ class DeterministicProbe:
 
     def options_in_rank(self) -> dict[str, object]:
         """With which a rank runs that the cell launches: what runs the cell again is left out."""
-        ritual = {"seed": self._ritual.seed, "strict": self._strict, "keep_rng": self._keep_rng}
-        return {**ritual, "ranks": self._ranks, "in_rank": True, **self._inquiry.options_in_rank()}
+        self._inquiry.launches_ranks()
+        return {"seed": self._ritual.seed, "strict": self._strict, "keep_rng": self._keep_rng, "ranks": self._ranks, "in_rank": True}
 
     def sweep(self) -> None:
         """Undo what an interrupt has left."""

@@ -29,7 +29,6 @@ from torchdebug_magics.instruments.deterministic.prints.alignment import (
     roots,
     text_of,
 )
-from torchdebug_magics.instruments.deterministic.prints.printing import PrintsByRank, prints_of_ranks
 from torchdebug_magics.instruments.deterministic.report import Cause, DeterministicReport, Divergence
 from torchdebug_magics.probing.syntax import nodes, parsed
 from torchdebug_magics.ranks.report import RanksReport
@@ -39,13 +38,9 @@ MADE_ANEW = "create or load the data and the model in the cell itself: weights t
 _AGAIN = "`torch.manual_seed(...)`"
 
 
-def earlier_print(named: object, namespace: Mapping[str, object]) -> Fingerprint | PrintsByRank:
+def earlier_print(named: object, namespace: Mapping[str, object]) -> Fingerprint:
     """The fingerprint in a report, in the variable of that name, or in a file; a `TorchDebugError` where there is none."""
     value = namespace.get(named, named) if isinstance(named, str) else named
-    if isinstance(value, PrintsByRank):
-        return value
-    if isinstance(value, RanksReport) and (by_rank := prints_of_ranks(value)) is not None:
-        return by_rank
     if isinstance(value, (DeterministicReport, RanksReport)):
         if isinstance(value, RanksReport) or value.fingerprint is None:
             msg = f"--against {named}: that report has no fingerprint: rerun its cell with `-o {named}` or `--save FILE`"
