@@ -30,7 +30,6 @@ import torch
 from torchdebug_magics.probing.attributes import CELL, CLASS, FUNCTION, INSTANCE, MODULE, NAMES, Names, attributes_of
 from torchdebug_magics.probing.kinds import CONTAINERS, GONE, LEAVES, Kind, State
 from torchdebug_magics.probing.tensors import is_traced
-from torchdebug_magics.probing.where import runs_alone
 
 _NOT_THE_USERS = frozenset({__name__.partition(".")[0], "IPython", "ipykernel", "ipywidgets", "traitlets", "zmq", "tornado", "logging"})
 """Packages whose objects run the notebook, or watch it: what they hold is not the step's, and goes on meanwhile."""
@@ -73,7 +72,7 @@ def _in_memory(kind: Any) -> Kind:
     return Kind(lambda stream: [kind.getvalue(stream), kind.tell(stream)], write, cost_bytes=kind.tell)
 
 
-# --- queues: where other threads may put into one meanwhile, only what was taken comes back, to the front ------------------------------
+# --- queues: other threads may put into one meanwhile; only what was taken comes back, to the front ------------------------------
 def _read_queue(queue: Queue[Any]) -> list[Any]:
     return [queue.unfinished_tasks, *queue.queue]
 
@@ -83,9 +82,8 @@ def _write_queue(queue: Queue[Any], parts: list[Any]) -> None:
     if any(item is GONE for item in before):
         return
     known = {id(item) for item in before}
-    alone = runs_alone()
     with queue.mutex:
-        new = [] if alone else [item for item in queue.queue if id(item) not in known]
+        new = [item for item in queue.queue if id(item) not in known]
         queue.unfinished_tasks = unfinished + len(new)
         held: Any = queue.queue
         held.clear()

@@ -78,7 +78,9 @@ class Inquiry:
         self._refuse()
         if self._against is not None:
             self._earlier = earlier_print(self._against, {} if self._body is None else self._body.namespace)
-        is_repeated = self._is_repeated()
+        is_repeated = self._verify and self._body is not None and not self._body.refusal
+        if self._verify and self._body is not None:
+            self.found = replace(self.found, not_verified=self._body.refusal)
         if self._printer is not None or is_repeated:
             stack.push(self._over)
             if is_repeated:
@@ -119,13 +121,6 @@ class Inquiry:
         if self._rtol is not None and self._against is None:
             msg = "--rtol requires --against: two runs of one cell are compared bit by bit"
             raise TorchDebugError(msg)
-
-    def _is_repeated(self) -> bool:
-        if not self._verify or self._body is None:
-            return False
-        if self._body.refusal:
-            self.found = replace(self.found, not_verified=self._body.refusal)
-        return not self._body.refusal
 
     def _prepare(self, stack: ExitStack) -> None:
         assert self._body is not None

@@ -59,7 +59,7 @@ class DeterministicProbe:
         """Seed and set everything."""
         self._ritual.attach(stack)
         self._live = LiveRitual(self._ritual.seed, len(self._ritual.settings), self._ritual.generators)
-        stack.callback(self._close)
+        stack.callback(setattr, self, "_live", None)
         if self._replicas is not None:
             self._replicas.attach(stack, self._ritual.seedables)
         self._inquiry.attach(stack)
@@ -102,9 +102,6 @@ class DeterministicProbe:
         )
         self._inquiry.forget()
         return report
-
-    def _close(self) -> None:
-        self._live = None
 
 
 watch = DeterministicProbe

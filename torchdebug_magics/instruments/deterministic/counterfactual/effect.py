@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from types import FrameType
 
 import torch
@@ -79,7 +80,7 @@ class Effect(Comparison):
                 self._holds.pop(memory, None)
             self._settled.update(changed)
             return
-        begin = min((self._holds[one] for one in self.recorder.inputs if one in self._holds), key=_place, default=None)
+        begin = min((self._holds[one] for one in self.recorder.inputs if one in self._holds), key=attrgetter("place"), default=None)
         if begin is None or op.plan.is_random:
             begin = self.described(kind, seen, op)
             self.begins.append(begin)
@@ -166,7 +167,3 @@ def _is_asked_by_user(frame: FrameType) -> bool:
     files = (one.f_code.co_filename for one in frames_above(frame))
     asking = next((file for file in files if owner(file) != "own" and not file.endswith(_PASSING)), "")
     return owner(asking) != "torch" or asking.endswith("_tensor_str.py")
-
-
-def _place(difference: Difference) -> int:
-    return difference.place

@@ -51,12 +51,8 @@ class Kept(NamedTuple):
     """Whether a class, a function or the process keeps it, and no variable."""
 
 
-def kept_by_name(body: Body) -> dict[str, Kept]:
-    """What the body reaches and a run may change: variables; what classes and functions of the user's keep; settings of the process."""
-    return dict(_kept(body))
-
-
 def _kept(body: Body) -> Iterator[tuple[str, Kept]]:
+    """What the body reaches and a run may change: variables; what classes and functions of the user's keep; settings of the process."""
     found = {name: value for name in reached(body)[0] if (value := _value(body, name)) is not ABSENT}
     found |= {one.__name__: one for one in body.roots if isinstance(one, FunctionType)}
     kinds: dict[type, None] = {}
@@ -67,7 +63,7 @@ def _kept(body: Body) -> Iterator[tuple[str, Kept]]:
         if not isinstance(value, (type, ModuleType)):
             yield name, Kept(functools.partial(_value, body, name))
         if isinstance(value, torch.nn.Module):
-            yield f"{name}{OF_GRADIENTS}", Kept(functools.partial(_gradients, value))
+            yield f"{name}{OF_GRADIENTS}", Kept(functools.partial(lambda module: [one.grad for one in module.parameters()], value))
     for kind in kinds:
         if kind.__module__ != "builtins" and is_users(kind):
             yield from ((f"{kind.__name__}.{name}", place) for name, place in _of_mapping(vars(kind)) if not name.startswith("__"))
@@ -77,10 +73,6 @@ def _kept(body: Body) -> Iterator[tuple[str, Kept]]:
 
 def _value(body: Body, name: str) -> Any:
     return body.namespace.get(name, body.variables.get(name, ABSENT))
-
-
-def _gradients(module: torch.nn.Module) -> list[torch.Tensor | None]:
-    return [one.grad for one in module.parameters()]
 
 
 def _of_function(name: str, function: FunctionType) -> Iterator[tuple[str, Kept]]:
@@ -109,7 +101,7 @@ class StateNow:
 
     def __init__(self, body: Body) -> None:
         self._body = body
-        self.kept = kept_by_name(body)
+        self.kept = dict(_kept(body))
         self._values = {name: (id(value := one.read()), digest_of(value), value) for name, one in self.kept.items()}
         """(identity, digest, the value)"""
 

@@ -142,12 +142,16 @@ def _of_inputs(earlier: Run, later: Run, first: int, edited: Mapping[str, str], 
     if foreign is not None:
         said = f"`{later.ops[foreign].op}` received different input than in the earlier run, created outside PyTorch"
         return divergence(later, foreign, "outside_data", said, MADE_ANEW)
-    partner = _partner(earlier, later, first)
+    text, which = text_of(op.place), later.occurrence(first)
+    alike = [number for number, other in enumerate(earlier.ops) if (other.op, text_of(other.place)) == (op.op, text)]
+    partner = alike[which - 1] if which <= len(alike) else None
     received = _received(later, first)
     if received is not None:
         said = f"`{op.op}` differs after `{received.op}` received numbers from other ranks, which are not compared: see their reports"
         return divergence(later, first, "outside_data", said)
-    if partner is not None and _same_inputs(earlier, partner, later, first):
+    runs = ((earlier, partner), (later, first))
+    inputs = [[(run.ops[one].given, run.ops[one].gave) for one in run.reads[at]] for run, at in runs if at is not None]
+    if partner is not None and inputs[0] == inputs[1]:
         return divergence(later, first, *reason(*prints, op, "gave different bits"))
     edit = edit_with(("",), earlier, later, edited)
     said = f"`{op.op}` computes with different tensors than in the earlier run"
@@ -177,17 +181,6 @@ def _foreign(earlier: Run, later: Run, number: int) -> int | None:
         if then is not None and later.ops[one].given not in then:
             return one
     return None
-
-
-def _partner(earlier: Run, later: Run, number: int) -> int | None:
-    op, text, which = later.ops[number].op, text_of(later.ops[number].place), later.occurrence(number)
-    same = [one for one, other in enumerate(earlier.ops) if other.op == op and text_of(other.place) == text]
-    return same[which - 1] if which <= len(same) else None
-
-
-def _same_inputs(earlier: Run, partner: int, later: Run, number: int) -> bool:
-    then, now = ([(run.ops[one].given, run.ops[one].gave) for one in run.reads[at]] for run, at in ((earlier, partner), (later, number)))
-    return then == now
 
 
 def reason(before: Fingerprint, now: Fingerprint, op: OpPrint, beyond: str) -> tuple[Cause, str]:

@@ -31,9 +31,9 @@ class Run:
     def __init__(self, fingerprint: Fingerprint) -> None:
         self.ops: tuple[OpPrint, ...] = tuple(fingerprint)
         flows = tuple(fingerprint.flows())
-        self.reads: tuple[tuple[int, ...], ...] = tuple(flow.read for flow in flows)
+        self.reads: tuple[tuple[int, ...], ...] = tuple(read for read, _ in flows)
         self.updates = fingerprint.updates
-        self._overwritten = {number for flow in flows for number in flow.overwritten}
+        self._overwritten = {number for _, overwritten in flows for number in overwritten}
         self.values = {op.gave: number for number, op in enumerate(self.ops) if _has_value(op)}
         """What each op gave -> the last op that did."""
         self.lines: dict[str, Location] = {}
@@ -85,11 +85,6 @@ def edited_lines(earlier: Run, later: Run) -> Mapping[str, str]:
     return found
 
 
-class _Line(NamedTuple):
-    earlier: list[int]
-    later: list[int]
-
-
 def roots(earlier: Run, later: Run, edited: Mapping[str, str]) -> list[int]:
     """The ops of the later run from which the last result that differs has its difference, first to last; none where none differs."""
     differing = _differing(earlier, later, edited)
@@ -136,15 +131,15 @@ def is_copy(op: OpPrint) -> bool:
 
 def _differing(earlier: Run, later: Run, edited: Mapping[str, str]) -> set[int]:
     """Results that stand where the earlier run has others. What one of them has besides, such as further epochs, does not differ."""
-    lines: dict[str, _Line] = defaultdict(lambda: _Line([], []))
+    lines: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for number, op in enumerate(earlier.ops):
         if _has_value(op):
-            lines[text_of(op.place)].earlier.append(number)
+            lines[text_of(op.place)][0].append(number)
     for number, op in enumerate(later.ops):
         if _has_value(op):
             text = text_of(op.place)
-            lines[edited.get(text, text)].later.append(number)
-    return {number for line in lines.values() for number in _replaced([earlier.ops[one].gave for one in line.earlier], line.later, later)}
+            lines[edited.get(text, text)][1].append(number)
+    return {one for before, now in lines.values() for one in _replaced([earlier.ops[number].gave for number in before], now, later)}
 
 
 def _replaced(before: Sequence[int], now: Iterable[int], later: Run) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -16,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.deterministic.replicas.replica import Group, Replica, digests_of, group_of, weights_of
-from torchdebug_magics.instruments.deterministic.replicas.step_batches import StepBatches
+from torchdebug_magics.instruments.deterministic.replicas.step_batches import StepBatches, line_here
 from torchdebug_magics.instruments.deterministic.report import ReplicaRecord
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
 from torchdebug_magics.probing.dispatch import is_being_compiled, is_being_traced
@@ -25,7 +24,6 @@ from torchdebug_magics.probing.modules import OutermostCalls, live_modules
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.storages import storages
-from torchdebug_magics.probing.where import locate, user_frame
 from torchdebug_magics.probing.wrappers import wrap
 from torchdebug_magics.report import Location
 
@@ -85,7 +83,7 @@ class ReplicaWatch:
     def _born(self, module: torch.nn.Module) -> None:
         key = id(module)
         if key not in self._made:
-            place = self._guard.run("the look at a new model", _here)
+            place = self._guard.run("the look at a new model", line_here)
             self._made[key] = weakref.ref(module, lambda _: self._made.pop(key, None)), place
 
     def _adopted(self, part: torch.nn.Module) -> None:
@@ -102,7 +100,7 @@ class ReplicaWatch:
             self._look("the look at a replica", self._replicate, wrapper, model, before)
 
     def _replicate(self, wrapper: Any, model: torch.nn.Module, before: dict[str, int]) -> None:
-        replica = self._add(model, group_of(wrapper.process_group), _here(), wrapper=wrapper)
+        replica = self._add(model, group_of(wrapper.process_group), line_here(), wrapper=wrapper)
         if replica is not None:
             replica.begins_with(before)
 
@@ -169,7 +167,7 @@ class ReplicaWatch:
                 if batch is not None:
                     replica.batches.setdefault(replica.steps_count, batch)
                 if replica.stepped(self._passes_count) and replica.step_place is None:
-                    replica.step_place = _here()
+                    replica.step_place = line_here()
         self._reduced.clear()
         self._models.clear()
 
@@ -185,7 +183,7 @@ class ReplicaWatch:
         averaged = {name for name, ranks in groups.items() if ranks == group}
         if 2 * sum(weights[name].numel() for name in averaged) < sum(weight.numel() for weight in weights.values()):
             return
-        place = self._made.get(id(model), (None, None))[1] or _here()
+        place = self._made.get(id(model), (None, None))[1] or line_here()
         replica = self._add(model, group, place, names=set(weights), forgotten=weights.keys() - averaged)
         if replica is not None:
             replica.begins_with()
@@ -219,8 +217,3 @@ class ReplicaWatch:
 
 def _ids(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-
-
-def _here() -> Location | None:
-    frame = user_frame(sys._getframe())
-    return None if frame is None else locate(frame)

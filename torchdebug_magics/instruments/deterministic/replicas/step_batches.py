@@ -63,7 +63,7 @@ class StepBatches:
 
     def drawn(self) -> None:
         """A DataLoader gives a batch."""
-        self._drawn = _here() if self.is_wanted else None
+        self._drawn = line_here() if self.is_wanted else None
 
     def given(self, module: torch.nn.Module, arguments: object) -> None:
         """A model is called."""
@@ -71,7 +71,7 @@ class StepBatches:
         for tensor in varied:
             self._digest = folded(self._digest, of_tensor(tensor))
         if varied and next(module.parameters(), None) is not None:
-            self.called = _here() or self.called
+            self.called = line_here() or self.called
 
     def stepped(self) -> Batch | None:
         """Return the batch of the step that an optimizer has taken; None if it is not one of the first, or had no data."""
@@ -100,7 +100,8 @@ class StepBatches:
         self.is_doubtful = self.is_doubtful or any(moved)
 
 
-def _here() -> Location | None:
+def line_here() -> Location | None:
+    """The user's line that runs."""
     frame = user_frame(sys._getframe(1))
     return None if frame is None else locate(frame)
 

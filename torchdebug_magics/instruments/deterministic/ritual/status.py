@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import operator
 import os
 import random
 import sys
@@ -236,7 +235,8 @@ def _global() -> Iterator[Seedable]:
     seeded = {one.name: one.seeded for one in global_sources()}
     yield Seedable("torch", seeded["torch"], torch.get_rng_state, torch.set_rng_state, torch.manual_seed, "torch.manual_seed(42)")
     if "numpy.random" in seeded:
-        yield Seedable("numpy.random", seeded["numpy.random"], _numpy_state, _set_numpy_state, sow_numpy, "np.random.seed(42)")
+        numpy: Any = sys.modules["numpy.random"]
+        yield Seedable("numpy.random", seeded["numpy.random"], numpy.get_state, numpy.set_state, sow_numpy, "np.random.seed(42)")
     is_by_hand = seeded["torch"] == seeded.get("numpy.random") == "hand"  # who seeds both by hand seeds all three
     yield Seedable("random", "hand" if is_by_hand else "unknown", random.getstate, random.setstate, random.seed, "random.seed(42)")
 
@@ -255,14 +255,6 @@ def _own(found: Named) -> Seedable:
         fix=f"{found.name} = {make}",
         is_global=False,
     )
-
-
-def _numpy_state() -> Any:
-    return operator.attrgetter("random.get_state")(sys.modules["numpy"])()
-
-
-def _set_numpy_state(state: Any) -> None:
-    operator.attrgetter("random.set_state")(sys.modules["numpy"])(state)
 
 
 def sow_numpy(seed: int) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -131,20 +132,12 @@ def _old(name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> 
     return Switch(name, readable, lambda value: None if value is None else write(value), _full)
 
 
-def _new(name: str, backend: Any) -> Switch:
-    return _attribute(f"{name}.fp32_precision".lstrip("."), backend, "fp32_precision", _full)
+def _new(path: str) -> Switch:
+    return _attribute(f"{path}.fp32_precision".lstrip("."), attrgetter(path)(_BACKENDS) if path else _BACKENDS, "fp32_precision", _full)
 
 
 _PRECISIONS = (
     _old("float32_matmul_precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     _old("cudnn.allow_tf32", lambda: _BACKENDS.cudnn.allow_tf32, lambda value: setattr(_BACKENDS.cudnn, "allow_tf32", value)),
-    _new("", _BACKENDS),
-    _new("cudnn", _BACKENDS.cudnn),
-    _new("mkldnn", _BACKENDS.mkldnn),
-    _new("cuda.matmul", _BACKENDS.cuda.matmul),
-    _new("cudnn.conv", _BACKENDS.cudnn.conv),
-    _new("cudnn.rnn", _BACKENDS.cudnn.rnn),
-    _new("mkldnn.matmul", _BACKENDS.mkldnn.matmul),
-    _new("mkldnn.conv", _BACKENDS.mkldnn.conv),
-    _new("mkldnn.rnn", _BACKENDS.mkldnn.rnn),
+    *map(_new, ("", "cudnn", "mkldnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")),
 )

@@ -8,6 +8,7 @@ import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from queue import Queue
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +20,7 @@ from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.kinds import ABSENT, hashes_by_itself
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.snapshot import Bound, Snapshot
+from torchdebug_magics.probing.where import runs_alone
 
 _OF_COMPILERS = "__"
 """How the names begin that a compiler puts beside the user's: what it has compiled stays, and looks for them."""
@@ -66,6 +68,10 @@ class State:
         for name in self._body.namespace.keys() - self._body.hidden - self.names:
             if not name.startswith(_OF_COMPILERS):
                 del self._body.namespace[name]
+        if runs_alone():  # else what a thread has put there meanwhile stays
+            for queue in self._snapshot.of_kind(Queue):
+                with queue.mutex:
+                    queue.queue.clear()
         self._snapshot.put_back(self._guard)
         if not self._has_figures:  # pyplot itself may be new
             figures().clear()
