@@ -232,8 +232,8 @@ def compared(report: DeterministicReport) -> Compared:
         worked=bool(replica is not None or report.ops_count or report.warnings),
         found_at=(0, 0) if report.verified is False else None,
         moments=() if replica is None else replica.moments,
-        details={} if replica is None else replica.details,
         samples=() if replica is None else replica.samples,
+        details={} if replica is None else replica.details,
     )
 
 

@@ -178,14 +178,12 @@ def _state(report: StatusReport) -> Iterator[Block]:
         loaders = Table("DataLoaders", tuple(_LOADERS), tuple(map(_loader, report.loaders)), _LOADERS)
         yield Fold(f"DataLoaders: {len(report.loaders)}", (loaders,))
     rows = tuple((name, _value(value)) for name, value in report.settings.items())
-    process = (("threads", f"{report.threads_count:,}"), ("hash seed", _hash_seed(report.hash_seed)))
+    is_random = report.hash_seed == "random"
+    hash_seed = "random: the order of string sets changes with every start of the kernel" if is_random else report.hash_seed
+    process = (("threads", f"{report.threads_count:,}"), ("hash seed", hash_seed))
     yield Fold(f"Settings: {len(rows)}", (Facts((*rows, *process)),))
 
 
 def _loader(one: Loader) -> tuple[str | int | None, ...]:
     alive = "yes, with the seeds of an earlier loop" if one.workers_alive else "no"
     return (one.name, one.workers_count, one.generator or "torch's global generator", alive)
-
-
-def _hash_seed(seed: str) -> str:
-    return "random: the order of string sets changes with every start of the kernel" if seed == "random" else seed

@@ -222,7 +222,8 @@ class _Places:
                     )
             if isinstance(node, ast.Call) and dotted(node.func) == "hash" and len(node.args) == 1:
                 argument = node.args[0]
-                place = OrderingPlace(ast.unparse(argument), dotted(argument), "", is_set=True, is_hash=True, is_text=_is_text(argument))
+                is_text = isinstance(argument, ast.JoinedStr) or isinstance(getattr(argument, "value", None), (str, bytes))
+                place = OrderingPlace(ast.unparse(argument), dotted(argument), "", is_set=True, is_hash=True, is_text=is_text)
                 yield self._line(node), place
 
 
@@ -264,7 +265,3 @@ def _inside(node: ast.expr) -> ast.expr:
     if isinstance(node, ast.BinOp):
         return _inside(node.left)
     return node
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))

@@ -63,14 +63,6 @@ class Asked(NamedTuple):
         return Dependence(on=influence.on or "entropy", op="", location=self.location, what=what, fix=influence.fix(self))
 
 
-def _constant(asked: Asked) -> str:
-    return f"replace `{asked.text}` with a constant: it reads the clock"
-
-
-def _drawn(asked: Asked) -> str:
-    return f"replace `{asked.text}` with a draw from a seeded generator, such as `random.Random({_SEED})`"
-
-
 def _seeded(otherwise: str) -> Callable[[Asked], str]:
     def fix(asked: Asked) -> str:
         """A seed within a function gives the same numbers at each call."""
@@ -115,8 +107,15 @@ def _sorted(asked: Asked) -> str:
             return f"`sorted({asked.text})`"
 
 
-CLOCK = Influence("wall_clock", "clock", "{text} reads the clock", _constant)
-ENTROPY = Influence("os_entropy", "entropy", "{text} reads the operating system's entropy", _drawn)
+CLOCK = Influence(
+    "wall_clock", "clock", "{text} reads the clock", lambda asked: f"replace `{asked.text}` with a constant: it reads the clock"
+)
+ENTROPY = Influence(
+    "os_entropy",
+    "entropy",
+    "{text} reads the operating system's entropy",
+    lambda asked: f"replace `{asked.text}` with a draw from a seeded generator, such as `random.Random({_SEED})`",
+)
 _UNSEEDED = "{text} has no seed and takes one from the operating system"
 NUMPY = Influence("numpy_random", "seed", _UNSEEDED, _seeded("np.random.default_rng"))
 PYTHON = Influence("python_random", "seed", _UNSEEDED, _seeded("random.Random"))

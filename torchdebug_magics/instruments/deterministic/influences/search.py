@@ -8,8 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING
 
-import torch
-
 from torchdebug_magics.instruments.deterministic.influences.answers import Answers
 from torchdebug_magics.instruments.deterministic.influences.influence import ADDRESS, Asked
 from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
@@ -72,7 +70,7 @@ class _Search:
         for count in range(_MOST_TRIES):
             if count >= _LEAST_TRIES and time.monotonic() - begin_s > _MOST_S:
                 break
-            run = _Until(self._recording, self._modules, self._runs, self._place)
+            run = Comparison(self._recording, self._modules, self._runs.guard, self._runs.hooks, until=self._place)
             with self._answered(Answers(self._runs.body.namespace, self.asked, held)):
                 error = self._runs.again(run)
             if error is None and not run.is_over:
@@ -89,18 +87,3 @@ class _Search:
             return group
         half = len(group) // 2
         return (*self.needed(group[:half], held), *self.needed(group[half:], held)) or group[:1]
-
-
-class _Until(Comparison):
-    """As far as an op."""
-
-    def __init__(self, earlier: Recording, modules: list[torch.nn.Module], runs: Runs, place: int) -> None:
-        super().__init__(earlier, modules, runs.guard, runs.hooks)
-        self._place = place
-        self.is_over = False
-
-    def _seen(self, seen: Seen, op: Op) -> None:
-        super()._seen(seen, op)
-        if op.place >= self._place:
-            self.is_over = True
-            raise Enough

@@ -82,8 +82,6 @@ class Recorder:
         self._hooks = hooks
         self._keeps = keeps
         """Whether what is written is to be put back."""
-        self.ahead: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
-        """Told of each op before it runs."""
         self._poison = poison
         """Whether new memory is filled with something else than torch fills it with."""
         self._thorough_at = thorough_at
@@ -136,8 +134,6 @@ class Recorder:
         self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
 
     def _look_at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.ahead is not None:
-            self.ahead(func, args, kwargs)
         self._kwargs = kwargs
         self._written = written_by(func, args, kwargs)
         for tensor in self._written:

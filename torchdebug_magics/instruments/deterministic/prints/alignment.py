@@ -8,7 +8,7 @@ import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache, cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -31,9 +31,9 @@ class Run:
     def __init__(self, fingerprint: Fingerprint) -> None:
         self.ops: tuple[OpPrint, ...] = tuple(fingerprint)
         flows = tuple(fingerprint.flows())
-        self.reads: tuple[tuple[int, ...], ...] = tuple(flow.read for flow in flows)
+        self.reads: tuple[tuple[int, ...], ...] = tuple(read for read, _ in flows)
         self.updates = fingerprint.updates
-        self._overwritten = {number for flow in flows for number in flow.overwritten}
+        self._overwritten = {number for _, overwritten in flows for number in overwritten}
         self.values = {op.gave: number for number, op in enumerate(self.ops) if _has_value(op)}
         """What each op gave -> the last op that did."""
         self.lines: dict[str, Location] = {}
@@ -76,19 +76,13 @@ def edited_lines(earlier: Run, later: Run) -> Mapping[str, str]:
     before, now = list(earlier.lines), list(later.lines)
     found: dict[str, str] = {}
     for kind, i, j, k, m in SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
-        old = [text for text in before[i:j] if text not in later.lines] if kind == "replace" else []
-        for text in now[k:m] if old else ():
-            if text not in earlier.lines and old:
-                closest = max(old, key=lambda one: SequenceMatcher(None, one, text).ratio())
-                if SequenceMatcher(None, closest, text).ratio() >= _ALIKE:
-                    found[text] = closest
-                    old.remove(closest)
+        if kind == "replace":
+            old = [text for text in before[i:j] if text not in later.lines]
+            for text in now[k:m]:
+                if text not in earlier.lines and (closest := get_close_matches(text, old, 1, cutoff=_ALIKE)):
+                    found[text] = closest[0]
+                    old.remove(closest[0])
     return found
-
-
-class _Line(NamedTuple):
-    earlier: list[int]
-    later: list[int]
 
 
 def roots(earlier: Run, later: Run, edited: Mapping[str, str]) -> list[int]:
@@ -137,15 +131,15 @@ def is_copy(op: OpPrint) -> bool:
 
 def _differing(earlier: Run, later: Run, edited: Mapping[str, str]) -> set[int]:
     """Results that stand where the earlier run has others. What one of them has besides, such as further epochs, does not differ."""
-    lines: dict[str, _Line] = defaultdict(lambda: _Line([], []))
+    lines: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for number, op in enumerate(earlier.ops):
         if _has_value(op):
-            lines[text_of(op.place)].earlier.append(number)
+            lines[text_of(op.place)][0].append(number)
     for number, op in enumerate(later.ops):
         if _has_value(op):
             text = text_of(op.place)
-            lines[edited.get(text, text)].later.append(number)
-    return {number for line in lines.values() for number in _replaced([earlier.ops[one].gave for one in line.earlier], line.later, later)}
+            lines[edited.get(text, text)][1].append(number)
+    return {one for before, now in lines.values() for one in _replaced([earlier.ops[number].gave for number in before], now, later)}
 
 
 def _replaced(before: Sequence[int], now: Iterable[int], later: Run) -> list[int]:

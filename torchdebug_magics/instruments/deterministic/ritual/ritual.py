@@ -11,9 +11,9 @@ import random
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, SupportsIndex
 
 import torch
@@ -21,14 +21,12 @@ import torch
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.deterministic.ops.op_recording import repair
 from torchdebug_magics.instruments.deterministic.report import Setting, Warned
-from torchdebug_magics.instruments.deterministic.ritual.status import Held, Seedable, Sources, seedables, sow_numpy, too_late
+from torchdebug_magics.instruments.deterministic.ritual.status import Seedable, Sources, derived_seed, seedables, sow_numpy, too_late
 from torchdebug_magics.instruments.deterministic.ritual.switches import COMPILER, INDUCTOR, Switch, mode, switches
 from torchdebug_magics.probing.after_import import AfterImport
-from torchdebug_magics.probing.names import Named
-from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.rng import RandomState, same_state
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.where import locate, user_frame
-from torchdebug_magics.report import Location
 
 MOST = 2**32 - 1
 """NumPy and PYTHONHASHSEED take no larger one."""
@@ -71,21 +69,21 @@ class Ritual:
         sources = self._guard.run("looking for generators and loaders", Sources.found_from, sys._getframe()) or Sources((), ())
         self.too_late = tuple(too_late(sources.loaders))
         self.generators = tuple(one.name for one in sources.generators)
-        self.seedables = self._guard.run("looking for seeds", seedables, sources.generators) or ()
+        self.seedables = self._guard.run("looking for seeds", seedables, sources.generators, self._guard) or ()
         self.threads_count = torch.get_num_threads()
         stack.callback(self.undo)
         self._alerts.attach(stack)
         self._turn_all()
         if COMPILER not in sys.modules:
             stack.enter_context(AfterImport(COMPILER, self._compiler_imported))
-        self._seeds.attach(stack, sources.generators, keep=self._keep_rng)
+        self._seeds.attach(stack, [one for one in self.seedables if not one.is_global], keep=self._keep_rng)
 
     @contextmanager
-    def with_only(self, name: str) -> Iterator[None]:
-        """Meanwhile no setting holds but that one, if there is one of that name: to see what it costs."""
+    def left_off(self) -> Iterator[None]:
+        """Meanwhile every setting is as before the ritual."""
         try:
             for one in self._switches:
-                one.turn(self._during[one.name] if one.name == name else self._before[one.name])
+                one.turn(self._before[one.name])
             yield
         finally:
             for one in self._switches:
@@ -165,39 +163,40 @@ class Seeds:
         self.seed = seed
         self._guard = guard
         self._before: RandomState | None = None
-        self._held = Held((), guard)
+        self._own: list[tuple[Seedable, Any]] = []
+        """The user's generators, and where they stood."""
         self._queued = QueuedSeeds()
         self._is_open = False
 
-    def attach(self, stack: ExitStack, generators: Sequence[Named], *, keep: bool) -> None:
-        """Seed all; unless `keep`, they go on from where they stood when the stack closes."""
+    def attach(self, stack: ExitStack, own: Iterable[Seedable], *, keep: bool) -> None:
+        """Seed all; unless `keep`, they go on from where they stood when the stack closes. CUDA is seeded when torch starts it."""
         self._before = RandomState.take()
         self._queued.take()
-        self._held = Held(generators, self._guard)
+        # All are read before the first is seeded: two may draw from the same source.
+        self._own = [(one, state) for one in own if (state := self._guard.run(f"reading {one.name}", one.read))]
         self._is_open = True
         if not keep:
             stack.callback(self.put_back)
-        self.sow()
-
-    def sow(self) -> None:
-        """Begin all anew, once more. CUDA is not started for it: torch seeds it when it starts."""
         random.seed(self.seed)
         if "numpy" in sys.modules:
             self._guard.run("seeding NumPy", sow_numpy, self.seed)
         torch.manual_seed(self.seed)
-        self._held.seed(self.seed)
+        for one, _ in self._own:
+            self._guard.run(f"seeding {one.name}", one.sow, derived_seed(self.seed, one.name))
 
     def put_back(self) -> None:
         """As they were before; harmless the second time."""
         if self._before is not None and self._is_open:
             self._before.put_back()
             self._queued.put_back()
-            self._held.put_back()
+            for one, state in self._own:
+                self._guard.run(f"putting back {one.name}", one.write, state)
             self._is_open = False
 
     def are_back(self) -> bool:
         """Whether all stand where they stood."""
-        return self._before is not None and self._before.holds() and self._queued.are_back() and self._held.is_back()
+        is_back = all(same_state(one.read(), state) for one, state in self._own)
+        return self._before is not None and self._before.holds() and self._queued.are_back() and is_back
 
 
 class QueuedSeeds:
@@ -234,14 +233,6 @@ def _begin(device: Any, calls: list[Any]) -> None:
         call[0]()
 
 
-@dataclass
-class _Met:
-    op: str
-    location: Location | None
-    message: str
-    count: int = 1
-
-
 class Alerts:
     """What torch says of ops that it knows to be non-deterministic, each op of a line once.
 
@@ -251,7 +242,7 @@ class Alerts:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._shown = False
-        self._met: dict[tuple[str, str, int], _Met] = {}
+        self._met: dict[tuple[str, str, int], Warned] = {}
         self._is_open = False
         self._before: Callable[..., None] = warnings.showwarning
         self._hook: Callable[..., None] = self._show
@@ -281,9 +272,7 @@ class Alerts:
     @property
     def warned(self) -> tuple[Warned, ...]:
         """What was met, in the order in which it was."""
-        return tuple(
-            Warned(op=one.op, location=one.location, message=one.message, count=one.count, fix=repair(one.op)) for one in self._met.values()
-        )
+        return tuple(self._met.values())
 
     def _show(self, message: Any, category: Any, *rest: Any, **named: Any) -> None:
         known = re.match(_MESSAGE, str(message)) if self._is_open else None
@@ -297,6 +286,7 @@ class Alerts:
         key = (op, "", 0) if frame is None else (op, frame.f_code.co_filename, frame.f_lineno)
         met = self._met.get(key)
         if met is not None:
-            met.count += 1
+            self._met[key] = replace(met, count=met.count + 1)
         elif len(self._met) < _MOST:
-            self._met[key] = _Met(op, None if frame is None else locate(frame), message)
+            place = None if frame is None else locate(frame)
+            self._met[key] = Warned(op=op, location=place, message=message, fix=repair(op))

@@ -82,8 +82,13 @@ class Comparison:
         *,
         to_its_end: bool = False,
         poison: bool = False,
+        until: int = sys.maxsize,
     ) -> None:
         self.earlier = earlier
+        self._until = until
+        """The last op that is compared."""
+        self.is_over = False
+        """Whether the run was ended there."""
         self._to_its_end = to_its_end
         """Whether the run goes on after the difference: to end it kills the generators that it stands in."""
         self.difference: Difference | None = None
@@ -119,6 +124,9 @@ class Comparison:
             return
         kind = self.kind_of(seen, op)
         if kind is None:
+            self.is_over = op.place >= self._until
+            if self.is_over:
+                raise Enough
             return
         self.difference = self.described(kind, seen, op)
         if not self._to_its_end:

@@ -23,6 +23,8 @@ import torch
 
 from torchdebug_magics.errors import DeterminismError
 from torchdebug_magics.instrument import Body
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
 from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong, bounded
 from torchdebug_magics.instruments.deterministic.twice.start_state import State
 from torchdebug_magics.probing.contents import Contents, memory_of
@@ -51,10 +53,6 @@ Place: TypeAlias = "tuple[str, int, str]"
 
 def _nothing(_stack: ExitStack) -> None:
     return None
-
-
-def _never() -> bool:
-    return False
 
 
 class Watch(Protocol):
@@ -88,7 +86,7 @@ class Runs:
         self._undo = Contents()
         """What tensors held at the start, while a run begins at the end of the first one."""
         self._vary: Callable[[ExitStack], object] = _nothing
-        self._from_end: Callable[[], bool] = _never
+        self._from_end = False
         self.heard = self.second_heard = Heard()
         """What the last run has printed, and what the second one has."""
         self.writers: Mapping[int, Line] = {}
@@ -132,7 +130,7 @@ class Runs:
             self._start.put_back()
 
     @contextmanager
-    def otherwise(self, vary: Callable[[ExitStack], object] = _nothing, *, from_end: Callable[[], bool] = _never) -> Iterator[None]:
+    def otherwise(self, vary: Callable[[ExitStack], object] = _nothing, *, from_end: bool = False) -> Iterator[None]:
         """Meanwhile each run begins after `vary`, which may register what to undo; if `from_end`, it begins where the first run ended."""
         before = self._vary, self._from_end
         self._vary, self._from_end = vary, from_end
@@ -144,7 +142,8 @@ class Runs:
     def again(self, watch: Watch, at_end: Callable[[], object] = lambda: None) -> BaseException | None:
         """One more run; what it raised, if it raised. An interrupt passes. `at_end` sees what a whole run has left."""
         try:
-            self.through(watch)
+            with ExitStack() as stack:
+                self._run(watch, stack)
             at_end()
         except Enough:
             return None
@@ -156,38 +155,35 @@ class Runs:
         except BaseException as error:  # noqa: BLE001 - the user's code in a hidden run: what it raises is what differs
             return error
         finally:
-            self.back(watch)
+            with interrupts_held():
+                watch.contents.put_back()
+                watch.contents.forget()  # the frames of the run may hold its watch until Python's collector comes
+                self._undo.put_back()
+                self._undo = Contents()
+                self._unseen.put_back()
+                self._imported.drop()
+                self._start.put_back()
         return None
 
-    def through(self, watch: Watch) -> None:
-        """The same, and whatever it raises is raised; to be followed by `back`."""
-        with ExitStack() as stack:
-            self.count += 1
-            is_from_end = self._from_end()
-            state = self._to_end() if is_from_end else self._start
-            self.heard = stack.enter_context(self._unheard.meanwhile())  # after the state, which holds the standard streams, too
-            self._outside.again(stack, as_left=is_from_end)
-            state.stand_in()
-            self.guard.run("changing one thing", self._vary, stack)
-            watch.attach(stack)
-            most_s = _MOST_TIMES * self._first_s + _MORE_S
-            try:
-                with bounded(most_s if sys.gettrace() is None else _TRACED_TIMES * most_s):
-                    self._context.copy().run(self.body.run)
-            except Enough as enough:
-                traceback.clear_frames(enough.__traceback__)  # what was made in part and complains as it goes, goes unheard
-                raise
+    def unwatched(self) -> BaseException | None:
+        """One more run of which no op is compared."""
+        return self.again(Recorder(Recording(), lambda _seen, _op: None, self.guard, self.hooks))
 
-    def back(self, watch: Watch) -> None:
-        """To where it began. Harmless the second time."""
-        with interrupts_held():
-            watch.contents.put_back()
-            watch.contents.forget()  # the frames of the run may hold its watch until Python's collector comes
-            self._undo.put_back()
-            self._undo = Contents()
-            self._unseen.put_back()
-            self._imported.drop()
-            self._start.put_back()
+    def _run(self, watch: Watch, stack: ExitStack) -> None:
+        self.count += 1
+        state = self._to_end() if self._from_end else self._start
+        self.heard = stack.enter_context(self._unheard.meanwhile())  # after the state, which holds the standard streams, too
+        self._outside.again(stack, as_left=self._from_end)
+        state.stand_in()
+        self.guard.run("changing one thing", self._vary, stack)
+        watch.attach(stack)
+        most_s = _MOST_TIMES * self._first_s + _MORE_S
+        try:
+            with bounded(most_s if sys.gettrace() is None else _TRACED_TIMES * most_s):
+                self._context.copy().run(self.body.run)
+        except Enough as enough:
+            traceback.clear_frames(enough.__traceback__)  # what was made in part and complains as it goes, goes unheard
+            raise
 
     def _to_end(self) -> State:
         """From the start to where the first run ended, the generators of random numbers left as they are."""
