@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,21 +28,15 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 
 @dataclass(frozen=True, eq=False)
 class ParameterFacts:
-    """What is known of one parameter, whose gradient is looked at when asked."""
+    """What is known of one parameter."""
 
     parameter: torch.Tensor
     group: Mapping[str, Any] | None
     """The group of the optimizer that holds it; None where none does."""
     state: Mapping[str, Any] | None
     """What that optimizer keeps of it; None before the first update."""
-
-    @property
-    def gradient(self) -> bool | None:
-        """Whether any element of its gradient is not zero; None without a gradient."""
-        if self.parameter.grad is None:
-            return None
-        gradient = local_of(self.parameter.grad).detach()
-        return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).any())
+    gradient: bool | None
+    """Whether any element of its gradient is not zero; None without a gradient."""
 
     @property
     def rate(self) -> float | None:
@@ -50,12 +44,22 @@ class ParameterFacts:
         return None if self.group is None or "lr" not in self.group else float(self.group["lr"])
 
 
-def facts_of(parameters: Mapping[str, torch.Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, ParameterFacts]:
-    """The facts of each parameter, by name."""
-    optimizers = list(optimizers)
+def facts_of(
+    parameters: Mapping[str, torch.Tensor],
+    optimizers: Sequence[torch.optim.Optimizer],
+    gradients: Mapping[int, torch.Tensor] | None = None,
+) -> dict[str, ParameterFacts]:
+    """The facts of each parameter, by name; `gradients` are those of an earlier moment, by the id of the parameter."""
     groups = {id(one): group for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
     states = {id(one): state for optimizer in optimizers for one, state in optimizer.state.items() if state}
-    return {name: ParameterFacts(one, groups.get(id(one)), states.get(id(one))) for name, one in parameters.items()}
+    facts: dict[str, ParameterFacts] = {}
+    for name, parameter in parameters.items():
+        key, gradient = id(parameter), parameter.grad if gradients is None else gradients.get(id(parameter))
+        if gradient is not None:
+            gradient = local_of(gradient).detach()
+            gradient = gradient.coalesce().values() if gradient.is_sparse else gradient
+        facts[name] = ParameterFacts(parameter, groups.get(key), states.get(key), None if gradient is None else bool(gradient.any()))
+    return facts
 
 
 def classes_of(loss: torch.Tensor) -> int | None:

@@ -109,10 +109,7 @@ class OverfitProbe:
         self._start = KeptState(self._roots(), self._guard, self._effects)
         stack.callback(self._effects.finish)
         stack.push(self._refuse)
-        try:
-            stack.enter_context(self._effects.trial())
-        except Irrevocable as act:
-            raise TorchDebugError(str(act)) from None
+        stack.enter_context(self._effects.trial())
         stack.push(self._ended)
         stack.enter_context(eager())
         stack.enter_context(self._base.opened())
