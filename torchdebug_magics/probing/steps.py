@@ -113,7 +113,12 @@ class Owners:
         unknown = {id(parameter) for parameter in parameters if self._known(parameter) is None}
         if unknown and self._searches < _MOST_SEARCHES:
             self._search(unknown)
-        return [self._known(parameter) or self._named_itself(parameter) for parameter in parameters]
+        for parameter in parameters:
+            if self._known(parameter) is None:
+                self._outside += 1
+                owner = Owner(-1, self._outside, variable_of(parameter) or f"tensor {self._outside}", "Tensor")
+                self._of[id(parameter)] = weakref.ref(parameter), owner
+        return [self._of[id(parameter)][1] for parameter in parameters]
 
     def name(self, owner: Owner) -> str:
         """The module's path; where there are several models, after the name of its own."""
@@ -138,7 +143,8 @@ class Owners:
         parts = parts_of(modules)
         for root in {id(root): root for root in (unwrapped(module) for module in modules if id(module) not in parts)}.values():
             # A wrapper such as `DistributedDataParallel` gives its part no other name: its paths begin with ``module.``.
-            named = [(path, module, _own(module)) for path, module in root.named_modules()]
+            tables = ((path, module, module.__dict__.get("_parameters", {})) for path, module in root.named_modules())
+            named = [(path, module, [one for one in table.values() if one is not None]) for path, module, table in tables]
             if not any(id(parameter) in wanted for _, _, own in named for parameter in own):
                 continue
             number, kinds = len(self._models), frozenset(type(module).__name__ for module in root.modules())
@@ -147,13 +153,3 @@ class Owners:
                 for parameter in own:
                     if self._known(parameter) is None:  # a shared parameter belongs to the first
                         self._of[id(parameter)] = weakref.ref(parameter), Owner(number, order, path, type(module).__name__, kinds)
-
-    def _named_itself(self, parameter: torch.Tensor) -> Owner:
-        self._outside += 1
-        owner = Owner(-1, self._outside, variable_of(parameter) or f"tensor {self._outside}", "Tensor")
-        self._of[id(parameter)] = weakref.ref(parameter), owner
-        return owner
-
-
-def _own(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [parameter for parameter in module.__dict__.get("_parameters", {}).values() if parameter is not None]

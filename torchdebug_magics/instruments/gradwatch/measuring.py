@@ -94,10 +94,10 @@ class OptimizerWatch:
             for at, call in enumerate(step.clips if names else ()):
                 if (total := step.scalars[f"clip {at}"]) > call.max_norm > 0:
                     clipped.append((call.parameters, total / call.max_norm))
+            step.members |= {meter.places[at] for at in present}
             rows = len(meter.places) if len(values) > start else 0  # none in a step without a sample
             for number, at in enumerate(present):
                 place, norm = meter.places[at], values[number]
-                step.members |= {place}
                 for ids, factor in clipped:
                     norm *= factor if self.ids[place] in ids else 1.0
                 row = sums.setdefault(self.series[place], [0.0] * 5)
@@ -111,7 +111,7 @@ class OptimizerWatch:
                     row[4] += count
         fresh = {series: _numbers(*row) for series, row in sums.items() if row[4]}
         self._latest |= fresh
-        stale = {one: self._latest[one]._replace(norm=math.sqrt(row[0]), is_fresh=False) for one, row in sums.items() if not row[4]}
+        stale = {key: self._latest[key]._replace(norm=math.sqrt(row[0]), is_fresh=False) for key, row in sums.items() if not row[4]}
         step.numbers = fresh | stale
         return step
 

@@ -41,8 +41,6 @@ _GUESSED_STEPS, _GUESSED = 20, 1.02
 _PLATEAU_STEPS, _NEAR_CHANCE, _NO_DROP = 100, 0.01, 0.005
 _RUNS = ((2, 1e6), (3, 100.0), (6, 10.0))
 """(steps in a row that grow, growth of the loss over them)"""
-_TREND, _CORRELATION = 24, 0.9
-"""Steps of a trend that is noisy."""
 _EVEN = 0.3
 """Of the mean growth, in logarithms, that each step has at least."""
 _ABOVE_ALL = 3.0
@@ -325,13 +323,9 @@ def _divergence(history: History) -> Iterator[GradFinding]:
     loss = steps[-1].loss
     if history.has_closure or not history.first_losses or not _ABOVE_ALL * max(1e-30, history.first_losses[0]) < loss < math.inf:
         return
-    for length, growth in (*_RUNS, (_TREND - 1, 0.0)):
+    for length, growth in _RUNS:
         window, before = steps[-length - 1 :], steps[:-length]
-        if growth:
-            grows = len(window) > length and window[0].loss > 0 and loss >= growth * window[0].loss and _is_geometric(window)
-        else:
-            grows, before = len(window) == _TREND and history.steps_count % 4 == 0 and _is_trend(window), steps[:-_TREND]
-        if not grows:
+        if len(window) <= length or not window[0].loss > 0 or loss < growth * window[0].loss or not _is_geometric(window):
             continue
         first, last = window[0], window[-1]
         if loss >= _ABOVE_ALL * max([*(step.loss for step in before if math.isfinite(step.loss)), history.first_losses[0]]):
@@ -353,16 +347,6 @@ def _is_geometric(window: Sequence[Step]) -> bool:
     """Whether both grow at each step, the loss by about the same factor: a single jump is something else."""
     mean = math.log(window[-1].loss / window[0].loss) / (len(window) - 1)
     return all(b.loss > a.loss * math.exp(_EVEN * mean) and b.norm > a.norm for a, b in pairwise(window))
-
-
-def _is_trend(window: Sequence[Step]) -> bool:
-    if any(not (step.loss > 0 and step.norm > 0 and math.isfinite(step.norm)) for step in window):
-        return False
-    losses, norms = [math.log(step.loss) for step in window], [math.log(step.norm) for step in window]
-    if losses[-1] - losses[0] < math.log(_RUNS[-1][1]) or norms[-1] - norms[0] < math.log(_ABOVE_ALL):
-        return False
-    places = range(len(window))
-    return statistics.correlation(places, losses) > _CORRELATION and statistics.correlation(places, norms) > _CORRELATION
 
 
 def _has_recovered(history: History) -> bool:

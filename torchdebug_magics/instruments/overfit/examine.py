@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -174,25 +175,13 @@ def examine(
     before = KeptState(values, guard, effects)
     refuse_sharded(before.of_kind(torch.Tensor))
 
-    def examined() -> Examined:
-        try:
-            subject = subject_of(values, context.names, context.keywords, samples)
-        finally:
-            with interrupts_held():
-                before.put_back()
-        start = KeptState(subject.roots, guard, effects)
-        try:
-            with eager():
-                return explained(subject, steps, start, guard, hooks, context.progress)
-        finally:
-            with interrupts_held():
-                hooks.sweep()
-                start.put_back()
-                before.put_back()
-
     try:
         with effects.trial():
-            result = examined()
+            with _undone(hooks, before):
+                subject = subject_of(values, context.names, context.keywords, samples)
+            start = KeptState(subject.roots, guard, effects)
+            with _undone(hooks, start, before), eager():
+                result = explained(subject, steps, start, guard, hooks, context.progress)
     except Irrevocable as act:
         raise TorchDebugError(str(act)) from None
     finally:
@@ -201,6 +190,17 @@ def examine(
     if report is not None:  # with what putting files back has shown
         report = replace(report, problems=tuple(dict.fromkeys((*report.problems, *guard.problems))))
     return replace(result, report=report)
+
+
+@contextmanager
+def _undone(hooks: Hooks, *states: KeptState) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with interrupts_held():
+            hooks.sweep()
+            for state in states:
+                state.put_back()
 
 
 def explained(
@@ -231,21 +231,16 @@ def explained(
         training = Training(subject.steps, times * most_steps, hooks, change, tell)
         trainings.append(training)
         seen.trial[:] = [training]
-        try:
-            training.run()
-        except torch.OutOfMemoryError as error:
-            if len(trainings) == 1:
-                raise
-            training.error = error
+        training.run()
         return training
 
     seen = Evidence(subject.names, start)
     try:
         seen.base = base = base if base is not None else trained(NOTHING)
         _refuse_rivals(base)
+        start.put_back()
         seen.look(subject.samples)
         if not base.learned:
-            start.put_back()
             seen.unusual = guard.run("looking at the initial weights", unusual_weights, base.named_modules()) or {}
         report = _report(base, seen.samples)
         is_trivial = base.losses[:1] == [0] and any(call.is_classes and call.classes == 1 for call in base.first.losses)

@@ -188,10 +188,7 @@ def _runnable(model: nn.Module, batch: Any, loss_function: Any, optimizer: Any, 
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    try:
-        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    except (TypeError, ValueError):
-        return False
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is closure.empty
 
 

@@ -84,14 +84,9 @@ class Stack:
         """Whether its layers are more than one plain layer of torch's."""
         return all(map(_is_block, self.layers))
 
-    @property
-    def firsts(self) -> list[int]:
-        """The first layer of each kind."""
-        return sorted({kind: place for place, kind in reversed(list(enumerate(self.kinds)))}.values())
-
     def choices(self, amount: int) -> list[tuple[int, ...]]:
         """Which layers to keep, the fewest first: one of each kind; or all up to the last new kind, where numbers matter to the model."""
-        firsts = self.firsts
+        firsts = sorted({kind: place for place, kind in reversed(list(enumerate(self.kinds)))}.values())
         others = [place for place in range(len(self.layers)) if place not in firsts]
         chosen = tuple(sorted(firsts + others[: max(0, amount - len(firsts))]))
         prefix = tuple(range(max(amount, firsts[-1] + 1)))

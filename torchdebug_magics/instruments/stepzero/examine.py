@@ -170,7 +170,8 @@ def movement(trained: Trained, zero: ZeroState) -> Rows:
             continue
         norm, rate, count = _norm(_wide(zero.tensors[name])), facts[name].rate, local_of(parameter).numel()
         if distance:
-            why = _why_moved(facts[name]) if name in zero.frozen else ""
+            why = "the optimizer updates it" if facts[name].state else "something other than the optimizer writes to it"
+            why = "" if name not in zero.frozen else "it requires a gradient now" if parameter.requires_grad else why
         else:
             why = _why_not(facts[name], has_optimizers=bool(trained.optimizers), has_stepped=has_stepped, is_known=is_known)
         row = ParameterRow(
@@ -186,16 +187,10 @@ def movement(trained: Trained, zero: ZeroState) -> Rows:
     return moved, unmoved, changed, problems
 
 
-def _why_moved(facts: ParameterFacts) -> str:
-    """Of a parameter that was frozen."""
-    if facts.parameter.requires_grad:
-        return "it requires a gradient now"
-    return "the optimizer updates it" if facts.state else "something other than the optimizer writes to it"
-
-
 def _why_not(facts: ParameterFacts, *, has_optimizers: bool, has_stepped: bool, is_known: bool) -> str:
     """The first reason that holds; `is_known`: whether any optimizer keeps a state of what it has updated."""
-    has_moments = facts.state is not None and any(map(_holds_something, facts.state.values()))
+    kept = [] if facts.state is None else [value for value in facts.state.values() if isinstance(value, torch.Tensor) and value.dim() > 0]
+    has_moments = any(bool(local_of(value).any()) for value in kept)  # a count of steps is no moment
     reasons = (
         (not facts.parameter.requires_grad, FROZEN),
         (has_optimizers and facts.group is None, "not in the optimizer"),
@@ -208,11 +203,6 @@ def _why_not(facts: ParameterFacts, *, has_optimizers: bool, has_stepped: bool, 
         (is_known, "no gradient"),
     )
     return next((reason for holds, reason in reasons if holds), "no gradient, or a zero gradient")
-
-
-def _holds_something(value: Any) -> bool:
-    """Whether it is a moment of an optimizer that is not zero; a count of steps is none."""
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and bool(local_of(value).any())
 
 
 def _distance(name: str, tensor: torch.Tensor, zero: ZeroState, problems: list[str]) -> float | None:

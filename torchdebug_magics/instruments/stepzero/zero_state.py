@@ -61,13 +61,14 @@ class Trained:
         return {**self.parameters(), **self.buffers()}
 
     def _named(self, what: str) -> dict[str, Any]:
-        models = self.models
-        named = (
-            (f"{model}.{name}" if len(models) > 1 else name, tensor)
-            for model, module in models.items()
-            for name, tensor in getattr(_inner(module), what)()
-        )
-        return {name: tensor for name, tensor in named if not torch.nn.parameter.is_lazy(tensor)}
+        named, models = {}, self.models
+        for model, module in models.items():
+            inner: Any = unwrapped(module)  # what a compiler or a parallel wrapper wraps, so that names are the model's own
+            inner = inner.module if isinstance(inner, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)) else inner
+            for name, tensor in getattr(inner, what)():
+                if not torch.nn.parameter.is_lazy(tensor):
+                    named[f"{model}.{name}" if len(models) > 1 else name] = tensor
+        return named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,13 +130,6 @@ class ZeroState:
         """Of all copies."""
         held = [value for state in self.optimizers for entry in state["state"].values() for value in entry.values()]
         return sum(map(_bytes, (*self.tensors.values(), *(one for one in held if isinstance(one, torch.Tensor)))))
-
-
-def _inner(module: torch.nn.Module) -> torch.nn.Module:
-    """What a compiler or a parallel wrapper wraps, so that names are the model's own."""
-    inner = unwrapped(module)
-    wrapped = inner.module if isinstance(inner, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)) else inner
-    return wrapped if isinstance(wrapped, torch.nn.Module) else inner
 
 
 def steps_of(optimizers: Iterable[torch.optim.Optimizer]) -> int | None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import torch
 
 from torchdebug_magics.instruments.overfit.report import Cause
 from torchdebug_magics.report import Location
-
-if TYPE_CHECKING:
-    import torch
-
 
 OnCall: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, tuple[Any, ...], dict[str, Any]] | None]
 """The call that is made in place of a call of torch's, or None."""
