@@ -45,16 +45,10 @@ def live_page(report: GradReport) -> Page:
 
 
 def _finding(finding: GradFinding) -> list[Block]:
-    blocks: list[Block] = [_advice(finding)]
-    if finding.excerpt:
-        blocks.append(Code(finding.excerpt, finding.location.line if finding.location is not None else None))
-    return blocks
-
-
-def _advice(finding: GradFinding) -> Facts:
     modules = listed([one or "(model)" for one in finding.modules]) if len(finding.modules) > 1 else ""
     rows = (("fix", finding.fix), ("why", finding.explanation), ("modules", modules))
-    return Facts(tuple((name, text) for name, text in rows if text))
+    line = finding.location.line if finding.location is not None else None
+    return [Facts(tuple((name, text) for name, text in rows if text)), *([Code(finding.excerpt, line)] if finding.excerpt else [])]
 
 
 def _curves(report: GradReport) -> list[Block]:

@@ -15,8 +15,6 @@ Cause = Literal[
     "batchnorm_of_one", "output_ignores_input", "input_scale", "capacity",
 ]  # fmt: skip
 
-LEAVES = "everything is as it was before the training"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
@@ -132,15 +130,9 @@ class OverfitReport(Finding, Report):
         return result, reason if self.reason else ""
 
 
-def in_words(cause: Cause | None) -> str:
-    """``learning_rate`` -> ``learning rate``."""
-    return "" if cause is None else cause.replace("_", " ")
-
-
 @dataclass(frozen=True)
 class Progress:
     """What the live view shows."""
 
     doing: str
     losses: tuple[float, ...]
-    trials: tuple[tuple[str, float], ...] = ()

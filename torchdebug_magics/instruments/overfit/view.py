@@ -6,7 +6,7 @@ import math
 
 from torchdebug_magics.format import duration, listed, number, plural
 from torchdebug_magics.html.page import Block, Chart, Code, Facts, Fold, Note, Page, Status, Table
-from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress, in_words
+from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress
 
 _LEARNED = 0.05
 """Share of the first loss at which the scale of a curve ends, unless the curve falls below it."""
@@ -54,7 +54,7 @@ def _first_facts(report: OverfitReport) -> tuple[tuple[str, str], ...]:
 
 def _trials(report: OverfitReport) -> Table:
     rows = [
-        (in_words(one.suspect), one.change, one.last_loss, "learns" if one.learns else one.error or "does not learn")
+        ((one.suspect or "").replace("_", " "), one.change, one.last_loss, "learns" if one.learns else one.error or "does not learn")
         for one in report.trials
     ]
     columns = ("suspect", "change", "last loss", "result")

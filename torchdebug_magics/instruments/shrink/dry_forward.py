@@ -53,12 +53,6 @@ class DryForward:
     seconds_s: float
 
 
-def ways(model: nn.Module) -> Sequence[Proof]:
-    """How to run it, the cheapest first. On ``meta`` nothing can be computed."""
-    on_meta = any(one.is_meta for one in model.parameters())
-    return ("meta tensors", "fake tensors") if on_meta else ("fake tensors", "real tensors")
-
-
 def dry_forward(model: nn.Module, inputs: Inputs, proof: Proof, flow: LayerFlow | None = None, *, counts: bool = True) -> DryForward:
     """Call ``model(*inputs.args, **inputs.kwargs)`` in this way; all is put back.
 

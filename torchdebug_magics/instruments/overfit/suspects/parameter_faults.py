@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import pairwise, takewhile
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.format import listed, number, plural
-from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence, itself, replaced
+from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence, each, itself, replaced
 from torchdebug_magics.instruments.overfit.training.change import Change, Undo
 from torchdebug_magics.instruments.overfit.training.observed_step import Cut
 from torchdebug_magics.instruments.overfit.training.training import Training
@@ -48,7 +48,7 @@ def suspects(seen: Evidence) -> Iterator[Change]:
             text="gradients zeroed before each step",
             headline="Gradients accumulate over the steps: zero_grad() is missing",
             fix=f"call `{seen.optimizer}.zero_grad()` before `loss.backward()`",
-            on_first_backward=_zero,
+            on_update=lambda optimizer: optimizer.zero_grad,
         )
     if seen.base.is_zeroed:
         yield Change(
@@ -58,11 +58,6 @@ def suspects(seen: Evidence) -> Iterator[Change]:
             fix=f"call `{seen.optimizer}.zero_grad()` before `loss.backward()`, not after it",
             keeps_gradients=True,
         )
-
-
-def _zero(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    for parameter in parameters.values():
-        parameter.grad = None
 
 
 def _never_steps(seen: Evidence) -> Iterator[Change]:
@@ -80,11 +75,11 @@ def _never_steps(seen: Evidence) -> Iterator[Change]:
 
 
 def _cut_graph(seen: Evidence) -> Iterator[Change]:
-    lost = {id(one): name for name, one in seen.base.named_parameters().items() if name in seen.base.without_gradient}
-    first = seen.base.first
+    untouched = {name: one for name, one in seen.base.facts.items() if one.parameter.requires_grad and not one.gradient}
+    lost, first = {id(one.parameter): name for name, one in untouched.items()}, seen.base.first
     relevant = [first.cuts[place] for place in sorted(first.lost) if first.cuts[place].sources & lost.keys()]
     if not relevant:  # the loss was made anew of plain numbers
-        unreached = seen.base.unconnected & lost.keys()
+        unreached = {id(one.parameter) for one in untouched.values() if one.gradient is None}
         relevant = [cut for cut in first.cuts[: first.before_backward] if cut.sources & unreached]
     if not relevant:
         return
@@ -127,7 +122,8 @@ def _connected(cut: Cut) -> Any:
 
 def _unregistered(seen: Evidence) -> Iterator[Change]:
     """Yields modules that are not registered, such as those in a plain list."""
-    inside, held = seen.base.first.unregistered, seen.base.held
+    inside = seen.base.first.unregistered
+    held = {id(parameter) for optimizer in seen.base.optimizers for parameter in parameters_of(optimizer)}
     if not any(id(one) not in held and one.requires_grad for one in _own_parameters(seen.base)):
         return
     yield Change(
@@ -146,32 +142,23 @@ def _own_parameters(training: Training) -> list[torch.nn.Parameter]:
 
 def frozen(seen: Evidence) -> Iterator[Change]:
     """Parameters that are not trained, perhaps on purpose."""
-    names = seen.base.frozen
+    names = tuple(name for name, one in seen.base.facts.items() if not one.parameter.requires_grad)
     if not names:
         return
-
-    def unfreeze(_modules: Mapping[str, torch.nn.Module], parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        for name in names:
-            if name in parameters:
-                parameters[name].requires_grad_()
-
     parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
     module = ".".join(same[0] for same in takewhile(lambda same: len(set(same)) == 1, parts))
     some = f"`{module}` is" if module else f"{_counted(names).capitalize()} {'is' if len(names) == 1 else 'are'}"
-    each = "" if module or len(names) == 1 else f" for {_shown(names)}"
-    whole = {name for name in seen.base.named_parameters() if name.startswith(f"{module}.")} == set(names) if module else False
-    code = (
-        f"{seen.model}.get_submodule({module!r}).requires_grad_(True)"
-        if whole
-        else f"for name in {list(names)!r}: {seen.model}.get_parameter(name).requires_grad_(True)"
-    )
+    whose = "" if module or len(names) == 1 else f" for {_shown(names)}"
+    code = f"for name in {list(names)!r}: {seen.model}.get_parameter(name).requires_grad_(True)"
+    if module and {name for name in seen.base.named_parameters() if name.startswith(f"{module}.")} == set(names):
+        code = f"{seen.model}.get_submodule({module!r}).requires_grad_(True)"
     yield Change(
         suspect="frozen",
         text=f"{plural(len(names), 'parameter')} unfrozen",
-        headline=f"{some} frozen: with `requires_grad=True`{each} the model learns {seen.subject}",
+        headline=f"{some} frozen: with `requires_grad=True`{whose} the model learns {seen.subject}",
         fix=f"run `{code}` before the optimizer is created from `{seen.model}.parameters()`",
         parameters=names,
-        on_models=unfreeze,
+        on_models=each(names, torch.Tensor.requires_grad_),
         on_update=_adding(seen, _named(names)),
     )
 

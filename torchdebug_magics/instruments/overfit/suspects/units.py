@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 from torchdebug_magics.format import listed, number
 from torchdebug_magics.instruments.overfit.suspects.loss_inputs import rows_of
-from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence, replaced
+from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence, each, replaced
 from torchdebug_magics.instruments.overfit.training.change import Change
 from torchdebug_magics.instruments.overfit.training.observed_step import Activation
 from torchdebug_magics.probing.rng import RandomState
@@ -45,18 +45,13 @@ def _one_value(seen: Evidence) -> Iterator[Change]:
     if not names or not (raised or seen.base.first.samples == 1):
         return
 
-    def evaluate(modules: Mapping[str, nn.Module], _parameters: Any) -> None:
-        for name in names:
-            if name in modules:
-                modules[name].train(mode=False)
-
     yield Change(
         suspect="batchnorm_of_one",
         text="normalization layers in evaluation mode",
         headline=f"`{names[0]}` normalizes over a single sample: its output does not depend on the input",
         fix=f"train with at least 2 samples in a batch, or use `nn.GroupNorm` in place of `{names[0]}`",
         module=names[0],
-        on_models=evaluate,
+        on_models=each(names, nn.Module.eval),
     )
 
 
@@ -71,7 +66,7 @@ def _dead(seen: Evidence, dead: Activation) -> Iterator[Change]:
         location=dead.location,
         module=dead.feeder,
         parameters=_names(seen, [dead.feeder]),
-        on_models=_reset([dead.feeder]),
+        on_models=each([dead.feeder], _initialized),
         is_evident=last is not None and any(one.is_dead and one.feeder == dead.feeder for one in last.activations),
     )
     yield again
@@ -104,7 +99,7 @@ def _initial(seen: Evidence) -> Iterator[Change]:
         fix=fix,
         parameters=_names(seen, names),
         module=names[0],
-        on_models=_reset(names),
+        on_models=each(names, _initialized),
     )
 
 
@@ -136,15 +131,6 @@ def _difference(own: Mapping[str, nn.Parameter], fresh: Mapping[str, torch.Tenso
             what = "weights" if values.dim() > 1 else key
             return f"with {what} {size / expected:.3g} times their usual size"
     return ""
-
-
-def _reset(names: list[str]) -> Callable[[Mapping[str, nn.Module], Any], None]:
-    def initialize(modules: Mapping[str, nn.Module], _parameters: Any) -> None:
-        for name in names:
-            if name in modules:
-                _initialized(modules[name])
-
-    return initialize
 
 
 def _initialized(module: nn.Module) -> None:
