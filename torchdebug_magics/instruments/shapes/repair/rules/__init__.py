@@ -7,11 +7,9 @@ from weakref import WeakKeyDictionary
 
 from torchdebug_magics.instruments.shapes.repair.rules import (
     broadcasting,
-    convolution,
     dtypes_and_devices,
-    features,
+    layers,
     losses,
-    norms,
     other_calls,
     python,
     sizes,
@@ -30,11 +28,11 @@ __all__ = ["Diagnosis", "diagnosis"]
 
 _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     dtypes_and_devices.device,
-    features.embedding,
+    layers.embedding,
     losses.loss,
     python.tuples,
     python.unpacked,
-    norms.norm,
+    layers.norm,
     other_calls.pair,
     dtypes_and_devices.dtype,
     dtypes_and_devices.written,
@@ -43,7 +41,7 @@ _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     subscripts.index,
     broadcasting.broadcast,
     sizes.sized,
-    convolution.negative,
+    layers.negative,
     python.unpacking,
     python.picture,
     python.absent,
