@@ -6,11 +6,11 @@ import linecache
 import sys
 from collections.abc import Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.shapes.follow.seen import Made
+from torchdebug_magics.instruments.shapes.follow.seen import Made, Seen
 from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, facts_of
 from torchdebug_magics.instruments.shapes.repair.fix_search import fixes
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
@@ -20,10 +20,6 @@ from torchdebug_magics.instruments.shapes.report import Failure, Fix, Shape, Ste
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.source.where import locate, location, part_of_line, span, user_frame
 from torchdebug_magics.report import Location
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.follow.seen import Seen
-
 
 _SHOWN = 5
 _QUICK_FLOPS = 2e9

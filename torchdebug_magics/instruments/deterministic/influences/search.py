@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.instruments.deterministic.influences.answers import Answers
 from torchdebug_magics.instruments.deterministic.influences.influence import ADDRESS, Asked
@@ -14,10 +13,8 @@ from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison
+from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.modules import live_modules
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 
 _LEAST_TRIES, _MOST_TRIES, _MOST_S = 2, 8, 3.0
 """Of runs that are to agree, as two may by chance; only long ones are made less often."""

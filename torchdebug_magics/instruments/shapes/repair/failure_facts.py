@@ -7,19 +7,16 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import Lines
+from torchdebug_magics.instruments.shapes.follow.seen import Failed, Forward, Made
 from torchdebug_magics.instruments.shapes.repair.source import Caller, Site, site_of
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import owner
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.follow.seen import Failed, Forward, Made
-
 
 Sizes = tuple[int, ...]
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import shape
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.follow.seen import Made
-
+from torchdebug_magics.instruments.shapes.follow.seen import Made
 
 _MAKERS = frozenset(
     [

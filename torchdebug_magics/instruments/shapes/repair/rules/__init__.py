@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
+from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts
 from torchdebug_magics.instruments.shapes.repair.rules import (
     broadcasting,
     dtypes_and_devices,
@@ -18,11 +19,6 @@ from torchdebug_magics.instruments.shapes.repair.rules import (
 )
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beside
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts
 
 __all__ = ["Diagnosis", "diagnosis"]
 
