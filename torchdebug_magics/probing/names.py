@@ -76,7 +76,7 @@ def user_names(frame: FrameType | None) -> Iterator[Named]:
 
 def variable_of(value: object) -> str | None:
     """The variable that holds the very object, in the user's running frames or the notebook; no ``self``."""
-    names = (one.name.partition(" in ")[0] for one in user_names(sys._getframe(1)) if one.value is value)
+    names = (variable.name.partition(" in ")[0] for variable in user_names(sys._getframe(1)) if variable.value is value)
     return next((name for name in names if name != "self"), None)
 
 

@@ -129,7 +129,7 @@ class AutogradProbe:
         """A call of ``torch.autograd.backward`` or ``grad``, by what the first argument is called."""
         __tracebackhide__ = True
         given, is_loss = args[0] if args else kwargs.get(argument), argument == "tensors"
-        if self._depth or is_being_compiled() or any(is_traced(one) for one in tensors_in(given)):
+        if self._depth or is_being_compiled() or any(is_traced(tensor) for tensor in tensors_in(given)):
             return original(*args, **kwargs)
         event = self._guard.run("the look before a backward pass", self._begins, given, is_loss=is_loss)
         del given

@@ -99,7 +99,7 @@ def _finding(kind: GradKind, line: Line | None, modules: tuple[str, ...] = (), *
 
 def _dead(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Modules on which the loss depends, with a gradient of zeros only, up to the end; not of shards, as another may have the rest."""
-    dead = [one for one in modules if one.zero_run >= _DEAD_STEPS and one.is_used and not one.is_sharded]
+    dead = [module for module in modules if module.zero_run >= _DEAD_STEPS and module.is_used and not module.is_sharded]
     if not dead or history.most_rate == 0 or any(step.loss == 0 for step in history.steps):
         return  # nothing is to be learned, or no more: a hinge loss that has reached 0
     names, step = _names(record, dead), min(one.zero_since for one in dead)
@@ -123,7 +123,7 @@ def _dead(record: RunRecord, history: History, modules: list[ModuleSeries]) -> I
 
 def _too_fast(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Updates as large as the weights, long after the first steps, in a training that does not improve."""
-    losses, fast = history.losses(), [one for one in modules if one.is_matrix and len(one.paces) >= _FAST_STEPS]
+    losses, fast = history.losses(), [module for module in modules if module.is_matrix and len(module.paces) >= _FAST_STEPS]
     if history.has_closure or history.is_winding_down or not losses or not fast:
         return
     improves = statistics.median(losses[-10:]) < _IMPROVED * history.first_losses[0]
@@ -177,7 +177,7 @@ def _vanishing(record: RunRecord, history: History, modules: list[ModuleSeries])
 
 def _not_learning(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Updates that change next to nothing, although there are gradients, in a training that does not improve."""
-    modules = [one for one in modules if one.steps_count >= _STILL_STEPS and one.norm_max > 0]
+    modules = [module for module in modules if module.steps_count >= _STILL_STEPS and module.norm_max > 0]
     if not modules or history.is_warming_up or (history.is_winding_down and history.most_rate > 0):
         return
     value, rate = max(one.ratio_max for one in modules), history.steps[-1].rate
@@ -217,7 +217,7 @@ def _plateau(record: RunRecord, history: History, modules: list[ModuleSeries]) -
     is_near = any(abs(mean * times - chance) <= _NEAR_CHANCE * chance for times in {1, history.micro_batches})
     if not is_near or drop + 2 * error > _NO_DROP * mean:
         return
-    ratios = [ratio for one in modules if one.is_matrix for ratio in one.recent_ratios]
+    ratios = [ratio for module in modules if module.is_matrix for ratio in module.recent_ratios]
     usual = statistics.median(ratios) if ratios else math.nan
     advice = "shuffle inputs and labels together, and check with `%overfit model batch` whether the model can learn 8 samples"
     yield _finding(

@@ -123,7 +123,7 @@ def _without_cause(seen: Evidence, report: OverfitReport) -> OverfitReport:
     if base.error is not None or goal is None or not base.losses:
         return report
     fell = base.losses[0] - base.losses[-1]
-    best = min((one.last_loss for one in trials if one.suspect != "capacity" and math.isfinite(one.last_loss)), default=math.inf)
+    best = min((trial.last_loss for trial in trials if trial.suspect != "capacity" and math.isfinite(trial.last_loss)), default=math.inf)
     is_lowest = base.losses[-1] - best <= _SOME * fell and goal.has_converged(base.losses, _ALMOST)
     if not goal.is_known and (fell > _HALF * abs(base.losses[0]) or is_lowest):
         return replace(report, passed=True, reason="the loss has other terms, and no change brings it to zero")
@@ -311,7 +311,7 @@ def _stalls_at(base: Training) -> str:
 def leaks_of(steps: ModelSteps) -> tuple[int, ...]:
     """Samples whose inputs change the output for sample 0, in evaluation mode: 1, 2 of 8. To be undone by the caller."""
     inputs = steps.reading.args, dict(steps.reading.kwargs)
-    samples = next((len(one) for one in tensors_in(inputs) if one.dim()), 0)
+    samples = next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 0)
     if samples < 2:  # noqa: PLR2004 - nothing to leak from
         return ()
     steps.model.eval()
@@ -320,7 +320,9 @@ def leaks_of(steps: ModelSteps) -> tuple[int, ...]:
     def output(given: Any) -> torch.Tensor | None:
         random.put_back()
         with torch.no_grad():
-            made = next((one for one in tensors_in(steps.call(*given[0], **given[1])) if one.dim() and len(one) == samples), None)
+            made = next(
+                (tensor for tensor in tensors_in(steps.call(*given[0], **given[1])) if tensor.dim() and len(tensor) == samples), None
+            )
         return None if made is None else made[0].float()
 
     plain = output(inputs)

@@ -46,7 +46,7 @@ def diagnosed(facts: Facts, error: BaseException, *, reached: int = 0, trials: T
         op=facts.op,
         location=place(facts.error),
         underlined=underlined(facts.error),
-        operand_shapes=tuple(one.sizes for one in facts.operands),
+        operand_shapes=tuple(operand.sizes for operand in facts.operands),
         operand_names=tuple(one.name for one in facts.operands),
         explanation=found.sentence,
         fixes=_fixes(facts, found, reached, trials),
@@ -90,7 +90,7 @@ def _trials(seen: Seen) -> Trials | None:
     """On fakes, save for scripted parts; none where only a long run would tell."""
     if seen.run.computed_s > _TOO_SLOW_S or seen.run.took_s > _WAITED_TOO_LONG_S:
         return None
-    scripted = any(isinstance(one, torch.jit.ScriptModule) for one in seen.model.modules())
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in seen.model.modules())
     return None if scripted and seen.run.flops > _QUICK_FLOPS else Trials(seen.model, seen.inputs, real=scripted)
 
 
@@ -132,12 +132,12 @@ def _innermost(error: BaseException) -> _At | None:
 def _history(facts: Facts, found: Diagnosis) -> Made | None:
     if found.culprit is not None and found.culprit.made is not None:
         return found.culprit.made
-    return next((one.made for one in facts.operands if one.made is not None), None)
+    return next((operand.made for operand in facts.operands if operand.made is not None), None)
 
 
 def chain(made: Made | None) -> tuple[Step, ...]:
     """The ops that computed a tensor, from the input on."""
-    return tuple(_step(one) for one in reversed(list(steps(made))))
+    return tuple(_step(step) for step in reversed(list(steps(made))))
 
 
 def _step(made: Made) -> Step:

@@ -91,7 +91,7 @@ def _alone(error: Exception, layout: Layout) -> ShapesReport | None:
     op = failed.op[2:-2] if failed.op.startswith("__") else failed.op
     fixes = report.failure.fixes
     if op in ALWAYS_THROUGH:
-        fixes = tuple(replace(one, verified=False) for one in fixes[:2])
+        fixes = tuple(replace(fix, verified=False) for fix in fixes[:2])
     return replace(report, failure=replace(report.failure, module=None, op=op, fixes=fixes))
 
 
@@ -100,7 +100,7 @@ def _of_lines(seen: Seen, error: Exception, layout: Layout) -> ShapesReport:
     seen.notes.append("read from the error of the previous cell; only the lines that led to it were run again, without data")
     report = _in_the_words_of(error, tabulated(seen, layout))
     models = [part for part in seen.model.children() if next(part.parameters(), None) is not None]
-    return replace(report, rows=report.rows[1:], model=", ".join(type(one).__name__ for one in models))
+    return replace(report, rows=report.rows[1:], model=", ".join(type(model).__name__ for model in models))
 
 
 def _user_line(error: BaseException) -> tuple[str, int] | None:
@@ -188,8 +188,8 @@ def _written(model: torch.nn.Module, outer: TracebackType | None) -> Called | No
     names = {**frame.f_globals, **frame.f_locals}
     for node in nodes(ast.Call, statement):
         if value_named(node.func, names) is model:
-            args = tuple(value_named(one, names) for one in node.args)
-            kwargs = {one.arg: value_named(one.value, names) for one in node.keywords if one.arg is not None}
+            args = tuple(value_named(argument, names) for argument in node.args)
+            kwargs = {keyword.arg: value_named(keyword.value, names) for keyword in node.keywords if keyword.arg is not None}
             if all(one is not UNKNOWN for one in (*args, *kwargs.values())) and len(kwargs) == len(node.keywords):
                 return Called(model, args, kwargs)
     return None
@@ -205,6 +205,6 @@ def _as_taken(model: torch.nn.Module, frame: FrameType) -> Called | None:
 
 
 def _given_anew(code: CodeType) -> Iterator[str]:
-    for one in dis.get_instructions(code):
-        if one.opname.startswith(("STORE_FAST", "DELETE_FAST", "STORE_DEREF")):
-            yield from one.argval if isinstance(one.argval, tuple) else (one.argval,)
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.startswith(("STORE_FAST", "DELETE_FAST", "STORE_DEREF")):
+            yield from instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)

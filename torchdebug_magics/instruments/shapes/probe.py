@@ -260,5 +260,5 @@ def _is_compilers(module: torch.nn.Module) -> bool:
     """Whether it is a graph that a compiler has made, and calls."""
     if not isinstance(module, GraphModule):
         return False
-    callers = [one.f_code.co_filename for one in frames_above(sys._getframe())]  # no generator, which would hold this very frame
+    callers = [frame.f_code.co_filename for frame in frames_above(sys._getframe())]  # no generator, which would hold this very frame
     return any(part in file for file in callers for part in _COMPILERS)

@@ -221,7 +221,11 @@ def likely_inputs(model: nn.Module) -> Iterator[tuple[tuple[Any, ...], dict[str,
     for names in ([main], [main, *({"decoder_input_ids"} & set(takes))], ["input_ids", "pixel_values"], takes):
         if names and set(names) <= set(takes):
             yield (), {name: known[name] for name in names}
-    required = [one for one in parameters.values() if one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD]
+    required = [
+        parameter
+        for parameter in parameters.values()
+        if parameter.default is parameter.empty and parameter.kind <= parameter.POSITIONAL_OR_KEYWORD
+    ]
     for shape in _by_first_layer(model):
         yield (shape,) * max(1, len(required)), {}
 
@@ -240,7 +244,7 @@ def _known_sizes(config: Any) -> dict[str, tuple[int, ...]]:
 
 def _by_first_layer(model: nn.Module) -> Iterator[tuple[int, ...]]:
     first = next((part for part in model.modules() if any(one is not None for one in part._parameters.values())), None)
-    weight = None if first is None else next(one for one in first._parameters.values() if one is not None)
+    weight = None if first is None else next(parameter for parameter in first._parameters.values() if parameter is not None)
     if isinstance(first, (nn.Embedding, nn.EmbeddingBag)):
         yield _BATCH, _WORDS
         yield (_WORDS,)

@@ -199,7 +199,7 @@ def _integer(raised: Raised) -> AutogradFinding:
     fixed = fixed if fixed != source else re.sub(r"(\w+)\.requires_grad_\(", r"\1.float().requires_grad_(", source)
     # ``ids`` of ``ids.requires_grad_()``, of ``ids.requires_grad = True`` and of ``ids = torch.tensor(..., requires_grad=True)``
     attributes = (node.value for node in nodes(ast.Attribute, raised.statement) if node.attr in {"requires_grad_", "requires_grad"})
-    name = next((ast.unparse(one) for one in (*attributes, *getattr(raised.statement, "targets", ()))), None)
+    name = next((ast.unparse(attribute) for attribute in (*attributes, *getattr(raised.statement, "targets", ()))), None)
     return raised.finding(
         "an integer tensor cannot require a gradient",
         f"`{fixed}`" if fixed != source else "make the tensor floating point first: `.float()` or `dtype=torch.float32`",
@@ -242,7 +242,7 @@ def _subclasses(kind: type) -> Iterator[type]:
 def _return_of(function: object) -> Location | None:
     """The last ``return`` of a function."""
     code = getattr(function, "__code__", None)
-    lines = [one.lineno for one in nodes(ast.Return, function_node(code))] if code is not None else []
+    lines = [node.lineno for node in nodes(ast.Return, function_node(code))] if code is not None else []
     return location(code.co_filename, lines[-1], code.co_name) if lines and code is not None else None
 
 

@@ -104,7 +104,7 @@ class Raised:
                 kind = "other"
         if kind is None:
             return None
-        in_forward: Iterator[Any] = (local_values(one).get("self") for one in frames if one.f_code.co_name == "forward")
+        in_forward: Iterator[Any] = (local_values(frame).get("self") for frame in frames if frame.f_code.co_name == "forward")
         return cls(
             kind,
             str(error),

@@ -84,7 +84,7 @@ def wrong_order(facts: Facts) -> Iterator[AutogradFinding]:
 
 def _reaching(events: Sequence[Event], step: Step) -> list[Backward]:
     """The backward passes that reach the tensors of an update."""
-    return [one for one in events if isinstance(one, Backward) and one.leaves & step.parameters]
+    return [event for event in events if isinstance(event, Backward) and event.leaves & step.parameters]
 
 
 def _without_gradients(step: Step, before: Sequence[Event], events: Sequence[Event]) -> Iterator[AutogradFinding]:
@@ -166,8 +166,10 @@ def _never_stepped(facts: Facts) -> Iterator[AutogradFinding]:
     for optimizer in facts.all_optimizers:
         members = set(map(id, tensors_of(optimizer))) - facts.updated  # another optimizer may make the update for this one
         # A gradient of the inputs is asked for itself, as by a saliency map or an attack.
-        reached = [one for one in course.backwards if one.leaves & members and one.leaves <= facts.parameters.keys() | members]
-        zeroed = [one for one in course.events if isinstance(one, Zeroed) and one.parameters & members]
+        reached = [
+            backward for backward in course.backwards if backward.leaves & members and backward.leaves <= facts.parameters.keys() | members
+        ]
+        zeroed = [event for event in course.events if isinstance(event, Zeroed) and event.parameters & members]
         if id(optimizer) not in course.stepped and len(reached) >= _IN_A_LOOP and len(zeroed) >= _IN_A_LOOP - 1:
             name = variable_of(optimizer) or "optimizer"
             headline = f"`{name}.step()` is never called, after {len(reached)} backward passes"
@@ -177,11 +179,11 @@ def _never_stepped(facts: Facts) -> Iterator[AutogradFinding]:
 def _only_added_up(facts: Facts) -> Iterator[AutogradFinding]:
     """A loop of backward passes in which nothing zeroes the gradients, and nothing uses them."""
     # A gradient of the inputs is asked for itself, as by a saliency map or an attack.
-    passes = [one for one in facts.course.backwards if one.leaves and one.leaves <= facts.parameters.keys()]
+    passes = [backward for backward in facts.course.backwards if backward.leaves and backward.leaves <= facts.parameters.keys()]
     loops = [one for earlier, one in pairwise(passes) if one.left_over & earlier.leaves and one.line is earlier.line]
     if not loops or facts.course.stepped or any(facts.is_written_by_hand(facts.parameters[key]) for key in loops[0].leaves):
         return
-    owner = next((one for one in facts.all_optimizers if loops[0].leaves & set(map(id, tensors_of(one)))), None)
+    owner = next((optimizer for optimizer in facts.all_optimizers if loops[0].leaves & set(map(id, tensors_of(optimizer)))), None)
     name = "" if owner is None else variable_of(owner)
     yield finding(
         "never_stepped",
@@ -208,7 +210,7 @@ def double_softmax(facts: Facts) -> Iterator[AutogradFinding]:
         first, loss = ("softmax", "cross_entropy") if op.name == "_log_softmax" else ("sigmoid", "binary_cross_entropy_with_logits")
         is_module = maker.module_type in {"Softmax", "Softmax2d", "Sigmoid"}
         fix = f"remove {f'module `{maker.module}` ({maker.module_type})' if is_module else f'the {first}'} and pass the logits to the loss"
-        if op.note == "takes probabilities" and not all(one is maker or one.name in _PASSES_ON for one in op.parents):
+        if op.note == "takes probabilities" and not all(parent is maker or parent.name in _PASSES_ON for parent in op.parents):
             fix = "replace `F.cross_entropy(probabilities, target)` with `F.nll_loss(probabilities.log(), target)`"
         yield finding(
             "double_softmax",
@@ -232,7 +234,7 @@ def _maker(op: RecordedOp) -> RecordedOp | None:
     todo, seen = deque(op.parents if op.note == "takes probabilities" else ()), set[int]()
     while todo and (maker is None or maker.name != wanted):
         maker = todo.popleft()
-        todo.extend(one for one in maker.parents if one.index not in seen)
+        todo.extend(parent for parent in maker.parents if parent.index not in seen)
         seen.add(maker.index)
     return maker if maker is not None and maker.name == wanted and any(use.requires_grad for use in maker.reads) else None
 
@@ -260,7 +262,7 @@ def trained_in_eval_mode(facts: Facts) -> Iterator[AutogradFinding]:
     for place, step in enumerate(facts.course.events):
         if not isinstance(step, Step) or not step.nonzero_count:
             continue
-        passed = [one for one in facts.course.events[:place] if isinstance(one, Backward) and one.leaves & step.parameters]
+        passed = [event for event in facts.course.events[:place] if isinstance(event, Backward) and event.leaves & step.parameters]
         for root, seen in calls if passed else ():
             of_root = [ops[index] for index in sorted(passed[-1].ops) if index in ops and ops[index].root == root]
             if seen.parameters & step.parameters and of_root and not any(op.training for op in of_root):

@@ -40,9 +40,11 @@ def wrong_tensors(facts: Facts) -> Iterator[AutogradFinding]:
         return
     files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
     forgotten = facts.not_updated(facts.parameters)
-    updated = {id(one) for optimizer in facts.optimizers for one in tensors_of(optimizer)}
+    updated = {id(tensor) for optimizer in facts.optimizers for tensor in tensors_of(optimizer)}
     trained = [root for root in facts.roots if any(id(one) in updated for one in root.parameters())]
-    hidden = [one for root in trained for one in hidden_parameters(root) if id(one.parameter) in facts.reached - facts.held]
+    hidden = [
+        parameter for root in trained for parameter in hidden_parameters(root) if id(parameter.parameter) in facts.reached - facts.held
+    ]
     if hidden:
         optimizer, name = _in_charge(facts, {id(one.parameter) for one in hidden})
         kept = hidden[0].attribute
@@ -102,7 +104,7 @@ def _copy_of_trained(trained: list[torch.nn.Module], roots: list[torch.nn.Module
     def built(model: torch.nn.Module) -> tuple[type, dict[str, torch.Size]]:
         return type(model), {name: one.shape for name, one in model.named_parameters()}
 
-    whole = next((root for root in roots if {id(one) for one in root.parameters()} >= {id(one) for one in forgotten}), None)
+    whole = next((root for root in roots if {id(parameter) for parameter in root.parameters()} >= {id(one) for one in forgotten}), None)
     if whole is None or whole in trained or not any(built(whole) == built(root) for root in trained):
         return ""
     return variable_of(whole) or ""
@@ -142,7 +144,7 @@ def _missing_by_mistake(
     for root in facts.roots:
         members = dict(root.named_parameters())
         mixed = {name.rpartition(".")[0] for name, one in members.items() if id(one) in updated}
-        is_frozen_in_part = any(not one.requires_grad for one in members.values())
+        is_frozen_in_part = any(not member.requires_grad for member in members.values())
         # Else an input is optimized, as an image.
         is_wanted = (is_frozen_in_part or not names_a_part) if mixed else root.training and trains_a_model
         for name, one in members.items():
@@ -201,9 +203,9 @@ def nothing_reached(facts: Facts) -> Iterator[AutogradFinding]:
 
 def missing_gradients(facts: Facts) -> Iterator[AutogradFinding]:
     """Optimizer tensors without a gradient in every step, although others have one."""
-    if any(one.loss_is_leaf for one in facts.course.backwards):
+    if any(backward.loss_is_leaf for backward in facts.course.backwards):
         return
-    others_learn = any(one.nonzero_count for one in facts.course.steps)
+    others_learn = any(step.nonzero_count for step in facts.course.steps)
     counted = {op.index: op for seen in facts.course.backwards for op in facts.tape.ancestors(seen.loss, seen.index)}
     consumers = {key: [one for one in later if one.index in counted and one.is_forward] for key, later in facts.tape.consumers().items()}
     groups: dict[object, tuple[list[torch.Tensor], Dropped | None]] = {}
@@ -224,10 +226,10 @@ def missing_gradients(facts: Facts) -> Iterator[AutogradFinding]:
 
 def _never_with_gradient(facts: Facts) -> Iterator[torch.Tensor]:
     for optimizer in facts.optimizers:
-        steps = [one for one in facts.course.steps if one.optimizer == id(optimizer)]
+        steps = [step for step in facts.course.steps if step.optimizer == id(optimizer)]
         without = frozenset.intersection(*(one.without for one in steps)) if steps else frozenset[int]()
         learnt_later = optimizer.state if facts.watched.steps[id(optimizer)] > len(steps) else ()
-        missed = [one for one in tensors_of(optimizer) if id(one) in without - facts.reached]
+        missed = [tensor for tensor in tensors_of(optimizer) if id(tensor) in without - facts.reached]
         yield from (one for one in missed if one.grad is None and one not in learnt_later)
 
 
@@ -248,7 +250,7 @@ def _is_unused_by_mistake(facts: Facts, tensor: torch.Tensor) -> bool:
     """Of a tensor that no op read: whether its module stands for itself, in a model of the user's, and is no expert or head of several."""
     for root in facts.roots:
         for path, owner in root.named_modules():
-            if any(one is tensor for one in owner._parameters.values()):
+            if any(parameter is tensor for parameter in owner._parameters.values()):
                 steps = path.split(".") if path else []
                 around = [root, *(root.get_submodule(".".join(steps[: place + 1])) for place in range(len(steps)))]
                 chosen = any(isinstance(one, (torch.nn.ModuleList, torch.nn.ModuleDict)) for one in around[:-1])
@@ -286,7 +288,7 @@ def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | None) ->
 
 def constant_gradients(facts: Facts) -> Iterator[AutogradFinding]:
     """A term of a loss that is computed from what ``autograd.grad()`` returned without a graph: a constant."""
-    asked = [one for one in facts.course.events if isinstance(one, Backward) and one.constants]
+    asked = [event for event in facts.course.events if isinstance(event, Backward) and event.constants]
     for seen in facts.course.backwards if asked else ():
         constants: dict[int, Backward] = {}
         named: list[tuple[str, Line | None]] = []
@@ -316,5 +318,5 @@ def _with_graph(node: ast.AST) -> ast.AST | None:
     """The call of ``grad()`` with ``create_graph=True``."""
     if not isinstance(node, ast.Call) or called(node) != "grad":
         return None
-    others = [one for one in node.keywords if one.arg != "create_graph"]
+    others = [keyword for keyword in node.keywords if keyword.arg != "create_graph"]
     return ast.Call(node.func, node.args, [*others, ast.keyword("create_graph", ast.Constant(value=True))])

@@ -111,7 +111,7 @@ def _has_memory(value: object) -> bool:
 
 def _names_of_memory(effect: Effect, first: Difference, known: Mapping[int, str]) -> tuple[str, ...]:
     """The user's variables whose tensors reached an op changed, those of what is told of first."""
-    ordered = sorted((one for one in effect.begins if one.kind == "given"), key=lambda one: one.place != first.place)
+    ordered = sorted((begin for begin in effect.begins if begin.kind == "given"), key=lambda one: one.place != first.place)
     paths = [known[memory] for one in ordered for memory in _given(effect, one, known)]
     return tuple(dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in paths))
 

@@ -54,7 +54,7 @@ class Kept(NamedTuple):
 def _kept(body: Body) -> Iterator[tuple[str, Kept]]:
     """What the body reaches and a run may change: variables; what classes and functions of the user's keep; settings of the process."""
     found = {name: value for name in reached(body)[0] if (value := _value(body, name)) is not ABSENT}
-    found |= {one.__name__: one for one in body.roots if isinstance(one, FunctionType)}
+    found |= {root.__name__: root for root in body.roots if isinstance(root, FunctionType)}
     kinds: dict[type, None] = {}
     for name, value in found.items():
         kinds |= dict.fromkeys((value if isinstance(value, type) else type(value)).__mro__)
@@ -63,7 +63,10 @@ def _kept(body: Body) -> Iterator[tuple[str, Kept]]:
         if not isinstance(value, (type, ModuleType)):
             yield name, Kept(functools.partial(_value, body, name))
         if isinstance(value, torch.nn.Module):
-            yield f"{name}{OF_GRADIENTS}", Kept(functools.partial(lambda module: [one.grad for one in module.parameters()], value))
+            yield (
+                f"{name}{OF_GRADIENTS}",
+                Kept(functools.partial(lambda module: [parameter.grad for parameter in module.parameters()], value)),
+            )
     for kind in kinds:
         if kind.__module__ != "builtins" and is_users(kind):
             yield from ((f"{kind.__name__}.{name}", place) for name, place in _of_mapping(vars(kind)) if not name.startswith("__"))
@@ -218,7 +221,7 @@ def _functions(value: object) -> Iterator[FunctionType]:
         return
     kind = value if isinstance(value, type) else type(value)
     if kind.__module__ != "builtins" and is_users(kind):
-        yield from (one for one in vars(kind).values() if isinstance(one, FunctionType))
+        yield from (var for var in vars(kind).values() if isinstance(var, FunctionType))
 
 
 def _is_read_first(body: Body, name: str) -> bool:

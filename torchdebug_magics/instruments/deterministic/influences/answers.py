@@ -257,13 +257,13 @@ def _asking_frame(caller: FrameType, *, is_direct: bool) -> FrameType | None:
     module = str(caller.f_globals.get("__name__", "")).partition(".")[0]
     if is_direct or module in _WAITING or owner(caller.f_code.co_filename) == "torch":
         return None
-    for one in frames_above(caller):
-        match owner(one.f_code.co_filename):
+    for frame in frames_above(caller):
+        match owner(frame.f_code.co_filename):
             case "user":
-                return one
+                return frame
             case "own":
                 return None
-        if one.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
             return None
     return None
 
@@ -271,10 +271,10 @@ def _asking_frame(caller: FrameType, *, is_direct: bool) -> FrameType | None:
 def _seed_of_library(caller: FrameType, user: FrameType) -> str:
     """The parameter for a seed of what the user's line called, if an installed library was asked there."""
     between = []
-    for one in frames_above(caller):
-        if one is user:
+    for frame in frames_above(caller):
+        if frame is user:
             break
-        between.append(one.f_code)
+        between.append(frame.f_code)
     if not between or owner(between[-1].co_filename) != "library":
         return ""
     parameters = between[-1].co_varnames[: between[-1].co_argcount + between[-1].co_kwonlyargcount]
@@ -287,7 +287,7 @@ def _text(code: CodeType, instruction: int) -> str:
     if place is None:
         return ""
     line, column, end_line, end_column = place
-    lines = [one.encode() for one in linecache.getlines(code.co_filename)[line - 1 : end_line]]
+    lines = [getline.encode() for getline in linecache.getlines(code.co_filename)[line - 1 : end_line]]
     if not lines:
         return ""
     lines[-1] = lines[-1][:end_column]

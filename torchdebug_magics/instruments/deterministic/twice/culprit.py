@@ -174,7 +174,7 @@ class Culprit:
 
     def _of_set(self) -> Divergence | None:
         """Objects in a set stand where their addresses put them, and those differ in each run."""
-        found = next((one for one in self._orders if one.kind != "salted"), None)
+        found = next((order for order in self._orders if order.kind != "salted"), None)
         if found is None:
             return None
         dependence = dependence_of(found)
@@ -200,7 +200,7 @@ class Culprit:
     def _of_asked(self, found: Sequence[Asked]) -> Divergence:
         first, *others = found
         influence, told = first.influence, first.dependence
-        further = tuple(one.dependence for one in others if one.influence.on is not None and one.influence is not influence)
+        further = tuple(other.dependence for other in others if other.influence.on is not None and other.influence is not influence)
         return self._told(influence.cause, told.what, told.fix, other=told.location, on=influence.on, further=further)
 
     @staticmethod

@@ -172,7 +172,9 @@ class Comparison:
 
 def drawn_from(op: Op) -> torch.Generator:
     """The generator that an op takes its numbers from."""
-    return next((one for one in (*op.args, *op.kwargs.values()) if isinstance(one, torch.Generator)), torch.default_generator)
+    return next(
+        (argument for argument in (*op.args, *op.kwargs.values()) if isinstance(argument, torch.Generator)), torch.default_generator
+    )
 
 
 def raised_at(error: BaseException) -> Location | None:
@@ -199,7 +201,7 @@ def _is_plain(value: object) -> bool:
 
 def tensors_left(body: Body) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor that a name of the user's leads to, after a run."""
-    return (one for name, value in body.left().items() for one in _tensors(name, value))
+    return (tensor for name, value in body.left().items() for tensor in _tensors(name, value))
 
 
 def different(first: Mapping[str, int], second: Mapping[str, int], body: Body) -> Divergence | None:

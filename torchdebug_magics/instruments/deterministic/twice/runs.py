@@ -213,7 +213,7 @@ def _is_compiled(body: Body) -> bool:
     """Whether a compiler may be at work in it, as far as can be seen."""
     return (
         any(node.attr == "compile" for node in nodes(ast.Attribute, *body.statements))
-        or any(is_compiled(one) or unwrapped(one) is not one for one in live_modules())
+        or any(is_compiled(module) or unwrapped(module) is not module for module in live_modules())
         or any(hasattr(value, "_torchdynamo_orig_callable") for value in body.variables.values() if isinstance(value, FunctionType))
     )
 
@@ -251,7 +251,7 @@ def _is_users(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if not isinstance(file, str) or not file.endswith(".py") or owner(file) != "user":
         return False
-    return not any(isinstance(one, torch.library.Library) for one in list(vars(module).values()))
+    return not any(isinstance(var, torch.library.Library) for var in list(vars(module).values()))
 
 
 class Outside:

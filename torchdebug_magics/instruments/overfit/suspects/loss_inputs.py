@@ -162,18 +162,19 @@ def _misplaced(call: LossCall, source: Activation) -> tuple[str, Cause, Callable
 
 def _over_the_batch(seen: Evidence) -> Iterator[Change]:
     """Yields a softmax over the classes, for one over the samples."""
-    for one in seen.base.first.activations:
-        is_table = one.given.dim() == 2 and len(one.given) == seen.base.first.samples and one.given.shape[1] > 1  # noqa: PLR2004
-        if one.name in {"softmax", "log_softmax"} and is_table and one.dim in {0, -2}:
-            function = getattr(torch, one.name)
+    for activation in seen.base.first.activations:
+        is_table = activation.given.dim() == 2 and len(activation.given) == seen.base.first.samples and activation.given.shape[1] > 1  # noqa: PLR2004
+        if activation.name in {"softmax", "log_softmax"} and is_table and activation.dim in {0, -2}:
+            function = getattr(torch, activation.name)
+            where = activation.location or "the output"
             yield Change(
                 suspect="wrong_loss_input",
-                text=f"{one.name} over dim=-1",
-                headline=f"`{one.name}` at {one.location or 'the output'} is over the batch (dim={one.dim}): it must be over the classes",
-                fix=f"use `dim=-1` in `{one.name}`",
-                location=one.location,
-                module=one.module,
-                on_call=replaced(one.name, one.location, lambda values, function=function: function(values, dim=-1)),
+                text=f"{activation.name} over dim=-1",
+                headline=f"`{activation.name}` at {where} is over the batch (dim={activation.dim}): it must be over the classes",
+                fix=f"use `dim=-1` in `{activation.name}`",
+                location=activation.location,
+                module=activation.module,
+                on_call=replaced(activation.name, activation.location, lambda values, function=function: function(values, dim=-1)),
             )
 
 
@@ -184,7 +185,9 @@ def _broadcast(seen: Evidence) -> Iterator[Change]:
     place, *shapes = seen.base.first.broadcast
 
     def instead(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        is_pair = called_name(function) in _SUBTRACTIONS and len(args) == len(shapes) and all(isinstance(one, Tensor) for one in args)
+        is_pair = (
+            called_name(function) in _SUBTRACTIONS and len(args) == len(shapes) and all(isinstance(argument, Tensor) for argument in args)
+        )
         if not is_pair or [tuple(one.shape) for one in args] != shapes:
             return None
         wide = max(args, key=lambda one: one.dim()).shape

@@ -33,7 +33,7 @@ def suspects(seen: Evidence) -> Iterator[Change]:
     yield from _conflicts(seen)
     yield from _scale(seen)
     yield from _one_value(seen)
-    dead = next((one for one in seen.base.first.activations if one.is_dead and one.feeder), None)
+    dead = next((activation for activation in seen.base.first.activations if activation.is_dead and activation.feeder), None)
     of_dead = [] if dead is None else list(_dead(seen, dead))
     is_constant = dead is not None and seen.unusual.get(dead.feeder, "").startswith(_CONSTANT)
     yield from (*_initial(seen), *of_dead) if is_constant else (*of_dead, *_initial(seen))
@@ -67,7 +67,7 @@ def _dead(seen: Evidence, dead: Activation) -> Iterator[Change]:
         module=dead.feeder,
         parameters=_names(seen, [dead.feeder]),
         on_models=each([dead.feeder], _initialized),
-        is_evident=last is not None and any(one.is_dead and one.feeder == dead.feeder for one in last.activations),
+        is_evident=last is not None and any(activation.is_dead and activation.feeder == dead.feeder for activation in last.activations),
     )
     yield again
     if not is_saturated:
@@ -87,7 +87,7 @@ def _initial(seen: Evidence) -> Iterator[Change]:
         return
     quoted = listed([f"`{name}`" for name in names])
     own = all(hasattr(modules[name], "reset_parameters") for name in names)
-    if own or any(hasattr(one, "_init_weights") for one in seen.base.models.values()):
+    if own or any(hasattr(model, "_init_weights") for model in seen.base.models.values()):
         call = ".reset_parameters()" if own else f".apply({seen.model}._init_weights)"
         fix = f"initialize again: `for path in {names!r}: {seen.model}.get_submodule(path){call}`"
     else:
@@ -140,9 +140,9 @@ def _initialized(module: nn.Module) -> None:
         if reset is not None:
             reset()
             return
-        for one in module._parameters.values():
-            if one is not None and one.dim() > 1:
-                nn.init.normal_(one, std=_STANDARD)
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.dim() > 1:
+                nn.init.normal_(parameter, std=_STANDARD)
 
 
 def _names(seen: Evidence, modules: list[str]) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def _conflicts(seen: Evidence) -> Iterator[Change]:
     inputs = [one for one in first.inputs if one.dim() and len(one) == samples and not any(one is other for other in targets)]
     if samples < 2 or not inputs or not targets or any(len(one) % samples for one in targets if one.dim()):  # noqa: PLR2004
         return
-    labels = torch.cat([one.detach().reshape(samples, -1).double() for one in targets if one.dim()], 1)
+    labels = torch.cat([target.detach().reshape(samples, -1).double() for target in targets if target.dim()], 1)
     values = torch.cat([one.detach().reshape(samples, -1).double() for one in inputs if not one.is_complex()], 1)
     group = values.unique(dim=0, return_inverse=True)[1].tolist()
     groups = [[row for row in range(samples) if group[row] == which] for which in sorted(set(group))]

@@ -120,7 +120,7 @@ class ObservedStep:
         if name in _ASKED:
             return
         given = list(tensors_in((args, kwargs)))
-        made = [one for one in tensors_in(result) if not any(one is other for other in given)] or list(tensors_in(result))
+        made = [tensor for tensor in tensors_in(result) if not any(tensor is other for other in given)] or list(tensors_in(result))
         place: list[Location | None] = []
 
         def here() -> Location | None:
@@ -155,7 +155,7 @@ class ObservedStep:
         origins = [self.origin_of(one) for one in given]
         summed = given[0].numel() if given and name == "sum" and made and made[0].numel() == 1 else 1
         last = Origin(activation=origins[0].activation if origins and name in _VIEWS else None, summed=summed)
-        sources = frozenset().union(*(one.sources for one in origins))
+        sources = frozenset().union(*(origin.sources for origin in origins))
         if not sources or len(sources) > _MOST_SOURCES or name.endswith("_like") or name.startswith("new_"):
             return last
         cuts = frozenset().union(*(one.cuts for one in origins))

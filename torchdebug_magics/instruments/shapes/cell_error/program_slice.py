@@ -101,14 +101,15 @@ def _may_rerun(frame: FrameType) -> bool:
 
 
 def _made(frame: FrameType, taken: _Taken, names: dict[str, Any]) -> tuple[Lines, dict[str, Any]]:
-    body: list[ast.stmt] = [ast.copy_location(ast.Expr(one.value), one) if _returns(one) else one for one in taken.statements]  # type: ignore[attr-defined]
+    body: list[ast.stmt] = [
+        ast.copy_location(ast.Expr(statement.value), statement)
+        if isinstance(statement, ast.Return) and statement.value is not None
+        else statement
+        for statement in taken.statements
+    ]
     tree = ast.fix_missing_locations(ast.Module(copy.deepcopy(body), []))
     given = {name: names[name] for name in sorted(taken.reads) if name in names and next(named_tensors(names[name]), None) is not None}
     return Lines(compile(tree, frame.f_code.co_filename, "exec"), names, taken.parts), given
-
-
-def _returns(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Return) and statement.value is not None
 
 
 def _taken(filename: str, line: int, names: Mapping[str, Any]) -> _Taken | None:
@@ -174,5 +175,5 @@ def _is_simple(statement: ast.stmt) -> bool:
         return all(map(_is_simple, statement.body))
     if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)):
         return False
-    plain = all(isinstance(one, (ast.Name, ast.Tuple, ast.List)) for one in nodes(ast.expr, *targets_of(statement)))
+    plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in nodes(ast.expr, *targets_of(statement)))
     return plain and not any(isinstance(one, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)) for one in ast.walk(statement))

@@ -55,7 +55,7 @@ def forward(
     """
     began, computing = time.monotonic(), time.thread_time()
     parameters = Parameters(model)
-    device = "meta" if any(one.device.type == "meta" for one in model.parameters()) else ""
+    device = "meta" if any(parameter.device.type == "meta" for parameter in model.parameters()) else ""
     calls, writes = Calls(model, parameters, device, symbolic=symbolic), Writes()
     formulas, guard = NoFormulas() if symbolic else FlopFormulas(), Guard()
     saved = Saved(calls, Hooks(), guard)

@@ -83,7 +83,9 @@ class Suspects:
         if name in _VIEWS:
             self.first = misread(name, args[0], out, frame, module)
         else:
-            pair = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)][: 2 if name in PAIRED_LOSSES else None]
+            pair = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, torch.Tensor)][
+                : 2 if name in PAIRED_LOSSES else None
+            ]
             if len(pair) == 2 and all(type(size) is int for one in pair for size in one.shape):  # noqa: PLR2004 - a pair
                 sides = [Side(sizes(one), made(one), one) for one in pair]
                 self.first = broadcast(name, sides, site_in(frame), module, locate(frame))
@@ -193,7 +195,7 @@ def _plain(dims: Sequence[int]) -> list[int]:
 
 def _asks_for_one(args: Sequence[Any]) -> bool:
     """``x[:, None]``."""
-    return any(one is None or (isinstance(one, tuple) and any(part is None for part in one)) for one in args)
+    return any(argument is None or (isinstance(argument, tuple) and any(part is None for part in argument)) for argument in args)
 
 
 def _squeezes(site: Site, pair: list[Side], few: tuple[int, ...], many: tuple[int, ...]) -> list[Fix]:

@@ -32,7 +32,7 @@ def method(name: str, *args: Any) -> Change:
     undoes += [".T", ".t()"] if name == "transpose" and args == (0, 1) else [".mT"] if name == "transpose" and args == (-2, -1) else []
 
     def text(x: str) -> str:
-        turned = next((one for one in undoes if x.endswith(one)), None)
+        turned = next((undoe for undoe in undoes if x.endswith(undoe)), None)
         return f"{x}{call}" if turned is None else x.removesuffix(turned)
 
     return Change(text, lambda tensor: getattr(tensor, name)(*args))

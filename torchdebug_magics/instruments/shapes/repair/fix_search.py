@@ -242,7 +242,7 @@ def _is_refused(run: Forward | None) -> bool:
 
 def _names(edit: Edit, size: int) -> bool:
     """Whether it writes this number where the user had not, into what runs with every batch; a single one may be any number."""
-    sites = [site for site in (*(one.site for one in edit.ops), *(one.site for one in edit.calls)) if site is not None]
+    sites = [site for site in (*(one.site for one in edit.ops), *(call.site for call in edit.calls)) if site is not None]
     numbers = re.compile(rf"{_DIMENSIONS}|\b({size})\b")
     plain = bool(sites) and not edit.modules and "\n" not in edit.code  # no module that is made new, whose numbers are others
     return plain and size > 1 and _mentions(numbers, edit.code) > sum(_mentions(numbers, site.text) for site in sites)

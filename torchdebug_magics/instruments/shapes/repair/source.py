@@ -90,7 +90,7 @@ class Site:
         if isinstance(statement, ast.Return):
             return True
         targets = statement.targets if isinstance(statement, ast.Assign) else []
-        return any(isinstance(one, ast.Name) and one.id == name for one in targets)
+        return any(isinstance(target, ast.Name) and target.id == name for target in targets)
 
     def _operands(self) -> list[ast.expr]:
         node = self.expression
@@ -103,7 +103,7 @@ class Site:
         if isinstance(node, ast.Subscript):
             return [node.value, *_spread([node.slice])]
         if isinstance(node, ast.Call):
-            return list(_spread([*self._receiver(node), *node.args, *(one.value for one in node.keywords)]))
+            return list(_spread([*self._receiver(node), *node.args, *(keyword.value for keyword in node.keywords)]))
         return []
 
     def _receiver(self, node: ast.Call) -> list[ast.expr]:
@@ -134,10 +134,14 @@ class Caller:
 def caller_of(site: Site, names: Sequence[str]) -> Caller | None:
     """From a call with arguments for the parameters of these names, in their order; None where they cannot be distinguished."""
     call = site.expression
-    if not isinstance(call, ast.Call) or len(call.args) != len(names) or any(isinstance(one, ast.Starred) for one in call.args):
+    if not isinstance(call, ast.Call) or len(call.args) != len(names) or any(isinstance(argument, ast.Starred) for argument in call.args):
         return None
     return Caller(
-        site, {**dict(zip(names, call.args, strict=True)), **{one.arg: one.value for one in call.keywords if one.arg is not None}}
+        site,
+        {
+            **dict(zip(names, call.args, strict=True)),
+            **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None},
+        },
     )
 
 
@@ -175,7 +179,7 @@ def site_in(frame: FrameType) -> Site:
 def assignments(site: Site, name: str) -> list[ast.Assign]:
     """The lines of the same function, above this one, that give a variable; the last one first."""
     lines = range(site.code.co_firstlineno, site.line + 1)
-    found = (one for one in nodes(ast.Assign, tree_of(site.code.co_filename)) if one.lineno in lines)
+    found = (node for node in nodes(ast.Assign, tree_of(site.code.co_filename)) if node.lineno in lines)
     return sorted((one for one in found if [dotted(target) for target in one.targets] == [name]), key=lambda one: -one.lineno)
 
 
@@ -189,7 +193,7 @@ def _nodes(code: CodeType, instruction: int, line: int) -> tuple[ast.stmt | None
 
 def _only(statement: ast.stmt | None) -> ast.AST | None:
     """Before Python 3.11 the instruction does not tell its place: the one call or operator of the statement, if there is but one."""
-    whole = [one for one in nodes(ast.AST, statement) if isinstance(one, (ast.Call, ast.BinOp, ast.Subscript, ast.AugAssign))]
+    whole = [node for node in nodes(ast.AST, statement) if isinstance(node, (ast.Call, ast.BinOp, ast.Subscript, ast.AugAssign))]
     return whole[0] if len(whole) == 1 else None
 
 

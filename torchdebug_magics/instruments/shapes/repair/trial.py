@@ -99,7 +99,9 @@ class Trials:
     def _is_quick(self, run: Forward) -> bool:
         """Whether it may be run on real tensors; never one that would wait for other ranks."""
         parameters = list(self.model.parameters())
-        return run.flops <= _QUICK_FLOPS and ranks_of(parameters) == 1 and not any(one.device.type == "meta" for one in parameters)
+        return (
+            run.flops <= _QUICK_FLOPS and ranks_of(parameters) == 1 and not any(parameter.device.type == "meta" for parameter in parameters)
+        )
 
     def _with(self, edits: Sequence[Edit], fakes: Fakes | None) -> Forward | None:
         inputs: Any = self.inputs
@@ -245,7 +247,7 @@ def fitting_sizes(facts: Facts, found: Diagnosis, trials: Trials) -> tuple[Fix, 
         return ()
     name, tensor = named
     spatial = tensor.dim() - 2
-    if not found.rounded and not any(isinstance(one, _ALONG[spatial]) for one in facts.modules.values()):
+    if not found.rounded and not any(isinstance(module, _ALONG[spatial]) for module in facts.modules.values()):
         return ()
     now = tensor.shape[-1]
     if len(set(tensor.shape[2:])) != 1 or now < 2:
@@ -271,8 +273,8 @@ def _fix(name: str, shown: str) -> Fix:
 
 
 def _largest_kernel(facts: Facts, spatial: int) -> int:
-    kernels = [getattr(one, "kernel_size", 1) for one in facts.modules.values() if isinstance(one, _ALONG[spatial])]
-    return max((max(one) if isinstance(one, tuple) else int(one) for one in kernels), default=1)
+    kernels = [getattr(module, "kernel_size", 1) for module in facts.modules.values() if isinstance(module, _ALONG[spatial])]
+    return max((max(kernel) if isinstance(kernel, tuple) else int(kernel) for kernel in kernels), default=1)
 
 
 class _Search:

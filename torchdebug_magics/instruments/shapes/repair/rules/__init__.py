@@ -65,7 +65,7 @@ def _diagnosis(facts: Facts) -> Diagnosis:
 
 def _own_words(facts: Facts) -> str:
     if facts.op is not None:
-        given = ", ".join(shown(one) for one in facts.operands[:4])
+        given = ", ".join(shown(operand) for operand in facts.operands[:4])
         said = f"{facts.text}{f' (it gets {given})' if given else ''}"
         return f"{facts.who}: {said}" if facts.path else f"`{facts.op.strip('_')}`: {said}"
     return f"{facts.who}: {facts.text}" if facts.path else facts.text

@@ -66,7 +66,7 @@ def broadcast(facts: Facts) -> Diagnosis | None:
 
 def _is_elementwise(facts: Facts) -> bool:
     """Whether operands of one shape give that shape: so no product does, nor attention."""
-    largest = (2, *max((one.sizes for one in facts.operands), key=len), 3)
+    largest = (2, *max((operand.sizes for operand in facts.operands), key=len), 3)
     gives = LocalCall(facts).gives(dict.fromkeys(range(len(facts.operands)), lambda tensor: tensor.new_empty(largest)))
     return gives == [largest]
 
@@ -232,7 +232,7 @@ def unpacked_to(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
     wrong = [dim for dim in (0, 1) if one.sizes[dim] < other.sizes[dim]]
     site = site_at(*step.line)
     call = site.expression
-    if len(wrong) != 1 or not isinstance(call, ast.Call) or any(one.arg == "total_length" for one in call.keywords):
+    if len(wrong) != 1 or not isinstance(call, ast.Call) or any(keyword.arg == "total_length" for keyword in call.keywords):
         return []
     many = other.sizes[wrong[0]]
     name, dim = next(((name, at) for name, one in facts.inputs for at, size in enumerate(one.shape) if at and size == many), ("", 0))

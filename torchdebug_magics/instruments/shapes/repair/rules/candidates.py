@@ -129,7 +129,7 @@ def fits_others(local: LocalCall, at: int, change: Change) -> bool:
 def keeps_batch(local: LocalCall, gives: list[Sizes]) -> bool:
     """Whether the batch that goes in first comes out first."""
     batches = {one.shape[0] for _, one in local.facts.inputs if one.dim() > 1}
-    batches &= {one.sizes[0] for one in local.operands if one.sizes and of_inputs(one.made)}
+    batches &= {operand.sizes[0] for operand in local.operands if operand.sizes and of_inputs(operand.made)}
     return len(batches) != 1 or not gives or not gives[0] or gives[0][0] in batches
 
 
@@ -139,7 +139,7 @@ def lifted(local: LocalCall, at: int) -> Iterator[Edit]:
     if x.owned and len(x.sizes) != _MATRIX:
         return
     for dim in range(int(of_inputs(x.made)), len(x.sizes) + 1):
-        for other in (one for one in local.operands if one is not x):
+        for other in (operand for operand in local.operands if operand is not x):
             for size in dict.fromkeys(other.sizes):
                 change = then(method("unsqueeze", dim), expanded(other, dim, size, len(x.sizes) + 1))
                 if size > 1 and fits_others(local, at, change) and local.gives({at: change.apply}) is not None:
@@ -260,7 +260,10 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Edit]:
         if any("kernel_size" in one for one in ({*numbers},)):
             ranks.append((20, {"padding": _half(numbers.get("kernel_size"))}, "padded to keep the size"))
     weight = getattr(module, "weight", None)
-    tied = weight is not None and sum(any(one is weight for one in part._parameters.values()) for part in facts.modules.values()) > 1
+    tied = (
+        weight is not None
+        and sum(any(parameter is weight for parameter in part._parameters.values()) for part in facts.modules.values()) > 1
+    )
     ranks = [(44 if tied else rank, changes, why) for rank, changes, why in ranks]  # a new one would not have the weights of the other part
     rebuilt = [edit for rank, changes, why in ranks for edit in rebuilt_module(module, facts.path, rank=rank, why=why, **changes)]
     return [edit for edit in rebuilt if local.takes(edit)]
@@ -297,7 +300,7 @@ def fitted(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
         whole = functools.reduce(together, (edits[0] for edits in each))
         yield replace(whole, many=1)  # the same size forgotten in all of them is one mistake
     if mismatch.got == 1:
-        for like in (one for one in local.operands if one is not x and mismatch.wanted in one.sizes):
+        for like in (operand for operand in local.operands if operand is not x and mismatch.wanted in operand.sizes):
             change = expanded(like, len(x.sizes) + mismatch.dim, mismatch.wanted, len(x.sizes))
             yield from anywhere(facts, at, change, rank=4, why="the same for every sample", owned=True)
     yield from _beside_others(local, mismatch)
@@ -326,7 +329,9 @@ def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
     lacks = [wanted - have for have, wanted in zip(x.sizes, mismatch.sizes, strict=True)]
     if lacks[0] and len(set(x.sizes)) > 1:
         return
-    prefixed = any(one.made is not None and any(_is_prefixed(step, max(lacks)) for step in steps(one.made)) for one in local.operands[:1])
+    prefixed = any(
+        operand.made is not None and any(_is_prefixed(step, max(lacks)) for step in steps(operand.made)) for operand in local.operands[:1]
+    )
     for front in (True, False) if min(lacks) >= 0 else ():
         pads = [pad for lack in reversed(lacks) for pad in ((lack, 0) if front else (0, lack))]
         while pads[-2:] == [0, 0]:
@@ -343,7 +348,11 @@ def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
 def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
     """Pictures of two sizes: by the convolutions that made them, or else by interpolation."""
     facts, x = local.facts, mismatch.operand
-    others = [one for one in local.operands if one is not x and len(one.sizes) == len(x.sizes) and one.sizes[2:] != x.sizes[2:]]
+    others = [
+        operand
+        for operand in local.operands
+        if operand is not x and len(operand.sizes) == len(x.sizes) and operand.sizes[2:] != x.sizes[2:]
+    ]
     if len(x.sizes) not in {4, 5} or not others:
         return
     other = next((one for one in others if one.sizes[mismatch.dim] == mismatch.wanted), others[0])

@@ -39,7 +39,7 @@ def dtype(facts: Facts) -> Diagnosis | None:
         return _mask(facts)  # as numbers it would be added to the scores, and mask nothing
     if facts.op in _MINUS and "bool" in facts.text:
         return _inverted(facts)
-    kinds = {one.tensor.dtype for one in facts.operands}
+    kinds = {operand.tensor.dtype for operand in facts.operands}
     if len(kinds) < 2:
         return _alone(facts)
     owned = next((one for one in facts.operands if one.owned), None)
@@ -75,7 +75,7 @@ def _inverted(facts: Facts) -> Diagnosis | None:
     if len(facts.operands) > 1 or ast.unparse(written.left) not in {"1", "1.0", "True"}:
         return Diagnosis(text, tuple(_cast(facts, 0, torch.float32, rank=5)), one)
     inner = ast.unparse(ast.UnaryOp(ast.Invert(), written.right))
-    run = OpEdit(site, facts.op, lambda _, args, __: ~next(one for one in args if isinstance(one, torch.Tensor)))
+    run = OpEdit(site, facts.op, lambda _, args, __: ~next(argument for argument in args if isinstance(argument, torch.Tensor)))
     edits = [Edit(inner, "the inverse of the mask", 2, ops=(run,)), *_cast(facts, 0, torch.float32, rank=8)]
     return Diagnosis(f"{text}: `~` inverts it", tuple(edits), one)
 
@@ -117,7 +117,7 @@ def device(facts: Facts) -> Diagnosis | None:
     """Operands on several devices."""
     if facts.op is None or "device" not in facts.text:
         return None
-    places = {one.tensor.device for one in facts.operands if one.sizes}
+    places = {operand.tensor.device for operand in facts.operands if operand.sizes}
     if len(places) < 2:
         return None
     owned = next((one for one in facts.operands if one.owned), None)
@@ -127,7 +127,7 @@ def device(facts: Facts) -> Diagnosis | None:
         op = facts.op.strip("_")
         sentence = f"`{op}` gets {named(nowhere, 'a tensor')} on meta, without data, and others on {others}{room}"
         return Diagnosis(sentence, (), nowhere)
-    home = owned.tensor.device if owned is not None else next((one for one in sorted(places, key=str) if one.type != "cpu"), None)
+    home = owned.tensor.device if owned is not None else next((place for place in sorted(places, key=str) if place.type != "cpu"), None)
     at, odd = next((at, one) for at, one in enumerate(facts.operands) if one.tensor.device != home and one.sizes)
     told = f"its weights on {home}" if owned is not None else f"a tensor on {home}"
     sentence = f"{facts.who} has {told}, and {named(odd, 'its input')} is on {odd.tensor.device}"

@@ -185,7 +185,7 @@ def _joined(x: Operand, wanted: int, dim: int) -> Earlier | None:
         return None
     parts = [sizes for sizes, _ in step.inputs]
     now, then = joined_along(step), dim % len(x.sizes)
-    if now is None or now == then or len(set(parts)) > 1 or sum(one[then] for one in parts) != wanted:
+    if now is None or now == then or len(set(parts)) > 1 or sum(part[then] for part in parts) != wanted:
         return None
     words = f": `{step.op}` joined {' and '.join(map(shape, parts[:3]))} along dimension {now}"
     edits = at_step(step, lambda call, _: _along(call, dim), lambda _, args, __: torch.cat(args[0], dim=dim))
@@ -208,7 +208,7 @@ def _over_steps(call: ast.Call, _: str) -> str:
     """The call with dimension 1 instead, where it names a single one."""
     of_torch = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "torch"
     places = call.args[1:] if of_torch else call.args
-    named = [one.value for one in call.keywords if one.arg in {"dim", "axis"}]
+    named = [keyword.value for keyword in call.keywords if keyword.arg in {"dim", "axis"}]
     if len(places) + len(call.keywords) != 1 or not isinstance([*places, *named][0], (ast.Constant, ast.UnaryOp)):
         return ""
     kept = call.args[:1] if of_torch else []
@@ -240,7 +240,7 @@ def _flat_rows(_: ast.Call, x: str) -> str:
 
 
 def _along(call: ast.Call, dim: int) -> str:
-    rest = [ast.keyword(one.arg, one.value) for one in call.keywords if one.arg not in {"dim", "axis"}]
+    rest = [ast.keyword(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg not in {"dim", "axis"}]
     number = expression(str(dim))
     return ast.unparse(ast.Call(call.func, call.args[:1], [*rest, ast.keyword("dim", number)])) if call.args else ""
 

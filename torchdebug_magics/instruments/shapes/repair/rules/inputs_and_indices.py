@@ -47,10 +47,10 @@ def created(facts: Facts, operand: Operand, wanted: Sizes, *, rank: int) -> list
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         given = {name: value for name, value in kwargs.items() if name != "size"}
-        return func(*(one for one in args if isinstance(one, torch.Tensor)), wanted, **given)
+        return func(*(argument for argument in args if isinstance(argument, torch.Tensor)), wanted, **given)
 
     named = site.statement if isinstance(site.statement, ast.Assign) and site.statement.value is call else None
-    targets = "".join(f"{ast.unparse(one)} = " for one in named.targets) if named is not None else ""
+    targets = "".join(f"{ast.unparse(target)} = " for target in named.targets) if named is not None else ""
     return [Edit(f"{targets}{ast.unparse(new)}", "", rank, ops=(OpEdit(site, step.op, run),))]
 
 
@@ -58,7 +58,7 @@ def _elements(call: ast.Call) -> list[ast.expr]:
     """The parts of the call that are its sizes."""
     first = call.args[0] if len(call.args) == 1 else None
     parts = first.elts if isinstance(first, (ast.Tuple, ast.List)) else call.args
-    return [] if any(isinstance(one, ast.Starred) for one in parts) else parts
+    return [] if any(isinstance(part, ast.Starred) for part in parts) else parts
 
 
 def _told(facts: Facts, node: ast.expr, now: int, then: int, names: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ def negative(facts: Facts) -> Diagnosis | None:
         return Diagnosis(f"{facts.who} would return a size of {size} for {told(x)}{with_}", (), x)
     if facts.op not in _MADE_BY_SIZES or not ("non-negative" in facts.text or "negative dimension" in facts.text):
         return None
-    given: Any = [one for one in facts.args if not isinstance(one, torch.Tensor)]
+    given: Any = [argument for argument in facts.args if not isinstance(argument, torch.Tensor)]
     sizes = given[0] if given and isinstance(given[0], (tuple, list)) else given
     if not all(isinstance(one, int) for one in sizes) or min(sizes, default=0) >= 0:
         return None
@@ -81,7 +81,7 @@ def _why(facts: Facts, size: int) -> str:
     site, call = facts.site, facts.written_call
     if site is None or call is None:
         return ""
-    differences = [one for one in nodes(ast.BinOp, call) if isinstance(one.op, ast.Sub)]
+    differences = [node for node in nodes(ast.BinOp, call) if isinstance(node.op, ast.Sub)]
     names = dict.fromkeys(one.id for one in nodes(ast.Name, *differences))
     known = [f"`{name}` is {shape(tuple(site.names[name].shape))}" for name in names if isinstance(site.names.get(name), torch.Tensor)]
     whole = [f"`{name}` is {site.names[name]}" for name in names if type(site.names.get(name)) is int]

@@ -43,7 +43,7 @@ def swapped(local: LocalCall) -> list[Edit]:
 def other_calls(local: LocalCall) -> Iterator[Edit]:
     """The same call by another name, with a keyword, or along another dimension."""
     facts = local.facts
-    names = [one.name for one in facts.operands[:2]]
+    names = [operand.name for operand in facts.operands[:2]]
     if facts.op in {"bmm", "mm"} and all(names) and len({len(one.sizes) for one in facts.operands}) == 1:
         code = " @ ".join(names)
         yield from rewritten(

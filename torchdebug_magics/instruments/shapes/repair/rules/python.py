@@ -100,9 +100,9 @@ def _held(names: Any, text: str) -> object:
 
 
 def _operand(facts: Facts, tensor: torch.Tensor, name: str) -> Operand:
-    for one in facts.operands:
-        if one.tensor is tensor:
-            return one
+    for operand in facts.operands:
+        if operand.tensor is tensor:
+            return operand
     return Operand(tensor, name, owned=False, made=None)
 
 
@@ -111,7 +111,7 @@ def _edits(facts: Facts, x: Operand, many: int) -> list[Edit]:
     own = next((name for name, tensor in facts.inputs if tensor is x.tensor), None)
     if own is None:
         return []
-    at = [one.tensor for one in facts.operands].index(x.tensor) if any(one.tensor is x.tensor for one in facts.operands) else None
+    at = [one.tensor for one in facts.operands].index(x.tensor) if any(operand.tensor is x.tensor for operand in facts.operands) else None
     if at is None:
         return []
     found = replace(facts, op=None)

@@ -126,7 +126,7 @@ def _where_it_differs(edit: OpEdit) -> OpEdit:
     """The line may stand in several blocks: where the two ways fit, the short one goes through nothing."""
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
-        fits = len({tuple(one.shape) for one in args if isinstance(one, torch.Tensor)}) == 1
+        fits = len({tuple(argument.shape) for argument in args if isinstance(argument, torch.Tensor)}) == 1
         return func(*args, **kwargs) if fits else edit.run(func, args, kwargs)
 
     return replace(edit, run=run)

@@ -190,9 +190,9 @@ def in_outer_call(facts: Facts, operand: Operand, change: Change, *, rank: int =
     key = next((key for key, one in facts.outer if one.tensor is operand.tensor or _is_made_of(operand, one)), None)
     site = facts.site
     call = site.expression if site is not None else None
-    if key is None or site is None or not isinstance(call, ast.Call) or any(isinstance(one, ast.Starred) for one in call.args):
+    if key is None or site is None or not isinstance(call, ast.Call) or any(isinstance(argument, ast.Starred) for argument in call.args):
         return []
-    node = call.args[key] if isinstance(key, int) else next((one.value for one in call.keywords if one.arg == key), None)
+    node = call.args[key] if isinstance(key, int) else next((keyword.value for keyword in call.keywords if keyword.arg == key), None)
 
     def changed(args: Any, kwargs: Any) -> tuple[Any, Any]:
         if isinstance(key, int):

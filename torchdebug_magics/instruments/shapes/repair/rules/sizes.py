@@ -136,7 +136,7 @@ def _of_op(local: LocalCall, found: list[Mismatch]) -> Diagnosis:
         edits += candidates.fitted(local, one)
         odd = len(local.operands) > 2 and len({other.sizes for other in local.operands if other is not one.operand}) == 1
         edits += producer_edits(facts, one.operand, one.got, one.wanted, rank=4 if odd else 40)
-    computed = all(of_inputs(one.made) for one in local.operands)
+    computed = all(of_inputs(operand.made) for operand in local.operands)
     return Diagnosis(sentence, tuple(edits), x, None if computed else (mismatch.got, mismatch.wanted), rounded=computed)
 
 

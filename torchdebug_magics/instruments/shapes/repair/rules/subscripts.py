@@ -66,7 +66,7 @@ def subscript(facts: Facts) -> Diagnosis | None:
 def _assigned(facts: Facts, text: str, x: Operand) -> Diagnosis | None:
     """``x[i] = y``: what is given has to fit the place."""
     place = _place(x, facts.args[1])
-    given = next((one for one in facts.operands[1:] if one.tensor is facts.args[2]), None)
+    given = next((operand for operand in facts.operands[1:] if operand.tensor is facts.args[2]), None)
     wrong = clashes(place, given.sizes) if place is not None and given is not None else []
     if place is None or given is None or not wrong:
         return None

@@ -48,4 +48,4 @@ def _remade(facts: Facts, path: str, got: int, wanted: int, *, rank: int) -> lis
 
 
 def _sizes(tensors: Iterable[torch.Tensor]) -> list[torch.Size]:
-    return [one.shape for one in tensors]
+    return [tensor.shape for tensor in tensors]

@@ -217,7 +217,7 @@ def other_heads(facts: Facts, size: int, into: tuple[int, ...]) -> list[Edit]:
         return []
     path = next((path for path, one in facts.modules.items() if one is facts.site.names.get("self")), "")
     own: dict[str, Any] = vars(facts.modules[path]) if path in facts.modules else {}
-    nodes = [node for one in call.args for node in (one.elts if isinstance(one, (ast.Tuple, ast.List)) else [one])]
+    nodes = [node for argument in call.args for node in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else [argument])]
     named = [node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in own]
     numbers = [own[name] for name in named]
     if len(set(named)) != 2 or len(named) != 2 or not all(type(one) is int and one in into for one in numbers):
@@ -240,7 +240,7 @@ def leaves_rest(facts: Facts) -> str:
     call = facts.written_call
     if facts.site is None or call is None:
         return ""
-    for part in (part for one in call.args for part in ast.walk(one)):
+    for part in (part for argument in call.args for part in ast.walk(argument)):
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.FloorDiv):
             size, by = (number_named(one, facts.site.names) for one in (part.left, part.right))
             if size is not None and by and size < by:
