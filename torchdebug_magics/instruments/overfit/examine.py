@@ -16,7 +16,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed, number, plural
 from torchdebug_magics.instrument import CellContext, Examined
 from torchdebug_magics.instruments.overfit.batches import refuse_sharded
-from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress, Trial
+from torchdebug_magics.instruments.overfit.report import LEAVES, OverfitReport, Progress, Trial
 from torchdebug_magics.instruments.overfit.subjects import ModelSteps, Subject, subject_of
 from torchdebug_magics.instruments.overfit.suspects import loss_inputs, parameter_faults, units
 from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
@@ -266,7 +266,7 @@ def stopped(trainings: Sequence[Training], problems: tuple[str, ...], seconds_s:
     """The report of trainings that an interrupt has ended."""
     losses = tuple(trainings[0].losses) if trainings else ()
     trials = f" and {plural(len(trainings) - 1, 'trial')}" if len(trainings) > 1 else ""
-    reason = f"after {plural(len(losses), 'step')}{trials}; everything is as it was before the training"
+    reason = f"after {plural(len(losses), 'step')}{trials}; {LEAVES}"
     cut_short = KeyboardInterrupt.__name__
     return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, seconds_s=seconds_s, cut_short=cut_short)
 
