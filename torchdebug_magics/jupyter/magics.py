@@ -215,7 +215,7 @@ class CellBody:
         return {name: value for name, value in self.namespace.items() if name not in self.hidden}
 
     def run(self) -> None:
-        """Run the body again: its exceptions propagate, its output is hidden."""
+        """Run the body again: its exceptions propagate, and nothing is displayed; the caller silences its streams."""
         __tracebackhide__ = True
         code = self._code
         assert code is not None

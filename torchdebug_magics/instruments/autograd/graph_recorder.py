@@ -56,7 +56,7 @@ class Copied(NamedTuple):
         return torch.empty(0, dtype=self.values.dtype, device=self.values.device).set_(storage, *self.layout)
 
 
-class Recorder:
+class GraphRecorder:
     """Records while it is on. Keeps no tensor alive, save copies of what was overwritten unseen."""
 
     def __init__(self, hooks: Hooks, guard: Guard) -> None:

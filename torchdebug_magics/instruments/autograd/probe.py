@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
 from torchdebug_magics.instruments.autograd.faults.judged import silent_faults, worst_first
-from torchdebug_magics.instruments.autograd.faults.watched import Watched
-from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
+from torchdebug_magics.instruments.autograd.faults.watched import WatchedTraining
+from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, LiveAutograd, verdict
 from torchdebug_magics.instruments.autograd.source_readings import root_modules
-from torchdebug_magics.instruments.autograd.tape import Backward, Course
+from torchdebug_magics.instruments.autograd.tape import Backward, EventCourse
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.hooks import Hooks
@@ -47,9 +47,9 @@ class AutogradProbe:
         self._last_error = context.last_error_line
         self._guard = Guard()
         self._hooks = Hooks()
-        self._recorder = Recorder(self._hooks, self._guard)
-        self._course = Course()
-        self._watched = Watched(self._recorder, self._course)
+        self._recorder = GraphRecorder(self._hooks, self._guard)
+        self._course = EventCourse()
+        self._watched = WatchedTraining(self._recorder, self._course)
         self._step_starts: list[int] = [0]
         self._error: AutogradFinding | None = None
         self._silent: list[AutogradFinding] = []

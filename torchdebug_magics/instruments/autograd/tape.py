@@ -261,7 +261,7 @@ class Backward(Event):
 
 
 @dataclass(slots=True, eq=False)
-class Step(Event):
+class OptimizerStep(Event):
     """One call of an optimizer's step()."""
 
     optimizer: int = 0
@@ -286,7 +286,7 @@ class Zeroed(Event):
 
 
 @dataclass
-class Course:
+class EventCourse:
     """The latest recorded events; the counts are of all."""
 
     events: list[Event] = field(default_factory=list)
@@ -302,16 +302,16 @@ class Course:
         return [event for event in self.events if isinstance(event, Backward) and event.is_recorded]
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[OptimizerStep]:
         """The recorded updates."""
-        return [event for event in self.events if isinstance(event, Step) and event.is_recorded]
+        return [event for event in self.events if isinstance(event, OptimizerStep) and event.is_recorded]
 
     def add(self, event: Event) -> None:
         """One more. Of a row that was not recorded only the first is kept: it pushes nothing out, and keeps apart what is around it."""
         if isinstance(event, Backward):
             self.backward_count += 1
             self.recorded_count += event.is_recorded
-        elif isinstance(event, Step):
+        elif isinstance(event, OptimizerStep):
             self.steps_count += 1
             self.stepped.add(event.optimizer)
         if _was_seen(event) or not self.events or _was_seen(self.events[-1]):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from torchdebug_magics.instruments.shapes.follow.seen import Made, Seen
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, facts_of
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, facts_of
 from torchdebug_magics.instruments.shapes.repair.fix_search import fixes
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
@@ -38,7 +38,7 @@ def explained(seen: Seen) -> Failure:
     return failure
 
 
-def diagnosed(facts: Facts, error: BaseException, *, reached: int = 0, trials: Trials | None = None) -> Failure:
+def diagnosed(facts: FailureFacts, error: BaseException, *, reached: int = 0, trials: Trials | None = None) -> Failure:
     """Build the failure from these facts, with the text of `error`. Without `trials` the fixes are not tried."""
     found = diagnosis(facts)
     return Failure(
@@ -78,7 +78,7 @@ def refusal(
     )
 
 
-def _fixes(facts: Facts, found: Diagnosis, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
+def _fixes(facts: FailureFacts, found: Diagnosis, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
     tried = facts.guard.run("the search for a fix", fixes, found.edits, facts, reached, trials) or ()
     if trials is not None:
         tried += facts.guard.run("the search for sizes that fit", fitting_sizes, facts, found, trials) or ()
@@ -129,7 +129,7 @@ def _innermost(error: BaseException) -> _At | None:
     return found.get("user") or found.get("library")
 
 
-def _history(facts: Facts, found: Diagnosis) -> Made | None:
+def _history(facts: FailureFacts, found: Diagnosis) -> Made | None:
     if found.culprit is not None and found.culprit.made is not None:
         return found.culprit.made
     return next((operand.made for operand in facts.operands if operand.made is not None), None)

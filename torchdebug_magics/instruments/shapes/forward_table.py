@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.follow.forward import forward, is_limit_of_fakes, real_error
 from torchdebug_magics.instruments.shapes.follow.parameters import packed_weights
 from torchdebug_magics.instruments.shapes.follow.seen import Seen
-from torchdebug_magics.instruments.shapes.repair.source import Site, caller_of
+from torchdebug_magics.instruments.shapes.repair.source import EditSite, caller_of
 from torchdebug_magics.instruments.shapes.report import Mode, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
 from torchdebug_magics.probing.dry_runs.faking import CannotBeFakedError, Fakes
@@ -70,7 +70,7 @@ def _in_symbols(seen: Seen, report: ShapesReport) -> ShapesReport:
     return replace(report, rows=rows, symbols=symbols, problems=(*report.problems, *([problem] if problem else [])))
 
 
-def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, real: bool = False, site: Site | None = None) -> Seen:
+def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, real: bool = False, site: EditSite | None = None) -> Seen:
     """Run under the likeliest reading of the arguments; under the next one where it fails and the arguments leave a choice.
 
     `site` is the user's own call, in which fixes of the arguments are written.

@@ -27,7 +27,7 @@ from torchdebug_magics.instruments.shapes.follow.seen import Seen
 from torchdebug_magics.instruments.shapes.forward_table import see, see_call
 from torchdebug_magics.instruments.shapes.repair.failure_facts import is_loss
 from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUGH
-from torchdebug_magics.instruments.shapes.repair.source import Site, site_at
+from torchdebug_magics.instruments.shapes.repair.source import EditSite, site_at
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.source.code_owner import is_user_code
@@ -149,7 +149,7 @@ class Called:
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    site: Site | None = None
+    site: EditSite | None = None
     """The user's own call of it."""
 
 

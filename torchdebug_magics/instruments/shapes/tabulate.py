@@ -53,7 +53,7 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
 
 
 @dataclass(frozen=True, eq=False)
-class Watched:
+class WatchedForward:
     """What was seen of the modules that a cell called."""
 
     calls: Calls
@@ -66,7 +66,7 @@ class Watched:
     """How often each model was called in all."""
 
 
-def of_cell(watched: Watched, layout: Layout, failure: Failure | None, guard: Guard) -> ShapesReport:
+def of_cell(watched: WatchedForward, layout: Layout, failure: Failure | None, guard: Guard) -> ShapesReport:
     """What the modules of a cell did, and why it failed."""
     names = [type(model).__name__ for model in watched.counts]
     often = [(type(model).__name__, many) for model, many in watched.counts.items() if many > 1]

@@ -24,7 +24,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     out_of_place,
     through_the_base,
 )
-from torchdebug_magics.instruments.autograd.tape import Course, Tape
+from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.syntax import as_atom, called, nodes
 from torchdebug_magics.probing.source.where import location
@@ -63,13 +63,13 @@ _OTHER_FIXES = (
 )
 
 
-def explained(error: BaseException, tape: Tape | None = None, course: Course | None = None) -> AutogradFinding | None:
+def explained(error: BaseException, tape: Tape | None = None, course: EventCourse | None = None) -> AutogradFinding | None:
     """Of an error, or of one while which it was raised; None where autograd raised none. Nothing of the user's runs again."""
     seen: set[int] = set()
     inner: BaseException | None = error
     while inner is not None and id(inner) not in seen:
         seen.add(id(inner))
-        if (raised := Raised.of(inner, tape or Tape(), course or Course())) is not None:
+        if (raised := Raised.of(inner, tape or Tape(), course or EventCourse())) is not None:
             return _BY_KIND.get(raised.kind, _other_error)(raised)
         inner = inner.__cause__ or (None if inner.__suppress_context__ else inner.__context__)
     return None

@@ -10,7 +10,7 @@ from torchdebug_magics.format import byte_size, plural
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import carried_names, loop_around, simple_statements, statement_at
-from torchdebug_magics.instruments.autograd.tape import Backward, RecordedOp, Step
+from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.source.syntax import FUNCTIONS, LOOPS, bound_names, enclosing, nodes, parsed, targets_of, tree_of
 from torchdebug_magics.probing.source.where import location
 from torchdebug_magics.report import Location
@@ -38,7 +38,7 @@ def second_time(raised: Raised) -> AutogradFinding:
         return _carried(raised, names or [name for name, _ in _carried_graphs(raised)], **more)
     after = raised.course.events[raised.course.events.index(first) + 1 :]
     used = {use.tensor for op in shared for use in op.reads if use.is_leaf}
-    trains_another = any(isinstance(one, Step) and one.parameters and not one.parameters & used for one in after)
+    trains_another = any(isinstance(one, OptimizerStep) and one.parameters and not one.parameters & used for one in after)
     return _shared(raised, names, _saved_bytes(shared), is_same_line=is_same_line, is_between_models=trains_another, **more)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
+from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.source_readings import finding
@@ -30,7 +30,7 @@ class Mixing(NamedTuple):
 class BatchLeak:
     """Asks the twins at the first backward pass."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: GraphRecorder) -> None:
         self._recorder = recorder
         self.mixing: Mixing | None = None
 
@@ -95,7 +95,7 @@ def _is_leak(twins: SampleTwins, mixing: Mixing | None, rows: tuple[int, ...]) -
     return len(rows) == 1 or not is_sequence or rows[1] != other
 
 
-def _first_mixing(recorder: Recorder, twins: SampleTwins, passed: list[RecordedOp]) -> Mixing | None:
+def _first_mixing(recorder: GraphRecorder, twins: SampleTwins, passed: list[RecordedOp]) -> Mixing | None:
     on_the_way = {op.index for op in passed}
     for op in sorted(passed, key=lambda one: one.index):
         is_users = op.line is not None and _RESHAPE_CALL.search(op.line.location.source) is not None
@@ -108,7 +108,7 @@ def _first_mixing(recorder: Recorder, twins: SampleTwins, passed: list[RecordedO
     return next((Mixing(op, is_scramble=False, samples_count=twins.samples_count) for op in mistaken), None)
 
 
-def _is_mistaken(recorder: Recorder, op: RecordedOp) -> bool:
+def _is_mistaken(recorder: GraphRecorder, op: RecordedOp) -> bool:
     """Whether the op is one that should not see several samples. Graphs, contrastive losses and statistics of a batch are meant to."""
     if op.name in {"_softmax", "_log_softmax"}:
         consumers = recorder.tape.consumers().get(op.index, ())

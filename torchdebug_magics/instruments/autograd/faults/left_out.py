@@ -12,7 +12,7 @@ import torch
 
 from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.autograd.errors.cut import Dropped, dropped_by, dropped_on_the_way, rewrapped_in
-from torchdebug_magics.instruments.autograd.faults.watched import Facts, tensors_of
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
 from torchdebug_magics.instruments.autograd.source_readings import (
     assigned_at,
@@ -23,7 +23,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     made_at,
     statement_at,
 )
-from torchdebug_magics.instruments.autograd.tape import Backward, RecordedOp, Step
+from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import called, exchanged, targets_of
@@ -34,7 +34,7 @@ _DEEPEST = 3
 _MOST_OPS = 20_000
 
 
-def wrong_tensors(facts: Facts) -> Iterator[AutogradFinding]:
+def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Compares the tensors that get gradients with those that the optimizers update, in the recorded steps."""
     if not facts.course.steps or not facts.course.backwards:
         return
@@ -84,7 +84,7 @@ def wrong_tensors(facts: Facts) -> Iterator[AutogradFinding]:
         yield _not_updated(names, where, fix)
 
 
-def _in_no_module(facts: Facts, files: Iterable[str]) -> Iterator[AutogradFinding]:
+def _in_no_module(facts: TrainingFacts, files: Iterable[str]) -> Iterator[AutogradFinding]:
     """Parameters that the user's code holds in a variable only."""
     loose = facts.not_updated(facts.loose)
     names = tuple(name for one in loose.values() if (name := variable_of(one) or next(iter(held_as(one)), None)))
@@ -110,11 +110,11 @@ def _copy_of_trained(trained: list[torch.nn.Module], roots: list[torch.nn.Module
     return variable_of(whole) or ""
 
 
-def _in_charge(facts: Facts, forgotten: set[int]) -> tuple[torch.optim.Optimizer, str]:
+def _in_charge(facts: TrainingFacts, forgotten: set[int]) -> tuple[torch.optim.Optimizer, str]:
     """(optimizer, name) of the one whose backward pass reaches the fewest tensors besides its own and the forgotten ones."""
     candidates: list[tuple[int, int]] = []
     for place, one in enumerate(facts.course.events):
-        step = next((later for later in facts.course.events[place:] if isinstance(later, Step) and later.is_recorded), None)
+        step = next((later for later in facts.course.events[place:] if isinstance(later, OptimizerStep) and later.is_recorded), None)
         if isinstance(one, Backward) and one.leaves & forgotten and step is not None:
             candidates.append((len(one.leaves - forgotten - step.parameters), step.optimizer))
     chosen = min(candidates)[1] if candidates else None
@@ -122,7 +122,7 @@ def _in_charge(facts: Facts, forgotten: set[int]) -> tuple[torch.optim.Optimizer
     return optimizer, _called(facts, optimizer)
 
 
-def _called(facts: Facts, optimizer: torch.optim.Optimizer) -> str:
+def _called(facts: TrainingFacts, optimizer: torch.optim.Optimizer) -> str:
     return next((step.name for step in reversed(facts.course.steps) if step.optimizer == id(optimizer)), "optimizer")
 
 
@@ -133,7 +133,7 @@ def _not_updated(names: tuple[str, ...], where: Location | None, fix: str, why: 
 
 
 def _missing_by_mistake(
-    facts: Facts, updated: set[int], forgotten: Mapping[int, torch.nn.Parameter], line: Location | None
+    facts: TrainingFacts, updated: set[int], forgotten: Mapping[int, torch.nn.Parameter], line: Location | None
 ) -> Iterator[torch.nn.Parameter]:
     """Part of an updated module, of a partly frozen model, or of a second model in training mode.
 
@@ -180,7 +180,7 @@ def _parameters_in(value: object, prefix: str, depth: int = 0) -> Iterator[tuple
             yield from _parameters_in(part, f"{prefix}[{key!r}]", depth + 1)
 
 
-def nothing_reached(facts: Facts) -> Iterator[AutogradFinding]:
+def nothing_reached(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A loss set to require grad itself: backward() raises nothing, and reaches no parameter."""
     for seen in facts.course.backwards if facts.course.steps else ():
         dropped = dropped_on_the_way(facts.tape, seen.loss, seen.index)[0] if seen.loss_is_leaf else None
@@ -201,7 +201,7 @@ def nothing_reached(facts: Facts) -> Iterator[AutogradFinding]:
             return
 
 
-def missing_gradients(facts: Facts) -> Iterator[AutogradFinding]:
+def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Optimizer tensors without a gradient in every step, although others have one."""
     if any(backward.loss_is_leaf for backward in facts.course.backwards):
         return
@@ -224,7 +224,7 @@ def missing_gradients(facts: Facts) -> Iterator[AutogradFinding]:
         yield _no_gradient(facts.names_of(tensors), len(tensors), dropped)
 
 
-def _never_with_gradient(facts: Facts) -> Iterator[torch.Tensor]:
+def _never_with_gradient(facts: TrainingFacts) -> Iterator[torch.Tensor]:
     for optimizer in facts.optimizers:
         steps = [step for step in facts.course.steps if step.optimizer == id(optimizer)]
         without = frozenset.intersection(*(one.without for one in steps)) if steps else frozenset[int]()
@@ -246,7 +246,7 @@ def _dropped_after(readers: list[RecordedOp], consumers: Mapping[int, list[Recor
     return None
 
 
-def _is_unused_by_mistake(facts: Facts, tensor: torch.Tensor) -> bool:
+def _is_unused_by_mistake(facts: TrainingFacts, tensor: torch.Tensor) -> bool:
     """Of a tensor that no op read: whether its module stands for itself, in a model of the user's, and is no expert or head of several."""
     for root in facts.roots:
         for path, owner in root.named_modules():
@@ -286,7 +286,7 @@ def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | None) ->
     )
 
 
-def constant_gradients(facts: Facts) -> Iterator[AutogradFinding]:
+def constant_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A term of a loss that is computed from what ``autograd.grad()`` returned without a graph: a constant."""
     asked = [event for event in facts.course.events if isinstance(event, Backward) and event.constants]
     for seen in facts.course.backwards if asked else ():

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.errors.inplace import is_packed, saved_in, saved_names
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import BatchLeak
-from torchdebug_magics.instruments.autograd.graph_recorder import Copied, Recorder
+from torchdebug_magics.instruments.autograd.graph_recorder import Copied, GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import (
     finding,
@@ -24,7 +24,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     stepped_name,
     written_names,
 )
-from torchdebug_magics.instruments.autograd.tape import Backward, Course, RecordedOp, Step, StorageNumbers, Use, Zeroed
+from torchdebug_magics.instruments.autograd.tape import Backward, EventCourse, OptimizerStep, RecordedOp, StorageNumbers, Use, Zeroed
 from torchdebug_magics.probing.graphs import leaves_of, upstream
 from torchdebug_magics.probing.modules import live, live_kinds, live_modules
 from torchdebug_magics.probing.names import variable_of
@@ -65,7 +65,7 @@ def stale_finding(stale: StaleValue, members: tuple[str, ...]) -> AutogradFindin
     )
 
 
-def stale_value(recorder: Recorder, tensors: tuple[torch.Tensor, ...]) -> StaleValue | None:
+def stale_value(recorder: GraphRecorder, tensors: tuple[torch.Tensor, ...]) -> StaleValue | None:
     """Of the graph that is about to run backward; None, without a look at it, where no write went unnoticed."""
     tape = recorder.settle()
     # A graph that saved this memory before cannot see the write: no version moved, or that of an alias only.
@@ -156,10 +156,10 @@ def _runs_code(nodes: list[Any], leaves: list[torch.Tensor]) -> bool:
     )
 
 
-class Watched:
+class WatchedTraining:
     """Fills the course; keeps no tensor and no optimizer alive."""
 
-    def __init__(self, recorder: Recorder, course: Course) -> None:
+    def __init__(self, recorder: GraphRecorder, course: EventCourse) -> None:
         self.recorder = recorder
         self.course = course
         self.stale: StaleValue | None = None
@@ -207,16 +207,16 @@ class Watched:
             loss=id(loss),
         )
 
-    def step(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> Step:
+    def step(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> OptimizerStep:
         """An update begins: which of its tensors have a gradient; with a closure, that one computes them."""
         self.steps[id(optimizer)] += 1
         self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
         line = self.recorder.line_here()
         if not self.recorder.is_on or has_closure:
-            return Step(line, id(optimizer))
+            return OptimizerStep(line, id(optimizer))
         with _disable_current_modes(), torch.no_grad():
             tensors = [tensor for tensor in tensors_of(optimizer) if tensor.requires_grad]
-            return Step(
+            return OptimizerStep(
                 line,
                 id(optimizer),
                 is_recorded=True,
@@ -269,10 +269,10 @@ def _is_nonzero(gradient: torch.Tensor | None) -> bool:
     return bool(values.count_nonzero())
 
 
-class Facts:
+class TrainingFacts:
     """What is known of the parameters that are alive. Held only while the recorded steps are judged."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: WatchedTraining) -> None:
         alive = live_kinds(torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.nn.Parameter)
         self.watched, self.course, self.tape = watched, watched.course, watched.recorder.tape
         self.roots = root_modules(alive[torch.nn.Module])

@@ -14,7 +14,7 @@ from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import Effect, effect_of
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import (
     OF_GRADIENTS,
-    Kept,
+    KeptObject,
     StateNow,
     line_that_changes,
 )
@@ -78,7 +78,7 @@ def carried_by(runs: Runs, earlier: Recording, results: Mapping[str, int], same_
 
 
 def _of_print(
-    runs: Runs, printing: Location, names: tuple[str, ...], places: Mapping[str, Kept]
+    runs: Runs, printing: Location, names: tuple[str, ...], places: Mapping[str, KeptObject]
 ) -> tuple[Dependence | None, tuple[str, ...]]:
     """The next run prints another number, and no tensor differs."""
     changing = line_that_changes(runs, places[names[0]])

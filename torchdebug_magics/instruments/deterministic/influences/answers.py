@@ -34,8 +34,8 @@ from torchdebug_magics.instruments.deterministic.influences.influence import (
     PROCESS,
     PYTHON,
     TORCH,
-    Asked,
     Influence,
+    OutsideCall,
 )
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, owner
 from torchdebug_magics.probing.source.where import span
@@ -62,16 +62,16 @@ class Answers:
     def __init__(
         self,
         names: MutableMapping[str, Any],
-        earlier: Mapping[Asked, list[Any]] | None = None,
-        held: frozenset[Asked] = frozenset(),
-        turned: frozenset[Asked] | None = frozenset(),
+        earlier: Mapping[OutsideCall, list[Any]] | None = None,
+        held: frozenset[OutsideCall] = frozenset(),
+        turned: frozenset[OutsideCall] | None = frozenset(),
     ) -> None:
         self._names = names
         self._earlier = earlier or {}
         self._held, self._turned = held, turned
-        self.given: dict[Asked, list[Any]] = {}
+        self.given: dict[OutsideCall, list[Any]] = {}
         """By the call that asked, in the order in which they first did."""
-        self._places: dict[tuple[CodeType, int, Influence], Asked] = {}
+        self._places: dict[tuple[CodeType, int, Influence], OutsideCall] = {}
         self._urandom = os.urandom
 
     def attach(self, stack: ExitStack) -> None:
@@ -109,7 +109,7 @@ class Answers:
         given.append(answer)
         return turn(answer) if turn is not None and (self._turned is None or asked in self._turned) else answer
 
-    def _asked(self, influence: Influence, user: FrameType, frame: FrameType) -> Asked:
+    def _asked(self, influence: Influence, user: FrameType, frame: FrameType) -> OutsideCall:
         key = user.f_code, user.f_lasti, influence
         if key not in self._places:
             code, outer = user.f_code, user
@@ -118,7 +118,9 @@ class Answers:
             called = outer.f_code
             parameter = called.co_varnames[1] if called.co_argcount > 1 else ""
             line, text = user.f_lineno or 1, _text(code, user.f_lasti)
-            self._places[key] = Asked(influence, code.co_filename, line, called.co_name, parameter, text, _seed_of_library(frame, user))
+            self._places[key] = OutsideCall(
+                influence, code.co_filename, line, called.co_name, parameter, text, _seed_of_library(frame, user)
+            )
         return self._places[key]
 
     # --- who is asked ------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instrument import Body
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
 from torchdebug_magics.instruments.deterministic.report import Divergence
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
@@ -70,7 +70,7 @@ class Difference:
         return next((name for name, value in held if value._cdata == known._cdata), "")
 
 
-class Comparison:
+class RunComparison:
     """Compares a run with an earlier recording, op by op while it goes on, and ends it at the first difference."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Comparison:
         self._to_its_end = to_its_end
         """Whether the run goes on after the difference: to end it kills the generators that it stands in."""
         self.difference: Difference | None = None
-        self.recorder = Recorder(earlier.another(), self._seen, guard, hooks, poison=poison)
+        self.recorder = OpRecorder(earlier.another(), self._seen, guard, hooks, poison=poison)
         self._calls = ModuleCalls(modules, hooks)
         self._keep_away = functools.partial(away_from_the_compiler, hooks=hooks, guard=guard)
 

@@ -31,7 +31,7 @@ _GONE_THROUGH: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "\xe9", 
 _GONE_BACK: tuple[Any, ...] = ([], {}, {}.values(), {}.items())
 
 
-class State:
+class StartState:
     """Of everything that a body can reach, at one moment. What tensors hold is not in it: see `Contents`."""
 
     def __init__(self, body: Body, guard: Guard, also: Iterable[str] = ()) -> None:

@@ -50,7 +50,7 @@ class Activation:
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutGraph:
     """Where a value lost its connection to the parameters it was computed from."""
 
     name: str
@@ -81,7 +81,7 @@ class ObservedStep:
     inputs: list[Tensor] = field(default_factory=list)
     """Tensors that the outermost models were given."""
     activations: list[Activation] = field(default_factory=list)
-    cuts: list[Cut] = field(default_factory=list)
+    cuts: list[CutGraph] = field(default_factory=list)
     used: set[int] = field(default_factory=set)
     """Parameters that the loss depends on, connected or not, by id."""
     lost: set[int] = field(default_factory=set)
@@ -162,7 +162,7 @@ class ObservedStep:
         is_end = name in _FLAT or not any(one.requires_grad for one in made)
         if is_end and any(one.requires_grad for one in given) and (made or name in _AS_NUMBERS):
             cuts |= {len(self.cuts)}
-            self.cuts.append(Cut(name, here(), sources, no_grad=not torch.is_grad_enabled()))
+            self.cuts.append(CutGraph(name, here(), sources, no_grad=not torch.is_grad_enabled()))
         return last._replace(sources=sources, cuts=cuts)
 
     def origin_of(self, tensor: Tensor) -> Origin:

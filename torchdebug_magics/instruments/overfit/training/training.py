@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from torchdebug_magics.instruments.overfit.batches import is_label, refuse_sharded
-from torchdebug_magics.instruments.overfit.training.change import NOTHING, Change, Undo
+from torchdebug_magics.instruments.overfit.training.change import NOTHING, TrainingChange, Undo
 from torchdebug_magics.instruments.overfit.training.loss_calls import Goal
 from torchdebug_magics.instruments.overfit.training.observed_step import FunctionCalls, ObservedStep
 from torchdebug_magics.probing.dispatch import take_function_mode_off
@@ -41,7 +41,7 @@ class Training:
     steps: Steps
     most_steps: int
     hooks: Hooks
-    change: Change = NOTHING
+    change: TrainingChange = NOTHING
     told: Callable[[list[float]], None] = lambda _: None
     losses: list[float] = field(default_factory=list)
     goal: Goal | None = None

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, at_tensor
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes, is_loss
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, at_tensor
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes, is_loss
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, rebuilt, sizes
 
@@ -57,7 +57,7 @@ class Mismatch:
 class LocalCall:
     """The op that failed; or the module of torch's, where one of these failed, as its arguments are what the user wrote."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: FailureFacts) -> None:
         whole = facts.calls_module and not is_loss(facts.module)
         self._device = "meta"
         self._module = (
@@ -100,7 +100,7 @@ class LocalCall:
         except Exception:  # noqa: BLE001 - any: an op says in its own way that it does not take this
             return None
 
-    def takes(self, edit: Edit) -> bool:
+    def takes(self, edit: Repair) -> bool:
         """Whether the call succeeds with the failing module made anew."""
         make = edit.modules.get(self.facts.path or "")
         if make is None or self._module is None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, as_typed
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
 from torchdebug_magics.probing.source.code_owner import is_user_code, owner
 from torchdebug_magics.probing.state.rng import RandomState
 
@@ -98,11 +98,11 @@ def _value(module: Any, name: str, default: Any) -> Any:
     return value
 
 
-def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20, why: str = "", **changes: Any) -> list[Edit]:
+def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20, why: str = "", **changes: Any) -> list[Repair]:
     """The edit that makes this part anew with some arguments changed; none where it is unknown how it was made."""
     found = arguments(module) if module is not None else None
     if module is not None and found is None and (own := _own_class(module, changes)) is not None:
-        return [Edit(f"{as_typed(path or '')} = {own[0]}", why, rank, modules={path or "": own[1]})]
+        return [Repair(f"{as_typed(path or '')} = {own[0]}", why, rank, modules={path or "": own[1]})]
     if found is None or module is None:
         return []
     kind, made_with = found
@@ -114,7 +114,7 @@ def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20
         return []
     wrapper, made = _wrapper(module), typed(kind, new)
     code = f"{as_typed(path or '')} = {f'{wrapper}({made})' if wrapper else made}"
-    return [Edit(code, why, rank, modules={path or "": _maker(kind, new)})]
+    return [Repair(code, why, rank, modules={path or "": _maker(kind, new)})]
 
 
 def _own_class(module: nn.Module, changes: dict[str, Any]) -> tuple[str, Callable[[nn.Module], nn.Module]] | None:

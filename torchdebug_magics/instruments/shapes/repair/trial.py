@@ -15,10 +15,10 @@ import torch
 from torchdebug_magics.instruments.shapes.follow.forward import forward, is_limit_of_fakes, real_error
 from torchdebug_magics.instruments.shapes.follow.origins import function_name
 from torchdebug_magics.instruments.shapes.follow.seen import Forward
-from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, facts_of
+from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, OpEdit, Repair, ValueChange
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
-from torchdebug_magics.instruments.shapes.repair.source import Site
+from torchdebug_magics.instruments.shapes.repair.source import EditSite
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, rebuilt, zeros
@@ -71,7 +71,7 @@ class Trials:
         """So many more, for another question; the time stays what it is."""
         self._most = max(self._most, many)
 
-    def run(self, edits: Sequence[Edit]) -> Forward | None:
+    def run(self, edits: Sequence[Repair]) -> Forward | None:
         """The forward with these edits; None where the outcome is unknown."""
         self._most -= 1
         began = time.thread_time()
@@ -82,7 +82,7 @@ class Trials:
             self._left_s -= took_s
             self._slowest_s = max(self._slowest_s, took_s)
 
-    def _run(self, edits: Sequence[Edit]) -> Forward | None:
+    def _run(self, edits: Sequence[Repair]) -> Forward | None:
         if self._real:
             return self._with(edits, None)
         run = self._with(edits, Fakes())
@@ -103,7 +103,7 @@ class Trials:
             run.flops <= _QUICK_FLOPS and ranks_of(parameters) == 1 and not any(parameter.device.type == "meta" for parameter in parameters)
         )
 
-    def _with(self, edits: Sequence[Edit], fakes: Fakes | None) -> Forward | None:
+    def _with(self, edits: Sequence[Repair], fakes: Fakes | None) -> Forward | None:
         inputs: Any = self.inputs
         changes = [(name, change) for edit in edits for name, change in edit.inputs.items()]
         if changes:
@@ -116,7 +116,7 @@ class Trials:
 
 
 @contextmanager
-def with_edits(model: torch.nn.Module, edits: Sequence[Edit], fakes: Fakes | None) -> Iterator[torch.nn.Module]:
+def with_edits(model: torch.nn.Module, edits: Sequence[Repair], fakes: Fakes | None) -> Iterator[torch.nn.Module]:
     """The model with other modules, parameters and calls, put back at the end."""
     with ExitStack() as stack:
         for edit in edits:
@@ -191,7 +191,7 @@ def _put_call(model: torch.nn.Module, call: CallEdit, stack: ExitStack) -> None:
 class ChangedInputs:
     """Inputs of which some tensors are changed before the forward begins."""
 
-    def __init__(self, inputs: Inputs, changes: Sequence[tuple[str, Change]]) -> None:
+    def __init__(self, inputs: Inputs, changes: Sequence[tuple[str, ValueChange]]) -> None:
         self._inputs = inputs
         self._changes = changes
         self.args, self.kwargs = inputs.args, inputs.kwargs
@@ -204,7 +204,7 @@ class ChangedInputs:
         return inputs.made(model, stand_in, zeros)
 
 
-def _with_change(inputs: Inputs, name: str, change: Change, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+def _with_change(inputs: Inputs, name: str, change: ValueChange, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
     target = dict(named_tensors(inputs.named_values())).get(name)
 
     def one(tensor: torch.Tensor) -> Any:
@@ -233,14 +233,14 @@ class ChangedOps:
         return func
 
 
-def _stands_at(site: Site) -> bool:
+def _stands_at(site: EditSite) -> bool:
     frame = user_frame(sys._getframe(1))
     if frame is None or frame.f_code is not site.code:
         return False
     return frame.f_lasti == site.instruction or span(frame.f_code, frame.f_lasti) == span(site.code, site.instruction)
 
 
-def fitting_sizes(facts: Facts, found: Diagnosis, trials: Trials) -> tuple[Fix, ...]:
+def fitting_sizes(facts: FailureFacts, found: Diagnosis, trials: Trials) -> tuple[Fix, ...]:
     """One, where the mismatching size grows with the input's height and width (or length), and some size lets the forward through."""
     named = next(((name, tensor) for name, tensor in facts.inputs if tensor.dim() in {3, 4, 5} and tensor.is_floating_point()), None)
     if (found.fit is None and not found.rounded) or named is None:
@@ -272,7 +272,7 @@ def _fix(name: str, shown: str) -> Fix:
     return Fix(code=f"input of {shown}", verified=True, why=f"`{name}` of a size that fits the model as it is")
 
 
-def _largest_kernel(facts: Facts, spatial: int) -> int:
+def _largest_kernel(facts: FailureFacts, spatial: int) -> int:
     kernels = [getattr(module, "kernel_size", 1) for module in facts.modules.values() if isinstance(module, _ALONG[spatial])]
     return max((max(kernel) if isinstance(kernel, tuple) else int(kernel) for kernel in kernels), default=1)
 
@@ -280,7 +280,7 @@ def _largest_kernel(facts: Facts, spatial: int) -> int:
 class _Search:
     """How the failing size compares with the wanted one, by the size of the input."""
 
-    def __init__(self, facts: Facts, name: str, tensor: torch.Tensor, spatial: int, trials: Trials) -> None:
+    def __init__(self, facts: FailureFacts, name: str, tensor: torch.Tensor, spatial: int, trials: Trials) -> None:
         self._facts = facts
         self._name = name
         self._tensor = tensor
@@ -296,8 +296,8 @@ class _Search:
 
     def _tried(self, size: int) -> int | None:
         sizes = (*self._tensor.shape[:2], *([size] * self._spatial))
-        change = Change(str, lambda one: one.new_zeros(sizes))
-        run = self._trials.run([Edit("", inputs={self._name: change})])
+        change = ValueChange(str, lambda one: one.new_zeros(sizes))
+        run = self._trials.run([Repair("", inputs={self._name: change})])
         if run is None:
             return None
         if run.error is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts
 from torchdebug_magics.instruments.shapes.repair.rules import (
     broadcasting,
     dtypes_and_devices,
@@ -22,7 +22,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnos
 
 __all__ = ["Diagnosis", "diagnosis"]
 
-_RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
+_RULES: tuple[Callable[[FailureFacts], Diagnosis | None], ...] = (
     dtypes_and_devices.device,
     layers.embedding,
     losses.loss,
@@ -44,17 +44,17 @@ _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
 )
 
 
-_KNOWN: WeakKeyDictionary[Facts, Diagnosis] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[FailureFacts, Diagnosis] = WeakKeyDictionary()
 
 
-def diagnosis(facts: Facts) -> Diagnosis:
+def diagnosis(facts: FailureFacts) -> Diagnosis:
     """What is wrong; the error's own words where no rule knows."""
     if facts not in _KNOWN:
         _KNOWN[facts] = _diagnosis(facts)
     return _KNOWN[facts]
 
 
-def _diagnosis(facts: Facts) -> Diagnosis:
+def _diagnosis(facts: FailureFacts) -> Diagnosis:
     for rule in _RULES:
         # A rule that stumbles over operands that it did not think of must not cost the user the report; it is one line of it.
         found = facts.guard.run(f"the rule {rule.__module__.rpartition('.')[2]}.{rule.__name__}", rule, facts)
@@ -63,7 +63,7 @@ def _diagnosis(facts: Facts) -> Diagnosis:
     return Diagnosis(_own_words(facts))
 
 
-def _own_words(facts: Facts) -> str:
+def _own_words(facts: FailureFacts) -> str:
     if facts.op is not None:
         given = ", ".join(shown(operand) for operand in facts.operands[:4])
         said = f"{facts.text}{f' (it gets {given})' if given else ''}"

@@ -14,14 +14,14 @@ from torch.utils.data import DataLoader
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import number_named
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import subscript
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, counted, is_rounded, shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, named, producer_edits, short_dtype, told
 from torchdebug_magics.instruments.shapes.repair.size_history import maker
-from torchdebug_magics.instruments.shapes.repair.source import Site
+from torchdebug_magics.instruments.shapes.repair.source import EditSite
 from torchdebug_magics.probing.source.syntax import enclosing, nodes, tree_of
 
 _MADE_BY_SIZES = frozenset(["zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full"])
@@ -33,7 +33,7 @@ _CALCULATED = re.compile(r"Calculated output size(?: per channel)?: \((?P<sizes>
 _IMAGES = 4
 
 
-def negative(facts: Facts) -> Diagnosis | None:
+def negative(facts: FailureFacts) -> Diagnosis | None:
     """A size below zero: of a new tensor, or of what a kernel would leave."""
     if found := _CALCULATED.search(facts.text):
         x = facts.operands[0]
@@ -53,7 +53,7 @@ def negative(facts: Facts) -> Diagnosis | None:
     return Diagnosis(f"{text} requests a tensor of {shape(tuple(sizes))}{_why(facts, min(sizes))}", tuple(_cut(facts)))
 
 
-def _cut(facts: Facts) -> list[Edit]:
+def _cut(facts: FailureFacts) -> list[Repair]:
     """The input from whose size the negative one came, such as ``8 - x.size(1)``, cut to the other number of the difference."""
     call, given = facts.written_call, dict(facts.inputs)
     names = facts.site.names if facts.site is not None else {}
@@ -68,7 +68,7 @@ def _cut(facts: Facts) -> list[Edit]:
             if 0 < many < size:
                 ends = (*(slice(None),) * dim, slice(many))
                 change = subscript(f"{':, ' * dim}:{left}", ends)
-                return [Edit(f"{name} = {change.text(name)}", f"as long as what it is filled up to: {many}", 10, inputs={name: change})]
+                return [Repair(f"{name} = {change.text(name)}", f"as long as what it is filled up to: {many}", 10, inputs={name: change})]
     return []
 
 
@@ -76,7 +76,7 @@ def _plain(value: Any) -> Any:
     return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
 
 
-def _why(facts: Facts, size: int) -> str:
+def _why(facts: FailureFacts, size: int) -> str:
     """The tensors of which the expression for the size speaks."""
     site, call = facts.site, facts.written_call
     if site is None or call is None:
@@ -92,7 +92,7 @@ def _why(facts: Facts, size: int) -> str:
     )
 
 
-def embedding(facts: Facts) -> Diagnosis | None:
+def embedding(facts: FailureFacts) -> Diagnosis | None:
     """``emb`` has 10 rows (0 to 9), gets index 10."""
     if facts.op not in {"embedding", "embedding_bag"}:
         return None
@@ -108,7 +108,7 @@ def embedding(facts: Facts) -> Diagnosis | None:
     return None if values is None or wrong is None else _beyond(facts, ids, values, rows, wrong)
 
 
-def _beyond(facts: Facts, ids: Operand, values: torch.Tensor, rows: int, wrong: int) -> Diagnosis:
+def _beyond(facts: FailureFacts, ids: Operand, values: torch.Tensor, rows: int, wrong: int) -> Diagnosis:
     low, high = int(values.min()), int(values.max())
     place = [int(one) for one in (values == wrong).nonzero()[0]]
     where = f" at {f'`{ids.name}`' if ids.name else ''}{place}" if place else ""
@@ -124,7 +124,7 @@ def _beyond(facts: Facts, ids: Operand, values: torch.Tensor, rows: int, wrong: 
     return Diagnosis(sentence, tuple(edits), ids)
 
 
-def _embedding_edits(facts: Facts, ids: Operand, ends: tuple[int, int], rows: int) -> list[Edit]:
+def _embedding_edits(facts: FailureFacts, ids: Operand, ends: tuple[int, int], rows: int) -> list[Repair]:
     if not isinstance(facts.module, (nn.Embedding, nn.EmbeddingBag)):
         return []
     low, high = ends
@@ -137,14 +137,14 @@ def _embedding_edits(facts: Facts, ids: Operand, ends: tuple[int, int], rows: in
     if high != rows:
         return edits
     if found is None and is_rounded(ids.made):
-        change = Change(f"{{}}.clamp(max={rows - 1})".format, lambda one: one.clamp(max=rows - 1))
+        change = ValueChange(f"{{}}.clamp(max={rows - 1})".format, lambda one: one.clamp(max=rows - 1))
         edits += on_operand(facts, 0, change, rank=8, why="no index beyond the last row")
     if low >= 1:
-        edits += on_operand(facts, 0, Change(lambda x: f"{x} - 1", lambda one: one - 1), rank=30, why="indices starting at 0")
+        edits += on_operand(facts, 0, ValueChange(lambda x: f"{x} - 1", lambda one: one - 1), rank=30, why="indices starting at 0")
     return edits
 
 
-def norm(facts: Facts) -> Diagnosis | None:
+def norm(facts: FailureFacts) -> Diagnosis | None:
     """A batch norm in training needs more than one value for each channel."""
     if "more than 1 value" not in facts.text or not facts.operands:
         return None
@@ -153,12 +153,12 @@ def norm(facts: Facts) -> Diagnosis | None:
     return Diagnosis(sentence, tuple(left_out(facts) or _evaluated(facts)), x)
 
 
-def _evaluated(facts: Facts) -> list[Edit]:
+def _evaluated(facts: FailureFacts) -> list[Repair]:
     parts = {path: _in_evaluation for path, one in facts.modules.items() if isinstance(one, nn.modules.batchnorm._NormBase)}
     if "" in parts or facts.path is None:
         return []
     parts[facts.path] = _in_evaluation
-    return [Edit("model.eval()", "for inference; or use a larger batch", 10, modules=parts)]
+    return [Repair("model.eval()", "for inference; or use a larger batch", 10, modules=parts)]
 
 
 def _in_evaluation(old: nn.Module) -> nn.Module:
@@ -167,7 +167,7 @@ def _in_evaluation(old: nn.Module) -> nn.Module:
     return one.eval()
 
 
-def left_out(facts: Facts) -> list[Edit]:
+def left_out(facts: FailureFacts) -> list[Repair]:
     """The edit that leaves a last batch of one row out; it is tried with a batch of two.
 
     None where the model is not called in a loop over a loader that ends with such a batch.
@@ -175,13 +175,13 @@ def left_out(facts: Facts) -> list[Edit]:
     for name, loader in _loaders(facts.caller.site) if facts.caller is not None else ():
         if (sizes := _sizes(loader)) is not None:
             ones = [one for one, tensor in facts.inputs if tensor.dim() and tensor.shape[0] == 1]
-            twice = Change(lambda x: x, lambda tensor: torch.cat([tensor, tensor]))
+            twice = ValueChange(lambda x: x, lambda tensor: torch.cat([tensor, tensor]))
             why = "{} rows in batches of {} leave a last one of a single row".format(*sizes)
-            return [Edit(f"{name} = DataLoader(..., batch_size={sizes[1]}, drop_last=True)", why, 5, inputs=dict.fromkeys(ones, twice))]
+            return [Repair(f"{name} = DataLoader(..., batch_size={sizes[1]}, drop_last=True)", why, 5, inputs=dict.fromkeys(ones, twice))]
     return []
 
 
-def _loaders(site: Site) -> Iterator[tuple[str, DataLoader[Any]]]:
+def _loaders(site: EditSite) -> Iterator[tuple[str, DataLoader[Any]]]:
     """Those that the loops around a line go through, by name."""
     loops = (loop for loop in enclosing(tree_of(site.code.co_filename), site.line) if isinstance(loop, ast.For))
     for part in nodes(ast.Name, *(loop.iter for loop in loops)):
