@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from inspect import isgenerator
-from io import StringIO
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -25,7 +24,7 @@ from torchdebug_magics.probing.dry_runs.flops import FlopFormulas, NoFormulas
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, sizes, zeros
 from torchdebug_magics.probing.dry_runs.untouched import answers, untouched
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.state.contents import Writes
 from torchdebug_magics.probing.storages import storage_of
 
@@ -68,7 +67,7 @@ def dry_forward(model: nn.Module, inputs: Inputs, proof: Proof, flow: LayerFlow 
     error: Exception | None = None
     outputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
     with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(StringIO()))
+        stack.enter_context(quiet())
         stack.enter_context(untouched(model, (inputs.args, inputs.kwargs), stand_in, writes, guard))
         if flow is not None:
             flow.attach(stack)

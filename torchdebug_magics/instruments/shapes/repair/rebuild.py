@@ -6,16 +6,14 @@ import functools
 import inspect
 import itertools
 import time
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
-from io import StringIO
 from typing import Any
 
 import torch
 from torch import nn
 
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
+from torchdebug_magics.probing.safety import quiet
 from torchdebug_magics.probing.source.code_owner import is_user_code, owner
 from torchdebug_magics.probing.state.rng import RandomState
 
@@ -200,8 +198,7 @@ def _choices(module: nn.Module, state: Mapping[str, Any]) -> dict[str, list[Any]
 def quietly(make: Callable[[], nn.Module]) -> nn.Module | None:
     """A module made so that nobody notices; None where its constructor, torch's or the user's, refuses what it was not meant for."""
     try:
-        with RandomState.kept(), warnings.catch_warnings(), redirect_stdout(StringIO()), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with RandomState.kept(), quiet(), torch.no_grad():
             return make()
     except Exception:  # noqa: BLE001 - any: a constructor says in its own way that such a module cannot be
         return None

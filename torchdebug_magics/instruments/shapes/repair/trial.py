@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from io import StringIO
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torchdebug_magics.instruments.shapes.repair.source import EditSite
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, rebuilt, zeros
-from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.source.where import span, user_frame
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.storages import ranks_of
@@ -122,7 +121,7 @@ def with_edits(model: torch.nn.Module, edits: Sequence[Repair], fakes: Fakes | N
         for edit in edits:
             for path, make in edit.modules.items():
                 old = model.get_submodule(path)
-                with redirect_stdout(StringIO()):  # a constructor of the user's may print
+                with quiet():  # a constructor of the user's may print
                     new = _filled(make(old), old, fakes)
                 if not path:
                     model = new
