@@ -83,7 +83,7 @@ def variable_of(value: object) -> str | None:
 def values_found(roots: Iterator[Named], is_wanted: Callable[[object], bool]) -> list[Named]:
     """Each wanted value once, by the shortest of its names; the search ends at a bound, and runs no code of the user's."""
     seen: dict[int, Any] = {}
-    found: list[Named] = []
+    variables: list[Named] = []
     todo = deque((root, 0) for root in sorted(roots, key=lambda root: root.name))
     while todo and len(seen) < _MOST_OBJECTS:
         here, depth = todo.popleft()
@@ -91,10 +91,10 @@ def values_found(roots: Iterator[Named], is_wanted: Callable[[object], bool]) ->
             continue
         seen[id(here.value)] = here.value
         if is_wanted(here.value):
-            found.append(here)
+            variables.append(here)
         if depth < _DEEPEST and not is_generator(here.value):
             todo.extend((part, depth + 1) for part in islice(_parts(here), _MOST_PARTS) if type(part.value) not in LEAVES)
-    return found
+    return variables
 
 
 def _parts(here: Named) -> Iterator[Named]:

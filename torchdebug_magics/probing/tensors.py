@@ -32,9 +32,9 @@ _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """Every tensor in a nested value: tuples, dicts, named tuples, dataclasses and model outputs."""
-    found: list[torch.Tensor] = []
-    _collect(value, 0, found)
-    return iter(found)
+    tensors: list[torch.Tensor] = []
+    _collect(value, 0, tensors)
+    return iter(tensors)
 
 
 def _collect(value: object, depth: int, found: list[torch.Tensor]) -> None:

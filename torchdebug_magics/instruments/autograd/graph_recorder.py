@@ -199,12 +199,12 @@ class GraphRecorder:
                 self.overwritten[memory] = Copied.of(tensor)
 
     def _calls_around(self, frame: FrameType | None) -> tuple[Line, ...]:
-        found: list[Line] = []
-        while frame is not None and len(found) < _MOST_CALLS and (line := self._lines.here(frame)) is not None:
-            found.append(line)
+        lines: list[Line] = []
+        while frame is not None and len(lines) < _MOST_CALLS and (line := self._lines.here(frame)) is not None:
+            lines.append(line)
             frame = self._lines.user_frame(frame)
             frame = self._lines.user_frame(frame.f_back) if frame is not None else None
-        return tuple(found)
+        return tuple(lines)
 
     def _book_nodes(self, op: RecordedOp) -> None:
         """The newest graph node is this op's. Nodes before it, for which no op ran, belong to the write in place before, or to this op."""

@@ -266,8 +266,8 @@ def _inside(value: Any) -> list[Any] | None:
         return list(value.values() if kind is dict else value)[:_MOST_ITEMS]
     if not _is_taken_from(kind):
         return None
-    held = attributes_of(value)
-    return [] if kind in {SimpleQueue, GeneratorType} else list(referents(value) if held is None else held.values())
+    attributes = attributes_of(value)
+    return [] if kind in {SimpleQueue, GeneratorType} else list(referents(value) if attributes is None else attributes.values())
 
 
 _INSIDE = Kind(_inside)

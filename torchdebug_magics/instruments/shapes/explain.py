@@ -120,13 +120,13 @@ class _At(NamedTuple):
 
 def _innermost(error: BaseException) -> _At | None:
     """The innermost frame of the user's code in a traceback, else that of a library."""
-    found: dict[str, _At] = {}
+    places: dict[str, _At] = {}
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        found[owner(code.co_filename)] = _At(code, trace.tb_lineno, trace.tb_lasti)
+        places[owner(code.co_filename)] = _At(code, trace.tb_lineno, trace.tb_lasti)
         trace = trace.tb_next
-    return found.get("user") or found.get("library")
+    return places.get("user") or places.get("library")
 
 
 def _history(facts: FailureFacts, found: Diagnosis) -> Made | None:

@@ -78,10 +78,10 @@ def _led_to(error: Exception, layout: Layout) -> ShapesReport | None:
 
 def _alone(error: Exception, layout: Layout) -> ShapesReport | None:
     """The report on an expression outside every model, run again by itself; None where that cannot be, or where it is not what failed."""
-    found = expression_of(error)
-    if found is None:
+    expression = expression_of(error)
+    if expression is None:
         return None
-    seen = see_call(*found, are_named=False)
+    seen = see_call(*expression, are_named=False)
     failed = seen.run.failed
     if failed is None or failed.error is not seen.run.error:
         return None

@@ -99,15 +99,15 @@ def stacks_in(model: nn.Module, amount: int | None, not_stacks: AbstractSet[int]
     Plain layers, as in a projection of equal ones, count only where there are no blocks.
     """
     of_blocks = any(stack.is_of_blocks for stack in _outermost("", model, (), None, not_stacks))
-    found = [stack for stack in _outermost("", model, (), amount, not_stacks) if stack.is_of_blocks == of_blocks]
+    stacks = [stack for stack in _outermost("", model, (), amount, not_stacks) if stack.is_of_blocks == of_blocks]
     groups: dict[tuple[int, int], list[Stack]] = defaultdict(list)
-    for stack in found:
+    for stack in stacks:
         groups[id(stack.owners[-1]) if stack.owners else 0, len(stack.layers)].append(stack)
     for group in groups.values():  # lists of one module that are gone through side by side are cut alike
         together = tuple(zip(*(stack.kinds for stack in group), strict=True))
         for stack in group:
             stack.kinds = together
-    return found
+    return stacks
 
 
 def _outermost(

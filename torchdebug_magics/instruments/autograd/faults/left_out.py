@@ -288,14 +288,14 @@ def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | None) ->
 
 def constant_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A term of a loss that is computed from what ``autograd.grad()`` returned without a graph: a constant."""
-    asked = [event for event in facts.course.events if isinstance(event, Backward) and event.constants]
-    for seen in facts.course.backwards if asked else ():
+    events = [event for event in facts.course.events if isinstance(event, Backward) and event.constants]
+    for seen in facts.course.backwards if events else ():
         constants: dict[int, Backward] = {}
         named: list[tuple[str, Line | None]] = []
         for op in sorted(facts.tape.ancestors(seen.loss, seen.index), key=lambda one: one.index):
             returned = {use.tensor for use, maker in op.sources if maker.in_backward}
             calls = [constants[maker.index] for maker in op.parents if maker.index in constants]
-            calls += [one for one in asked if op.index >= one.index and one.constants & returned]
+            calls += [one for one in events if op.index >= one.index and one.constants & returned]
             if calls and not any(use.requires_grad for use in op.reads):
                 constants[op.index] = calls[0]
                 named += [(ast.unparse(target), op.line) for target in targets_of(statement_at(op.where))]

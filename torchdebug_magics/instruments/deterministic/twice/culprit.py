@@ -174,11 +174,11 @@ class Culprit:
 
     def _of_set(self) -> Divergence | None:
         """Objects in a set stand where their addresses put them, and those differ in each run."""
-        found = next((order for order in self._orders if order.kind != "salted"), None)
-        if found is None:
+        order = next((order for order in self._orders if order.kind != "salted"), None)
+        if order is None:
             return None
-        dependence = dependence_of(found)
-        return self._told("hash_order", dependence.what, dependence.fix, other=found.location, on="order")
+        dependence = dependence_of(order)
+        return self._told("hash_order", dependence.what, dependence.fix, other=order.location, on="order")
 
     def _of_leak(self, said: str) -> Divergence | None:
         if self._used_up:

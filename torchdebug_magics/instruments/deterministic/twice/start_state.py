@@ -164,17 +164,17 @@ def _inside(state: Any) -> Iterator[Any]:
 
 def _results_of(function: Any) -> dict[Any, Any] | None:
     """What a `functools.lru_cache` keeps, the oldest first; None where it keeps without a limit, or where that cannot be told."""
-    held = [
+    referents = [
         referent
         for referent in gc.get_referents(function)
         if getattr(referent, "__name__", "") not in {"_lru_list_elem", "_lru_cache_wrapper"}
     ]
-    table = next((place for place, one in enumerate(held) if type(one) is dict and one is not vars(function)), None)
-    if function.cache_parameters()["maxsize"] is None or table is None or table != 2 * len(held[table]):
+    table = next((place for place, one in enumerate(referents) if type(one) is dict and one is not vars(function)), None)
+    if function.cache_parameters()["maxsize"] is None or table is None or table != 2 * len(referents[table]):
         return None
-    keys = held[:table:2]
-    is_known = {*map(id, keys)} == {*map(id, held[table])} and all(map(hashes_by_itself, keys))
-    return dict(zip(keys, held[1:table:2], strict=True)) if is_known else None
+    keys = referents[:table:2]
+    is_known = {*map(id, keys)} == {*map(id, referents[table])} and all(map(hashes_by_itself, keys))
+    return dict(zip(keys, referents[1:table:2], strict=True)) if is_known else None
 
 
 def _cache(function: Any, results: Mapping[Any, Any]) -> Any:

@@ -60,8 +60,8 @@ def _may_call(func: ast.expr, names: Mapping[str, Any], parts: dict[str, torch.n
         made = value_named(func.func, names)
         return isinstance(made, type) and issubclass(made, torch.nn.Module)
     called = value_named(func, names)
-    if found := _module_in(func, names):
-        parts[found[0]] = found[1]
+    if module := _module_in(func, names):
+        parts[module[0]] = module[1]
     if isinstance(called, torch.nn.Module):
         return True
     base = value_named(func.value, names) if isinstance(func, ast.Attribute) else UNKNOWN
