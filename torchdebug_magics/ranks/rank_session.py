@@ -147,12 +147,6 @@ def folder_here() -> str:
     return "" if session is None or os.getpid() == session.job.launcher else session.job.folder
 
 
-def rank_here() -> int | None:
-    """The number of the rank that this process is; None where no session has launched it."""
-    session: RankSession | None = vars(current_process()).get(ATTRIBUTE)
-    return this_rank.rank() if session is None else session.number()
-
-
 def _arrived(job: Job, index: int, outer: RankSession | None) -> RankSession:
     """Unpickle and begin in a spawned process, where no after-fork hook runs, after everything else has been unpickled."""
     rank = RankSession(job, index, lambda: None, outer)  # a spawned process inherits no session

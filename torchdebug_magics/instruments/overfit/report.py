@@ -16,6 +16,7 @@ Cause = Literal[
 ]  # fmt: skip
 
 LEAVES = "everything is as it was before the training"
+"""How an error or an interrupt leaves everything: `Instrument.leaves`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,15 +133,9 @@ class OverfitReport(Finding, Report):
         return result, reason if self.reason else ""
 
 
-def in_words(cause: Cause | None) -> str:
-    """``learning_rate`` -> ``learning rate``."""
-    return "" if cause is None else cause.replace("_", " ")
-
-
 @dataclass(frozen=True)
 class Progress:
     """What the live view shows."""
 
     doing: str
     losses: tuple[float, ...]
-    trials: tuple[tuple[str, float], ...] = ()

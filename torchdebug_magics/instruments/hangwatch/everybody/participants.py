@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdebug_magics.instruments.hangwatch.report import Wait
 from torchdebug_magics.machine.process_state import has_proc
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.ranks.rank_traces import Child
 from torchdebug_magics.report import Location
-
-if TYPE_CHECKING:
-    from torchdebug_magics.ranks.rank_traces import Child
 
 _THREAD_COMPUTES = 0.03
 _PROCESS_COMPUTES = 0.15
