@@ -72,7 +72,11 @@ def _one(tensor: torch.Tensor) -> NanReport:
     suspect = None if graph.is_freed else graph.first_bad()
     problems = (_FREED, _UNKNOWN) if graph.is_freed else (_UNKNOWN,)
     finding = _bare(tensor) if suspect is None or suspect.tensor is tensor else _finding(suspect, tensor)
-    return NanReport(findings=(finding,), problems=problems, sentence=_sentence(finding))
+    return NanReport(
+        findings=(finding,),
+        problems=problems,
+        sentence=" · ".join(filter(None, (f"{_head(finding)}, {_origin(finding)}", *finding.details()))),
+    )
 
 
 def _nothing(tensor: torch.Tensor, graph: SavedGraph) -> NanReport:
@@ -80,8 +84,9 @@ def _nothing(tensor: torch.Tensor, graph: SavedGraph) -> NanReport:
     hides = numbers is None and tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()) and not tensor._is_zerotensor()
     if hides and not tensor.is_quantized:
         return NanReport(sentence=f"Nothing was checked: {_UNSEEN}", problems=(_UNSEEN,))
+    op_count = sum(not hasattr(node, "variable") for node in graph.nodes)
     value = f" ({number(float(numbers))})" if numbers is not None and numbers.numel() == 1 and not numbers.is_complex() else ""
-    return NanReport(sentence=f"No NaN or inf in this tensor{value}; its graph has {plural(graph.op_count, 'op')}")
+    return NanReport(sentence=f"No NaN or inf in this tensor{value}; its graph has {plural(op_count, 'op')}")
 
 
 def _finding(suspect: Suspect, sink: torch.Tensor) -> NanFinding:
@@ -140,11 +145,6 @@ def _value(operand: torch.Tensor, index: tuple[int, ...], like: torch.Tensor) ->
         return numbers.detach().expand(like.shape)[index].item()
     except (RuntimeError, IndexError):
         return "x".join(map(str, operand.shape)) or "scalar"
-
-
-def _sentence(finding: NanFinding) -> str:
-    """What is known: no step, layer or line."""
-    return " · ".join(part for part in (f"{_head(finding)}, {_origin(finding)}", *finding.details()) if part)
 
 
 def _origin(finding: NanFinding) -> str:
@@ -207,11 +207,6 @@ class SavedGraph:
                 self._values[node, 0] = variable
             elif (node, 0) not in self._values and (again := _again(node, saved)) is not None:
                 self._values[node, 0] = again
-
-    @property
-    def op_count(self) -> int:
-        """How many ops, the leaves not counted."""
-        return sum(not hasattr(node, "variable") for node in self.nodes)
 
     def first_bad(self) -> Suspect | None:
         """Where the bad numbers of the sink come from: back along values that are bad, or that nobody kept, past none that is finite."""

@@ -80,15 +80,11 @@ def at_scale_one(scalers: Iterable[Any]) -> Iterator[list[Any]]:
     used: list[Any] = []
     with contextlib.ExitStack() as stack:
         for scaler in scalers:
-            stack.callback(_put_back, scaler, dict(vars(scaler)))
+            stack.callback(vars(scaler).update, dict(vars(scaler)))
+            stack.callback(vars(scaler).clear)
             scaler.scale = _Noted(scaler, used)
             scaler._scale = torch.ones_like(scaler._scale)
         yield used
-
-
-def _put_back(scaler: Any, before: dict[str, Any]) -> None:
-    vars(scaler).clear()
-    vars(scaler).update(before)
 
 
 class _Noted:
