@@ -182,9 +182,17 @@ def test_what_may_not_be_looked_at_is_unknown(monkeypatch: pytest.MonkeyPatch) -
     assert waits_in(NOBODY) == "read", "whose files are not ours to see"
 
 
-def test_a_system_without_proc() -> None:
-    with running("print(1, flush=True); import time; time.sleep(60)") as child:
-        assert child.pid in module._children_by_psutil(os.getpid())
+def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(path: str | bytes) -> list[str] | list[bytes]:
+        if str(path).endswith("/task"):
+            raise FileNotFoundError(path)
+        return listdir(path)
+
+    listdir = os.listdir
+    with running("print(1, flush=True); import time; time.sleep(60)") as child, monkeypatch.context() as without:
+        without.setattr(module.os, "listdir", listed)
+        pids = module.child_pids(os.getpid())
+    assert child.pid in pids
 
 
 def test_time_without_a_core_is_told() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
 from torchdebug_magics.machine.interrupts import interrupt_main
-from torchdebug_magics.machine.process_state import child_pids, process_state, read
+from torchdebug_magics.machine.process_state import child_pids, descendants, process_state, read
 from torchdebug_magics.probing.source.call_sites import names_of
 from torchdebug_magics.probing.source.code_owner import frames_above
 
@@ -47,11 +47,6 @@ class GettingOut:
         self._before: list[int] = []
         """The processes that ran before the session, and before the cell."""
         self._interrupts = 0
-
-    @property
-    def was_pressed(self) -> bool:
-        """Whether Stop was pressed, though another error may have come of it."""
-        return self.presses.at_s is not None
 
     def attach(self, stack: ExitStack) -> None:
         """Processes that run already are nobody's to end."""
@@ -99,7 +94,7 @@ def new_processes(children: Children, before: Iterable[int]) -> list[int]:
 
 def end_processes(pids: Iterable[int]) -> int:
     """End them and what they have started: asked first, then made to; how many there were."""
-    everybody = [pid for pid in dict.fromkeys(each for pid in pids for each in _with_descendants(pid)) if _runs(pid)]
+    everybody = [pid for pid in dict.fromkeys(each for pid in pids for each in (*descendants(pid), pid)) if _runs(pid)]
     for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         for pid in filter(_runs, everybody):
             with contextlib.suppress(OSError):
@@ -109,10 +104,6 @@ def end_processes(pids: Iterable[int]) -> int:
         while any(map(_runs, everybody)) and time.monotonic() < end_s:
             time.sleep(0.02)
     return len(everybody)
-
-
-def _with_descendants(pid: int) -> list[int]:
-    return [*(each for child in child_pids(pid) for each in _with_descendants(child)), pid]
 
 
 def _runs(pid: int) -> bool:

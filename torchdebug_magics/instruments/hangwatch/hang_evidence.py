@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from torchdebug_magics.format import duration
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Chain, Look, Participant, RankState
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Chain, Look, Participant
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, State
 from torchdebug_magics.report import Location
 
@@ -23,7 +23,7 @@ class Evidence:
     looks: list[Look]
     chain: Chain
     moved: dict[str, bool]
-    ranks: list[RankState]
+    ranks: list[Participant]
     progress: Progress
     still_s: float
     doing: Counter[str] = field(default_factory=Counter)

@@ -113,7 +113,7 @@ class HangProbe:
         self._is_open = False
         self._watcher.end()
         self._ended_by = "itself" if error is None else "error"
-        was_stopped = self._getting_out.has_stopped or self._getting_out.was_pressed
+        was_stopped = self._getting_out.has_stopped or self._getting_out.presses.at_s is not None  # another error may have come of Stop
         if error is not None and (isinstance(error, KeyboardInterrupt) or was_stopped):
             self._ended_by = "--stop" if self._getting_out.has_stopped else "Stop"
             self._interrupted_at = _lines(trace if trace is not None or error is None else error.__traceback__)
@@ -164,7 +164,7 @@ def look() -> None:
     Processes answer that were started while a `hangwatch` session is open; of others, the system's own words are printed.
     """
     watching: Any = getattr(BaseProcess.start, MARK, None)
-    everybody = look_around(watching if isinstance(watching, Children) else None)
+    everybody = look_around(watching if isinstance(watching, Children) else Children())
     link(everybody, {})
     for one in everybody.everybody.values():
         if one.location is not None or one.process.get("pid") != one.pid or one.kind == "dead":

@@ -1,11 +1,10 @@
-"""How fast a counted loop of the user's goes, how far it has come, and how long it will take."""
+"""How far a counted loop of the user's has come, what slows it down, where it stands, and what it writes."""
 
 from __future__ import annotations
 
 import ast
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType
@@ -22,40 +21,11 @@ from torchdebug_magics.probing.syntax import called, dotted, loops_around
 from torchdebug_magics.probing.where import adopt_timed, locate, location
 from torchdebug_magics.report import Location
 
-_MOST_COUNTS = 40
 _BUILT_IN = frozenset({list, tuple, dict, set, str, range})
 _MODES = {"__torch_dispatch__": "TorchDispatchMode", "__torch_function__": "TorchFunctionMode"}
 _REST_S = 1.0
 _ALMOST, _EVERY_S = 0.7, 0.25
 _TAIL = 4000
-
-
-class LoopRate:
-    """From the values of the loop's variable at the latest looks."""
-
-    def __init__(self) -> None:
-        self._counts: deque[tuple[float, int]] = deque(maxlen=_MOST_COUNTS)
-        self._bound: int | None = None
-
-    def look(self, frame: FrameType | None, now_s: float) -> None:
-        """Note how far the loop around a frame has come."""
-        found = loop_progress(frame)
-        if found is None:
-            return
-        count, self._bound = found
-        if self._counts and count < self._counts[-1][1]:
-            self._counts.clear()
-        self._counts.append((now_s, count))
-
-    def pace(self) -> tuple[float, float | None] | None:
-        """(iterations per second, seconds to the end of the loop); None where it was not seen to move."""
-        if not self._counts:
-            return None
-        (first_s, first), (last_s, last) = self._counts[0], self._counts[-1]
-        if last <= first or last_s <= first_s:
-            return None
-        pace = (last - first) / (last_s - first_s)
-        return pace, (self._bound - last) / pace if self._bound is not None else None
 
 
 def loop_progress(frame: FrameType | None) -> tuple[int, int | None] | None:

@@ -61,7 +61,7 @@ def builtin_wait(frame: FrameType) -> Waiting | None:
         if isinstance(candidate, ast.Call):
             waiting = _of_call(candidate, frame, names)
         else:  # `with lock:`, whose entering has no call in the source
-            waiting = _named_lock(lock_wait(value_of(candidate, frame, names)), candidate)
+            waiting = lock_wait(value_of(candidate, frame, names), candidate)
         if waiting is not None:
             return waiting
     return None
@@ -102,7 +102,7 @@ def _method(held: Any, name: str, node: ast.Call, frame: FrameType, names: dict[
     if name in {"acquire", "__enter__"} and (isinstance(held, LOCKS) or kind.__module__ in {"threading", "multiprocessing.synchronize"}):
         if _argument(node, 0, "blocking", frame, names) is False or _argument(node, 0, "block", frame, names) is False:
             return None
-        return _named_lock(lock_wait(held, _timeout(node, frame, names)), node.func)
+        return lock_wait(held, node.func, _timeout(node, frame, names))
     if isinstance(held, SimpleQueue) and name == "get":
         return Waiting("queue", "queue.get()", on=held, timeout_s=_timeout(node, frame, names), facts={"get": True})
     if isinstance(held, socket.socket) and name in _SOCKET:
@@ -126,26 +126,21 @@ def pipe_of(file: Any, *kinds: str) -> dict[str, str]:
     return {"pipe": target} if target.startswith(("pipe:", *kinds)) else {}
 
 
-def _named_lock(waiting: Waiting | None, node: ast.expr) -> Waiting | None:
-    """With the name by which the user's code calls the lock."""
-    held = node.value if isinstance(node, ast.Attribute) and node.attr in {"acquire", "__enter__"} else node
-    if waiting is not None:
-        waiting.facts["name"] = last_name(held)
-    return waiting
-
-
-def lock_wait(held: Any, timeout_s: float | None = None) -> Waiting | None:
-    """For a lock of any kind; None for what is none."""
+def lock_wait(held: Any, node: ast.expr | None = None, timeout_s: float | None = None) -> Waiting | None:
+    """For a lock of any kind; None for what is none. `node` is how the user's code calls the lock, or its method."""
+    module, kind = type(held).__module__, type(held).__name__
+    what, on, facts = "", held, {}
+    semaphore = getattr(held, "_semlock", None) if module == "multiprocessing.synchronize" else None
     if isinstance(held, LOCKS):
-        return Waiting("lock", "lock", on=held, timeout_s=timeout_s)
-    module, name = type(held).__module__, type(held).__name__
-    if module == "threading" and name in {"Condition", "Semaphore", "BoundedSemaphore"}:
-        inner = getattr(held, "_lock", held) if name == "Condition" else held
-        return Waiting("lock", "lock" if name == "Condition" else "semaphore", on=inner, timeout_s=timeout_s)
-    semaphore = getattr(held, "_semlock", None)
-    if module == "multiprocessing.synchronize" and semaphore is not None:
-        return Waiting("lock", f"multiprocessing {name}", on=held, timeout_s=timeout_s, facts={"semaphore": getattr(semaphore, "name", "")})
-    return None
+        what = "lock"
+    elif module == "threading" and kind in {"Condition", "Semaphore", "BoundedSemaphore"}:
+        what, on = ("lock", getattr(held, "_lock", held)) if kind == "Condition" else ("semaphore", held)
+    elif semaphore is not None:
+        what, facts = f"multiprocessing {kind}", {"semaphore": getattr(semaphore, "name", "")}
+    if node is not None:
+        is_method = isinstance(node, ast.Attribute) and node.attr in {"acquire", "__enter__"}
+        facts["name"] = last_name(node.value if isinstance(node, ast.Attribute) and is_method else node)
+    return Waiting("lock", what, on=on, timeout_s=timeout_s, facts=facts) if what else None
 
 
 def _timeout(node: ast.Call, frame: FrameType, names: dict[str, Any]) -> float | None:

@@ -122,7 +122,7 @@ def _user_functions() -> Iterator[CodeType]:
 
 def _runners(future: Any, stacks: Stacks) -> list[Target]:
     """The thread that runs a future's work; of one that waits for its turn, the threads of its pool that are busy."""
-    busy: list[tuple[int, Any, Any]] = []
+    busy: list[tuple[int, Any]] = []
     for ident, frames in stacks.items():
         for frame in frames:
             if frame.f_globals.get("__name__") == "concurrent.futures.thread" and frame.f_code.co_name in {"run", "_worker"}:
@@ -130,8 +130,11 @@ def _runners(future: Any, stacks: Stacks) -> list[Target]:
                 if getattr(held.get("self"), "future", None) is future:
                     return [("thread", ident)]
                 if frame.f_code.co_name == "_worker" and held.get("work_item") is not None:
-                    busy.append((ident, held.get("work_queue"), future))
-    return [("thread", ident) for ident, queue, _ in busy if any(getattr(item, "future", None) is future for item in _queued(queue))]
+                    busy.append((ident, held.get("work_queue")))
+    # What waits in a pool's queue is held by its `SimpleQueue`, which tells the collector what it refers to.
+    queued = ((ident, one) for ident, queue in busy if queue is not None for one in gc.get_referents(queue))
+    waiting = ((ident, item) for ident, one in queued for item in (tuple(one) if isinstance(one, list) else (one,)))
+    return list(dict.fromkeys(("thread", ident) for ident, item in waiting if getattr(item, "future", None) is future))
 
 
 def _is_to_run(future: Any, frame: FrameType) -> bool:
@@ -151,14 +154,6 @@ def _busy_in_pools(stacks: Stacks) -> list[Target]:
         if any(frame.f_globals.get("__name__") == "concurrent.futures.thread" for frame in frames)
         and any(is_user_code(frame.f_code) for frame in frames)
     ]
-
-
-def _queued(queue: Any) -> list[Any]:
-    """The work that waits in a pool's queue: held by its `SimpleQueue`, which tells the collector what it refers to."""
-    items: list[Any] = []
-    for one in gc.get_referents(queue) if queue is not None else ():
-        items += list(one) if isinstance(one, list) else [one]
-    return items
 
 
 def _refers(frames: Sequence[FrameType], wanted: Any) -> bool:

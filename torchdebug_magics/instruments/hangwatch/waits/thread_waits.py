@@ -67,10 +67,9 @@ def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # n
     module, name = _module(frame), frame.f_code.co_name
     if (loop := _loop(frame, inner)) is not None:
         return loop
-    if module in _DEBUGGERS and name in _PROMPTS:
-        return Waiting("input", "a debugger's prompt", facts={"debugger": True})
-    if name in _INPUTS and module.startswith(("ipykernel", "getpass", "google.colab")):
-        is_debugger = any(_module(one) in _DEBUGGERS for one in inner)
+    is_prompt = module in _DEBUGGERS and name in _PROMPTS
+    if is_prompt or (name in _INPUTS and module.startswith(("ipykernel", "getpass", "google.colab"))):
+        is_debugger = is_prompt or any(_module(one) in _DEBUGGERS for one in inner)
         return Waiting("input", "a debugger's prompt" if is_debugger else "your input", facts={"debugger": is_debugger})
     reader = READERS.get((module, name))
     if reader is not None:
