@@ -114,22 +114,13 @@ def _place(error: BaseException | None) -> Location | None:
     return location(walked[-1][0].co_filename, walked[-1][1], walked[-1][0].co_name) if walked else None
 
 
-@dataclass(frozen=True, eq=False)
-class Launched:
-    """A process that the session has seen start."""
-
-    child: Child
-    cannot_arrive: str
-    """Why its function cannot be imported in it, or nothing."""
-
-
-def collected(folder: str, launched: Sequence[Launched], *, is_hurried: bool) -> list[RankRecord]:
+def collected(folder: str, launched: Sequence[Child], *, is_hurried: bool) -> list[RankRecord]:
     """One record a process; `is_hurried`: the user has pressed Stop, and nobody is waited for."""
-    children = {one.child.pid: one for one in launched}
+    children = {child.pid: child for child in launched}
     found = left(folder)
     end_s = time.monotonic() + (0 if is_hurried else _END_S)
     while time.monotonic() < end_s:
-        running = [one.child.pid for one in launched if one.child.exit_code() is None]
+        running = [child.pid for child in launched if child.exit_code() is None]
         if all(pid not in found or found[pid].record is not None for pid in running):
             break
         time.sleep(0.02)
@@ -138,8 +129,8 @@ def collected(folder: str, launched: Sequence[Launched], *, is_hurried: bool) ->
     return _numbered(records)
 
 
-def _record(pid: int, launched: Launched | None, found: Left, number: int) -> RankRecord:
-    code = None if launched is None else launched.child.exit_code()
+def _record(pid: int, launched: Child | None, found: Left, number: int) -> RankRecord:
+    code = None if launched is None else launched.exit_code()
     if found.record is not None:
         rank = found.record.rank if code is None else replace(found.record.rank, exit_code=code)
         return replace(found.record, rank=rank, problems=found.problems)
@@ -178,6 +169,8 @@ class Child:
     handle: Any = field(repr=False)
     """The `Popen` object of `multiprocessing`, kept until the process has ended, because a pool drops its workers early."""
     seen_exit_code: int | None = None
+    cannot_arrive: str = ""
+    """Why its function cannot be imported in it, or nothing."""
 
     def exit_code(self) -> int | None:
         """The exit code as in `multiprocessing`, negative for a signal; None while it runs or if unknown. The process is not reaped."""

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import runs_loop
 from torchdebug_magics.machine.interrupts import interrupt_main
 from torchdebug_magics.machine.process_state import child_pids, descendants, process_state, read
 from torchdebug_magics.probing.source.call_sites import names_of
@@ -168,7 +169,7 @@ def wake_loop() -> None:
     """Let the event loop of the main thread, if it runs one, act on a signal: it sleeps until something happens."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     for one in frames_above(frame):
-        if one.f_code.co_name == "_run_once" and one.f_globals.get("__name__") == "asyncio.base_events":
+        if runs_loop(one):
             loop: Any = names_of(one).get("self")
             with contextlib.suppress(RuntimeError, AttributeError):  # it has been closed, or cannot be looked at just now
                 loop.call_soon_threadsafe(int)

@@ -270,9 +270,12 @@ class Progress:
 
     def _other_values(self, users: list[FrameType]) -> bool:
         """Whether a name of the user's stands for another object than at the look before."""
-        values = hash(tuple(tuple(map(id, _held(frame))) for frame in users))
-        changed, self._values = values != self._values, values
-        return changed
+        held: list[Any] = []
+        for frame in users:
+            names = names_of(frame)
+            held += [names.get(name) for name in frame.f_code.co_names] if is_module_code(frame.f_code) else names.values()
+        before, self._values = self._values, hash(tuple(map(id, held)))
+        return self._values != before
 
     def _count(self, frame: FrameType) -> None:
         self.looks += 1
@@ -292,10 +295,3 @@ class Progress:
         self.looks_at[label] += 1
         self.doing[label] += 1
         self.passes.look(backward, time.monotonic())
-
-
-def _held(frame: FrameType) -> list[Any]:
-    names = names_of(frame)
-    if is_module_code(frame.f_code):
-        return [names.get(name) for name in frame.f_code.co_names]
-    return list(names.values())

@@ -204,7 +204,8 @@ class Reach:
             waiting.append(value.__func__)
         elif issubclass(kind, property):
             waiting.extend((value.fget, value.fset))
-        elif issubclass(kind, _CONTAINERS) and (many := _length_of(kind, value)) > _MOST_ITEMS:
+        elif (base := next((base for base in _CONTAINERS if issubclass(kind, base)), None)) and (many := base.__len__(value)) > _MOST_ITEMS:
+            # Its own length, whatever a subclass of the user's says.
             first = referents(value)[:1] if many < _MOST_VISITS else []
             self._is_cut |= not all(issubclass(type(one), (*_PLAIN, *_CONTAINERS)) or _is_data(one) for one in first)
         elif not _is_data(value):
@@ -269,11 +270,6 @@ def _is_data(value: Any) -> bool:
     return str(kind.__module__) in _DATA
 
 
-def _length_of(kind: type, value: Any) -> int:
-    """Of the container itself, whatever a subclass of the user's says."""
-    return int(next(base for base in _CONTAINERS if issubclass(kind, base)).__len__(value))
-
-
 @dataclass
 class Waiting:
     """One wait."""
@@ -298,7 +294,7 @@ def loop_tasks(frames: Sequence[FrameType]) -> list[Any]:
     for frame in frames:
         if owner(frame.f_code.co_filename) == "user":
             break
-        if _runs_loop(frame):
+        if runs_loop(frame):
             asyncio: Any = sys.modules["asyncio"]
             try:
                 return [task for task in asyncio.all_tasks(names_of(frame).get("self")) if not task.done()]
@@ -309,7 +305,7 @@ def loop_tasks(frames: Sequence[FrameType]) -> list[Any]:
 
 def scheduled_callbacks(frames: Sequence[FrameType]) -> list[Any]:
     """What the event loop that a thread runs will call, with its arguments: what the user's code has asked it for."""
-    loops = [names_of(frame).get("self") for frame in frames if _runs_loop(frame)]
+    loops = [names_of(frame).get("self") for frame in frames if runs_loop(frame)]
     handles = [handle for loop in loops for name in ("_ready", "_scheduled") for handle in tuple(getattr(loop, name, ()))]
     keys = [key for loop in loops for key in tuple(getattr(getattr(loop, "_selector", None), "_fd_to_key", {}).values())]
     ready = [handle for key in keys if isinstance(key.data, tuple) for handle in key.data if handle is not None]
@@ -391,5 +387,6 @@ def awaited_tasks(task: Any, tasks: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _runs_loop(frame: FrameType) -> bool:
+def runs_loop(frame: FrameType) -> bool:
+    """Whether it is the frame of asyncio's in which an event loop waits and calls what is ready."""
     return frame.f_code.co_name == "_run_once" and frame.f_globals.get("__name__") == "asyncio.base_events"

@@ -6,11 +6,11 @@ import ast
 import gc
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType, FrameType, FunctionType, ModuleType
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import LOCKS, Reach, Target, Waiting
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import LOCKS, Reach, Target, Waiting, runs_loop
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, names_of, value_of
 from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_code, owner
 from torchdebug_magics.probing.syntax import WITHS, enclosing, last_name, loops_around, nodes, own_nodes
@@ -104,20 +104,14 @@ def _same(value: Any, lock: Any) -> bool:
 def _acquired_somewhere(name: str) -> tuple[tuple[str, int, str] | None, bool]:
     """Where a function of the user's that has ended took a lock of this name, if only one does, and whether in a `with`."""
     found = []
-    for code in _user_functions() if name else ():
+    values = list(vars(sys.modules["__main__"]).values())[:_MOST_FUNCTIONS] if name else []
+    functions = (each for value in values for each in (value, *(vars(value).values() if issubclass(type(value), type) else ())))
+    for code in (each.__code__ for each in functions if isinstance(each, FunctionType) and is_user_code(each.__code__)):
         function = function_node(code)
         taken = [(node.value, False) for node in nodes(ast.Attribute, function) if node.attr == "acquire"]
         taken += [(node.context_expr, True) for node in nodes(ast.withitem, function)]
         found += [((code.co_filename, node.lineno, code.co_name), by_with) for node, by_with in taken if last_name(node) == name]
     return found[0] if len(found) == 1 else (None, bool(found) and all(by_with for _, by_with in found))
-
-
-def _user_functions() -> Iterator[CodeType]:
-    space = vars(sys.modules["__main__"])
-    for value in list(space.values())[:_MOST_FUNCTIONS]:
-        for function in (value, *(vars(value).values() if issubclass(type(value), type) else ())):
-            if isinstance(function, FunctionType) and is_user_code(function.__code__):
-                yield function.__code__
 
 
 def _runners(future: Any, stacks: Stacks) -> list[Target]:
@@ -139,9 +133,7 @@ def _runners(future: Any, stacks: Stacks) -> list[Target]:
 
 def _is_to_run(future: Any, frame: FrameType) -> bool:
     """Whether it stands for a coroutine that an event loop, run by this frame, has been asked for and cannot begin."""
-    if frame.f_code.co_name != "_run_once" or frame.f_globals.get("__name__") != "asyncio.base_events":
-        return False
-    ready = getattr(names_of(frame).get("self"), "_ready", ())
+    ready = getattr(names_of(frame).get("self"), "_ready", ()) if runs_loop(frame) else ()
     closures = (getattr(getattr(handle, "_callback", None), "__closure__", None) or () for handle in tuple(ready))
     return any(cell.cell_contents is future for closure in closures for cell in closure)
 

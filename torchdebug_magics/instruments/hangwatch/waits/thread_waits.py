@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import Any, TypeAlias
 
-from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Kind, Target, Waiting, builtin_wait, lock_wait, pipe_of
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Kind, Target, Waiting, builtin_wait, lock_wait, pipe_of, runs_loop
 from torchdebug_magics.probing.source.call_sites import names_of
 from torchdebug_magics.probing.source.code_owner import owner
 
@@ -93,7 +93,7 @@ def _loop(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:
     # A loop of a pool waits in its queue where the frame that it has called, if any, is the queue's.
     if (module, name) in _IDLE and (not at or _module(inner[at - 1]).startswith(_QUEUES)):
         return Waiting("queue", "more work", facts={"idle": True})
-    if (module, name) == ("asyncio.base_events", "_run_once"):
+    if runs_loop(frame):
         return Waiting("io", "an event of its loop", facts={"may_end": True})
     if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")):
         if any((_module(one), one.f_code.co_name) in READERS for one in inner if owner(one.f_code.co_filename) == "python"):
