@@ -72,9 +72,15 @@ def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object 
 def record_of(compared: Compared, rank: int, report: Report, error: BaseException | None, elapsed_s: float) -> RankRecord:
     """Make the record of this process."""
     state: RankState = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
+    walked = traceback.walk_tb(None if error is None else error.__traceback__)
+    codes = [(frame.f_code, line) for frame, line in walked if is_user_code(frame.f_code)]
+    text = "" if error is None else next(iter(str(error).strip().splitlines()), "")
+    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
     own = Rank(
         rank=rank, host=socket.gethostname(), pid=os.getpid(), device=this_rank.device(), state=state,
-        exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s, error=_text(error), location=_place(error),
+        exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s,
+        error="" if error is None else ": ".join(filter(None, (type(error).__name__, text))),
+        location=location(codes[-1][0].co_filename, codes[-1][1], codes[-1][0].co_name) if codes else None,
     )  # fmt: skip
     return RankRecord(rank=own, compared=compared)
 
@@ -97,21 +103,6 @@ def leave_whole(path: Path, data: bytes) -> None:
     new = path.with_name(f"{path.name}~")
     new.write_bytes(data)
     new.replace(path)
-
-
-def _text(error: BaseException | None) -> str:
-    if error is None:
-        return ""
-    text = next(iter(str(error).strip().splitlines()), "")
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _place(error: BaseException | None) -> Location | None:
-    if error is None:
-        return None
-    walked = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
-    return location(walked[-1][0].co_filename, walked[-1][1], walked[-1][0].co_name) if walked else None
 
 
 def collected(folder: str, launched: Sequence[Child], *, is_hurried: bool) -> list[RankRecord]:

@@ -13,7 +13,7 @@ from typing import Any
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import link, look_around
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant, named
+from torchdebug_magics.instruments.hangwatch.everybody.participants import named
 from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, HangReport, LiveHang
 from torchdebug_magics.instruments.hangwatch.watcher import Watcher
@@ -168,11 +168,7 @@ def look() -> None:
     link(everybody, {})
     for one in everybody.everybody.values():
         if one.location is not None or one.process.get("pid") != one.pid or one.kind == "dead":
-            print(_line(one))  # noqa: T201 - as it was asked to
-
-
-def _line(one: Participant) -> str:
-    where = f" · {one.location}: {one.location.source}" if one.location is not None else ""
-    waits = f" waits for {one.what}" if one.facts.get("is_waiting") else f" {one.what or 'computes'}"
-    whom = f" -> {', '.join(named(who) for who in one.targets)}" if one.targets else ""
-    return f"{named(one.who)} (pid {one.pid}){waits}{whom}{where}"
+            where = f" · {one.location}: {one.location.source}" if one.location is not None else ""
+            waits = f" waits for {one.what}" if one.facts.get("is_waiting") else f" {one.what or 'computes'}"
+            whom = f" -> {', '.join(named(who) for who in one.targets)}" if one.targets else ""
+            print(f"{one.name} (pid {one.pid}){waits}{whom}{where}")  # noqa: T201 - as it was asked to

@@ -245,23 +245,18 @@ class Watcher:
     def _found(self, finding: HangFinding | None) -> None:
         if finding is None:
             return
-        if finding.state == "stuck":
-            self._found_s = time.monotonic()
+        is_stuck = finding.state == "stuck"
+        self._found_s = time.monotonic() if is_stuck else self._found_s
         with self._lock:
             now = self.finding
-            if now is None or _WORST[finding.state] >= _WORST[now.state]:
-                keeps_name = now is not None and now.state == finding.state and finding.cause is None and now.cause is not None
-                self._say(finding)
-                self.finding = replace(now, since_s=finding.since_s) if now is not None and keeps_name else finding
-
-    def _say(self, finding: HangFinding) -> None:
-        """In a script nobody shows the report while it hangs; of ranks, their launcher writes what is true of all."""
-        if folder_here():
-            return
-        if finding.state == "stuck" and (self.finding is None or self.finding.state != "stuck") and running_shell() is None:
-            sys.stderr.write(
-                f"hangwatch: Stuck: {located(finding.headline, finding.location)}\n" + (f"fix: {finding.fix}\n" if finding.fix else "")
-            )
+            if now is not None and _WORST[finding.state] < _WORST[now.state]:
+                return
+            if is_stuck and (now is None or now.state != "stuck") and running_shell() is None and not folder_here():
+                # In a script nobody shows the report while it hangs; of ranks, their launcher writes what is true of all.
+                fix = f"fix: {finding.fix}\n" if finding.fix else ""
+                sys.stderr.write(f"hangwatch: Stuck: {located(finding.headline, finding.location)}\n{fix}")
+            keeps_name = now is not None and now.state == finding.state and finding.cause is None and now.cause is not None
+            self.finding = replace(now, since_s=finding.since_s) if now is not None and keeps_name else finding
 
     def _was_held(self, late_s: float, frame: FrameType | None) -> None:
         """No look was possible for so long: a call held the GIL, if this process computed or nothing else explains it."""

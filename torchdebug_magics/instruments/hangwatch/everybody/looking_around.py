@@ -272,12 +272,11 @@ def ask(folder: str, pid: int, call: str, timeout_s: float = 1.0, **values: obje
                 parts.append(part)
                 connection.settimeout(max(0.01, end_s - time.monotonic()))
         answer = json.loads(b"".join(parts))
-    except TimeoutError:
-        msg = f"process {pid} did not answer within {timeout_s:g} s"
-        raise AgentError(msg, is_silent=True) from None
     except (OSError, ValueError, AttributeError) as error:
-        msg = f"process {pid} could not be asked: {type(error).__name__}: {error}"
-        raise AgentError(msg) from None
+        is_silent = isinstance(error, TimeoutError)
+        why = f"did not answer within {timeout_s:g} s" if is_silent else f"could not be asked: {type(error).__name__}: {error}"
+        msg = f"process {pid} {why}"
+        raise AgentError(msg, is_silent=is_silent) from None
     if "failure" in answer:
         msg = f"process {pid} could not answer: {answer['failure']}"
         raise AgentError(msg)
@@ -305,13 +304,10 @@ def dumped_stack(folder: str, pid: int, *, is_alive: bool) -> list[tuple[str, in
             os.truncate(file, 0)
             os.kill(pid, number)
             time.sleep(0.05)
+    text = ""
     with contextlib.suppress(OSError):
-        return _parsed(file.read_text(encoding="utf-8", errors="replace"))
-    return []
-
-
-def _parsed(text: str) -> list[tuple[str, int, str]]:
-    """Parse the stack that faulthandler wrote for the thread that runs Python, or else for the last thread, which is the main one."""
+        text = file.read_text(encoding="utf-8", errors="replace")
+    # Of what faulthandler wrote, the thread that runs Python, or else the last thread, which is the main one.
     stacks = [part for part in text.split("\n\n") if "  File " in part]
     current = [part for part in stacks if part.lstrip().startswith(("Current thread", "Fatal"))] or stacks[-1:]
     return [(file, int(line), function) for part in current[:1] for file, line, function in _FRAME.findall(part)]

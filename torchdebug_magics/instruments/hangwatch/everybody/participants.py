@@ -174,16 +174,11 @@ class Participant:
 
     def as_wait(self) -> Wait:
         """As the report has it."""
+        names = ("who", "pid", "location", "kind", "what", "stack", "exit_code")
         acquired = self.facts.get("acquired")
         return Wait(
-            who=self.who,
-            pid=self.pid,
-            location=self.location,
-            kind=self.kind,
+            **{name: getattr(self, name) for name in names},
             waits_for=self.targets[0] if self.targets else None,
-            what=self.what,
-            stack=self.stack,
-            exit_code=self.exit_code,
             acquired=location(*acquired) if acquired else None,
         )
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Literal, TypeAlias
 from weakref import ref
 
@@ -195,15 +195,9 @@ class Reach:
             waiting.extend(value.__defaults__ or ())
             waiting.extend((value.__kwdefaults__ or {}).values())
             waiting.extend(_globals_of(value.__code__, value.__globals__))
-        elif issubclass(kind, BuiltinFunctionType):
-            waiting.append(value.__self__)  # of a bound method; of a plain function, its module
         elif issubclass(kind, type):
             bases = type.__dict__["__mro__"].__get__(value)
             waiting.extend(held for base in bases if _is_users(base) for held in tuple(vars(base).values()))
-        elif issubclass(kind, (staticmethod, classmethod)):
-            waiting.append(value.__func__)
-        elif issubclass(kind, property):
-            waiting.extend((value.fget, value.fset))
         elif (base := next((base for base in _CONTAINERS if issubclass(kind, base)), None)) and (many := base.__len__(value)) > _MOST_ITEMS:
             # Its own length, whatever a subclass of the user's says.
             first = referents(value)[:1] if many < _MOST_VISITS else []

@@ -7,6 +7,7 @@ import multiprocessing.process
 import operator
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, MappingProxyType
@@ -203,17 +204,10 @@ def _connection(held: Mapping[str, Any]) -> Waiting:
 
 def _leads_elsewhere(connection: Any) -> bool:
     """Whether it is a socket with an address: whoever answers may be on another machine, or no process of ours."""
-    try:
-        number = os.dup(connection.fileno())
-    except (OSError, AttributeError, ValueError):  # closed
-        return False
-    try:
-        copy = socket.socket(fileno=number)
-    except OSError:  # a pipe
-        os.close(number)
-        return False
-    with copy, contextlib.suppress(OSError):
-        return bool(copy.family != getattr(socket, "AF_UNIX", None) or copy.getpeername() or copy.getsockname())
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # it is closed
+        if stat.S_ISSOCK(os.fstat(connection.fileno()).st_mode):
+            with socket.socket(fileno=os.dup(connection.fileno())) as copy:
+                return bool(copy.family != getattr(socket, "AF_UNIX", None) or copy.getpeername() or copy.getsockname())
     return False
 
 
