@@ -22,6 +22,7 @@ from torchdebug_magics.machine.process_state import (
     main_thread_ran_s,
     open_pipes,
     process_state,
+    read,
     thread_cpu_s,
     waited_for_core_s,
     waits_in,
@@ -29,6 +30,7 @@ from torchdebug_magics.machine.process_state import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.waits
 
@@ -210,3 +212,14 @@ def test_time_without_a_core_is_told() -> None:
             os.sched_setaffinity(0, cores)
             other.kill()
     assert waited_for_core_s(NOBODY, None) == 0.0
+
+
+def test_the_text_without_blanks_around(tmp_path: Path):
+    (tmp_path / "x").write_text(" 12 \n\n")
+    assert read(f"{tmp_path}/x") == "12"
+    assert read(f"{tmp_path}/x", 2) == "1"
+
+
+def test_what_cannot_be_read_is_none(tmp_path: Path):
+    assert read(f"{tmp_path}/nowhere") is None
+    assert read(str(tmp_path)) is None

@@ -14,6 +14,7 @@ from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.syntax import covers, loops_around, tree_of
 from torchdebug_magics.probing.where import location
+from torchdebug_magics.ranks.report import signal_name
 from torchdebug_magics.report import Location
 
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -56,7 +57,7 @@ def how_it_ended(one: Participant) -> str:
         return f"raised {short_error(one.error)}"
     code = one.exit_code
     if code is not None and code < 0:
-        return f"was killed by {_signal(-code)}"
+        return f"was killed by {signal_name(-code)}"
     return "has ended" if not code else f"ended with exit code {code}"
 
 
@@ -90,14 +91,7 @@ def exit_fix(code: int | None) -> str:
     """What to change where a process ended with this code."""
     if code is None or code >= 0:
         return "raise an exception instead of calling `os._exit`, so that the waiting process sees it"
-    return _SIGNAL_FIXES.get(_signal(-code), "run its code in this process (`num_workers=0`) to see the crash")
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return _SIGNAL_FIXES.get(signal_name(-code), "run its code in this process (`num_workers=0`) to see the crash")
 
 
 def last_line(error: dict[str, Any] | None) -> Location | None:

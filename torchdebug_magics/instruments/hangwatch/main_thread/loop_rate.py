@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -161,29 +162,28 @@ class OutputMeter:
         """Take them away again, also from below those that came later. Harmless the second time."""
         for stream, counting in self._counts:
             counting.is_open = False
-            top = stream.__dict__.get("write")
+            top = stream.__dict__.pop("write", None)
             while isinstance(top, _Counting) and not top.is_open:
                 top = top.before
-                stream.__dict__.pop("write", None)
-                if top is not None:
-                    stream.__dict__["write"] = top
+            if top is not None:
+                stream.__dict__["write"] = top
         self._counts.clear()
 
 
+@dataclass(eq=False)
 class _Counting:
     """A `write` that counts; once closed, it only hands on."""
 
-    def __init__(self, meter: OutputMeter, write: Callable[..., Any], before: Any) -> None:
-        self._meter = meter
-        self._write = write
-        self.before = before
-        """What stood in the stream's own dict, or None."""
-        self.is_open = True
+    meter: OutputMeter
+    write: Callable[..., Any]
+    before: Any
+    """What stood in the stream's own dict, or None."""
+    is_open: bool = True
 
     def __call__(self, *texts: Any, **named: Any) -> Any:
         __tracebackhide__ = True
         if self.is_open and texts and isinstance(texts[0], str):
-            meter = self._meter
+            meter = self.meter
             meter.written += len(texts[0])
             meter.tail = (meter.tail + texts[0][-_TAIL:])[-_TAIL:]
-        return self._write(*texts, **named)
+        return self.write(*texts, **named)

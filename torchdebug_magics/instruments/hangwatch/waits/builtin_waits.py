@@ -345,7 +345,6 @@ def task_frames(task: Any) -> list[FrameType]:
 
 def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:  # noqa: PLR0911 - a table by module
     """What a task awaits."""
-    waited = getattr(task, "_fut_waiter", None)
     for frame in reversed(task_frames(task)):
         module, name = str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
         held = names_of(frame)
@@ -362,11 +361,10 @@ def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:  # noqa: PLR0911 - a 
             return Waiting("join", f"the end of process {pid}", targets=[("process", pid)])
         if module.startswith(("asyncio.streams", "asyncio.subprocess", "aiohttp", "httpx", "httpcore")):
             return Waiting("io", "the network", facts={"network": True})
-    waits_for = [waited, *(getattr(waited, "_children", None) or ())]
-    targets = [("thread", id(one)) for one in waits_for if one in tasks]
+    targets = [("thread", id(one)) for one in _awaits(task) if one in tasks]
     if targets:
         return Waiting("join", "a task", targets=targets)  # type: ignore[arg-type]
-    return Waiting("event", "a future", on=waited, facts={"of_loop": True})
+    return Waiting("event", "a future", on=_awaits(task)[0], facts={"of_loop": True})
 
 
 def awaited_tasks(task: Any, tasks: Sequence[Any]) -> list[Any]:
@@ -374,11 +372,16 @@ def awaited_tasks(task: Any, tasks: Sequence[Any]) -> list[Any]:
     found: list[Any] = []
     waiting = [task]
     while waiting:
-        waited = getattr(waiting.pop(), "_fut_waiter", None)
-        more = [one for one in (waited, *(getattr(waited, "_children", None) or ())) if one in tasks and one not in found]
+        more = [one for one in _awaits(waiting.pop()) if one in tasks and one not in found]
         found += more
         waiting += more
     return found
+
+
+def _awaits(task: Any) -> list[Any]:
+    """The future that a task awaits, and those that it gathers."""
+    waited = getattr(task, "_fut_waiter", None)
+    return [waited, *(getattr(waited, "_children", None) or ())]
 
 
 def runs_loop(frame: FrameType) -> bool:
