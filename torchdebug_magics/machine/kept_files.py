@@ -402,16 +402,14 @@ def _entries(lines: bytes) -> Iterator[dict[str, Any]]:
 
 def _is_alive(folder: Path) -> bool:
     """Whether a process still uses the copies in a folder."""
-    try:
+    with contextlib.suppress(OSError):  # it is gone
         number = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(number)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(number)
     return False
 
 

@@ -137,8 +137,7 @@ class Participant:
     @property
     def groups(self) -> dict[str, list[int]]:
         """The ranks of each process group that this one is in."""
-        groups: dict[str, list[int]] = (self.process.get("collectives") or {}).get("groups", {})
-        return groups
+        return dict((self.process.get("collectives") or {}).get("groups", {}))
 
     @cached_property
     def issued(self) -> list[Issued]:

@@ -140,12 +140,9 @@ def _is_to_run(future: Any, frame: FrameType) -> bool:
 
 def _busy_in_pools(stacks: Stacks) -> list[Target]:
     """The threads of pools that run the user's code: one of them may compute what a coroutine awaits."""
-    return [
-        ("thread", ident)
-        for ident, frames in stacks.items()
-        if any(frame.f_globals.get("__name__") == "concurrent.futures.thread" for frame in frames)
-        and any(is_user_code(frame.f_code) for frame in frames)
-    ]
+    running = ((ident, frames) for ident, frames in stacks.items() if any(is_user_code(frame.f_code) for frame in frames))
+    pool = "concurrent.futures.thread"
+    return [("thread", ident) for ident, frames in running if any(frame.f_globals.get("__name__") == pool for frame in frames)]
 
 
 def _refers(frames: Sequence[FrameType], wanted: Any) -> bool:

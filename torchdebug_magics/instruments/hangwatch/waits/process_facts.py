@@ -101,9 +101,7 @@ def _find_enders(
 
 def _alarm_is_set() -> bool:
     """Whether a handler of the user's will run in the main thread after some time, and can raise there."""
-    if not hasattr(signal, "getitimer"):
-        return False
-    alarms = ((signal.ITIMER_REAL, signal.SIGALRM), (signal.ITIMER_VIRTUAL, signal.SIGVTALRM))
+    alarms = ((signal.ITIMER_REAL, signal.SIGALRM), (signal.ITIMER_VIRTUAL, signal.SIGVTALRM)) if hasattr(signal, "getitimer") else ()
     return any(signal.getitimer(which)[0] and callable(signal.getsignal(number)) for which, number in alarms)
 
 
