@@ -343,7 +343,7 @@ def _checked(report: Any, error: BaseException | None = None) -> Any:
     """The report with no code in its fixes but what could run; a process without torch has made none."""
     if "torch" not in sys.modules:
         return report
-    from torchdebug_magics.probing.edits import with_edits  # noqa: PLC0415
-    from torchdebug_magics.probing.fix_code import checked  # noqa: PLC0415
+    from torchdebug_magics.probing.source.edits import with_edits  # noqa: PLC0415
+    from torchdebug_magics.probing.source.fix_code import checked  # noqa: PLC0415
 
     return with_edits(checked(report, error))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdebug_magics.probing.snapshot import Snapshot
+from torchdebug_magics.probing.state.snapshot import Snapshot
 
 
 def state_of(values: Iterable[Any]) -> list[Any]:

@@ -12,8 +12,8 @@ from types import FrameType, TracebackType
 from typing import Any, TypeAlias
 
 from torchdebug_magics.memory.outside import is_machinery
-from torchdebug_magics.probing.attributes import attributes_of
 from torchdebug_magics.probing.source.code_owner import frames_above, local_values, owner
+from torchdebug_magics.probing.state.attributes import attributes_of
 
 Named: TypeAlias = Iterator[tuple[str, object]]
 """(how it is written behind the holder's name, what is held)."""

@@ -19,7 +19,7 @@ from torchdebug_magics.memory.outside import is_a
 from torchdebug_magics.memory.paths import HolderPath, Names, shortened
 from torchdebug_magics.memory.roots import Rank, Root
 from torchdebug_magics.memory.walk import Walk
-from torchdebug_magics.probing.attributes import attributes_of, referents, undisturbed
+from torchdebug_magics.probing.state.attributes import attributes_of, referents, undisturbed
 
 _PASSES = 3
 _MOST_VISITS = 300_000

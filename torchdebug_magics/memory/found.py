@@ -20,8 +20,8 @@ from torchdebug_magics.memory.paths import HolderPath, Owner, Paths, owner_of
 from torchdebug_magics.memory.roots import Rank, Root, roots
 from torchdebug_magics.memory.tensor_holders import history_of, is_node, is_used_up, next_nodes, shown_bytes, storages_of
 from torchdebug_magics.memory.walk import Walk
-from torchdebug_magics.probing.attributes import attributes_of, undisturbed
 from torchdebug_magics.probing.graphs import MOST_NODES
+from torchdebug_magics.probing.state.attributes import attributes_of, undisturbed
 
 _MOST_PASSES = 3_000_000
 _CACHED: Any = type(lru_cache(len))

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchdebug_magics.probing.attributes import HEAP_TYPE
-from torchdebug_magics.probing.kinds import LEAVES
 from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.state.attributes import HEAP_TYPE
+from torchdebug_magics.probing.state.kinds import LEAVES
 
 _LEAVES = LEAVES | {CodeType, ModuleType, bytearray, torch.Generator}
 _MACHINERY = frozenset({"IPython", "ipykernel", "traitlets", "zmq", "tornado", "jupyter_client", "comm", "torchdebug_magics", "_pytest"})

@@ -21,8 +21,8 @@ from torchdebug_magics.memory.outside import bases, is_a, names_of_type
 from torchdebug_magics.memory.paths import HolderPath, Owner, owner_as
 from torchdebug_magics.memory.roots import Rank, roots
 from torchdebug_magics.memory.tensor_holders import is_node, storages_of
-from torchdebug_magics.probing.attributes import undisturbed
 from torchdebug_magics.probing.modules import live
+from torchdebug_magics.probing.state.attributes import undisturbed
 
 _MOST_OBJECTS = {Rank.VARIABLE: 4_000, Rank.MODULE: 5_000}
 """In all; variables come first, as the modules of a large repository alone have more globals than that."""

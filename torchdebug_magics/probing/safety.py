@@ -63,7 +63,7 @@ def traceback_of(error: BaseException, reason: str) -> list[str]:
 def shortened(error: BaseException, reason: str) -> list[str]:
     """The traceback of `error` without the frames of libraries, ending in `reason`."""
     from torchdebug_magics.probing.source.code_owner import is_user_code  # noqa: PLC0415 - late: the gauges work without torch
-    from torchdebug_magics.probing.where import location  # noqa: PLC0415 - late: the gauges work without torch
+    from torchdebug_magics.probing.source.where import location  # noqa: PLC0415 - late: the gauges work without torch
 
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     calls = [location(code.co_filename, line, code.co_name) for code, line in frames]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchdebug_magics.probing.contents import Contents
+from torchdebug_magics.probing.state.contents import Contents
 
 
 def test_what_was_written_is_put_back_with_its_version() -> None:

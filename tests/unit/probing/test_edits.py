@@ -14,8 +14,8 @@ import pytest
 import torchdebug_magics
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.fixes import applied, changes
-from torchdebug_magics.probing.edits import with_edits
-from torchdebug_magics.probing.where import location
+from torchdebug_magics.probing.source.edits import with_edits
+from torchdebug_magics.probing.source.where import location
 from torchdebug_magics.report import Edit, Finding, Location, Report
 
 if TYPE_CHECKING:

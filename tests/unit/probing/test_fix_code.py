@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchdebug_magics.probing import fix_code
-from torchdebug_magics.probing.fix_code import checked
+from torchdebug_magics.probing.source import fix_code
+from torchdebug_magics.probing.source.fix_code import checked
 from torchdebug_magics.report import Report
 
 

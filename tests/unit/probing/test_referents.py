@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from torchdebug_magics.probing.attributes import referents
+from torchdebug_magics.probing.state.attributes import referents
 
 
 def test_objects_tell_all_that_they_hold() -> None:

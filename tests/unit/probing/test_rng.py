@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.state.rng import RandomState
 
 GLOBAL = np.random  # the global one is the one that users seed
 DRAWS = {

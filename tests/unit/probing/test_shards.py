@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from torchdebug_magics.probing.contents import Contents
+from torchdebug_magics.probing.state.contents import Contents
 from torchdebug_magics.probing.storages import bytes_of, held_of, is_freed, is_shard, local_of, ranks_of, sharding_of, shards_note
 from torchdebug_magics.probing.tensors import bad_mask, kind_of, largest
 from torchdebug_magics.report import Sharding

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import WeakSnapshot
-from torchdebug_magics.probing import kinds
-from torchdebug_magics.probing.attributes import Names
-from torchdebug_magics.probing.process_settings import SETTINGS
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.snapshot import Bound, Snapshot
+from torchdebug_magics.probing.state import kinds
+from torchdebug_magics.probing.state.attributes import Names
+from torchdebug_magics.probing.state.process_settings import SETTINGS
+from torchdebug_magics.probing.state.snapshot import Bound, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ import torch
 
 import torchdebug_magics
 from torchdebug_magics.probing.source.code_owner import is_user_code, owner
-from torchdebug_magics.probing.where import excerpt, locate, location, part_of_line, span, user_frame
+from torchdebug_magics.probing.source.where import excerpt, locate, location, part_of_line, span, user_frame
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:

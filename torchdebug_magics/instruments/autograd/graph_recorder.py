@@ -18,12 +18,12 @@ from torchdebug_magics.instruments.autograd.sample_twins import Begun, SampleTwi
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of
 from torchdebug_magics.probing.dispatch import ResultListener, modes, put_unnoticed
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.ops import op_name, written_by
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.syntax import nodes, targets_of, tree_of
+from torchdebug_magics.probing.source.lines import Line, Lines
+from torchdebug_magics.probing.source.syntax import nodes, targets_of, tree_of
 from torchdebug_magics.probing.tensors import tensors_in
 
 _MOST_NODES_AN_OP = 8

@@ -28,15 +28,15 @@ from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import plain_results_of, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Outside, Runs
 from torchdebug_magics.instruments.deterministic.twice.verify import NOT_SEEN, TwoRuns, second_run
-from torchdebug_magics.probing.attributes import attributes_of, referents
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.kinds import Kind, same
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.snapshot import Bound, reachable
 from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.states import ways_of
+from torchdebug_magics.probing.state.attributes import attributes_of, referents
+from torchdebug_magics.probing.state.kinds import Kind, same
+from torchdebug_magics.probing.state.snapshot import Bound, reachable
+from torchdebug_magics.probing.state.states import ways_of
 from torchdebug_magics.probing.this_rank import collectives_count
 
 _TAKEN = "--strict: {} cannot be rewound for a second run: create it in the cell"

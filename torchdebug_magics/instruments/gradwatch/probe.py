@@ -23,8 +23,8 @@ from torchdebug_magics.instruments.gradwatch.training_faults import Judge
 from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.source.lines import Line, Lines
 from torchdebug_magics.probing.steps import classes_of, parameters_of
 from torchdebug_magics.probing.storages import is_shard, local_of, shards_note
 from torchdebug_magics.probing.tensors import is_traced, tensors_in

@@ -18,8 +18,8 @@ import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.gradwatch.report import GradReport, ModuleRow
-from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.names import variable_of
+from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.steps import Owner, Owners
 from torchdebug_magics.probing.storages import is_shard, local_of
 

@@ -12,8 +12,8 @@ from typing import Any
 from torchdebug_magics.format import listed, number, plural, share
 from torchdebug_magics.instruments.gradwatch.record import FIRST_STEPS, History, ModuleSeries, RunRecord, Step
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
-from torchdebug_magics.probing.lines import Line
-from torchdebug_magics.probing.where import excerpt
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.where import excerpt
 
 _SLOW = 1e-4
 """Ratio of update to weights below which a larger learning rate is advised."""

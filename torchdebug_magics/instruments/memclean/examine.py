@@ -24,11 +24,11 @@ from torchdebug_magics.memory.found import roots_of
 from torchdebug_magics.memory.roots import Rank, Root, outputs, roots
 from torchdebug_magics.memory.tensor_holders import storages_of
 from torchdebug_magics.memory.walk import Walk
-from torchdebug_magics.probing.attributes import undisturbed
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.names import named
 from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.where import location, our_extension, running_shell
+from torchdebug_magics.probing.source.where import location, our_extension, running_shell
+from torchdebug_magics.probing.state.attributes import undisturbed
 
 _ALL = ("cycles", "exception", "debugger", "out", "session", "heap")
 _NAMES = (*_ALL, "cache")

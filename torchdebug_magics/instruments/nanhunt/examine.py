@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.nanhunt.finding import kind_word, marked
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, NanReport, Phase, Sink
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live_modules, parts_of
-from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.tensors import INF, NAN, dense, is_bad, kind_of
 
 _SINK = "this tensor"

@@ -19,12 +19,12 @@ from torchdebug_magics.instruments.nanhunt.report import Kind, NanFinding, PathS
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import overlap
-from torchdebug_magics.probing import syntax
 from torchdebug_magics.probing.modules import Call, unwrapped
 from torchdebug_magics.probing.ops import is_movement
+from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.source.where import excerpt, locate, location, user_frame
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
-from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 from torchdebug_magics.report import Location
 
 _MOST_ROWS = 20

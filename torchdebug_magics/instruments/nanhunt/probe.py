@@ -27,8 +27,8 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import frames_above
+from torchdebug_magics.probing.source.where import user_calls
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
-from torchdebug_magics.probing.where import user_calls
 
 _A_MOMENT_S = 0.3
 

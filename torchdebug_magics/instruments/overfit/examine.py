@@ -25,13 +25,13 @@ from torchdebug_magics.instruments.overfit.training.change import NOTHING, Chang
 from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.kept_state import KeptState, eager
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import Guard, interrupts_held
+from torchdebug_magics.probing.source.where import excerpt
+from torchdebug_magics.probing.state.kept_state import KeptState, eager
+from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.tensors import tensors_in
-from torchdebug_magics.probing.where import excerpt
 
 _ACCUMULATE = "gradients accumulate over the steps: zero_grad() is missing"
 REPEATED = "a training step {}, which every trial would repeat: leave it out of the step, or try it all the same with `--anyway`"

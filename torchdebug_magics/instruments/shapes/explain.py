@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.instruments.shapes.repair.trial import Trials, fitting_sizes
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Shape, Step
 from torchdebug_magics.probing.source.code_owner import owner
-from torchdebug_magics.probing.where import locate, location, part_of_line, span, user_frame
+from torchdebug_magics.probing.source.where import locate, location, part_of_line, span, user_frame
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
 from torchdebug_magics.probing.dry_runs.faking import CannotBeFakedError, Fakes
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, readings, zeros
 from torchdebug_magics.probing.modules import unwrapped
-from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.storages import has_flat_parameters, ranks_of
 from torchdebug_magics.probing.this_rank import world_size
 

@@ -31,7 +31,7 @@ from torchdebug_magics.instruments.shapes.repair.source import Site, site_at
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.syntax import nodes
+from torchdebug_magics.probing.source.syntax import nodes
 
 
 def after_error(error: BaseException, *, layout: Layout | None = None, **options: Any) -> ShapesReport | None:

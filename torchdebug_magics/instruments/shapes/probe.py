@@ -35,7 +35,7 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import is_compiled, unwrapped
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import frames_above
-from torchdebug_magics.probing.where import user_frame
+from torchdebug_magics.probing.source.where import user_frame
 
 _COMPILERS = ("/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/")
 """Whose graphs of a model are called as modules, too."""

@@ -19,7 +19,6 @@ from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instruments.shrink.report import Proof
 from torchdebug_magics.instruments.shrink.stacks import Stack
-from torchdebug_magics.probing.contents import Writes
 from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic, Copies
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas, NoFormulas
@@ -27,6 +26,7 @@ from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, siz
 from torchdebug_magics.probing.dry_runs.untouched import answers, untouched
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.state.contents import Writes
 from torchdebug_magics.probing.storages import storage_of
 
 _WORDS, _BATCH = 8, 2

@@ -24,8 +24,8 @@ from torchdebug_magics.instruments.shrink.stacks import Edits, Stack, costs_of, 
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.source.where import location
 from torchdebug_magics.probing.storages import is_shard
-from torchdebug_magics.probing.where import location
 
 _QUICK_FLOPS = 2e10
 """Up to here, a forward that computes takes about a second."""

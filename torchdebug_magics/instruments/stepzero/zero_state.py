@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import plural
-from torchdebug_magics.probing.digest import number_of, of_plain, of_tensor
 from torchdebug_magics.probing.modules import unwrapped
-from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.state.digest import number_of, of_plain, of_tensor
+from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.storages import local_of
 from torchdebug_magics.probing.tensors import tensors_in
 

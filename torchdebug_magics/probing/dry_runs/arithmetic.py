@@ -13,9 +13,9 @@ from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdebug_magics.probing.contents import Writes
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas, scratch_bytes
+from torchdebug_magics.probing.state.contents import Writes
 from torchdebug_magics.probing.storages import is_shard_type
 
 

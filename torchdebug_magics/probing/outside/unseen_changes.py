@@ -12,10 +12,10 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any
 
 from torchdebug_magics.machine.kept_files import Stamp, stamp_of
-from torchdebug_magics.probing.attributes import attributes_of
 from torchdebug_magics.probing.names import Named
 from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.syntax import names_in, nodes
+from torchdebug_magics.probing.source.syntax import names_in, nodes
+from torchdebug_magics.probing.state.attributes import attributes_of
 
 _MOST_ENTRIES, _DEEPEST = 5_000, 3
 """Of all folders together."""

@@ -15,7 +15,8 @@ import torch
 
 from torchdebug_magics.instruments.deterministic.ops import op_recorder as recorder
 from torchdebug_magics.instruments.deterministic.twice import runs, verify
-from torchdebug_magics.probing import contents, dispatch
+from torchdebug_magics.probing import dispatch
+from torchdebug_magics.probing.state import contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable

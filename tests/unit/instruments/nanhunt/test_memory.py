@@ -12,7 +12,7 @@ from torch import nn
 
 from torchdebug_magics import nanhunt
 from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
-from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.state.rng import RandomState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

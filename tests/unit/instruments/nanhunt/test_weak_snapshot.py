@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Place, WeakSnapshot
-from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.snapshot import Bound, Snapshot
+from torchdebug_magics.probing.state.attributes import Names
+from torchdebug_magics.probing.state.snapshot import Bound, Snapshot
 
 
 def place(*values: Any) -> Place:

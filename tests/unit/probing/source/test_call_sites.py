@@ -15,7 +15,7 @@ import pytest
 from torch import nn
 
 from torchdebug_magics.probing.source.call_sites import MISSING, calls_on_line, function_node, names_of, node_at, value_of
-from torchdebug_magics.probing.syntax import enclosing
+from torchdebug_magics.probing.source.syntax import enclosing
 
 if TYPE_CHECKING:
     from typing import Self

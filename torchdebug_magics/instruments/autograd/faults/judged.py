@@ -17,8 +17,8 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import finding, named_members
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, RecordedOp, Step, Tape, Zeroed
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.syntax import last_name, nodes, tree_of
-from torchdebug_magics.probing.where import location
+from torchdebug_magics.probing.source.syntax import last_name, nodes, tree_of
+from torchdebug_magics.probing.source.where import location
 from torchdebug_magics.report import Location
 
 _ORDER: tuple[Kind, ...] = (

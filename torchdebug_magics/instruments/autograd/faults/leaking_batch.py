@@ -13,7 +13,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.source_readings import finding
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
-from torchdebug_magics.probing.syntax import called, nodes, parsed
+from torchdebug_magics.probing.source.syntax import called, nodes, parsed
 
 _IMAGE_DIMENSIONS = 4
 _RESHAPE_CALL = re.compile(r"\.(?:view|reshape)\(((?:[^()]|\([^()]*\))*)\)")

@@ -24,9 +24,9 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     statement_at,
 )
 from torchdebug_magics.instruments.autograd.tape import Backward, RecordedOp, Step
-from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.syntax import called, exchanged, targets_of
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.syntax import called, exchanged, targets_of
 from torchdebug_magics.report import Location
 
 _CONTAINERS = (list, tuple, dict)

@@ -23,11 +23,11 @@ from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.twice.body import TooLong
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, raised_at
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.names import Named, values_found
-from torchdebug_magics.probing.process_settings import SETTINGS
-from torchdebug_magics.probing.syntax import enclosing, tree_of
-from torchdebug_magics.probing.where import location
+from torchdebug_magics.probing.source.syntax import enclosing, tree_of
+from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.state.contents import memory_of
+from torchdebug_magics.probing.state.process_settings import SETTINGS
 from torchdebug_magics.report import Location
 
 _MOST_NAMES = 3

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.attributes import attributes_of
-from torchdebug_magics.probing.digest import of_plain, of_tensor
 from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.state.attributes import attributes_of
+from torchdebug_magics.probing.state.digest import of_plain, of_tensor
 
 _DEEPEST = 4
 _MOST_ITEMS = 1024

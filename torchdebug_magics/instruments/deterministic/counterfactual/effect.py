@@ -19,10 +19,10 @@ from torchdebug_magics.instruments.deterministic.twice.run_comparison import (
     tensors_left,
 )
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.source.code_owner import frames_above, owner
-from torchdebug_magics.probing.where import location
+from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.report import Location
 
 _LEAVING = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})

@@ -15,8 +15,8 @@ from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import reached
 from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.ritual.status import began_with
-from torchdebug_magics.probing.syntax import called, dotted, method, nodes, targets_of, tree_of
-from torchdebug_magics.probing.where import location
+from torchdebug_magics.probing.source.syntax import called, dotted, method, nodes, targets_of, tree_of
+from torchdebug_magics.probing.source.where import location
 from torchdebug_magics.report import Location
 
 _HOLDING = (list, tuple, dict, set, frozenset)

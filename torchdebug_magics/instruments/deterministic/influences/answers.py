@@ -38,7 +38,7 @@ from torchdebug_magics.instruments.deterministic.influences.influence import (
     Influence,
 )
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, owner
-from torchdebug_magics.probing.where import span
+from torchdebug_magics.probing.source.where import span
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime")
 _PLAIN = (

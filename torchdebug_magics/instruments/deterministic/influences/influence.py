@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchdebug_magics.instruments.deterministic.report import Cause, Dependence, On
-from torchdebug_magics.probing.syntax import called, dotted
-from torchdebug_magics.probing.where import location
+from torchdebug_magics.probing.source.syntax import called, dotted
+from torchdebug_magics.probing.source.where import location
 from torchdebug_magics.report import Location
 
 _SEED = 42

@@ -27,14 +27,14 @@ from torchdebug_magics.instruments.deterministic.ops.op_recording import (
     view_of,
 )
 from torchdebug_magics.probing import dispatch
-from torchdebug_magics.probing.contents import Contents, memory_of
-from torchdebug_magics.probing.digest import EMPTY, folded, of_plain, of_tensor
 from torchdebug_magics.probing.dispatch import modes, put_unnoticed
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.lines import Line, Lines
 from torchdebug_magics.probing.ops import written_by
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import frames_above, owner
+from torchdebug_magics.probing.source.lines import Line, Lines
+from torchdebug_magics.probing.state.contents import Contents, memory_of
+from torchdebug_magics.probing.state.digest import EMPTY, folded, of_plain, of_tensor
 
 _RESIZING = frozenset({"resize_", "resize_as_"})
 """They keep what was there."""

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdebug_magics.probing.contents import memory_of
-from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.ops import is_movement, is_overwriting, is_pointwise, is_uninitialised, is_writing_in_part, op_name
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.state.contents import memory_of
 
 _COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 _INDEX_AT = {"index": 1, "index_put": 1, "masked_select": 1, "masked_fill": 1, "take": 1, "embedding": 1} | dict.fromkeys(

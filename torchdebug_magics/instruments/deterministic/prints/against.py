@@ -30,7 +30,7 @@ from torchdebug_magics.instruments.deterministic.prints.alignment import (
     text_of,
 )
 from torchdebug_magics.instruments.deterministic.report import Cause, DeterministicReport, Divergence
-from torchdebug_magics.probing.syntax import nodes, parsed
+from torchdebug_magics.probing.source.syntax import nodes, parsed
 from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.report import Location
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint, OpPrint
-from torchdebug_magics.probing.digest import EMPTY
+from torchdebug_magics.probing.state.digest import EMPTY
 from torchdebug_magics.report import Location
 
 _NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER})

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdebug_magics.instruments.deterministic.replicas.step_batches import Batch
-from torchdebug_magics.probing.digest import number_of, of_plain, of_tensor
+from torchdebug_magics.probing.state.digest import number_of, of_plain, of_tensor
 from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.ranks.compared import Details, Moment
 from torchdebug_magics.ranks.report import RankFindingKind

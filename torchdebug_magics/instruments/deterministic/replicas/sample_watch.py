@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from torchdebug_magics.instruments.deterministic.replicas.step_batches import is_varied, line_here
-from torchdebug_magics.probing.digest import of_tensor
+from torchdebug_magics.probing.state.digest import of_tensor
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.ranks.compared import Samples
 from torchdebug_magics.report import Location

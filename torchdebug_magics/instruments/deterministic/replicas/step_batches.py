@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
-from torchdebug_magics.probing.digest import EMPTY, folded, of_tensor
-from torchdebug_magics.probing.rng import same_state
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.source.where import locate, user_frame
+from torchdebug_magics.probing.state.digest import EMPTY, folded, of_tensor
+from torchdebug_magics.probing.state.rng import same_state
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
-from torchdebug_magics.probing.where import locate, user_frame
 from torchdebug_magics.probing.wrappers import wrap
 from torchdebug_magics.ranks.launching import start_method
 from torchdebug_magics.report import Location

@@ -24,9 +24,9 @@ from torchdebug_magics.instruments.deterministic.report import Setting, Warned
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable, Sources, derived_seed, seedables, sow_numpy, too_late
 from torchdebug_magics.instruments.deterministic.ritual.switches import COMPILER, INDUCTOR, Switch, mode, switches
 from torchdebug_magics.probing.after_import import AfterImport
-from torchdebug_magics.probing.rng import RandomState, same_state
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.where import locate, user_frame
+from torchdebug_magics.probing.source.where import locate, user_frame
+from torchdebug_magics.probing.state.rng import RandomState, same_state
 
 MOST = 2**32 - 1
 """NumPy and PYTHONHASHSEED take no larger one."""

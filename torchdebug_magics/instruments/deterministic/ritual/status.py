@@ -20,7 +20,7 @@ from torchdebug_magics.instruments.deterministic.report import LiveRitual, Loade
 from torchdebug_magics.instruments.deterministic.ritual.switches import switches
 from torchdebug_magics.probing.names import Named, user_names, values_found
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.states import is_generator, ways_of
+from torchdebug_magics.probing.state.states import is_generator, ways_of
 
 _DEFAULT_SEED = 67280421310721
 """Torch's own, for a generator that nobody has seeded."""

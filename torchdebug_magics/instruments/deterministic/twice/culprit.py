@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLo
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison, Difference, drawn_from, raised_at
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.instruments.deterministic.twice.workers import processes_count, workers_here
-from torchdebug_magics.probing.syntax import enclosing, tree_of
+from torchdebug_magics.probing.source.syntax import enclosing, tree_of
 from torchdebug_magics.report import Location
 
 _FIRST_ALONE = "later runs agree with the second one: the first run left state that could not be restored, such as a cache entry"

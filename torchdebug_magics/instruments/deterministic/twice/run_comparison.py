@@ -20,15 +20,15 @@ from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Rec
 from torchdebug_magics.instruments.deterministic.report import Divergence
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.probing.compiled_calls import away_from_the_compiler
-from torchdebug_magics.probing.contents import Contents
-from torchdebug_magics.probing.digest import of_plain, of_tensor
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.syntax import binding, nodes
-from torchdebug_magics.probing.where import location
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.syntax import binding, nodes
+from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.state.contents import Contents
+from torchdebug_magics.probing.state.digest import of_plain, of_tensor
 from torchdebug_magics.report import Location
 
 Kind: TypeAlias = Literal["way", "given", "gave"]

@@ -27,16 +27,16 @@ from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
 from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong, bounded
 from torchdebug_magics.instruments.deterministic.twice.start_state import State
-from torchdebug_magics.probing.contents import Contents, memory_of
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.lines import Line
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import Guard, interrupts_held
 from torchdebug_magics.probing.source.code_owner import is_user_code, owner
-from torchdebug_magics.probing.syntax import nodes
-from torchdebug_magics.probing.where import user_frame
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.syntax import nodes
+from torchdebug_magics.probing.source.where import user_frame
+from torchdebug_magics.probing.state.contents import Contents, memory_of
+from torchdebug_magics.probing.state.rng import RandomState
 
 _MOST_TIMES, _MORE_S = 10, 5.0
 """How much more CPU time than the first run a further one may take, times and seconds."""

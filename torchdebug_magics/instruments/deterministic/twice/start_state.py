@@ -15,12 +15,12 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instrument import Body
-from torchdebug_magics.probing.attributes import Names, attributes_of
-from torchdebug_magics.probing.contents import Contents
-from torchdebug_magics.probing.kinds import ABSENT, hashes_by_itself
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.snapshot import Bound, Snapshot
-from torchdebug_magics.probing.where import runs_alone
+from torchdebug_magics.probing.source.where import runs_alone
+from torchdebug_magics.probing.state.attributes import Names, attributes_of
+from torchdebug_magics.probing.state.contents import Contents
+from torchdebug_magics.probing.state.kinds import ABSENT, hashes_by_itself
+from torchdebug_magics.probing.state.snapshot import Bound, Snapshot
 
 _OF_COMPILERS = "__"
 """How the names begin that a compiler puts beside the user's: what it has compiled stays, and looks for them."""

@@ -12,8 +12,8 @@ from torchdebug_magics.instruments.hangwatch.everybody.participants import Issue
 from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.probing.source.code_owner import owner
-from torchdebug_magics.probing.syntax import covers, loops_around, tree_of
-from torchdebug_magics.probing.where import location
+from torchdebug_magics.probing.source.syntax import covers, loops_around, tree_of
+from torchdebug_magics.probing.source.where import location
 from torchdebug_magics.ranks.report import signal_name
 from torchdebug_magics.report import Location
 

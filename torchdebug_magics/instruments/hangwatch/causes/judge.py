@@ -14,7 +14,7 @@ from torchdebug_magics.instruments.hangwatch.everybody.participants import Look,
 from torchdebug_magics.instruments.hangwatch.hang_evidence import Cause, Evidence, Row, first
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.machine.limits import memory_pressure
-from torchdebug_magics.probing.syntax import last_name, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import last_name, nodes, tree_of
 from torchdebug_magics.report import located
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchdebug_magics.instruments.hangwatch.report import Wait
 from torchdebug_magics.machine.process_state import has_proc
 from torchdebug_magics.probing.source.code_owner import owner
-from torchdebug_magics.probing.where import location
+from torchdebug_magics.probing.source.where import location
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:

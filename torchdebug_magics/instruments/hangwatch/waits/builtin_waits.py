@@ -20,10 +20,10 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Literal, TypeAlias
 from weakref import ref
 
-from torchdebug_magics.probing.attributes import referents
 from torchdebug_magics.probing.source.call_sites import MISSING, calls_on_line, names_of, node_at, value_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code, owner
-from torchdebug_magics.probing.syntax import last_name
+from torchdebug_magics.probing.source.syntax import last_name
+from torchdebug_magics.probing.state.attributes import referents
 
 LOCKS: tuple[type, ...] = (_thread.LockType, type(_thread.RLock()))
 _WAITS_FOR_CHILD = frozenset({"waitpid", "waitid", "wait", "wait3", "wait4"})

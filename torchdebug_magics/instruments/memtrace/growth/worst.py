@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, Keeping
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block
 from torchdebug_magics.instruments.memtrace.ledger.phases import GRADIENT, OPTIMIZER_STATE, PARAMETER, Place
-from torchdebug_magics.probing.syntax import FUNCTIONS, enclosing, mentions, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import FUNCTIONS, enclosing, mentions, nodes, tree_of
 from torchdebug_magics.report import Location
 
 LARGE_BYTES = 1 << 10

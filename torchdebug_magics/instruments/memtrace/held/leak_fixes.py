@@ -7,7 +7,7 @@ import copy
 from dataclasses import dataclass
 
 from torchdebug_magics.memory.paths import HolderPath
-from torchdebug_magics.probing.syntax import as_atom, expression, method, parsed
+from torchdebug_magics.probing.source.syntax import as_atom, expression, method, parsed
 
 _ADDS = frozenset({"append", "appendleft", "add", "put"})
 _SIMPLE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp)

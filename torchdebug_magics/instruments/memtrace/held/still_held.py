@@ -23,12 +23,12 @@ from torchdebug_magics.memory.outside import is_a
 from torchdebug_magics.memory.paths import NOWHERE, HolderPath
 from torchdebug_magics.memory.roots import roots
 from torchdebug_magics.memory.walk import Walk
-from torchdebug_magics.probing.attributes import undisturbed
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
+from torchdebug_magics.probing.source.syntax import own_nodes, tree_of
+from torchdebug_magics.probing.source.where import locate, location
+from torchdebug_magics.probing.state.attributes import undisturbed
 from torchdebug_magics.probing.storages import storages
-from torchdebug_magics.probing.syntax import own_nodes, tree_of
 from torchdebug_magics.probing.tensors import tensors_in
-from torchdebug_magics.probing.where import locate, location
 
 _HIDDEN = ("Out", "sys.last", "InteractiveTB", "last_execution_result", "weakref.finalize")
 """How the label of a root begins that one does not see among the variables."""

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from torchdebug_magics.instruments.memtrace.findings import Phase
-from torchdebug_magics.probing.lines import Line, Lines
+from torchdebug_magics.probing.source.lines import Line, Lines
 
 _MOST_SPANS = 1 << 13
 """Remembered for the picture."""

@@ -15,8 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
 from torchdebug_magics.probing.modules import unwrapped
+from torchdebug_magics.probing.source.where import user_frame
 from torchdebug_magics.probing.tensors import is_traced
-from torchdebug_magics.probing.where import user_frame
 
 UNNAMED: Final = "a tensor from before the step"
 

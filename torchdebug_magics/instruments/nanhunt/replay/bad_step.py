@@ -15,8 +15,8 @@ from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, no_less_bad
 from torchdebug_magics.probing.source.code_owner import frames_above, local_values
+from torchdebug_magics.probing.source.where import user_frame
 from torchdebug_magics.probing.tensors import is_bad, kind_of
-from torchdebug_magics.probing.where import user_frame
 
 StepReplay: TypeAlias = "Replayed[Trace]"
 """A replay with all its ops."""

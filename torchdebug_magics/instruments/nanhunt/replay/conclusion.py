@@ -16,11 +16,11 @@ from torchdebug_magics.instruments.nanhunt.report import Averaging, NanFinding, 
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import line_of
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import is_bad_weight
-from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.source.where import excerpt, locate, location, user_frame
+from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import NAN, bad_mask, is_bad, kind_of, largest, tensors_in
 from torchdebug_magics.probing.this_rank import rank, world_size
-from torchdebug_magics.probing.where import excerpt, locate, location, user_frame
 from torchdebug_magics.report import Location
 
 _MOST_ROWS = 20

@@ -20,12 +20,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
 from torchdebug_magics.instruments.nanhunt.report import LayerRow
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Observer
-from torchdebug_magics.probing.contents import memory_of
 from torchdebug_magics.probing.dispatch import OpListener, Run, enter
 from torchdebug_magics.probing.modules import Call, ModuleCalls
 from torchdebug_magics.probing.ops import is_uninitialised, op_name, written_by
+from torchdebug_magics.probing.source.where import user_frame
+from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import is_bad
-from torchdebug_magics.probing.where import user_frame
 
 _MOST_LEVELS = 4
 _MOST_REMEMBERED_BYTES = 2 << 30

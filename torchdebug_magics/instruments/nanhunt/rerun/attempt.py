@@ -12,7 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.probing.source.code_owner import is_of_module, is_user_code, owner
-from torchdebug_magics.probing.syntax import span_as_written
+from torchdebug_magics.probing.source.syntax import span_as_written
 from torchdebug_magics.probing.tensors import is_bad
 from torchdebug_magics.probing.unsent_collectives import Exchange
 

@@ -16,7 +16,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.modules.batchnorm import _NormBase
 
 from torchdebug_magics.probing import this_rank
-from torchdebug_magics.probing.contents import each_element_once, write_into
+from torchdebug_magics.probing.state.contents import each_element_once, write_into
 
 _SMALL_COUNT = 1 << 16
 """Copying so few numbers takes no longer than a few ops."""

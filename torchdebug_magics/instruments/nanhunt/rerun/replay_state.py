@@ -14,11 +14,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instruments.nanhunt.rerun.step import Step
-from torchdebug_magics.probing.contents import Writes, write_into
-from torchdebug_magics.probing.kept_state import listening
 from torchdebug_magics.probing.outside.surroundings import used_by_other_threads
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.snapshot import Snapshot
+from torchdebug_magics.probing.state.contents import Writes, write_into
+from torchdebug_magics.probing.state.kept_state import listening
+from torchdebug_magics.probing.state.snapshot import Snapshot
 from torchdebug_magics.probing.unsent_collectives import LoneRerun
 
 

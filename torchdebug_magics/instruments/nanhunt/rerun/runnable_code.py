@@ -13,7 +13,7 @@ import torch
 
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay
 from torchdebug_magics.instruments.nanhunt.rerun.step_statements import takes, used
-from torchdebug_magics.probing.syntax import FILLING, covers, dotted, exchanged, method, nodes, root_of, writes_into
+from torchdebug_magics.probing.source.syntax import FILLING, covers, dotted, exchanged, method, nodes, root_of, writes_into
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 
 _REPORTING = frozenset({

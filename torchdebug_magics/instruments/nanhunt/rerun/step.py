@@ -14,11 +14,11 @@ import torch
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place, Position
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import Buffers
 from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import WeakSnapshot
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.source.code_owner import is_user_code, local_values, owner
-from torchdebug_magics.probing.syntax import bound_names, lists_around, read_before_bound, tree_of
+from torchdebug_magics.probing.source.syntax import bound_names, lists_around, read_before_bound, tree_of
+from torchdebug_magics.probing.source.where import span
+from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.tensors import tensors_in
-from torchdebug_magics.probing.where import span
 
 _MOST_RECORDED = 64
 """Arguments of outermost calls kept for one step: a loop that never calls backward() must not pile up its inputs."""

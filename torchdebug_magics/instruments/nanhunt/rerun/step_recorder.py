@@ -22,9 +22,9 @@ from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_traced
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import OutermostCalls, fast_path_parts, live_modules, parts_of, unwrapped
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
+from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.tensors import kind_of, largest
 
 _LEARNING_BACKWARDS = 3

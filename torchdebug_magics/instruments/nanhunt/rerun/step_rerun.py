@@ -34,10 +34,10 @@ from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import StepRecord
 from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, guesses, values_in
 from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import iterators_in
 from torchdebug_magics.probing.graphs import leaves_of
-from torchdebug_magics.probing.kept_state import eager
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import quiet
 from torchdebug_magics.probing.source.code_owner import frames_above
+from torchdebug_magics.probing.state.kept_state import eager
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.probing.unsent_collectives import LoneRerun, OthersNeeded
 

@@ -25,8 +25,16 @@ from torchdebug_magics.instruments.nanhunt.rerun.step_statements import (
     written_into,
 )
 from torchdebug_magics.probing.source.code_owner import local_values, owner
-from torchdebug_magics.probing.syntax import bound_names, leading_to, lists_around, names_in, read_before_bound, span_as_written, tree_of
-from torchdebug_magics.probing.where import adopt_timed
+from torchdebug_magics.probing.source.syntax import (
+    bound_names,
+    leading_to,
+    lists_around,
+    names_in,
+    read_before_bound,
+    span_as_written,
+    tree_of,
+)
+from torchdebug_magics.probing.source.where import adopt_timed
 
 
 @dataclass(frozen=True)

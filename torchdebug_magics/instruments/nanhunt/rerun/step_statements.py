@@ -17,7 +17,17 @@ import torch
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.syntax import bound_names, dotted, leading_to, makes, method, names_in, nodes, read_before_bound, writes_into
+from torchdebug_magics.probing.source.syntax import (
+    bound_names,
+    dotted,
+    leading_to,
+    makes,
+    method,
+    names_in,
+    nodes,
+    read_before_bound,
+    writes_into,
+)
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 
 _TAKING = frozenset({"get", "get_nowait", "pop", "popleft", "popitem", "readline", "recv"})

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
 from torchdebug_magics.probing.ops import is_movement, is_pointwise, written_by
-from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense, is_bad
 
 _STAND_INS = (0.5, 1.5)

@@ -14,10 +14,10 @@ from torch.utils.data import Dataset
 from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Drawn, runnable
 from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice
 from torchdebug_magics.instruments.nanhunt.rerun.step_statements import draws
-from torchdebug_magics.probing import syntax
+from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.code_owner import local_values
+from torchdebug_magics.probing.source.where import span
 from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in
-from torchdebug_magics.probing.where import span
 
 _MOST_S = 10.0
 """A cell that took longer is not run again."""

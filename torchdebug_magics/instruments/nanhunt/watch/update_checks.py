@@ -23,15 +23,15 @@ from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import Buffers
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
-from torchdebug_magics.probing.contents import Writes
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard, quiet
-from torchdebug_magics.probing.snapshot import Snapshot
 from torchdebug_magics.probing.source.code_owner import frames_above
+from torchdebug_magics.probing.source.where import excerpt, location
+from torchdebug_magics.probing.state.contents import Writes
+from torchdebug_magics.probing.state.snapshot import Snapshot
 from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, largest
 from torchdebug_magics.probing.this_rank import rank, world_size
 from torchdebug_magics.probing.unsent_collectives import UnsentCollectives
-from torchdebug_magics.probing.where import excerpt, location
 from torchdebug_magics.report import Location
 
 _LARGE, _HUGE = 1e4, 1e15

@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.overfit.suspects.loss_inputs import rows_of
 from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence, each, replaced
 from torchdebug_magics.instruments.overfit.training.change import Change
 from torchdebug_magics.instruments.overfit.training.observed_step import Activation
-from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.state.rng import RandomState
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 _CONSTANT = "with all weights"

@@ -20,8 +20,8 @@ from torchdebug_magics.probing.dispatch import take_function_mode_off
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import unwrapped
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import quiet
+from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.steps import ParameterFacts, facts_of
 from torchdebug_magics.probing.tensors import tensors_in
 

@@ -21,15 +21,15 @@ from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
 from torchdebug_magics.instruments.shapes.follow.saved import Saved
 from torchdebug_magics.instruments.shapes.follow.seen import Failed, Forward
 from torchdebug_magics.instruments.shapes.follow.stricter import check_bounds, check_dtypes, check_kernels, check_strictly
-from torchdebug_magics.probing.contents import Writes
 from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic, Copies
 from torchdebug_magics.probing.dry_runs.faking import Fakes, ValueFailure
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas, NoFormulas
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, rebuilt, zeros
 from torchdebug_magics.probing.dry_runs.untouched import answers, untouched
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.state.contents import Writes
+from torchdebug_magics.probing.state.rng import RandomState
 
 _LARGEST = 1 << 26
 """Elements that are allocated to get PyTorch's own message."""

@@ -20,7 +20,7 @@ from torchdebug_magics.instruments.shapes.repair.source import Caller
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
-from torchdebug_magics.probing.syntax import exchanged, expression
+from torchdebug_magics.probing.source.syntax import exchanged, expression
 
 _SHOWN = 4
 _NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|[\d x]+")

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from torchdebug_magics.instruments.shapes.repair.edit import Edit, as_typed
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.source.code_owner import is_user_code, owner
+from torchdebug_magics.probing.state.rng import RandomState
 
 _FROZEN = 25
 """What it adds to the rank that weights are not trained: whoever froze them does not want new ones."""

@@ -11,8 +11,18 @@ from typing import Any
 import torch
 
 from torchdebug_magics.probing.source.code_owner import local_values, owner
-from torchdebug_magics.probing.syntax import as_atom, dotted, exchanged, expression, expressions, nodes, span_of, statement_at, tree_of
-from torchdebug_magics.probing.where import span
+from torchdebug_magics.probing.source.syntax import (
+    as_atom,
+    dotted,
+    exchanged,
+    expression,
+    expressions,
+    nodes,
+    span_of,
+    statement_at,
+    tree_of,
+)
+from torchdebug_magics.probing.source.where import span
 
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 _LONGEST = 60

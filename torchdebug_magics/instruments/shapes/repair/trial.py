@@ -22,10 +22,10 @@ from torchdebug_magics.instruments.shapes.repair.source import Site
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, rebuilt, zeros
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.source.where import span, user_frame
+from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.storages import ranks_of
-from torchdebug_magics.probing.where import span, user_frame
 
 _QUICK_FLOPS = 2e9
 """Up to here a trial that needs data is run on real tensors."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchdebug_magics.probing.digest import of_plain, of_tensor
+from torchdebug_magics.probing.state.digest import of_plain, of_tensor
 
 SIZES = [(3,), (7, 11), (5000,), (33, 1031), (200, 300)]
 

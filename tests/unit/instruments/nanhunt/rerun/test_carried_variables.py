@@ -10,7 +10,7 @@ import pytest
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import frame_chain, places
 from torchdebug_magics.instruments.nanhunt.rerun.step import LiveInKeeper
 from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.syntax import bound_names, lists_around, read_before_bound, tree_of
+from torchdebug_magics.probing.source.syntax import bound_names, lists_around, read_before_bound, tree_of
 
 
 def body(text: str) -> list[ast.stmt]:

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Place, WeakSnapshot, places_of
-from torchdebug_magics.probing.attributes import Names
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.snapshot import Snapshot
+from torchdebug_magics.probing.state.attributes import Names
+from torchdebug_magics.probing.state.snapshot import Snapshot
 
 CODE = """\
 import torch

@@ -13,7 +13,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place, places, s
 from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import Feed
 from torchdebug_magics.probing.modules import ModuleCalls
-from torchdebug_magics.probing.rng import RandomState
+from torchdebug_magics.probing.state.rng import RandomState
 
 nan, inf = float("nan"), float("inf")
 model = nn.Linear(1, 1)

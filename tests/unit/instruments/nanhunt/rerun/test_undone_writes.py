@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torchdebug_magics import nanhunt
-from torchdebug_magics.probing.contents import Writes
+from torchdebug_magics.probing.state.contents import Writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

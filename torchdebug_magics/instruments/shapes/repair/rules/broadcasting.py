@@ -26,7 +26,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
 from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
 from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, features_last, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
-from torchdebug_magics.probing.syntax import expression
+from torchdebug_magics.probing.source.syntax import expression
 
 _PICTURES = (4, 5)
 """Dimensions of a batch of pictures, or of volumes."""

@@ -14,7 +14,7 @@ from torchdebug_magics.instruments.shapes.repair.edit import Edit
 from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import subscript
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, told
-from torchdebug_magics.probing.syntax import nodes
+from torchdebug_magics.probing.source.syntax import nodes
 
 _MADE_BY_SIZES = frozenset(["zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full"])
 _CALCULATED = re.compile(r"Calculated output size(?: per channel)?: \((?P<sizes>[-\dx ]+)\)")

@@ -26,7 +26,7 @@ from torchdebug_magics.instruments.shapes.repair.size_history import (
     steps,
 )
 from torchdebug_magics.instruments.shapes.repair.source import site_at
-from torchdebug_magics.probing.syntax import expression
+from torchdebug_magics.probing.source.syntax import expression
 
 _REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "logsumexp"])
 _IMAGES = 4

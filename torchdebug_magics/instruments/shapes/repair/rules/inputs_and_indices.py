@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Ope
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
 from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, TURNS, came_from, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
-from torchdebug_magics.probing.syntax import expression
+from torchdebug_magics.probing.source.syntax import expression
 
 FACTORIES = frozenset(["zeros", "ones", "empty", "rand", "randn", "new_zeros", "new_ones", "new_empty"])
 _FINDS = frozenset(["argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial"])

@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit
 from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
 from torchdebug_magics.instruments.shapes.repair.source import Site
-from torchdebug_magics.probing.syntax import enclosing, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import enclosing, nodes, tree_of
 
 
 def norm(facts: Facts) -> Diagnosis | None:

@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Ope
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
 from torchdebug_magics.instruments.shapes.repair.source import Site, assignments
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors
-from torchdebug_magics.probing.syntax import dotted, last_name
+from torchdebug_magics.probing.source.syntax import dotted, last_name
 
 _IMAGE = 4
 _SIZE = re.compile(r"(\d+) ?[*x,] ?(\d+)")

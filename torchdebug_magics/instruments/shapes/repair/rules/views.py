@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.residual import padded
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, producer_edits, rewritten, told
 from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
 from torchdebug_magics.instruments.shapes.repair.size_history import channels_first, of_inputs, steps
-from torchdebug_magics.probing.syntax import as_atom, expression
+from torchdebug_magics.probing.source.syntax import as_atom, expression
 
 _RGB = 3
 _COMPUTED = 10

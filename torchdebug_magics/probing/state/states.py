@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.attributes import CELL, CLASS, FUNCTION, INSTANCE, MODULE, NAMES, Names, attributes_of
-from torchdebug_magics.probing.kinds import CONTAINERS, GONE, LEAVES, Kind, State
+from torchdebug_magics.probing.state.attributes import CELL, CLASS, FUNCTION, INSTANCE, MODULE, NAMES, Names, attributes_of
+from torchdebug_magics.probing.state.kinds import CONTAINERS, GONE, LEAVES, Kind, State
 from torchdebug_magics.probing.tensors import is_traced
 
 _NOT_THE_USERS = frozenset({__name__.partition(".")[0], "IPython", "ipykernel", "ipywidgets", "traitlets", "zmq", "tornado", "logging"})

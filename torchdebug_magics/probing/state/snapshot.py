@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchdebug_magics.probing.attributes import undisturbed
-from torchdebug_magics.probing.contents import Contents
 from torchdebug_magics.probing.graphs import is_graph_leaf
-from torchdebug_magics.probing.kinds import LEAVES, Kind
-from torchdebug_magics.probing.process_settings import ProcessSettings
-from torchdebug_magics.probing.rng import RandomState
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.states import ways_of
+from torchdebug_magics.probing.state.attributes import undisturbed
+from torchdebug_magics.probing.state.contents import Contents
+from torchdebug_magics.probing.state.kinds import LEAVES, Kind
+from torchdebug_magics.probing.state.process_settings import ProcessSettings
+from torchdebug_magics.probing.state.rng import RandomState
+from torchdebug_magics.probing.state.states import ways_of
 
 T = TypeVar("T")
 Faces: TypeAlias = list[tuple[Kind, list[Any]]]

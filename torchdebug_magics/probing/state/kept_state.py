@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torchdebug_magics.probing.outside.effects import Effects
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.snapshot import Bound, Snapshot
+from torchdebug_magics.probing.state.snapshot import Bound, Snapshot
 
 _BOUND = Bound(objects=1_000_000, bytes=1 << 30)
 _DATA_BYTES = 1 << 30

@@ -15,9 +15,9 @@ from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any, TypeVar
 
-from torchdebug_magics.probing.edited_source import HEADS, SIMPLE, Source, cells, parse_with, running_cell, same
-from torchdebug_magics.probing.fix_code import ALIASES, CODE
-from torchdebug_magics.probing.syntax import names_in, nodes, parsed, root_of, tree_of
+from torchdebug_magics.probing.source.edited_source import HEADS, SIMPLE, Source, cells, parse_with, running_cell, same
+from torchdebug_magics.probing.source.fix_code import ALIASES, CODE
+from torchdebug_magics.probing.source.syntax import names_in, nodes, parsed, root_of, tree_of
 from torchdebug_magics.report import Edit, Finding, Report, changed, parts_of
 
 ReportT = TypeVar("ReportT", bound=Report)

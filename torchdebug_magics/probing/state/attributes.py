@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.kinds import ABSENT, GONE, Kind, same
 from torchdebug_magics.probing.source.code_owner import is_user_code, owner, writes_of
-from torchdebug_magics.probing.where import runs_alone
+from torchdebug_magics.probing.source.where import runs_alone
+from torchdebug_magics.probing.state.kinds import ABSENT, GONE, Kind, same
 
 HEAP_TYPE = 1 << 9
 """A flag of types that were made by a `class` statement, or could have been."""
