@@ -10,15 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any, Self
 
 from torchdebug_magics.format import byte_size
 from torchdebug_magics.machine.limits import smallest_limit
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
 
 _PACKAGES = ("torch", "ipython", "ipykernel", "ipywidgets", "matplotlib")
 

@@ -144,14 +144,14 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
     named, hidden = _writes(func)
     if hidden and argument_of(func, args, kwargs, "training") is not False:
         named += hidden
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for place, name in named:
         value = args[place] if place < len(args) else kwargs.get(name)
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif value is not None:
-            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    return found
+            tensors += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return tensors
 
 
 @cache

@@ -16,10 +16,10 @@ from typing import Any
 
 from torchdebug_magics.errors import DeterminismError, TorchDebugError
 from torchdebug_magics.instrument import CellContext
-from torchdebug_magics.instruments.deterministic.counterfactual.dependences import Draws, Search, of_divergence
+from torchdebug_magics.instruments.deterministic.counterfactual.dependences import DependenceSearch, Draws, of_divergence
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch, on_order
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
 from torchdebug_magics.instruments.deterministic.prints.printing import Printer
@@ -67,7 +67,7 @@ class Inquiry:
         self._recording = Recording()
         self._hooks = Hooks()
         self._printer = Printer(self._recording, self._hooks) if is_printed else None
-        self._recorder = Recorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify)
+        self._recorder = OpRecorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify)
         self._runs: Runs | None = None
         self._leftovers = Leftovers({})
         self._outside = Outside(None, guard, strict=strict)
@@ -107,7 +107,7 @@ class Inquiry:
         self._body = self._runs = self._printer = self._earlier = None
         self._leftovers, self._outside = Leftovers({}), Outside(None, self._guard, strict=False)
         self._recording = Recording()
-        self._recorder = Recorder(self._recording, self._seen, self._guard, self._hooks)
+        self._recorder = OpRecorder(self._recording, self._seen, self._guard, self._hooks)
 
     def _refuse(self) -> None:
         if self._verify and self._body is None:
@@ -199,7 +199,7 @@ class Inquiry:
         self.found = replace(self.found, verified=found.verified, divergence=found.divergence, ops_count=found.ops_count)
 
     def _search(self, runs: Runs, results: Mapping[str, int], orders: OrderWatch) -> None:
-        search = Search(runs, self._recording, results, self._draws, self._ritual, on_order(orders.found), quick=self._quick)
+        search = DependenceSearch(runs, self._recording, results, self._draws, self._ritual, on_order(orders.found), quick=self._quick)
         try:
             is_steady = search.run()
         finally:
@@ -266,8 +266,8 @@ def _inside(value: Any) -> list[Any] | None:
         return list(value.values() if kind is dict else value)[:_MOST_ITEMS]
     if not _is_taken_from(kind):
         return None
-    held = attributes_of(value)
-    return [] if kind in {SimpleQueue, GeneratorType} else list(referents(value) if held is None else held.values())
+    attributes = attributes_of(value)
+    return [] if kind in {SimpleQueue, GeneratorType} else list(referents(value) if attributes is None else attributes.values())
 
 
 _INSIDE = Kind(_inside)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from torchdebug_magics.instrument import SCRIPT, CellContext
+from torchdebug_magics.instrument import SCRIPT, CellContext, finished
 from torchdebug_magics.instruments.deterministic.inquiry import Inquiry
 from torchdebug_magics.instruments.deterministic.replicas.replica_watch import ReplicaWatch
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport, LiveRitual
@@ -19,7 +19,7 @@ from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.session import Session
 
 
-class Asked(TypedDict, total=False):
+class Options(TypedDict, total=False):
     """What is wanted besides the ritual."""
 
     verify: bool
@@ -44,7 +44,7 @@ class DeterministicProbe:
         strict: bool = False,
         keep_rng: bool = False,
         ranks: bool = False,
-        **asked: Unpack[Asked],
+        **asked: Unpack[Options],
     ) -> None:
         self._guard = Guard()
         self._ritual = Ritual(seed, strict=strict, keep_rng=keep_rng, guard=self._guard)
@@ -132,7 +132,7 @@ def verify(
         raise TypeError(msg)
     body = FunctionBody(function)
     context = _FunctionContext(function_body=body)
-    session = Session(DeterministicProbe(context, seed=seed, strict=strict, keep_rng=keep_rng, verify=True, anyway=anyway))
+    session = Session(DeterministicProbe(context, seed=seed, strict=strict, keep_rng=keep_rng, verify=True, anyway=anyway), finished)
     with session:
         body.run()
     return session.report

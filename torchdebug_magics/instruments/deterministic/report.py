@@ -199,14 +199,14 @@ class StatusReport(Report):
     @property
     def verdict(self) -> str:
         """How many generators differ in every run, and which."""
-        entropy = [f"`{one.name}`" for one in self.sources if one.seeded == "entropy"]
+        entropy = [f"`{source.name}`" for source in self.sources if source.seeded == "entropy"]
         return f"{self.title}: {listed(entropy)}" if entropy else self.title
 
     @property
     def title(self) -> str:
         """How many generators differ in every run."""
         many = plural(len(self.sources), "random number generator")
-        entropy = sum(one.seeded == "entropy" for one in self.sources)
+        entropy = sum(source.seeded == "entropy" for source in self.sources)
         if not entropy:
             return f"{many}, none known to be seeded from entropy"
         return f"{entropy} of {many} {'is' if entropy == 1 else 'are'} seeded from entropy, different in every run"

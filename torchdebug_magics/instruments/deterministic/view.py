@@ -121,7 +121,7 @@ def _excerpt(lines: Lines, words: str) -> Iterator[Block]:
 def _tables(report: DeterministicReport) -> Iterator[tuple[str, Table]]:
     """Each with the words for a fold, the one to be seen first at the head."""
     if len(report.warnings) > 1 or (report.warnings and (report.divergence is not None or report.verified is not None)):
-        warned = tuple((one.op, standing(one.location) or None, one.count, one.fix or None) for one in report.warnings)
+        warned = tuple((warning.op, standing(warning.location) or None, warning.count, warning.fix or None) for warning in report.warnings)
         name = "Ops without a deterministic implementation"
         yield f"{name}: {len(warned)}", Table(name, tuple(_WARNED), warned, _WARNED)
     if len(report.depends_on) > 1:
@@ -169,7 +169,8 @@ def _value(value: object) -> str:
 
 def _state(report: StatusReport) -> Iterator[Block]:
     sources = tuple(
-        (one.name, one.kind, None if one.seed is None else str(one.seed), _SEEDED[one.seeded], one.state) for one in report.sources
+        (source.name, source.kind, None if source.seed is None else str(source.seed), _SEEDED[source.seeded], source.state)
+        for source in report.sources
     )
     marked = frozenset(position for position, one in enumerate(report.sources) if one.seeded == "entropy")
     yield Table("Random number generators", tuple(_SOURCES), sources, _SOURCES, marked)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.gradwatch.record import History, MeasuredStep, ModuleNumbers, ModuleSeries
+from torchdebug_magics.instruments.gradwatch.record import GradientHistory, MeasuredStep, ModuleNumbers, ModuleSeries
 from torchdebug_magics.probing.storages import is_shard, local_of
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -24,7 +24,7 @@ _HALF = frozenset({torch.float16, torch.bfloat16})
 class OptimizerWatch:
     """One optimizer. Holds ids and numbers, and no tensor of the user's."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], series: Sequence[ModuleSeries], history: History) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], series: Sequence[ModuleSeries], history: GradientHistory) -> None:
         self.ids = tuple(map(id, parameters))
         self.history = history
         self.series = series

@@ -157,7 +157,7 @@ class GradProbe:
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         parameters = parameters_of(optimizer)
-        if any(is_traced(local_of(one)) for one in parameters[:1]):
+        if any(is_traced(local_of(parameter)) for parameter in parameters[:1]):
             return
         with _ours():
             watch = self._watch_of(optimizer, parameters)

@@ -100,7 +100,7 @@ class MeasuredStep:
     """The positions of the parameters that had a gradient."""
 
 
-class Step(NamedTuple):
+class GradientStep(NamedTuple):
     """One step of one optimizer."""
 
     number: int
@@ -115,14 +115,14 @@ class Step(NamedTuple):
 
 
 @dataclass(eq=False)
-class History:
+class GradientHistory:
     """One optimizer: its last steps, and how loss, norm and learning rate went over all of them."""
 
     name: str
     line: Line | None
     backward_line: Line | None = None
     has_closure: bool = False
-    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=BINS))
+    steps: deque[GradientStep] = field(default_factory=lambda: deque(maxlen=BINS))
     steps_count: int = 0
     first_losses: list[float] = field(default_factory=list)
     """Of the first three steps."""
@@ -148,7 +148,7 @@ class History:
     unscaled_count: int = 0
     """Calls whose gradients no longer had the GradScaler's factor."""
 
-    def add(self, step: Step, members: frozenset[int]) -> None:
+    def add(self, step: GradientStep, members: frozenset[int]) -> None:
         """One more step."""
         if members != self.members:
             self.members, self.since, self.largest_norm = members, 0, 0.0
@@ -193,7 +193,7 @@ class ModuleSeries:
     owner: Owner
     count: int = 0
     """Of its parameters' elements."""
-    histories: list[History] = field(default_factory=list)
+    histories: list[GradientHistory] = field(default_factory=list)
     """Of the optimizers that update it."""
     parameters: set[int] = field(default_factory=set)
     """Their ids."""
@@ -255,7 +255,7 @@ class RunRecord:
 
     def __init__(self, log: StepLog) -> None:
         self.owners = Owners()
-        self.histories: list[History] = []
+        self.histories: list[GradientHistory] = []
         self.nonfinite_step: int | None = None
         self.step = -1
         self._series: dict[tuple[int, str], ModuleSeries] = {}
@@ -277,7 +277,7 @@ class RunRecord:
         self._optimizers.append(weakref.ref(optimizer))
         return self.step
 
-    def series_of(self, parameters: Sequence[torch.Tensor], history: History) -> list[ModuleSeries]:
+    def series_of(self, parameters: Sequence[torch.Tensor], history: GradientHistory) -> list[ModuleSeries]:
         """That of the module of each parameter."""
         known = []
         for parameter, owner in zip(parameters, self.owners.of(parameters), strict=True):
@@ -294,18 +294,18 @@ class RunRecord:
                 series.histories.append(history)
         return known
 
-    def history_of(self, optimizer: torch.optim.Optimizer, line: Line | None) -> History:
+    def history_of(self, optimizer: torch.optim.Optimizer, line: Line | None) -> GradientHistory:
         """That of an optimizer which is seen for the first time."""
         if len(self.histories) < _MOST_OPTIMIZERS:
-            self.histories.append(History(variable_of(optimizer) or "optimizer", line))
+            self.histories.append(GradientHistory(variable_of(optimizer) or "optimizer", line))
         return self.histories[-1]
 
-    def modules(self, history: History | None = None) -> list[ModuleSeries]:
+    def modules(self, history: GradientHistory | None = None) -> list[ModuleSeries]:
         """In the order of the models, those that ever had a gradient; of one optimizer, those that it updates."""
         known = (series for series in self._series.values() if series.steps_count and (history is None or history in series.histories))
         return sorted(known, key=lambda series: (series.owner.model, series.owner.order))
 
-    def add(self, history: History, step: MeasuredStep) -> ModuleSeries | None:
+    def add(self, history: GradientHistory, step: MeasuredStep) -> ModuleSeries | None:
         """A step of an optimizer; which module has the largest gradient, where there was one."""
         scalars, number = step.scalars, step.number
         if scalars.get("found_inf", 0) > 0:
@@ -317,7 +317,7 @@ class RunRecord:
         if step.clips:
             history.clip_line, history.max_norm = step.clips[-1].line, step.clips[-1].max_norm
         clipped_from = scalars[f"clip {len(step.clips) - 1}"] if step.clips else None
-        history.add(Step(number, loss, norm, scalars.get("rate", step.rate), step.batch, clipped_from), step.members)
+        history.add(GradientStep(number, loss, norm, scalars.get("rate", step.rate), step.batch, clipped_from), step.members)
         place = self._place(number)
         self._totals.add(place, norm)
         if "loss" in scalars:

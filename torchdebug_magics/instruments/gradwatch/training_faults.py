@@ -10,7 +10,7 @@ from itertools import combinations, groupby, pairwise
 from typing import Any
 
 from torchdebug_magics.format import listed, number, plural, share
-from torchdebug_magics.instruments.gradwatch.record import FIRST_STEPS, History, ModuleSeries, RunRecord, Step
+from torchdebug_magics.instruments.gradwatch.record import FIRST_STEPS, GradientHistory, GradientStep, ModuleSeries, RunRecord
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.where import excerpt
@@ -54,10 +54,10 @@ class Judge:
 
     def __init__(self, record: RunRecord) -> None:
         self._record = record
-        self._divergences: list[tuple[History, GradFinding]] = []
-        self._spikes: list[tuple[History, Step, GradFinding]] = []
+        self._divergences: list[tuple[GradientHistory, GradFinding]] = []
+        self._spikes: list[tuple[GradientHistory, GradientStep, GradFinding]] = []
 
-    def look(self, history: History, largest: ModuleSeries | None) -> None:
+    def look(self, history: GradientHistory, largest: ModuleSeries | None) -> None:
         """After a step; `largest` is the module with the largest share of its norm."""
         if not any(known is history for known, _ in self._divergences):
             self._divergences += [(history, finding) for finding in _divergence(history)]
@@ -97,9 +97,9 @@ def _finding(kind: GradKind, line: Line | None, modules: tuple[str, ...] = (), *
     return GradFinding(kind=kind, location=location, excerpt=lines, module=first, modules=modules, **fields)
 
 
-def _dead(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _dead(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Modules on which the loss depends, with a gradient of zeros only, up to the end; not of shards, as another may have the rest."""
-    dead = [one for one in modules if one.zero_run >= _DEAD_STEPS and one.is_used and not one.is_sharded]
+    dead = [module for module in modules if module.zero_run >= _DEAD_STEPS and module.is_used and not module.is_sharded]
     if not dead or history.most_rate == 0 or any(step.loss == 0 for step in history.steps):
         return  # nothing is to be learned, or no more: a hinge loss that has reached 0
     names, step = _names(record, dead), min(one.zero_since for one in dead)
@@ -121,9 +121,9 @@ def _dead(record: RunRecord, history: History, modules: list[ModuleSeries]) -> I
     )
 
 
-def _too_fast(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _too_fast(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Updates as large as the weights, long after the first steps, in a training that does not improve."""
-    losses, fast = history.losses(), [one for one in modules if one.is_matrix and len(one.paces) >= _FAST_STEPS]
+    losses, fast = history.losses(), [module for module in modules if module.is_matrix and len(module.paces) >= _FAST_STEPS]
     if history.has_closure or history.is_winding_down or not losses or not fast:
         return
     improves = statistics.median(losses[-10:]) < _IMPROVED * history.first_losses[0]
@@ -143,7 +143,7 @@ def _too_fast(record: RunRecord, history: History, modules: list[ModuleSeries]) 
     )
 
 
-def _vanishing(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _vanishing(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Gradients that shrink from layer to layer towards the input, by a factor that no optimizer was made for."""
     for _, group in groupby(modules, key=lambda one: one.owner.model):
         layers = [one for one in group if one.is_matrix and len(one.recent_norms) >= _FEW_STEPS]
@@ -175,9 +175,9 @@ def _vanishing(record: RunRecord, history: History, modules: list[ModuleSeries])
         return
 
 
-def _not_learning(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _not_learning(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Updates that change next to nothing, although there are gradients, in a training that does not improve."""
-    modules = [one for one in modules if one.steps_count >= _STILL_STEPS and one.norm_max > 0]
+    modules = [module for module in modules if module.steps_count >= _STILL_STEPS and module.norm_max > 0]
     if not modules or history.is_warming_up or (history.is_winding_down and history.most_rate > 0):
         return
     value, rate = max(one.ratio_max for one in modules), history.steps[-1].rate
@@ -206,7 +206,7 @@ def _not_learning(record: RunRecord, history: History, modules: list[ModuleSerie
     )
 
 
-def _plateau(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _plateau(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """The loss of guessing, where the training stays at it; a factor of gradient accumulation is seen through."""
     losses, chance = history.losses(), _chance(history, _PLATEAU_STEPS)
     is_alone = len([one for one in record.histories if one.steps_count > 1]) <= 1  # at equilibrium, the discriminator of a GAN guesses
@@ -217,7 +217,7 @@ def _plateau(record: RunRecord, history: History, modules: list[ModuleSeries]) -
     is_near = any(abs(mean * times - chance) <= _NEAR_CHANCE * chance for times in {1, history.micro_batches})
     if not is_near or drop + 2 * error > _NO_DROP * mean:
         return
-    ratios = [ratio for one in modules if one.is_matrix for ratio in one.recent_ratios]
+    ratios = [ratio for module in modules if module.is_matrix for ratio in module.recent_ratios]
     usual = statistics.median(ratios) if ratios else math.nan
     advice = "shuffle inputs and labels together, and check with `%overfit model batch` whether the model can learn 8 samples"
     yield _finding(
@@ -231,7 +231,7 @@ def _plateau(record: RunRecord, history: History, modules: list[ModuleSeries]) -
     )
 
 
-def _clipped(_record: RunRecord, history: History, _modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _clipped(_record: RunRecord, history: GradientHistory, _modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Clipping that cuts the gradients at each step and by a lot."""
     if history.clips_count < _CLIPPED_STEPS or history.unclipped_count or not history.max_norm > 0:
         return
@@ -252,7 +252,7 @@ def _clipped(_record: RunRecord, history: History, _modules: list[ModuleSeries])
     )
 
 
-_RULES: tuple[Callable[[RunRecord, History, list[ModuleSeries]], Iterator[GradFinding]], ...] = (
+_RULES: tuple[Callable[[RunRecord, GradientHistory, list[ModuleSeries]], Iterator[GradFinding]], ...] = (
     _dead,
     _too_fast,
     _vanishing,
@@ -275,7 +275,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.0e}") if math.isfinite(value) and value > 0 else value
 
 
-def _learning_rate(history: History, *, ratio: float | None = None, factor: float | None = None) -> str:
+def _learning_rate(history: GradientHistory, *, ratio: float | None = None, factor: float | None = None) -> str:
     """A learning rate that gives updates of the usual size, or one changed by a factor."""
     rate = history.steps[-1].rate if history.steps else math.nan
     factor = _USUAL_RATIO / ratio if factor is None and ratio else factor or 0.1
@@ -286,13 +286,13 @@ def _learning_rate(history: History, *, ratio: float | None = None, factor: floa
     return f'{word} the learning rate from {number(rate)} to {number(new)}: `{groups}: group["lr"] = {new:g}`'
 
 
-def _chance(history: History, steps: int) -> float | None:
+def _chance(history: GradientHistory, steps: int) -> float | None:
     """The loss of guessing among the classes of the loss, where so many steps and their learning rate allow a judgement."""
     is_known = history.classes is not None and history.classes > 1 and len(history.losses()) >= steps and not history.is_warming_up
     return math.log(history.classes) if is_known and history.classes else None
 
 
-def _guesses(history: History) -> float | None:
+def _guesses(history: GradientHistory) -> float | None:
     """The loss of guessing, where the training ends near it and not clearly below; a factor of gradient accumulation is seen through."""
     losses, chance = history.losses(), _chance(history, _GUESSED_STEPS)
     for times in {1, history.micro_batches} if chance is not None else ():
@@ -317,7 +317,7 @@ def _drop(losses: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(first) - statistics.fmean(second), error
 
 
-def _divergence(history: History) -> Iterator[GradFinding]:
+def _divergence(history: GradientHistory) -> Iterator[GradFinding]:
     """Whether the last steps grow geometrically, in loss and norm."""
     steps = list(history.steps)
     loss = steps[-1].loss
@@ -343,19 +343,19 @@ def _divergence(history: History) -> Iterator[GradFinding]:
         return
 
 
-def _is_geometric(window: Sequence[Step]) -> bool:
+def _is_geometric(window: Sequence[GradientStep]) -> bool:
     """Whether both grow at each step, the loss by about the same factor: a single jump is something else."""
     mean = math.log(window[-1].loss / window[0].loss) / (len(window) - 1)
     return all(b.loss > a.loss * math.exp(_EVEN * mean) and b.norm > a.norm for a, b in pairwise(window))
 
 
-def _has_recovered(history: History) -> bool:
+def _has_recovered(history: GradientHistory) -> bool:
     """Whether the loss has come back to where it began."""
     losses = [step.loss for step in history.steps][-5:]
     return bool(history.first_losses) and all(map(math.isfinite, losses)) and min(losses) <= max(history.first_losses)
 
 
-def _spike(history: History, module: str | None) -> Iterator[GradFinding]:
+def _spike(history: GradientHistory, module: str | None) -> Iterator[GradFinding]:
     """Whether the last step's norm is far above the usual and above any before."""
     last = history.steps[-1]
     is_early = history.since <= _SPIKE_STEPS or history.steps_count <= _SPIKE_STEPS
@@ -378,7 +378,7 @@ def _spike(history: History, module: str | None) -> Iterator[GradFinding]:
     )
 
 
-def _is_confirmed(history: History, spike: Step) -> bool:
+def _is_confirmed(history: GradientHistory, spike: GradientStep) -> bool:
     """Whether the norm came back after it, or the loss was broken by it: else something else is trained from that step on."""
     after = [step for step in history.steps if step.number > spike.number]
     returns = any(step.norm < spike.norm / _SPIKE_OF_ALL for step in after[:5])

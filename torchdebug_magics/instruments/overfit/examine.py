@@ -16,12 +16,12 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed, number, plural
 from torchdebug_magics.instrument import CellContext, Examined
 from torchdebug_magics.instruments.overfit.batches import refuse_sharded
-from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress, Trial
+from torchdebug_magics.instruments.overfit.report import LEAVES, OverfitReport, Progress, Trial
 from torchdebug_magics.instruments.overfit.subjects import ModelSteps, Subject, subject_of
 from torchdebug_magics.instruments.overfit.suspects import loss_inputs, parameter_faults, units
-from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
+from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import TrainingEvidence
 from torchdebug_magics.instruments.overfit.suspects.units import unusual_weights
-from torchdebug_magics.instruments.overfit.training.change import NOTHING, Change
+from torchdebug_magics.instruments.overfit.training.change import NOTHING, TrainingChange
 from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.hooks import Hooks
@@ -40,7 +40,7 @@ _HALF, _SOME, _ALMOST = 0.5, 0.1, 0.1
 _LONGER, _QUARTERS = 4, 4
 
 
-def diagnose(seen: Evidence, stalled: OverfitReport, again: Callable[[Change, int], Training]) -> OverfitReport:
+def diagnose(seen: TrainingEvidence, stalled: OverfitReport, again: Callable[[TrainingChange, int], Training]) -> OverfitReport:
     """Try the suspects until the training learns; `again` trains from the start with a change, for so many times the steps.
 
     Faults come before settings that may be meant. A change with which the loss falls, and too slowly, is given more steps at the end.
@@ -66,14 +66,14 @@ def diagnose(seen: Evidence, stalled: OverfitReport, again: Callable[[Change, in
 class _Trials:
     """Those made so far, and what they have shown."""
 
-    def __init__(self, stalled: OverfitReport, again: Callable[[Change, int], Training]) -> None:
+    def __init__(self, stalled: OverfitReport, again: Callable[[TrainingChange, int], Training]) -> None:
         self._again = again
         self.report = stalled
         """Its cause is the change that has learned, or a fault that is evident without a trial."""
-        self.slow: list[Change] = []
+        self.slow: list[TrainingChange] = []
         """Changes with which more steps are likely to be enough."""
 
-    def show(self, change: Change, times: int = 1) -> bool:
+    def show(self, change: TrainingChange, times: int = 1) -> bool:
         """Whether the training learns with a change."""
         if change.is_evident and not self.report.headline:
             self.report = _blaming(self.report, change)
@@ -96,7 +96,7 @@ class _Trials:
         return training.learned
 
 
-def _blaming(report: OverfitReport, change: Change, **shown: Any) -> OverfitReport:
+def _blaming(report: OverfitReport, change: TrainingChange, **shown: Any) -> OverfitReport:
     """The report with a change as its cause and fix."""
     named = {name: getattr(change, name) for name in ("headline", "fix", "parameters", "rows", "factor", "location", "module")}
     lines = excerpt(change.location) if change.location is not None else ()
@@ -107,7 +107,7 @@ def _first_line(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _is_slow(seen: Evidence, again: Callable[[Change, int], Training]) -> bool:
+def _is_slow(seen: TrainingEvidence, again: Callable[[TrainingChange, int], Training]) -> bool:
     """Whether it learns with twice as many steps; then these are what is shown."""
     goal = seen.base.goal
     if seen.base.error is not None or goal is None or not goal.nearly(seen.base.losses, _QUARTERS):
@@ -118,12 +118,12 @@ def _is_slow(seen: Evidence, again: Callable[[Change, int], Training]) -> bool:
     return longer.learned
 
 
-def _without_cause(seen: Evidence, report: OverfitReport) -> OverfitReport:
+def _without_cause(seen: TrainingEvidence, report: OverfitReport) -> OverfitReport:
     base, goal, trials = seen.base, seen.base.goal, report.trials
     if base.error is not None or goal is None or not base.losses:
         return report
     fell = base.losses[0] - base.losses[-1]
-    best = min((one.last_loss for one in trials if one.suspect != "capacity" and math.isfinite(one.last_loss)), default=math.inf)
+    best = min((trial.last_loss for trial in trials if trial.suspect != "capacity" and math.isfinite(trial.last_loss)), default=math.inf)
     is_lowest = base.losses[-1] - best <= _SOME * fell and goal.has_converged(base.losses, _ALMOST)
     if not goal.is_known and (fell > _HALF * abs(base.losses[0]) or is_lowest):
         return replace(report, passed=True, reason="the loss has other terms, and no change brings it to zero")
@@ -132,7 +132,7 @@ def _without_cause(seen: Evidence, report: OverfitReport) -> OverfitReport:
     return replace(report, reason=f"none of {len(trials)} tried changes makes it learn" if trials else "no suspect was found")
 
 
-def _faults(seen: Evidence) -> Iterator[Change]:
+def _faults(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields changes that repair what is wrong in any training."""
     for suspects in (parameter_faults.suspects, loss_inputs.suspects, units.suspects):
         yield from suspects(seen)
@@ -140,7 +140,7 @@ def _faults(seen: Evidence) -> Iterator[Change]:
         yield from units.constant_output(seen)
 
 
-def _settings(seen: Evidence) -> Iterator[Change]:
+def _settings(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields changes of settings that may be intended in another training."""
     yield from parameter_faults.frozen(seen)
     if seen.base.error is not None or seen.base.goal is None:
@@ -219,7 +219,7 @@ def explained(
     trainings = [] if base is None else [base]
     began_s = time.monotonic()
 
-    def trained(change: Change, times: int = 1) -> Training:
+    def trained(change: TrainingChange, times: int = 1) -> Training:
         start.put_back()
         doing = "training" if not trainings else change.text or "more steps"
 
@@ -234,7 +234,7 @@ def explained(
         training.run()
         return training
 
-    seen = Evidence(subject.names, start)
+    seen = TrainingEvidence(subject.names, start)
     try:
         seen.base = base = base if base is not None else trained(NOTHING)
         _refuse_rivals(base)
@@ -266,7 +266,7 @@ def stopped(trainings: Sequence[Training], problems: tuple[str, ...], seconds_s:
     """The report of trainings that an interrupt has ended."""
     losses = tuple(trainings[0].losses) if trainings else ()
     trials = f" and {plural(len(trainings) - 1, 'trial')}" if len(trainings) > 1 else ""
-    reason = f"after {plural(len(losses), 'step')}{trials}; everything is as it was before the training"
+    reason = f"after {plural(len(losses), 'step')}{trials}; {LEAVES}"
     cut_short = KeyboardInterrupt.__name__
     return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, seconds_s=seconds_s, cut_short=cut_short)
 
@@ -311,7 +311,7 @@ def _stalls_at(base: Training) -> str:
 def leaks_of(steps: ModelSteps) -> tuple[int, ...]:
     """Samples whose inputs change the output for sample 0, in evaluation mode: 1, 2 of 8. To be undone by the caller."""
     inputs = steps.reading.args, dict(steps.reading.kwargs)
-    samples = next((len(one) for one in tensors_in(inputs) if one.dim()), 0)
+    samples = next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 0)
     if samples < 2:  # noqa: PLR2004 - nothing to leak from
         return ()
     steps.model.eval()
@@ -320,7 +320,9 @@ def leaks_of(steps: ModelSteps) -> tuple[int, ...]:
     def output(given: Any) -> torch.Tensor | None:
         random.put_back()
         with torch.no_grad():
-            made = next((one for one in tensors_in(steps.call(*given[0], **given[1])) if one.dim() and len(one) == samples), None)
+            made = next(
+                (tensor for tensor in tensors_in(steps.call(*given[0], **given[1])) if tensor.dim() and len(tensor) == samples), None
+            )
         return None if made is None else made[0].float()
 
     plain = output(inputs)

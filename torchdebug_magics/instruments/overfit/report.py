@@ -15,6 +15,9 @@ Cause = Literal[
     "batchnorm_of_one", "output_ignores_input", "input_scale", "capacity",
 ]  # fmt: skip
 
+LEAVES = "everything is as it was before the training"
+"""How an error or an interrupt leaves everything: `Instrument.leaves`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:

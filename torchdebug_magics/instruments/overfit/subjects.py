@@ -123,7 +123,7 @@ def subject_of(values: Sequence[Any], names: Sequence[str], keywords: Mapping[st
         raise TorchDebugError(msg)
     notes = []
     if optimizer is None:
-        optimizer = torch.optim.Adam([one for one in parameters if one.requires_grad] or parameters, lr=_RATE)
+        optimizer = torch.optim.Adam([parameter for parameter in parameters if parameter.requires_grad] or parameters, lr=_RATE)
         notes.append(f"no optimizer was named: trained with Adam(lr={_RATE:g})")
     steps, used = _runnable(model, batch, loss_function, optimizer, samples)
     if len(batches) > 1:
@@ -202,7 +202,7 @@ def _models_of(step: object) -> dict[str, nn.Module]:
         with suppress(ValueError):  # of a name that is not bound yet
             named |= inspect.getclosurevars(function).nonlocals
     models = {name: one for name, one in named.items() if isinstance(one, nn.Module) and next(one.parameters(), None) is not None}
-    inside = {id(part) for one in models.values() for part in one.modules() if part is not one}
+    inside = {id(part) for model in models.values() for part in model.modules() if part is not model}
     return {name: one for name, one in models.items() if id(one) not in inside}
 
 
@@ -264,7 +264,7 @@ def parts_of_trainer(trainer: Any, others: Sequence[Any]) -> tuple[nn.Module, An
     if "LightningModule" in kinds:
         return _of_lightning(trainer, others, "name the data, too: `%overfit module loader`")
     if "Trainer" in kinds and hasattr(trainer, "fit_loop"):
-        given = next((one for one in others if isinstance(one, nn.Module)), None)
+        given = next((other for other in others if isinstance(other, nn.Module)), None)
         model = given if given is not None else getattr(trainer, "lightning_module", None)
         if model is None:
             msg = "the trainer has no model before `fit`: write `%overfit trainer model loader`"
@@ -292,7 +292,7 @@ class _TrainingStep(nn.Module):
 
 
 def _of_lightning(module: Any, others: Sequence[Any], missing: str) -> tuple[nn.Module, Any, Any]:
-    data = next((one for one in others if not isinstance(one, torch.optim.Optimizer)), None)
+    data = next((other for other in others if not isinstance(other, torch.optim.Optimizer)), None)
     if data is None:
         raise TorchDebugError(missing)
     optimizer = next((one for one in others if isinstance(one, torch.optim.Optimizer)), None)

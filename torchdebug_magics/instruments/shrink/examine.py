@@ -119,7 +119,7 @@ class _Cutter:
             raise _NotShrunkError(msg)
         self._find_stacks()
         error: Exception | None = None
-        on_meta = any(one.is_meta for one in self._model.parameters())  # where nothing can be computed
+        on_meta = any(parameter.is_meta for parameter in self._model.parameters())  # where nothing can be computed
         proofs: tuple[Proof, ...] = ("meta tensors", "fake tensors") if on_meta else ("fake tensors", "real tensors")
         for args, kwargs in [self._given] if any(self._given) else likely_inputs(self._model):
             for inputs in readings(self._model, args, kwargs):
@@ -298,7 +298,7 @@ def materialise(model: nn.Module, device: str) -> tuple[str, ...]:
     if not places:
         return ("no parameter or buffer is on `meta`: nothing was initialized",)
     made: dict[int, torch.Tensor] = {}
-    is_whole = all(one.is_meta for one in model.parameters())
+    is_whole = all(parameter.is_meta for parameter in model.parameters())
     try:
         for _, table, name, tensor in places:
             table[name] = made.setdefault(id(tensor), _marked(tensor, device))

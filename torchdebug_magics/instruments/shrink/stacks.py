@@ -90,7 +90,7 @@ class Stack:
         others = [place for place in range(len(self.layers)) if place not in firsts]
         chosen = tuple(sorted(firsts + others[: max(0, amount - len(firsts))]))
         prefix = tuple(range(max(amount, firsts[-1] + 1)))
-        return [one for one in dict.fromkeys((chosen, prefix)) if len(one) < len(self.layers)]
+        return [fromkey for fromkey in dict.fromkeys((chosen, prefix)) if len(fromkey) < len(self.layers)]
 
 
 def stacks_in(model: nn.Module, amount: int | None, not_stacks: AbstractSet[int]) -> list[Stack]:
@@ -99,15 +99,15 @@ def stacks_in(model: nn.Module, amount: int | None, not_stacks: AbstractSet[int]
     Plain layers, as in a projection of equal ones, count only where there are no blocks.
     """
     of_blocks = any(stack.is_of_blocks for stack in _outermost("", model, (), None, not_stacks))
-    found = [stack for stack in _outermost("", model, (), amount, not_stacks) if stack.is_of_blocks == of_blocks]
+    stacks = [stack for stack in _outermost("", model, (), amount, not_stacks) if stack.is_of_blocks == of_blocks]
     groups: dict[tuple[int, int], list[Stack]] = defaultdict(list)
-    for stack in found:
+    for stack in stacks:
         groups[id(stack.owners[-1]) if stack.owners else 0, len(stack.layers)].append(stack)
     for group in groups.values():  # lists of one module that are gone through side by side are cut alike
         together = tuple(zip(*(stack.kinds for stack in group), strict=True))
         for stack in group:
             stack.kinds = together
-    return found
+    return stacks
 
 
 def _outermost(
@@ -257,8 +257,8 @@ def renumber(stack: Stack, kept: tuple[int, ...], edits: Edits) -> None:
 
 def costs_of(model: nn.Module) -> Costs:
     """Of parameters and buffers; those that have no shape yet count nothing."""
-    parameters = [one for one in model.parameters() if not is_lazy(one)]
-    buffers = [one for one in model.buffers() if not is_lazy(one)]
+    parameters = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
+    buffers = [buffer for buffer in model.buffers() if not is_lazy(buffer)]
     return Costs(
         parameters=sum(one.numel() for one in parameters),
         bytes=sum(one.numel() * one.element_size() for one in (*parameters, *buffers)),

@@ -161,7 +161,7 @@ def movement(trained: Trained, zero: ZeroState) -> Rows:
     problems += filter(None, [shards_note(parameters.values(), "distances are")])
     distances = {name: _distance(name, tensor, zero, problems) for name, tensor in trained.tensors().items()}
     facts = facts_of(parameters, trained.optimizers)
-    is_known = any(one.state for one in facts.values())
+    is_known = any(fact.state for fact in facts.values())
     has_stepped = is_known or any(distances[name] for name in parameters)
     moved: list[ParameterRow] = []
     unmoved: list[ParameterRow] = []

@@ -128,8 +128,8 @@ class ZeroState:
     @property
     def bytes(self) -> int:
         """Of all copies."""
-        held = [value for state in self.optimizers for entry in state["state"].values() for value in entry.values()]
-        return sum(map(_bytes, (*self.tensors.values(), *(one for one in held if isinstance(one, torch.Tensor)))))
+        values = [value for state in self.optimizers for entry in state["state"].values() for value in entry.values()]
+        return sum(map(_bytes, (*self.tensors.values(), *(one for one in values if isinstance(one, torch.Tensor)))))
 
 
 def steps_of(optimizers: Iterable[torch.optim.Optimizer]) -> int | None:

@@ -143,13 +143,13 @@ def enclosing(node: ast.AST | None, line: int) -> Iterator[ast.stmt]:
 
 def loops_around(node: ast.AST | None, line: int) -> list[Loop]:
     """The loops around a line in the same function, the outermost first."""
-    found: list[Loop] = []
+    loops: list[Loop] = []
     for statement in enclosing(node, line):
         if isinstance(statement, LOOPS):
-            found.append(statement)
+            loops.append(statement)
         elif isinstance(statement, FUNCTIONS):
-            found.clear()
-    return found
+            loops.clear()
+    return loops
 
 
 def statement_at(tree: ast.Module | None, line: int) -> ast.stmt | None:

@@ -14,7 +14,7 @@ from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import Effect, effect_of
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import (
     OF_GRADIENTS,
-    Kept,
+    KeptObject,
     StateNow,
     line_that_changes,
 )
@@ -78,7 +78,7 @@ def carried_by(runs: Runs, earlier: Recording, results: Mapping[str, int], same_
 
 
 def _of_print(
-    runs: Runs, printing: Location, names: tuple[str, ...], places: Mapping[str, Kept]
+    runs: Runs, printing: Location, names: tuple[str, ...], places: Mapping[str, KeptObject]
 ) -> tuple[Dependence | None, tuple[str, ...]]:
     """The next run prints another number, and no tensor differs."""
     changing = line_that_changes(runs, places[names[0]])
@@ -111,7 +111,7 @@ def _has_memory(value: object) -> bool:
 
 def _names_of_memory(effect: Effect, first: Difference, known: Mapping[int, str]) -> tuple[str, ...]:
     """The user's variables whose tensors reached an op changed, those of what is told of first."""
-    ordered = sorted((one for one in effect.begins if one.kind == "given"), key=lambda one: one.place != first.place)
+    ordered = sorted((begin for begin in effect.begins if begin.kind == "given"), key=lambda one: one.place != first.place)
     paths = [known[memory] for one in ordered for memory in _given(effect, one, known)]
     return tuple(dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in paths))
 

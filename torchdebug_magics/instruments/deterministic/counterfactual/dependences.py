@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.deterministic.counterfactual.effect import Ef
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import last_line_that_changes, reached
 from torchdebug_magics.instruments.deterministic.influences.answers import Answers
 from torchdebug_magics.instruments.deterministic.influences.influence import ARRIVAL, LISTING, PROCESS
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, is_documented, repair
 from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
@@ -43,7 +43,7 @@ _ASKING = frozenset(
 )
 
 
-class Search:
+class DependenceSearch:
     """What the numbers of a cell depend on whose second run agreed. What is found before an interrupt stays."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Search:
     ) -> None:
         self._runs, self._earlier, self._results = runs, earlier, results
         self._draws = draws
-        self._found = [(1, one) for one in orders]
+        self._found = [(1, order) for order in orders]
         """How bad it is, and what; `orders` are those of sets."""
         self._carried: tuple[str, ...] = ()
         self._looks: dict[str, tuple[int, Callable[[], Iterable[Dependence | None]]]]
@@ -131,7 +131,7 @@ def on_settings(runs: Runs, earlier: Recording, ritual: Ritual) -> Dependence | 
         recording.add(seen)
 
     with ritual.left_off():
-        recorder = Recorder(recording, add, runs.guard, runs.hooks)
+        recorder = OpRecorder(recording, add, runs.guard, runs.hooks)
         error = runs.again(recorder, lambda: results.update(results_of(runs.body, recorder.is_unwritten)))
         effect = effect_of(runs, recording, results) if error is None and not recorder.failed else None
     if effect is None or not effect.reached:
@@ -174,7 +174,7 @@ def on_arrival(runs: Runs, earlier: Recording, results: Mapping[str, int]) -> De
 
 def _asks(runs: Runs) -> bool:
     _, codes = reached(runs.body)
-    in_body = {word for one in runs.body.statements for word in re.findall(r"\w+", ast.unparse(one))}
+    in_body = {word for statement in runs.body.statements for word in re.findall(r"\w+", ast.unparse(statement))}
     return bool(_ASKING & in_body) or any(_ASKING & (written.loaded | written.loaded_attributes) for written in map(writes_of, codes))
 
 
@@ -188,7 +188,7 @@ class Draws:
     """Which generators the first run has drawn from, and what changes when each of them has another seed."""
 
     def __init__(self, seedables: tuple[Seedable, ...]) -> None:
-        self._begin = [(one, one.read()) for one in seedables]
+        self._begin = [(seedable, seedable.read()) for seedable in seedables]
         self._processes = processes_count()
         self._drawn: tuple[Seedable, ...] = ()
         self._seeds = count(_FIRST_SEED)
@@ -231,7 +231,7 @@ def _begin_of(effect: Effect) -> Difference:
     first = min(effect.reached, key=lambda one: one.place)
     if first.op is not None and first.op.plan.is_random:
         return first
-    drawn = [one for one in effect.begins if one.op is not None and one.op.plan.is_random and one.place < first.place]
+    drawn = [begin for begin in effect.begins if begin.op is not None and begin.op.plan.is_random and begin.place < first.place]
     return drawn[-1] if drawn else first
 
 
@@ -292,7 +292,9 @@ def unloaded(found: Dependence, differing: Mapping[str, type], body: Body) -> De
         if is_dropped and isinstance(inspect.getattr_static(differing[left[0]], method, None), classmethod):
             why = f"{what}: `{method}` returns a new model, which is discarded"
             return replace(found, op="", location=at, what=why, fix=f"assign the result: `{model} = {ast.unparse(call)}`")
-        if method == "load_state_dict" and any(one.arg == "strict" and ast.unparse(one.value) == "False" for one in call.keywords):
+        if method == "load_state_dict" and any(
+            keyword.arg == "strict" and ast.unparse(keyword.value) == "False" for keyword in call.keywords
+        ):
             fix = "check the `missing_keys` that `load_state_dict` returns, and rename the saved keys; `strict=True` raises for them"
             return replace(found, op="", location=at, what=what, fix=fix)
     return None

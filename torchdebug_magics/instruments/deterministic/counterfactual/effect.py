@@ -12,8 +12,8 @@ import torch
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import (
-    Comparison,
     Difference,
+    RunComparison,
     plain_results_of,
     results_of,
     tensors_left,
@@ -34,7 +34,7 @@ _ENTERING = "lift_fresh"
 """Data that enters torch is told as such."""
 
 
-class Effect(Comparison):
+class Effect(RunComparison):
     """Where each difference began, by the memory that holds its consequences; what is written over with equal numbers is forgotten."""
 
     def __init__(self, earlier: Recording, runs: Runs) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.counterfactual.digests import digest_of, is_users
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
@@ -42,7 +42,7 @@ Line: TypeAlias = "tuple[str, int, str]"
 """(file, line, function)"""
 
 
-class Kept(NamedTuple):
+class KeptObject(NamedTuple):
     """A place where a value is kept from one run to the next."""
 
     read: Callable[[], Any]
@@ -51,23 +51,26 @@ class Kept(NamedTuple):
     """Whether a class, a function or the process keeps it, and no variable."""
 
 
-def _kept(body: Body) -> Iterator[tuple[str, Kept]]:
+def _kept(body: Body) -> Iterator[tuple[str, KeptObject]]:
     """What the body reaches and a run may change: variables; what classes and functions of the user's keep; settings of the process."""
     found = {name: value for name in reached(body)[0] if (value := _value(body, name)) is not ABSENT}
-    found |= {one.__name__: one for one in body.roots if isinstance(one, FunctionType)}
+    found |= {root.__name__: root for root in body.roots if isinstance(root, FunctionType)}
     kinds: dict[type, None] = {}
     for name, value in found.items():
         kinds |= dict.fromkeys((value if isinstance(value, type) else type(value)).__mro__)
         if isinstance(value, FunctionType):
             yield from _of_function(name, value)
         if not isinstance(value, (type, ModuleType)):
-            yield name, Kept(functools.partial(_value, body, name))
+            yield name, KeptObject(functools.partial(_value, body, name))
         if isinstance(value, torch.nn.Module):
-            yield f"{name}{OF_GRADIENTS}", Kept(functools.partial(lambda module: [one.grad for one in module.parameters()], value))
+            yield (
+                f"{name}{OF_GRADIENTS}",
+                KeptObject(functools.partial(lambda module: [parameter.grad for parameter in module.parameters()], value)),
+            )
     for kind in kinds:
         if kind.__module__ != "builtins" and is_users(kind):
             yield from ((f"{kind.__name__}.{name}", place) for name, place in _of_mapping(vars(kind)) if not name.startswith("__"))
-    yield from ((name, Kept(setting.read, is_elsewhere=True)) for name, setting in SETTINGS.items() if setting.line)
+    yield from ((name, KeptObject(setting.read, is_elsewhere=True)) for name, setting in SETTINGS.items() if setting.line)
     yield from ((f"os.environ[{name!r}]", place) for name, place in _of_mapping(os.environ))
 
 
@@ -75,18 +78,18 @@ def _value(body: Body, name: str) -> Any:
     return body.namespace.get(name, body.variables.get(name, ABSENT))
 
 
-def _of_function(name: str, function: FunctionType) -> Iterator[tuple[str, Kept]]:
+def _of_function(name: str, function: FunctionType) -> Iterator[tuple[str, KeptObject]]:
     if is_user_code(function.__code__):
         yield from ((f"{name}.{key}", place) for key, place in _of_mapping(vars(function)))
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            place = Kept(functools.partial(getattr, cell, "cell_contents", ABSENT), is_elsewhere=True)
+            place = KeptObject(functools.partial(getattr, cell, "cell_contents", ABSENT), is_elsewhere=True)
             if not _is_code(place.read()):
                 yield f"{variable}{_IN}{name}", place
 
 
-def _of_mapping(held: Mapping[str, Any]) -> Iterator[tuple[str, Kept]]:
+def _of_mapping(held: Mapping[str, Any]) -> Iterator[tuple[str, KeptObject]]:
     return (
-        (name, Kept(functools.partial(held.get, name, ABSENT), is_elsewhere=True))
+        (name, KeptObject(functools.partial(held.get, name, ABSENT), is_elsewhere=True))
         for name, part in list(held.items())
         if not _is_code(part)
     )
@@ -115,7 +118,7 @@ class StateNow:
         return in_place or tuple(name for name in differing if _is_read_first(self._body, name))
 
 
-def line_that_changes(runs: Runs, kept: Kept) -> Location | None:
+def line_that_changes(runs: Runs, kept: KeptObject) -> Location | None:
     """The line of the user's after which a value is another one than at the start; one run, as far as that line."""
     start = digest_of(kept.read())
     watch = _LineWatch(runs, lambda: digest_of(kept.read()) != start)
@@ -146,7 +149,7 @@ class _LineWatch:
     def __init__(self, runs: Runs, look: Callable[[], bool], place: int = sys.maxsize) -> None:
         self.last: Line | None = None
         self._runs = runs
-        self._recorder = Recorder(Recording(), self._seen, runs.guard, runs.hooks)
+        self._recorder = OpRecorder(Recording(), self._seen, runs.guard, runs.hooks)
         self._look, self._place = look, place
         self._is_over = self._is_found = False
         self._lines = 0
@@ -218,7 +221,7 @@ def _functions(value: object) -> Iterator[FunctionType]:
         return
     kind = value if isinstance(value, type) else type(value)
     if kind.__module__ != "builtins" and is_users(kind):
-        yield from (one for one in vars(kind).values() if isinstance(one, FunctionType))
+        yield from (var for var in vars(kind).values() if isinstance(var, FunctionType))
 
 
 def _is_read_first(body: Body, name: str) -> bool:

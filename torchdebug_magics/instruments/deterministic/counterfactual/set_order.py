@@ -189,7 +189,7 @@ class _Places:
         """The innermost around each node."""
         calls = list(nodes(ast.Call, *statements))
         self._settled = {id(inner) for node in calls if called(node) in _SETTLED for inner in nodes(ast.AST, *node.args)}
-        sorted_names = {dotted(one) for node in calls if called(node) == "sorted" for one in node.args}
+        sorted_names = {dotted(argument) for node in calls if called(node) == "sorted" for argument in node.args}
         sorted_names |= {dotted(node.func).removesuffix(".sort") for node in calls if method(node) == "sort"}
         self._sorted = sorted_names - {""}
 
@@ -232,7 +232,7 @@ def _ordered(node: ast.AST) -> Iterator[ast.expr]:
     if isinstance(node, ast.For):
         yield node.iter
     elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)):
-        yield from (one.iter for one in node.generators)
+        yield from (generator.iter for generator in node.generators)
     elif isinstance(node, ast.Starred):
         yield node.value
     elif isinstance(node, ast.Call) and called(node) in _ORDERING:

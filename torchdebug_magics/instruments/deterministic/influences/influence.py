@@ -23,10 +23,10 @@ class Influence:
     on: On | None
     what: str
     """A clause, with ``{text}`` for the call."""
-    fix: Callable[[Asked], str]
+    fix: Callable[[OutsideCall], str]
 
 
-class Asked(NamedTuple):
+class OutsideCall(NamedTuple):
     """A call in the user's code that asks, by itself or deep inside."""
 
     influence: Influence
@@ -63,8 +63,8 @@ class Asked(NamedTuple):
         return Dependence(on=influence.on or "entropy", op="", location=self.location, what=what, fix=influence.fix(self))
 
 
-def _seeded(otherwise: str) -> Callable[[Asked], str]:
-    def fix(asked: Asked) -> str:
+def _seeded(otherwise: str) -> Callable[[OutsideCall], str]:
+    def fix(asked: OutsideCall) -> str:
         """A seed within a function gives the same numbers at each call."""
         if asked.seed:
             return f"pass `{asked.seed}={_SEED}` to `{asked.path or asked.text}`"
@@ -78,11 +78,11 @@ def _seeded(otherwise: str) -> Callable[[Asked], str]:
     return fix
 
 
-def _manual(asked: Asked) -> str:
+def _manual(asked: OutsideCall) -> str:
     return f"use `{asked.path.removesuffix('seed')}manual_seed({_SEED})`" if asked.path else f"use `torch.Generator().manual_seed({_SEED})`"
 
 
-def _in_order(asked: Asked) -> str:
+def _in_order(asked: OutsideCall) -> str:
     name = called(asked.call)
     if name == "imap_unordered":
         return "use `imap` instead of `imap_unordered`, or sort the results"
@@ -91,11 +91,11 @@ def _in_order(asked: Asked) -> str:
     return "collect the results in submission order, or sort the results"
 
 
-def _zeros(asked: Asked) -> str:
+def _zeros(asked: OutsideCall) -> str:
     return f"use `{asked.path.replace('empty', 'zeros') if 'empty' in asked.path else 'np.zeros'}`, or write every element before reading"
 
 
-def _sorted(asked: Asked) -> str:
+def _sorted(asked: OutsideCall) -> str:
     match called(asked.call):
         case "":
             return "sort the files"

@@ -50,7 +50,7 @@ _DISABLED = "DisableContext."
 """In the name of what torch puts around functions of its own that are not to be compiled, such as `zero_grad`, and around compiled ones."""
 
 
-class Recorder:
+class OpRecorder:
     """Gives each op to `seen`, with its digests; keeps what tensors from before the run held, before they are written.
 
     Every tensor is read once: when an op has made it, or when it is met for the first time. Only the thread that runs the cell is seen,

@@ -18,8 +18,8 @@ from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint, OpPrint, Update
 from torchdebug_magics.instruments.deterministic.ops.op_recording import is_collective
 from torchdebug_magics.instruments.deterministic.prints.alignment import (
-    Edit,
-    Run,
+    EditedLine,
+    PrintedRun,
     edit_behind,
     edit_with,
     edited_lines,
@@ -61,7 +61,7 @@ def compared(earlier: Fingerprint, later: Fingerprint, *, rtol: float | None) ->
     """The op from which the later run has other results; with `rtol`, the first whose sums are further apart."""
     if rtol is None:
         return None if earlier.records == later.records and earlier.ops == later.ops else difference(earlier, later)
-    run, foreign = Run(later), None
+    run, foreign = PrintedRun(later), None
     for before, now in _aligned(tuple(earlier), run.ops):
         if foreign is None and before.given != run.ops[now].given:
             foreign = run.ops[now]
@@ -75,7 +75,7 @@ def compared(earlier: Fingerprint, later: Fingerprint, *, rtol: float | None) ->
 
 def agreeing_count(earlier: Fingerprint, later: Fingerprint) -> int:
     """How many ops of the later run gave nothing that the earlier one did not have."""
-    run = Run(earlier)
+    run = PrintedRun(earlier)
     return sum(not is_new(op, run) for op in later)
 
 
@@ -97,7 +97,7 @@ def _close(before: OpPrint, now: OpPrint, rtol: float) -> bool:
 
 def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
     """None where every result that both runs come to is the same, to the last bit."""
-    earlier, later = Run(before), Run(now)
+    earlier, later = PrintedRun(before), PrintedRun(now)
     edited = edited_lines(earlier, later)
     found = roots(earlier, later, edited)
     if not found:
@@ -120,7 +120,7 @@ def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
     return _of_inputs(earlier, later, first, edited, (before, now)) if edit is None else _of_edit(later, first, edit)
 
 
-def _of_strangers(earlier: Run, later: Run) -> Divergence | None:
+def _of_strangers(earlier: PrintedRun, later: PrintedRun) -> Divergence | None:
     """Other code altogether is not the same numbers; None where the runs have a result in common."""
     of_later_alone = [number for number, op in enumerate(later.ops) if is_new(op, earlier)]
     if not of_later_alone or not earlier.values.keys().isdisjoint(later.values):
@@ -128,14 +128,16 @@ def _of_strangers(earlier: Run, later: Run) -> Divergence | None:
     return divergence(later, of_later_alone[0], "control_flow", "the two runs share no result and no line of code")
 
 
-def _line_gone(earlier: Run, later: Run, edited: Mapping[str, str]) -> Edit | None:
+def _line_gone(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str]) -> EditedLine | None:
     """The line of the earlier run's that made what the later one lacks, if it is there no more."""
     gone = roots(later, earlier, {old: new for new, old in edited.items()})
     place = earlier.ops[gone[0]].place if gone else None
-    return None if place is None or text_of(place) in later.lines else Edit(None, place)
+    return None if place is None or text_of(place) in later.lines else EditedLine(None, place)
 
 
-def _of_inputs(earlier: Run, later: Run, first: int, edited: Mapping[str, str], prints: tuple[Fingerprint, Fingerprint]) -> Divergence:
+def _of_inputs(
+    earlier: PrintedRun, later: PrintedRun, first: int, edited: Mapping[str, str], prints: tuple[Fingerprint, Fingerprint]
+) -> Divergence:
     """No edited line is behind it: what came in from outside of torch, or an op that did not give the same on the same."""
     op = later.ops[first]
     foreign = _foreign(earlier, later, first)
@@ -161,17 +163,17 @@ def _of_inputs(earlier: Run, later: Run, first: int, edited: Mapping[str, str], 
     return divergence(later, first, "control_flow", f"{said}: the same tensors arrive in a different order", other=other)
 
 
-def _received(later: Run, number: int) -> OpPrint | None:
+def _received(later: PrintedRun, number: int) -> OpPrint | None:
     """The last collective before an op: what other ranks sent may be behind any difference from there on."""
     return next((one for one in reversed(later.ops[:number]) if is_collective(one.op)), None)
 
 
-def _of_edit(later: Run, number: int, edit: Edit) -> Divergence:
+def _of_edit(later: PrintedRun, number: int, edit: EditedLine) -> Divergence:
     found = divergence(later, number, "control_flow", edit.explanation, other=edit.before)
     return found if edit.now is None else replace(found, location=edit.now)
 
 
-def _foreign(earlier: Run, later: Run, number: int) -> int | None:
+def _foreign(earlier: PrintedRun, later: PrintedRun, number: int) -> int | None:
     """The op that met data, or was given a number, that the earlier run did not have."""
     known: dict[tuple[str, str], set[int]] = defaultdict(set)
     for op in earlier.ops:
@@ -198,7 +200,7 @@ def reason(before: Fingerprint, now: Fingerprint, op: OpPrint, beyond: str) -> t
     return "nondeterministic_op", f"`{op.op}` {beyond} on equal inputs"
 
 
-def divergence(run: Run, number: int, cause: Cause, said: str, fix: str = "", *, other: Location | None = None) -> Divergence:
+def divergence(run: PrintedRun, number: int, cause: Cause, said: str, fix: str = "", *, other: Location | None = None) -> Divergence:
     """Of an op of the later run."""
     op = run.ops[number]
     return Divergence(
@@ -214,7 +216,7 @@ def divergence(run: Run, number: int, cause: Cause, said: str, fix: str = "", *,
     )
 
 
-def updated_otherwise(earlier: Run, later: Run, number: int) -> tuple[Divergence | None, tuple[str, ...]]:
+def updated_otherwise(earlier: PrintedRun, later: PrintedRun, number: int) -> tuple[Divergence | None, tuple[str, ...]]:
     """What the optimizer's step that the op is in began with, and the earlier run's did not; None where there is no such step.
 
     The words say which line was edited, if one of them is in one; none where the run was resumed.
@@ -244,7 +246,7 @@ def updated_otherwise(earlier: Run, later: Run, number: int) -> tuple[Divergence
     return divergence(later, number, "state_leak", said, fix), words
 
 
-def _same_step(earlier: Run, later: Run, now: Update) -> Update | None:
+def _same_step(earlier: PrintedRun, later: PrintedRun, now: Update) -> Update | None:
     """The earlier run's step after the same gradients: the last results of a backward pass that both runs had."""
     for number in reversed(range(now.first)):
         op = later.ops[number]
@@ -260,7 +262,7 @@ class _Draw(NamedTuple):
     """The op, and the text of its line."""
 
 
-def shifted(earlier: Run, later: Run, edited: Mapping[str, str], last: int) -> Divergence | None:
+def shifted(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str], last: int) -> Divergence | None:
     """Why numbers are drawn otherwise: at the draw that is new, else the first that is other.
 
     None where nothing was drawn otherwise on the way to the op with that number.
@@ -300,7 +302,7 @@ def shifted(earlier: Run, later: Run, edited: Mapping[str, str], last: int) -> D
     return None
 
 
-def repeated(earlier: Run, later: Run, last: int) -> Divergence | None:
+def repeated(earlier: PrintedRun, later: PrintedRun, last: int) -> Divergence | None:
     """Where a run that goes on with another one's results draws from the beginning again: the generator's state was not loaded."""
     drawn = [number for number in range(last) if later.ops[number].is_random and later.live_at[number]]
     if not drawn or later.ops[drawn[-1]].gave not in earlier.values:
@@ -318,12 +320,12 @@ def repeated(earlier: Run, later: Run, last: int) -> Divergence | None:
     return divergence(later, number, "state_leak", said, fix, other=earlier.ops[since[-1]].place)
 
 
-def _draws(run: Run, edited: Mapping[str, str]) -> list[_Draw]:
+def _draws(run: PrintedRun, edited: Mapping[str, str]) -> list[_Draw]:
     texts = ((number, op, text_of(op.place)) for number, op in enumerate(run.ops) if op.is_random)
     return [_Draw(number, op.gave, (op.op, edited.get(text, text))) for number, op, text in texts]
 
 
-def _told(earlier: Run, later: Run, added: list[_Draw], gone: list[_Draw], drawn: int, *, is_moved: bool) -> Divergence:
+def _told(earlier: PrintedRun, later: PrintedRun, added: list[_Draw], gone: list[_Draw], drawn: int, *, is_moved: bool) -> Divergence:
     op, place = later.ops[drawn], later.ops[drawn].place
     first, other, number = None, place, drawn
     said = f"`{op.op}` drew different numbers than in the earlier run: a different seed, or an unseeded generator"
@@ -353,7 +355,7 @@ def _told(earlier: Run, later: Run, added: list[_Draw], gone: list[_Draw], drawn
     return divergence(later, number, "unseeded_generator", said, fix, other=None if first is None else other)
 
 
-def _is_dropout(run: Run, number: int) -> bool:
+def _is_dropout(run: PrintedRun, number: int) -> bool:
     return run.ops[number].op.split(".")[1] in {"bernoulli_", "native_dropout", "_fused_dropout"}
 
 

@@ -25,7 +25,7 @@ _ALIKE = 0.5
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
-class Run:
+class PrintedRun:
     """One run, read once."""
 
     def __init__(self, fingerprint: Fingerprint) -> None:
@@ -71,7 +71,7 @@ def _code_of(source: str) -> str:
     return " ".join(words) or source
 
 
-def edited_lines(earlier: Run, later: Run) -> Mapping[str, str]:
+def edited_lines(earlier: PrintedRun, later: PrintedRun) -> Mapping[str, str]:
     """The text of lines that are new, with the one that each has replaced."""
     before, now = list(earlier.lines), list(later.lines)
     found: dict[str, str] = {}
@@ -85,7 +85,7 @@ def edited_lines(earlier: Run, later: Run) -> Mapping[str, str]:
     return found
 
 
-def roots(earlier: Run, later: Run, edited: Mapping[str, str]) -> list[int]:
+def roots(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str]) -> list[int]:
     """The ops of the later run from which the last result that differs has its difference, first to last; none where none differs."""
     differing = _differing(earlier, later, edited)
     last = next((number for number in sorted(differing, reverse=True) if later.live_at[number]), None)
@@ -102,7 +102,7 @@ def roots(earlier: Run, later: Run, edited: Mapping[str, str]) -> list[int]:
     return sorted(found)
 
 
-def _behind_copies(run: Run, number: int) -> set[int]:
+def _behind_copies(run: PrintedRun, number: int) -> set[int]:
     """The op, or where it is a copy, those whose results it is a copy of."""
     found, todo = set(), [number]
     while todo:
@@ -114,7 +114,7 @@ def _behind_copies(run: Run, number: int) -> set[int]:
     return found
 
 
-def is_new(op: OpPrint, other: Run) -> bool:
+def is_new(op: OpPrint, other: PrintedRun) -> bool:
     """Whether the other run has nowhere had this result."""
     return _has_value(op) and op.gave not in other.values
 
@@ -129,7 +129,7 @@ def is_copy(op: OpPrint) -> bool:
     return op.op.split(".")[1] in _COPIES
 
 
-def _differing(earlier: Run, later: Run, edited: Mapping[str, str]) -> set[int]:
+def _differing(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str]) -> set[int]:
     """Results that stand where the earlier run has others. What one of them has besides, such as further epochs, does not differ."""
     lines: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for number, op in enumerate(earlier.ops):
@@ -142,7 +142,7 @@ def _differing(earlier: Run, later: Run, edited: Mapping[str, str]) -> set[int]:
     return {one for before, now in lines.values() for one in _replaced([earlier.ops[number].gave for number in before], now, later)}
 
 
-def _replaced(before: Sequence[int], now: Iterable[int], later: Run) -> list[int]:
+def _replaced(before: Sequence[int], now: Iterable[int], later: PrintedRun) -> list[int]:
     """The new results among those of one line that stand where one is gone; the gaps end at results which the line had only once."""
     places: dict[int, list[int]] = defaultdict(list)
     for place, value in enumerate(before):
@@ -165,7 +165,7 @@ def _replaced(before: Sequence[int], now: Iterable[int], later: Run) -> list[int
     return found + (gap if gone[-1] > gone[reached] else [])
 
 
-class Edit(NamedTuple):
+class EditedLine(NamedTuple):
     """A line that is not as it was."""
 
     now: Location | None
@@ -186,7 +186,7 @@ class Edit(NamedTuple):
         return self.explanation if self.now is None else self.explanation.replace("this line", str(self.now), 1)
 
 
-def edit_behind(earlier: Run, later: Run, edited: Mapping[str, str], place: Location | None) -> Edit | None:
+def edit_behind(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str], place: Location | None) -> EditedLine | None:
     """The line itself where it was edited, else the nearest edited one that binds what it uses, at first or second hand."""
     changed = {text: line for text, line in later.lines.items() if text not in earlier.lines}
     if place is None or not changed:
@@ -207,19 +207,21 @@ def edit_behind(earlier: Run, later: Run, edited: Mapping[str, str], place: Loca
         names = {name for text in behind for name in _NAME.findall(text)}
 
 
-def edit_with(words: Iterable[str], earlier: Run, later: Run, edited: Mapping[str, str]) -> Edit | None:
+def edit_with(words: Iterable[str], earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str]) -> EditedLine | None:
     """The first line that was edited, or else is gone, with one of the words in it."""
     for word in words:
         now = [_edit(text, line, earlier, edited) for text, line in later.lines.items() if word in text and text not in earlier.lines]
         old = set(edited.values())
-        gone = [Edit(None, line) for text, line in earlier.lines.items() if word in text and text not in later.lines and text not in old]
+        gone = [
+            EditedLine(None, line) for text, line in earlier.lines.items() if word in text and text not in later.lines and text not in old
+        ]
         if now or gone:
             return (*now, *gone)[0]
     return None
 
 
-def _edit(text: str, line: Location, earlier: Run, edited: Mapping[str, str]) -> Edit:
-    return Edit(line, earlier.lines[edited[text]] if text in edited else None)
+def _edit(text: str, line: Location, earlier: PrintedRun, edited: Mapping[str, str]) -> EditedLine:
+    return EditedLine(line, earlier.lines[edited[text]] if text in edited else None)
 
 
 def _bound(place: Location) -> frozenset[str]:

@@ -77,7 +77,7 @@ class Printer:
     def seen(self, seen: Seen, op: Op) -> None:
         """One more op."""
         if not self._count:
-            self._files = dict.fromkeys(one.f_code.co_filename for one in frames_above(sys._getframe(1)) if is_user_code(one.f_code))
+            self._files = dict.fromkeys(frame.f_code.co_filename for frame in frames_above(sys._getframe(1)) if is_user_code(frame.f_code))
         running = self._calls.current
         module = self._modules.setdefault("" if running is None else running.path, len(self._modules))
         is_backward = torch._C._current_autograd_node() is not None

@@ -94,11 +94,11 @@ class SampleWatch:
         """Return what ranks compare; `of` identifies the model, and `with_rows` is false if equal rows prove nothing."""
         return tuple(
             Samples(
-                of=of, dataset_count=one.dataset_count, replicas_count=one.replicas_count, replica=one.replica,
-                seeds=one.seeds_of_epochs(),
-                rows=_sketch(one.rows) if with_rows else b"", location=one.place,
+                of=of, dataset_count=source.dataset_count, replicas_count=source.replicas_count, replica=source.replica,
+                seeds=source.seeds_of_epochs(),
+                rows=_sketch(source.rows) if with_rows else b"", location=source.place,
             )
-            for one in self._sources if one.steps
+            for source in self._sources if source.steps
         )  # fmt: skip
 
     def _begin(self, iterator: Any) -> tuple[_Source, int]:

@@ -68,7 +68,7 @@ class Ritual:
         """Set everything; the stack undoes it."""
         sources = self._guard.run("looking for generators and loaders", Sources.found_from, sys._getframe()) or Sources((), ())
         self.too_late = tuple(too_late(sources.loaders))
-        self.generators = tuple(one.name for one in sources.generators)
+        self.generators = tuple(generator.name for generator in sources.generators)
         self.seedables = self._guard.run("looking for seeds", seedables, sources.generators, self._guard) or ()
         self.threads_count = torch.get_num_threads()
         stack.callback(self.undo)
@@ -76,7 +76,7 @@ class Ritual:
         self._turn_all()
         if COMPILER not in sys.modules:
             stack.enter_context(AfterImport(COMPILER, self._compiler_imported))
-        self._seeds.attach(stack, [one for one in self.seedables if not one.is_global], keep=self._keep_rng)
+        self._seeds.attach(stack, [seedable for seedable in self.seedables if not seedable.is_global], keep=self._keep_rng)
 
     @contextmanager
     def left_off(self) -> Iterator[None]:
@@ -92,7 +92,7 @@ class Ritual:
     def undo(self) -> None:
         """Put the switches back, and the generators unless they are to be kept; harmless the second time."""
         if INDUCTOR in self._before and self._before[INDUCTOR] is None:  # imported by another thread, if at all: it was never set
-            self._before[INDUCTOR] = self._during[INDUCTOR] = next(one.read() for one in self._switches if one.name == INDUCTOR)
+            self._before[INDUCTOR] = self._during[INDUCTOR] = next(switch.read() for switch in self._switches if switch.name == INDUCTOR)
         self._guard.run("looking at what the cell has set", self._note_overruled)
         for one in self._switches:
             if one.name in self._pending:
@@ -110,13 +110,13 @@ class Ritual:
     @property
     def restored(self) -> bool:
         """Whether a look at all of it finds it as before."""
-        return all(one.read() == self._before[one.name] for one in self._switches) and (self._keep_rng or self._seeds.are_back())
+        return all(switch.read() == self._before[switch.name] for switch in self._switches) and (self._keep_rng or self._seeds.are_back())
 
     def _turn_all(self) -> None:
         # Where the user has torch raise, it goes on to raise.
         self._switches = switches(self.seed, strict=self._strict or mode() == "on")
         # All are read before the first is set, as some move others.
-        self._before = {one.name: one.read() for one in self._switches}
+        self._before = {switch.name: switch.read() for switch in self._switches}
         for one in self._switches:
             self._pending.add(one.name)
             self._guard.run(f"setting {one.name}", one.set)
@@ -125,7 +125,7 @@ class Ritual:
 
     def _compiler_imported(self) -> None:
         """Its setting is there only now."""
-        one = next(one for one in self._switches if one.name == INDUCTOR)
+        one = next(switch for switch in self._switches if switch.name == INDUCTOR)
         if one.name in self._pending and self._before[one.name] is None:
             self._before[one.name] = one.read()
             self._guard.run(f"setting {one.name}", one.set)
@@ -133,10 +133,10 @@ class Ritual:
 
     def _note_overruled(self) -> None:
         self.overruled += tuple(
-            f"the cell changed {one.name} to {_value(now)}; restored to {_value(before)}"
-            for one in self._switches
-            if one.name in self._pending and one.name in self._during
-            if (now := one.read()) != self._during[one.name] and now != (before := self._before[one.name])
+            f"the cell changed {switch.name} to {_value(now)}; restored to {_value(before)}"
+            for switch in self._switches
+            if switch.name in self._pending and switch.name in self._during
+            if (now := switch.read()) != self._during[switch.name] and now != (before := self._before[switch.name])
         )
 
 

@@ -35,13 +35,13 @@ def status(on: LiveRitual | None = None) -> StatusReport:
     """As everything stands now, with what is known of a ``%deterministic`` that is on. CUDA is not started for it."""
     guard = Guard()
     found = guard.run("looking for generators and loaders", Sources.found_from, sys._getframe()) or Sources((), ())
-    names = {id(one.value): one.name for one in found.generators}
+    names = {id(generator.value): generator.name for generator in found.generators}
     own = (guard.run(f"looking at {one.name}", source_of, one) for one in found.generators)
     sources = (*global_sources(), *filter(None, own))
     return StatusReport(
-        sources=sources if on is None else tuple(_under(on, one) for one in sources),
-        settings={one.name: one.read() for one in switches(0, strict=False)},
-        loaders=tuple(_loader(one, names) for one in found.loaders),
+        sources=sources if on is None else tuple(_under(on, source) for source in sources),
+        settings={switch.name: switch.read() for switch in switches(0, strict=False)},
+        loaders=tuple(_loader(loader, names) for loader in found.loaders),
         threads_count=torch.get_num_threads(),
         hash_seed=(began_with("PYTHONHASHSEED") or "random") if sys.flags.hash_randomization else "0",
         problems=tuple(guard.problems),
@@ -186,7 +186,7 @@ def too_late(loaders: Iterable[Named]) -> Iterator[str]:
             "CUBLAS_WORKSPACE_CONFIG needs a restart: it is read when CUDA is initialized, which has already happened. This PyTorch no "
             "longer needs it for matrix products, but cuDNN RNN layers do: for those, restart the kernel and open the session first."
         )
-    for name in (one.name for one in loaders if has_workers(one.value)):
+    for name in (loader.name for loader in loaders if has_workers(loader.value)):
         yield (
             f"`{name}` keeps its workers' seeds: they have been running since an earlier cell (persistent_workers=True). "
             f"Create `{name}` in this cell."
@@ -232,7 +232,7 @@ def seedables(named: Iterable[Named], guard: Guard) -> tuple[Seedable, ...]:
 def _global() -> Iterator[Seedable]:
     if "numpy" in sys.modules:
         importlib.import_module("numpy.random")  # which NumPy itself puts off until somebody draws
-    seeded = {one.name: one.seeded for one in global_sources()}
+    seeded = {source.name: source.seeded for source in global_sources()}
     yield Seedable("torch", seeded["torch"], torch.get_rng_state, torch.set_rng_state, torch.manual_seed, "torch.manual_seed(42)")
     if "numpy.random" in seeded:
         numpy: Any = sys.modules["numpy.random"]

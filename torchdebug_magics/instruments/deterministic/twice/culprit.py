@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import Ordering, dependence_of
-from torchdebug_magics.instruments.deterministic.influences.influence import CLOCK, ENTROPY, Asked
+from torchdebug_magics.instruments.deterministic.influences.influence import CLOCK, ENTROPY, OutsideCall
 from torchdebug_magics.instruments.deterministic.influences.search import asked_by
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Empty, Op, Seen, repair
 from torchdebug_magics.instruments.deterministic.report import Cause, Divergence
 from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong
-from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison, Difference, drawn_from, raised_at
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, RunComparison, drawn_from, raised_at
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.instruments.deterministic.twice.workers import processes_count, workers_here
 from torchdebug_magics.probing.source.syntax import enclosing, tree_of
@@ -29,7 +29,7 @@ class Culprit:
     """What differed between the first run and the second, and why."""
 
     def __init__(
-        self, comparison: Comparison, error: BaseException | None, runs: Runs, used_up: Sequence[str], orders: Iterable[Ordering]
+        self, comparison: RunComparison, error: BaseException | None, runs: Runs, used_up: Sequence[str], orders: Iterable[Ordering]
     ) -> None:
         self._comparison = comparison
         self._error = error
@@ -174,11 +174,11 @@ class Culprit:
 
     def _of_set(self) -> Divergence | None:
         """Objects in a set stand where their addresses put them, and those differ in each run."""
-        found = next((one for one in self._orders if one.kind != "salted"), None)
-        if found is None:
+        order = next((order for order in self._orders if order.kind != "salted"), None)
+        if order is None:
             return None
-        dependence = dependence_of(found)
-        return self._told("hash_order", dependence.what, dependence.fix, other=found.location, on="order")
+        dependence = dependence_of(order)
+        return self._told("hash_order", dependence.what, dependence.fix, other=order.location, on="order")
 
     def _of_leak(self, said: str) -> Divergence | None:
         if self._used_up:
@@ -197,14 +197,14 @@ class Culprit:
         found = asked_by(self._runs, None, also=workers_here) if processes_count() != processes else ()
         return self._of_worker(found[0], self._of_asked(found)) if found else None
 
-    def _of_asked(self, found: Sequence[Asked]) -> Divergence:
+    def _of_asked(self, found: Sequence[OutsideCall]) -> Divergence:
         first, *others = found
         influence, told = first.influence, first.dependence
-        further = tuple(one.dependence for one in others if one.influence.on is not None and one.influence is not influence)
+        further = tuple(other.dependence for other in others if other.influence.on is not None and other.influence is not influence)
         return self._told(influence.cause, told.what, told.fix, other=told.location, on=influence.on, further=further)
 
     @staticmethod
-    def _of_worker(asked: Asked, told: Divergence) -> Divergence:
+    def _of_worker(asked: OutsideCall, told: Divergence) -> Divergence:
         if asked.influence in {CLOCK, ENTROPY}:
             fix = f"in a worker, replace `{asked.text}` with `torch.initial_seed() % 2**32`: the DataLoader seeds torch in each worker"
             return replace(told, fix=fix)
@@ -238,7 +238,7 @@ class Culprit:
                 found.append(seen._replace(gave=0))
                 raise Enough
 
-        self._runs.again(Recorder(self._comparison.earlier.another(), seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at))
+        self._runs.again(OpRecorder(self._comparison.earlier.another(), seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at))
         return found[0] if found else None
 
 

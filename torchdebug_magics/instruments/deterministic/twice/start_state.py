@@ -31,7 +31,7 @@ _GONE_THROUGH: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "\xe9", 
 _GONE_BACK: tuple[Any, ...] = ([], {}, {}.values(), {}.items())
 
 
-class State:
+class StartState:
     """Of everything that a body can reach, at one moment. What tensors hold is not in it: see `Contents`."""
 
     def __init__(self, body: Body, guard: Guard, also: Iterable[str] = ()) -> None:
@@ -79,7 +79,7 @@ class State:
 
 _ITERATORS = frozenset(
     {enumerate, zip, map, filter, reversed, type(iter(int, 1)), type(itertools.tee(())[0])}
-    | {one for one in vars(itertools).values() if isinstance(one, type)}
+    | {var for var in vars(itertools).values() if isinstance(var, type)}
     | {type(iter(one)) for one in _GONE_THROUGH}
     | {type(reversed(one)) for one in _GONE_BACK}
 )
@@ -164,19 +164,25 @@ def _inside(state: Any) -> Iterator[Any]:
 
 def _results_of(function: Any) -> dict[Any, Any] | None:
     """What a `functools.lru_cache` keeps, the oldest first; None where it keeps without a limit, or where that cannot be told."""
-    held = [one for one in gc.get_referents(function) if getattr(one, "__name__", "") not in {"_lru_list_elem", "_lru_cache_wrapper"}]
-    table = next((place for place, one in enumerate(held) if type(one) is dict and one is not vars(function)), None)
-    if function.cache_parameters()["maxsize"] is None or table is None or table != 2 * len(held[table]):
+    referents = [
+        referent
+        for referent in gc.get_referents(function)
+        if getattr(referent, "__name__", "") not in {"_lru_list_elem", "_lru_cache_wrapper"}
+    ]
+    table = next((place for place, one in enumerate(referents) if type(one) is dict and one is not vars(function)), None)
+    if function.cache_parameters()["maxsize"] is None or table is None or table != 2 * len(referents[table]):
         return None
-    keys = held[:table:2]
-    is_known = {*map(id, keys)} == {*map(id, held[table])} and all(map(hashes_by_itself, keys))
-    return dict(zip(keys, held[1:table:2], strict=True)) if is_known else None
+    keys = referents[:table:2]
+    is_known = {*map(id, keys)} == {*map(id, referents[table])} and all(map(hashes_by_itself, keys))
+    return dict(zip(keys, referents[1:table:2], strict=True)) if is_known else None
 
 
 def _cache(function: Any, results: Mapping[Any, Any]) -> Any:
     """A new cache that gives what the other one kept: only calls put something in, so each result is handed over when it is asked for."""
     parameters, kept = function.cache_parameters(), dict(results)
-    mark = [one for one in gc.get_referents(function) if type(one) is object][-1:]  # stands between arguments and those with a name
+    mark = [referent for referent in gc.get_referents(function) if type(referent) is object][
+        -1:
+    ]  # stands between arguments and those with a name
 
     def called(*args: Any, **kwargs: Any) -> Any:
         key: Any = functools._make_key(args, kwargs, parameters["typed"], tuple(mark))

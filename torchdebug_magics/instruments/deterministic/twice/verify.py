@@ -9,7 +9,7 @@ from torchdebug_magics.instruments.deterministic.counterfactual.set_order import
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
 from torchdebug_magics.instruments.deterministic.report import Divergence
 from torchdebug_magics.instruments.deterministic.twice.culprit import Culprit
-from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison, different, plain_results_of, results_of
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import RunComparison, different, plain_results_of, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.modules import live_modules
 
@@ -29,7 +29,7 @@ class TwoRuns(NamedTuple):
 
 def second_run(runs: Runs, first: Recording, results: Mapping[str, int], used_up: Sequence[str], orders: OrderWatch) -> Iterator[TwoRuns]:
     """Gives what is known as soon as it is, though an interrupt may end the search for the cause. `orders` watches the run, too."""
-    comparison = Comparison(first, live_modules(), runs.guard, runs.hooks, to_its_end=bool(used_up), poison=True)
+    comparison = RunComparison(first, live_modules(), runs.guard, runs.hooks, to_its_end=bool(used_up), poison=True)
     now: dict[str, int] = {}
     plain: dict[str, int] = {}
 

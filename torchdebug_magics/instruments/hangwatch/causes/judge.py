@@ -6,20 +6,16 @@ import ast
 import os
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size, duration, listed
 from torchdebug_magics.instruments.hangwatch.causes.deaths import differ, failed, last_line, short_error
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant, follow, goes_on, moving, named
 from torchdebug_magics.instruments.hangwatch.hang_evidence import Cause, Evidence, Row, first
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.machine.limits import memory_pressure
 from torchdebug_magics.probing.source.syntax import last_name, nodes, tree_of
 from torchdebug_magics.report import located
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
-
 
 _LEFT_UNDONE = frozenset({"queue_never_fed", "event_never_set", "lock_never_released"})
 _FEEDS = frozenset({"queue", "io", "event"})

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant, link_ranks
 from torchdebug_magics.instruments.hangwatch.waits.process_facts import CALL, facts_of_this_process
@@ -28,11 +28,8 @@ from torchdebug_magics.machine.process_state import (
 )
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.ranks.agent import dump_signal, socket_path
-
-if TYPE_CHECKING:
-    from torchdebug_magics.ranks.launching import Children
-    from torchdebug_magics.ranks.rank_traces import Child
-
+from torchdebug_magics.ranks.launching import Children
+from torchdebug_magics.ranks.rank_traces import Child
 
 _MOST_PROCESSES = 256
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)

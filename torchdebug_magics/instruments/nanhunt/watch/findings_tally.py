@@ -8,13 +8,12 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, LiveNan, NanFinding, NanReport
 from torchdebug_magics.instruments.nanhunt.verdict import headline, sentence
 
 if TYPE_CHECKING:
     import torch
-
-    from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
 
 
 _MOST_HISTORY = 10_000

@@ -12,8 +12,8 @@ from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.overfit.report import Cause
-from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence, itself, of_changed, replaced
-from torchdebug_magics.instruments.overfit.training.change import Change, OnCall
+from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import TrainingEvidence, itself, of_changed, replaced
+from torchdebug_magics.instruments.overfit.training.change import OnCall, TrainingChange
 from torchdebug_magics.instruments.overfit.training.loss_calls import BINARY, DISTANCES, LossCall, is_probabilities
 from torchdebug_magics.instruments.overfit.training.observed_step import Activation, called_name
 
@@ -33,7 +33,7 @@ _LIMITS = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "r
 _SUBTRACTIONS = {"sub", "__sub__", "__rsub__", "rsub"}
 
 
-def suspects(seen: Evidence) -> Iterator[Change]:
+def suspects(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields changes of targets, of activations before the loss, and of the scale of the loss."""
     yield from _over_the_batch(seen)
     for call in seen.base.first.losses:
@@ -46,13 +46,13 @@ def suspects(seen: Evidence) -> Iterator[Change]:
 
 def _given(
     call: LossCall, headline: str, fix: str, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], instead: Any = None, **fields: Any
-) -> Change:
+) -> TrainingChange:
     """The loss function, or `instead` of it another one, on changed (input, target)."""
     of_call = {"suspect": "wrong_loss_input", "text": fix.replace("`", ""), "location": call.location}
-    return Change(headline=headline, fix=fix, on_call=of_changed((call.function,), change, instead), **{**of_call, **fields})
+    return TrainingChange(headline=headline, fix=fix, on_call=of_changed((call.function,), change, instead), **{**of_call, **fields})
 
 
-def _target(call: LossCall) -> Iterator[Change]:
+def _target(call: LossCall) -> Iterator[TrainingChange]:
     """Yields a target in the output's shape, one between 0 and 1, and labels that begin at the right number."""
     values, target, loss = call.input, call.target, call.name
     if not call.is_classes and values.shape != target.shape and values.numel() == target.numel():
@@ -98,14 +98,14 @@ def _target(call: LossCall) -> Iterator[Change]:
         )
 
 
-def _input(call: LossCall, source: Activation | None) -> Iterator[Change]:
+def _input(call: LossCall, source: Activation | None) -> Iterator[TrainingChange]:
     """Yields logits, probabilities or their logarithms, where the loss function expects these and is given others."""
     values, loss, expected = call.input, call.name, _EXPECTS.get(call.function)
     made = "" if source is None else source.name
     if source is not None and (misplaced := _misplaced(call, source)):
         headline, cause, instead = misplaced
         fix = f"remove the `{made}` before `{loss}`" if instead is itself else "use `sigmoid` in place of `softmax`"
-        yield Change(
+        yield TrainingChange(
             suspect=cause,
             text=fix.replace("`", ""),
             headline=headline,
@@ -160,37 +160,40 @@ def _misplaced(call: LossCall, source: Activation) -> tuple[str, Cause, Callable
     return None
 
 
-def _over_the_batch(seen: Evidence) -> Iterator[Change]:
+def _over_the_batch(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields a softmax over the classes, for one over the samples."""
-    for one in seen.base.first.activations:
-        is_table = one.given.dim() == 2 and len(one.given) == seen.base.first.samples and one.given.shape[1] > 1  # noqa: PLR2004
-        if one.name in {"softmax", "log_softmax"} and is_table and one.dim in {0, -2}:
-            function = getattr(torch, one.name)
-            yield Change(
+    for activation in seen.base.first.activations:
+        is_table = activation.given.dim() == 2 and len(activation.given) == seen.base.first.samples and activation.given.shape[1] > 1  # noqa: PLR2004
+        if activation.name in {"softmax", "log_softmax"} and is_table and activation.dim in {0, -2}:
+            function = getattr(torch, activation.name)
+            where = activation.location or "the output"
+            yield TrainingChange(
                 suspect="wrong_loss_input",
-                text=f"{one.name} over dim=-1",
-                headline=f"`{one.name}` at {one.location or 'the output'} is over the batch (dim={one.dim}): it must be over the classes",
-                fix=f"use `dim=-1` in `{one.name}`",
-                location=one.location,
-                module=one.module,
-                on_call=replaced(one.name, one.location, lambda values, function=function: function(values, dim=-1)),
+                text=f"{activation.name} over dim=-1",
+                headline=f"`{activation.name}` at {where} is over the batch (dim={activation.dim}): it must be over the classes",
+                fix=f"use `dim=-1` in `{activation.name}`",
+                location=activation.location,
+                module=activation.module,
+                on_call=replaced(activation.name, activation.location, lambda values, function=function: function(values, dim=-1)),
             )
 
 
-def _broadcast(seen: Evidence) -> Iterator[Change]:
+def _broadcast(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields a difference of one shape, for one that is written with operators."""
     if seen.base.first.broadcast is None:
         return
     place, *shapes = seen.base.first.broadcast
 
     def instead(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        is_pair = called_name(function) in _SUBTRACTIONS and len(args) == len(shapes) and all(isinstance(one, Tensor) for one in args)
+        is_pair = (
+            called_name(function) in _SUBTRACTIONS and len(args) == len(shapes) and all(isinstance(argument, Tensor) for argument in args)
+        )
         if not is_pair or [tuple(one.shape) for one in args] != shapes:
             return None
         wide = max(args, key=lambda one: one.dim()).shape
         return function, tuple(one.reshape(wide) for one in args), kwargs
 
-    yield Change(
+    yield TrainingChange(
         suspect="target_shape",
         text="target in the shape of the output",
         headline=f"A difference of shapes {shapes[0]} and {shapes[1]} broadcasts: each output is compared with every target",
@@ -200,7 +203,7 @@ def _broadcast(seen: Evidence) -> Iterator[Change]:
     )
 
 
-def _shifted(seen: Evidence, call: LossCall) -> Iterator[Change]:
+def _shifted(seen: TrainingEvidence, call: LossCall) -> Iterator[TrainingChange]:
     """Yields labels shifted once, for a language model whose labels are shifted twice."""
     known = call.words_ahead(seen.base.first.inputs)
     if known is None or known[2] < 2:  # noqa: PLR2004 - the next word is one further
@@ -223,7 +226,7 @@ def _shifted(seen: Evidence, call: LossCall) -> Iterator[Change]:
     )
 
 
-def _scale(seen: Evidence) -> Iterator[Change]:
+def _scale(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields the mean, for a loss that is summed or multiplied, by the loss function or by the user's own code."""
     calls, summed = seen.base.first.losses, seen.base.summed
     if calls and len(calls) != 1:
@@ -240,7 +243,7 @@ def _scale(seen: Evidence) -> Iterator[Change]:
         factor, place, what = float(summed), None, f"summed over {summed:,} terms"
         fix = "use `.mean()` in place of `.sum()` for the loss"
     if factor and not _LESS <= factor <= (_MORE if calls else _MORE - 1):
-        yield Change(
+        yield TrainingChange(
             suspect="reduction",
             text="mean loss",
             headline=f"The loss is {what}: with the mean, the model learns {seen.subject}",
@@ -251,7 +254,7 @@ def _scale(seen: Evidence) -> Iterator[Change]:
         )
 
 
-def rows_of(seen: Evidence, keep: Tensor) -> OnCall | None:
+def rows_of(seen: TrainingEvidence, keep: Tensor) -> OnCall | None:
     """The loss functions of some samples only; None where rows of the loss's input are not those of the batch."""
     samples, calls = seen.base.first.samples, seen.base.first.losses
     if not calls or not samples or any(len(call.input) % samples for call in calls if call.input.dim()):

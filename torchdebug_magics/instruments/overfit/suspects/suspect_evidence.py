@@ -19,7 +19,7 @@ from torchdebug_magics.report import Location
 
 
 @dataclass(eq=False)
-class Evidence:
+class TrainingEvidence:
     """The stalled training."""
 
     names: Mapping[str, str]

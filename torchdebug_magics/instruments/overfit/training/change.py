@@ -17,7 +17,7 @@ Undo: TypeAlias = Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class TrainingChange:
     """Exactly one thing that is done otherwise. Whatever it does to objects is undone with the trial."""
 
     suspect: Cause | None
@@ -55,5 +55,5 @@ class Change:
         return any(hook is not None for hook in hooks) or self.keeps_gradients or self.backward_scale != 1.0
 
 
-NOTHING = Change(suspect=None, text="", headline="", fix="")
+NOTHING = TrainingChange(suspect=None, text="", headline="", fix="")
 """The training as it is."""

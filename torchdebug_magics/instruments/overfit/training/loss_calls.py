@@ -131,7 +131,7 @@ class LossCall:
                     seen.setdefault(tuple(words[: place + 1]), []).append(label)
         counts = [(len(found), Counter(found).values()) for found in seen.values()]
         many = sum(size for size, _ in counts)
-        return sum(-one * math.log(one / size) for size, shares in counts for one in shares) / max(1, many)
+        return sum(-share * math.log(share / size) for size, shares in counts for share in shares) / max(1, many)
 
     def chance(self) -> float | None:
         """The mean loss of the prediction that knows nothing: equal shares for classes, the mean of the targets for distances."""
@@ -172,7 +172,7 @@ def names_of(function: Any) -> tuple[str, str]:
 def bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name: what was passed, and the defaults; of a method of tensors, the first number as ``dim``."""
     if not hasattr(function, "__code__"):
-        numbers = [one for one in args[1:2] if isinstance(one, int)]
+        numbers = [argument for argument in args[1:2] if isinstance(argument, int)]
         return {**({"dim": numbers[0]} if numbers else {}), **kwargs}
     try:
         given = inspect.signature(function).bind(*args, **kwargs)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from torchdebug_magics.instruments.overfit.batches import is_label, refuse_sharded
-from torchdebug_magics.instruments.overfit.training.change import NOTHING, Change, Undo
+from torchdebug_magics.instruments.overfit.training.change import NOTHING, TrainingChange, Undo
 from torchdebug_magics.instruments.overfit.training.loss_calls import Goal
 from torchdebug_magics.instruments.overfit.training.observed_step import FunctionCalls, ObservedStep
 from torchdebug_magics.probing.dispatch import take_function_mode_off
@@ -41,7 +41,7 @@ class Training:
     steps: Steps
     most_steps: int
     hooks: Hooks
-    change: Change = NOTHING
+    change: TrainingChange = NOTHING
     told: Callable[[list[float]], None] = lambda _: None
     losses: list[float] = field(default_factory=list)
     goal: Goal | None = None
@@ -206,7 +206,7 @@ class Training:
         if self._seen is not None and len(self._seen.running) <= 1:
             known = self._seen.inputs
             inputs = {name: value for name, value in kwargs.items() if not is_label(name)}
-            known += [one for one in tensors_in((args, inputs)) if not any(one is other for other in known)]
+            known += [tensor for tensor in tensors_in((args, inputs)) if not any(tensor is other for other in known)]
 
     def _called(self, module: torch.nn.Module, args: Any) -> None:
         seen = self._seen
@@ -214,7 +214,7 @@ class Training:
             return
         if not seen.running and id(module) not in self._paths and any(True for _ in module.parameters()):
             self._meet(f"model {len(self.models) + 1}" if self.models else "model", module)
-        path, own = self._paths.get(id(module)), [id(one) for one in module._parameters.values() if one is not None]
+        path, own = self._paths.get(id(module)), [id(parameter) for parameter in module._parameters.values() if parameter is not None]
         if path is None:
             if seen.running and own:
                 seen.unregistered.setdefault(f"{type(module).__name__} {len(seen.unregistered)} in `{seen.running[-1] or 'model'}`", module)
@@ -235,8 +235,8 @@ class Training:
 
     def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        losses = [one for one in tensors_in(tensors) if one.numel() == 1]
-        self._values.append(sum(float(one.detach()) for one in losses))
+        losses = [tensor for tensor in tensors_in(tensors) if tensor.numel() == 1]
+        self._values.append(sum(float(loss.detach()) for loss in losses))
         is_first, is_second = self._seen is self.first, self._updated and len(self.losses) == 1 and self._seen is None
         named = self.named_parameters() if self._seen is not None or self.change is not NOTHING or is_second else {}
         if is_second:
@@ -294,7 +294,7 @@ def _numbers(loss: Any) -> list[float]:
         return [number for one in loss for number in _numbers(one)]
     if isinstance(loss, (int, float)):
         return [float(loss)]
-    return [float(one.detach().float().sum()) for one in tensors_in(loss)][:1]
+    return [float(tensor.detach().float().sum()) for tensor in tensors_in(loss)][:1]
 
 
 def _joined(name: str, path: str, models: Mapping[str, Any]) -> str:
@@ -302,7 +302,7 @@ def _joined(name: str, path: str, models: Mapping[str, Any]) -> str:
 
 
 def _norm(tensors: list[torch.Tensor]) -> float:
-    return math.sqrt(sum(float(one.float().square().sum()) for one in tensors))
+    return math.sqrt(sum(float(tensor.float().square().sum()) for tensor in tensors))
 
 
 def other_numbers() -> None:
