@@ -34,32 +34,35 @@ FIXES: Mapping[str, str] = {
     "or convert the model with `nn.SyncBatchNorm.convert_sync_batchnorm(model)` (on GPUs)",
 }
 """Of causes that a rank knows itself."""
-SENTENCES: Mapping[RankFindingKind, Callable[[str, str, int | None, str], Said]] = {
-    "initial_weights": lambda ranks, others, _, tensor: Said(
+SENTENCES: Mapping[RankFindingKind, Callable[[str, str, int | None, str], tuple[str, str]]] = {
+    "initial_weights": lambda ranks, others, _, tensor: (
         f"the initial weights of {ranks} differ from {_those_of(others)}{_first(tensor)}",
         "call `torch.manual_seed(seed)` with the same seed on every rank before the model is made, and with `seed + rank` after it",
     ),
-    "same_batch": lambda ranks, _, step, __: Said(
+    "same_batch": lambda ranks, _, step, __: (
         f"{ranks} drew the same batch at every step" if not step else f"{ranks} drew the same batch from step {step} on",
         "use `DataLoader(..., sampler=DistributedSampler(dataset))`, or draw with a generator seeded with `seed + rank`",
     ),
-    "replicas_part": lambda ranks, others, step, tensor: Said(
+    "replicas_part": lambda ranks, others, step, tensor: (
         f"the weights of {ranks} part from {_those_of(others)}{_after(step)}{_first(tensor)}",
         f"average the gradient of {f'`{tensor}`' if tensor else 'every parameter'} over the ranks before `optimizer.step()`: "
         "wrap its model in DistributedDataParallel, or call `all_reduce` on the gradient"
         if step != 0
         else "load or change weights on every rank, or before `DistributedDataParallel(model)`, which copies rank 0's to every rank",
     ),
-    "buffers_drift": lambda ranks, others, step, tensor: Said(
+    "buffers_drift": lambda ranks, others, step, tensor: (
         f"the buffers of {ranks} drift from {_those_of(others)}{_after(step)}{_first(tensor)}",
-        "call `dist.broadcast(buffer, 0)` for every buffer in `model.buffers()` before buffers are used or saved, or convert the model "
-        "with `nn.SyncBatchNorm.convert_sync_batchnorm(model)` (on GPUs)",
+        (
+            "call `dist.broadcast(buffer, 0)` for every buffer in `model.buffers()` before buffers are used or saved, or convert the model "
+            "with `nn.SyncBatchNorm.convert_sync_batchnorm(model)` (on GPUs)"
+        ),
     ),
-    "shapes_differ": lambda ranks, others, _, tensor: Said(
+    "shapes_differ": lambda ranks, others, _, tensor: (
         f"the shapes of {ranks} differ from {_those_of(others)}" + (f", first at {tensor}" if tensor else ""),
         "give every rank batches of the same size: `drop_last=True`, or pad to the longest over all ranks",
     ),
 }
+"""What differs, and what to change."""
 
 
 class _Key(NamedTuple):
@@ -165,8 +168,8 @@ def _odd_ones(held: Mapping[int, int]) -> tuple[tuple[int, ...], int]:
 def _finding(
     kind: RankFindingKind, ranks: tuple[int, ...], step: int | None, tensor: str, others: Sequence[int], location: Location | None
 ) -> RankFinding:
-    said = SENTENCES[kind](ranks_named(ranks), others_named(others), step, tensor)
-    return RankFinding(kind=kind, ranks=ranks, step=step, tensor=tensor, location=location, fix=said.fix, sentence=said.sentence)
+    sentence, fix = SENTENCES[kind](ranks_named(ranks), others_named(others), step, tensor)
+    return RankFinding(kind=kind, ranks=ranks, step=step, tensor=tensor, location=location, fix=fix, sentence=sentence)
 
 
 # Memory --------------------------------------------------------------------------------------------------------------------
@@ -275,13 +278,6 @@ def _same_order(by_rank: Mapping[int, Samples]) -> RankFinding | None:
 
 def _samples_finding(by_rank: Mapping[int, Samples], ranks: Sequence[int], sentence: str, fix: str) -> RankFinding:
     return RankFinding(kind="same_batch", ranks=tuple(ranks), step=0, location=by_rank[min(ranks)].location, fix=fix, sentence=sentence)
-
-
-class Said(NamedTuple):
-    """What differs, and what to change."""
-
-    sentence: str
-    fix: str
 
 
 def ranks_named(ranks: Sequence[int]) -> str:

@@ -69,12 +69,11 @@ class RankSession:
         if not self._began_s:
             self._began_s = time.monotonic()
             self._guard.run("leaving the launcher's session", self._inherited)
-            self._stack.enter_context(AfterImport("torch", self._import_ended))  # it is not ours to import it
+            self._stack.enter_context(
+                AfterImport("torch", partial(self._guard.run, "opening the session of a rank", self._open))
+            )  # it is not ours to import it
         if self._last is None or not self._last.still_active():  # a fork server forgets what was registered before a process runs
             self._last = util.Finalize(None, self.end, exitpriority=1000)  # before those that end its threads and pools
-
-    def _import_ended(self) -> None:
-        self._guard.run("opening the session of a rank", self._open)
 
     def _is_of(self, rank: RankSession | None) -> bool:
         """Whether it is the session of this process, or around that."""

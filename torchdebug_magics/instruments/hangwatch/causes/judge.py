@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torchdebug_magics.format import byte_size, duration, listed
 from torchdebug_magics.instruments.hangwatch.causes.deaths import differ, failed, last_line, short_error
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant, follow, goes_on, moving, named, rank_states
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant, follow, goes_on, moving, named
 from torchdebug_magics.instruments.hangwatch.hang_evidence import Cause, Evidence, Row, first
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
@@ -45,7 +45,7 @@ def debugger_now(look: Look, progress: Progress) -> HangFinding | None:
 
 def _evidence(looks: list[Look], progress: Progress, still_s: float, doing: Counter[str]) -> Evidence:
     moved = moving(looks) if len(looks) > 1 else {}
-    return Evidence(looks, follow(looks[-1], moved, still_s), moved, rank_states(looks[-1]), progress, still_s, doing)
+    return Evidence(looks, follow(looks[-1], moved, still_s), moved, looks[-1].ranks(), progress, still_s, doing)
 
 
 def stopped(case: Evidence) -> HangFinding | None:

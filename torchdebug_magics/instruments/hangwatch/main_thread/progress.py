@@ -162,6 +162,26 @@ def _has_graph(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
+class Pace:
+    """How fast a count has grown over the latest looks."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[float, int]] = deque(maxlen=_RATE_OVER)
+
+    def add(self, now_s: float, count: int) -> None:
+        """Note the count; one that is smaller than before begins anew."""
+        if self._counts and count < self._counts[-1][1]:
+            self._counts.clear()
+        self._counts.append((now_s, count))
+
+    def per_s(self) -> float | None:
+        """None where it was not seen to grow."""
+        if not self._counts or self._counts[0][1] == self._counts[-1][1]:
+            return None
+        (first_s, first), (last_s, last) = self._counts[0], self._counts[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else None
+
+
 @dataclass
 class Progress:
     """What is known of the main thread from looks that cost some tens of microseconds."""
@@ -170,7 +190,6 @@ class Progress:
     """Of optimizers: counted by a hook."""
     written: int = 0
     """Characters of output."""
-    began_s: float = field(default_factory=time.monotonic)
     last_s: float = field(default_factory=time.monotonic)
     """When there was progress last."""
     rested_s: float = field(default_factory=time.monotonic)
@@ -187,7 +206,8 @@ class Progress:
     """The same since the last progress."""
     tracer: tuple[str, str, str] | None = None
     """What traces the main thread: its name, its usual price, and how to be without."""
-    step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_OVER))
+    pace: Pace = field(default_factory=Pace)
+    """Of the optimizer steps."""
     passes: BackwardPasses = field(default_factory=BackwardPasses)
     _seen: set[tuple[int, int]] = field(default_factory=set)
     _latest: tuple[int, int, tuple[tuple[int, int], ...]] = (0, 0, ())
@@ -227,7 +247,7 @@ class Progress:
         self._seen.update(places, lines)
         self._latest = latest
         self.longest_s = max(self.longest_s, now_s - self.last_s)
-        self.step_times.append((now_s, self.steps))
+        self.pace.add(now_s, self.steps)
         return users[0]
 
     def went_on(self, when_s: float) -> None:
@@ -238,13 +258,6 @@ class Progress:
     def passed(self, seconds_s: float) -> None:
         """No look was possible for so long: that there was progress meanwhile is not known."""
         self.longest_s = max(self.longest_s, seconds_s)
-
-    def rate(self) -> float | None:
-        """Optimizer steps per second, over the latest looks."""
-        if len(self.step_times) < 2:  # noqa: PLR2004 - two make a rate
-            return None
-        (first_s, first), (last_s, last) = self.step_times[0], self.step_times[-1]
-        return (last - first) / (last_s - first_s) if last > first and last_s > first_s else None
 
     def _went_on(self, now_s: float, *, is_new: bool) -> None:
         self.longest_s = max(self.longest_s, 0.0 if self.is_idle else now_s - self.last_s)
@@ -257,9 +270,12 @@ class Progress:
 
     def _other_values(self, users: list[FrameType]) -> bool:
         """Whether a name of the user's stands for another object than at the look before."""
-        values = hash(tuple(tuple(map(id, _held(frame))) for frame in users))
-        changed, self._values = values != self._values, values
-        return changed
+        held: list[Any] = []
+        for frame in users:
+            names = names_of(frame)
+            held += [names.get(name) for name in frame.f_code.co_names] if is_module_code(frame.f_code) else names.values()
+        before, self._values = self._values, hash(tuple(map(id, held)))
+        return self._values != before
 
     def _count(self, frame: FrameType) -> None:
         self.looks += 1
@@ -279,10 +295,3 @@ class Progress:
         self.looks_at[label] += 1
         self.doing[label] += 1
         self.passes.look(backward, time.monotonic())
-
-
-def _held(frame: FrameType) -> list[Any]:
-    names = names_of(frame)
-    if is_module_code(frame.f_code):
-        return [names.get(name) for name in frame.f_code.co_names]
-    return list(names.values())

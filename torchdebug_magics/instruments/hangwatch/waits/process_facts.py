@@ -101,9 +101,7 @@ def _find_enders(
 
 def _alarm_is_set() -> bool:
     """Whether a handler of the user's will run in the main thread after some time, and can raise there."""
-    if not hasattr(signal, "getitimer"):
-        return False
-    alarms = ((signal.ITIMER_REAL, signal.SIGALRM), (signal.ITIMER_VIRTUAL, signal.SIGVTALRM))
+    alarms = ((signal.ITIMER_REAL, signal.SIGALRM), (signal.ITIMER_VIRTUAL, signal.SIGVTALRM)) if hasattr(signal, "getitimer") else ()
     return any(signal.getitimer(which)[0] and callable(signal.getsignal(number)) for which, number in alarms)
 
 
@@ -173,16 +171,12 @@ def _handled(ident: int | None) -> dict[str, Any] | None:
 
 def _values(frames: Sequence[FrameType]) -> dict[str, Any]:
     """Small local values of the innermost frame of the user's: what moves while a loop makes progress."""
-    for frame in frames:
-        if owner(frame.f_code.co_filename) == "user":
-            held = names_of(frame)
-            names = frame.f_code.co_names if is_module_code(frame.f_code) else tuple(held)
-            return {name: held[name] for name in names if name in held and _is_small(held[name])}
-    return {}
-
-
-def _is_small(value: object) -> bool:
-    return type(value) in _WATCHED_TYPES and (not isinstance(value, str) or len(value) <= _MOST_TEXT) and value == value  # noqa: PLR0124 - a NaN has no JSON
+    frame = next((frame for frame in frames if owner(frame.f_code.co_filename) == "user"), None)
+    names = {} if frame is None else names_of(frame)
+    if frame is not None and is_module_code(frame.f_code):
+        names = {name: names[name] for name in frame.f_code.co_names if name in names}
+    plain = {name: value for name, value in names.items() if type(value) in _WATCHED_TYPES and value == value}  # noqa: PLR0124 - a NaN has no JSON
+    return {name: value for name, value in plain.items() if type(value) is not str or len(value) <= _MOST_TEXT}
 
 
 def _unused_parameters(stacks: Iterable[Sequence[FrameType]]) -> list[str]:

@@ -7,12 +7,13 @@ import multiprocessing.process
 import operator
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import Any, TypeAlias
 
-from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Kind, Target, Waiting, builtin_wait, lock_wait, pipe_of
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Kind, Target, Waiting, builtin_wait, lock_wait, pipe_of, runs_loop
 from torchdebug_magics.probing.source.call_sites import names_of
 from torchdebug_magics.probing.source.code_owner import owner
 
@@ -67,10 +68,9 @@ def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # n
     module, name = _module(frame), frame.f_code.co_name
     if (loop := _loop(frame, inner)) is not None:
         return loop
-    if module in _DEBUGGERS and name in _PROMPTS:
-        return Waiting("input", "a debugger's prompt", facts={"debugger": True})
-    if name in _INPUTS and module.startswith(("ipykernel", "getpass", "google.colab")):
-        is_debugger = any(_module(one) in _DEBUGGERS for one in inner)
+    is_prompt = module in _DEBUGGERS and name in _PROMPTS
+    if is_prompt or (name in _INPUTS and module.startswith(("ipykernel", "getpass", "google.colab"))):
+        is_debugger = is_prompt or any(_module(one) in _DEBUGGERS for one in inner)
         return Waiting("input", "a debugger's prompt" if is_debugger else "your input", facts={"debugger": is_debugger})
     reader = READERS.get((module, name))
     if reader is not None:
@@ -94,7 +94,7 @@ def _loop(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:
     # A loop of a pool waits in its queue where the frame that it has called, if any, is the queue's.
     if (module, name) in _IDLE and (not at or _module(inner[at - 1]).startswith(_QUEUES)):
         return Waiting("queue", "more work", facts={"idle": True})
-    if (module, name) == ("asyncio.base_events", "_run_once"):
+    if runs_loop(frame):
         return Waiting("io", "an event of its loop", facts={"may_end": True})
     if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")):
         if any((_module(one), one.f_code.co_name) in READERS for one in inner if owner(one.f_code.co_filename) == "python"):
@@ -204,17 +204,10 @@ def _connection(held: Mapping[str, Any]) -> Waiting:
 
 def _leads_elsewhere(connection: Any) -> bool:
     """Whether it is a socket with an address: whoever answers may be on another machine, or no process of ours."""
-    try:
-        number = os.dup(connection.fileno())
-    except (OSError, AttributeError, ValueError):  # closed
-        return False
-    try:
-        copy = socket.socket(fileno=number)
-    except OSError:  # a pipe
-        os.close(number)
-        return False
-    with copy, contextlib.suppress(OSError):
-        return bool(copy.family != getattr(socket, "AF_UNIX", None) or copy.getpeername() or copy.getsockname())
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # it is closed
+        if stat.S_ISSOCK(os.fstat(connection.fileno()).st_mode):
+            with socket.socket(fileno=os.dup(connection.fileno())) as copy:
+                return bool(copy.family != getattr(socket, "AF_UNIX", None) or copy.getpeername() or copy.getsockname())
     return False
 
 
