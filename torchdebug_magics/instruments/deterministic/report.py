@@ -56,6 +56,11 @@ class Divergence(Finding):
     phase: str = "forward"
     """``"forward"`` or ``"backward"``."""
 
+    @property
+    def fix_at(self) -> Location | None:
+        """The line that the fix changes: where the difference comes from, if that is known; of memory, where it is made."""
+        return self.location if self.cause == "uninitialized_memory" else self.other or self.location
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dependence(Finding):
