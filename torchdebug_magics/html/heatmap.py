@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 NumberT = TypeVar("NumberT", int, float)
-
 _MOST_ROWS = 48
 _QUICK_COLUMNS = 64
 _ROW_PX, _ROW_INCHES = 15, 0.15

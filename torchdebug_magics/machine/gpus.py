@@ -116,7 +116,7 @@ class Gpus:
         if name.startswith("MIG-"):
             return self._answer("nvmlDeviceGetHandleByUUID", name)
         if name.startswith("GPU-"):  # any beginning that fits only one will do
-            fitting = [one for one in handles if _text(self._nvml.nvmlDeviceGetUUID(one)).startswith(name)]
+            fitting = [handle for handle in handles if _text(self._nvml.nvmlDeviceGetUUID(handle)).startswith(name)]
             return fitting[0] if len(fitting) == 1 else None
         return handles[int(name)] if name.isdigit() and int(name) < len(handles) else None
 

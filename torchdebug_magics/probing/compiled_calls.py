@@ -20,7 +20,6 @@ from torchdebug_magics.probing.source.code_owner import local_values
 
 Entered: TypeAlias = Callable[[int], None]
 Left: TypeAlias = Callable[[Any], None]
-
 _CALL, _RESULT = "compile_wrapper", frozenset({"result"})
 """What torch calls the function that stands for a compiled one, and in it what that has returned."""
 

@@ -21,19 +21,11 @@ from torch.utils._pytree import tree_leaves
 from torchdebug_magics.probing.storages import is_shard_type
 
 Run = Callable[[], Any]
-
-
 modes: Callable[[], list[TorchDispatchMode]] = _get_current_dispatch_mode_stack
 """Those that stand, the lowest first."""
-
-
 _CALLED = "__compiled_fn_"
 """How the compiler names what such code calls."""
-
-
 C = TypeVar("C", bound="Callable[..., Any]")
-
-
 _TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, key) for key in ("PROXY", "FAKE", "FUNCTIONAL"))
 
 

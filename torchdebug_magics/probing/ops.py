@@ -16,7 +16,6 @@ _HIDDEN_WRITES = {
     "miopen_batch_norm": ("running_mean", "running_var"),
 }
 """Arguments that an op writes although its schema says no such thing."""
-
 _MOVES = frozenset(
     [
         "clone",

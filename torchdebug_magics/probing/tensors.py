@@ -17,7 +17,6 @@ from torchdebug_magics.probing.storages import is_freed, is_shard, local_of
 
 NAN, INF = 1, 2
 """Bits of `kind_of`."""
-
 _FLOAT8 = frozenset(value for name, value in vars(torch).items() if name.startswith("float8") and isinstance(value, torch.dtype))
 _SMALL_COUNT = 1 << 15
 """Tensors up to this size are checked together: one kernel instead of one each."""

@@ -69,7 +69,7 @@ class FollowedRanks:
     def report(self) -> Report:
         """The inner probe's, or the ranks' where there were any."""
         own: Report = self._inner.report()
-        if not any(one.compared.worked or one.rank.state != "finished" or one.problems for one in self._records):
+        if not any(record.compared.worked or record.rank.state != "finished" or record.problems for record in self._records):
             return own
         compared = self._row.compared(own)
         if compared.worked and not any(one.is_in_job or one.compared.found_at for one in self._records):
@@ -158,7 +158,7 @@ def _cannot_arrive(process: BaseProcess, method: str) -> str:
         return ""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     values = (vars(process).get("_target"), *vars(process).get("_args", ()))
-    codes = [one.__code__ for one in values if getattr(one, "__module__", "") == "__main__" and hasattr(one, "__code__")]
+    codes = [value.__code__ for value in values if getattr(value, "__module__", "") == "__main__" and hasattr(value, "__code__")]
     name = next((code.co_name for code in codes if code.co_filename != file), "")
     if not name:
         return ""

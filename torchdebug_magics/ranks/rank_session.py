@@ -29,11 +29,7 @@ from torchdebug_magics.session import Session
 
 ATTRIBUTE = "_torchdebug_rank"
 """The attribute of a `multiprocessing` process that holds its `RankSession`."""
-
-
 _EVERY_S = 0.25
-
-
 _LET_GO_S = 0.02
 
 

@@ -87,15 +87,15 @@ def record_of(compared: Compared, rank: int, report: Report, error: BaseExceptio
 
 def left(folder: str) -> dict[int, Left]:
     """Read what each process of a job has written so far, by process id."""
-    found: dict[int, Left] = {}
+    lefts: dict[int, Left] = {}
     with contextlib.suppress(OSError):
         for file in Path(folder).iterdir():
             pid, _, kind = file.name.partition(".")
             with contextlib.suppress(Exception):  # written by a version that was reloaded meanwhile, or taken away
                 if kind in {"standing", "record", "problems"}:
                     value = pickle.loads(file.read_bytes())  # noqa: S301 - our own, in a private folder
-                    found[int(pid)] = replace(found.get(int(pid), Left()), **{kind: value})
-    return found
+                    lefts[int(pid)] = replace(lefts.get(int(pid), Left()), **{kind: value})
+    return lefts
 
 
 def leave_whole(path: Path, data: bytes) -> None:
@@ -142,7 +142,7 @@ def without_report(standing: Standing, state: RankState, exit_code: int | None =
 
 def _numbered(records: list[RankRecord]) -> list[RankRecord]:
     """Number ranks as they report themselves; if two have the same number, as in two launches, by their start order."""
-    if len({one.rank.rank for one in records}) == len(records):
+    if len({record.rank.rank for record in records}) == len(records):
         return records
     return [replace(one, rank=replace(one.rank, rank=number)) for number, one in enumerate(records)]
 

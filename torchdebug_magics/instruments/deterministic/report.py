@@ -13,7 +13,6 @@ from torchdebug_magics.ranks.report import RankFindingKind
 from torchdebug_magics.report import Finding, Location, Report
 
 LEAVES = "everything is as one run of your code left it"
-
 SeededBy: TypeAlias = Literal["hand", "ritual", "entropy", "default", "unknown"]
 """``"ritual"``: seeded by the ``%deterministic`` that is on.
 
@@ -275,8 +274,6 @@ _ONLY: Final[Mapping[str, str]] = {
 _NEXT_TIME = "Same numbers twice, but different when the cell runs again"
 _LONGEST_NAME = 24
 """Of an earlier run in a title: its file may lie deep."""
-
-
 Lines: TypeAlias = "tuple[Location | None, Location | None, str]"
 """The line to change, a second one that belongs to it, and what that one is."""
 

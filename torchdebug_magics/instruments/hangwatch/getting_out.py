@@ -11,19 +11,16 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from weakref import WeakSet
 
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import runs_loop
 from torchdebug_magics.machine.interrupts import interrupt_main
 from torchdebug_magics.machine.process_state import child_pids, descendants, process_state, read
 from torchdebug_magics.probing.source.call_sites import names_of
 from torchdebug_magics.probing.source.code_owner import frames_above
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
-    from torchdebug_magics.ranks.launching import Children
-
+from torchdebug_magics.ranks.launching import Children
 
 _STOP_S = 1.0
 """For the main thread to act on an interrupt."""

@@ -70,7 +70,7 @@ def _excerpt(report: HangFinding) -> list[Block]:
 
 def _chain(chain: Sequence[str], waits: Sequence[Wait], still_s: float) -> str:
     """``main thread -> worker 0 (batch 2, pid 4711) -> lock, acquired at In[3] line 7 · for 12 s``."""
-    known = {one.who: one for one in waits}
+    known = {wait.who: wait for wait in waits}
     if not chain or chain[0] not in known or (len(chain) == 1 and known[chain[0]].kind in {"python", "gil", "native"}):
         return ""
     if len(chain) == 1 and known[chain[0]].acquired is None:
@@ -96,7 +96,7 @@ def _called(who: str) -> str:
 def _table(waits: Sequence[Wait], root: Wait | None) -> list[Block]:
     if len(waits) < 2:  # noqa: PLR2004 - of one, the sentence above says it
         return []
-    places = [("", "") if one.location is None else (str(one.location), one.location.source) for one in waits]
+    places = [("", "") if wait.location is None else (str(wait.location), wait.location.source) for wait in waits]
     rows = [(one.who, _state(one), one.waits_for, where or None, line) for one, (where, line) in zip(waits, places, strict=True)]
     marked = frozenset(at for at, one in enumerate(waits) if root is not None and one.who == root.who)
     columns = ("who", "state", "waits for", "where", "line")
@@ -110,7 +110,7 @@ def _state(one: Wait) -> str:
 
 
 def _stacks(waits: Sequence[Wait]) -> list[Block]:
-    deep = [one for one in waits if len(one.stack) > 1][:_MOST_STACKS]
+    deep = [wait for wait in waits if len(wait.stack) > 1][:_MOST_STACKS]
     blocks = []
     for one in deep:
         width = max(len(str(line)) for line in one.stack)

@@ -100,7 +100,7 @@ def _finding(suspect: Suspect, sink: torch.Tensor) -> NanFinding:
             explanation=f"{name} was non-finite before it entered the graph",
             fix="check where it is computed or loaded",
         )
-    values = tuple(_value(one, finding.index, suspect.tensor) for one in suspect.operands if one.dtype is not torch.bool)
+    values = tuple(_value(operand, finding.index, suspect.tensor) for operand in suspect.operands if operand.dtype is not torch.bool)
     return replace(
         finding,
         op=suspect.op,
@@ -268,7 +268,7 @@ def _in_order(last: Any) -> Iterator[Any]:
 
 def _saved(node: Any) -> tuple[dict[str, torch.Tensor], bool]:
     """What a node saved, by name, and whether any of it was freed. ``saved_tensors`` is what a Function of the user's has."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     freed = False
     for name in dir(node):
         if not name.startswith("_saved_") and name != "saved_tensors":
@@ -278,8 +278,8 @@ def _saved(node: Any) -> tuple[dict[str, torch.Tensor], bool]:
         for tensor in value if isinstance(value, (tuple, list)) else (value,):
             # A plain number of the formula, such as the inf of `x * inf`, was made by no op.
             if isinstance(tensor, torch.Tensor) and (tensor.dim() or tensor.grad_fn is not None or tensor.requires_grad):
-                found.setdefault(name.removeprefix("_saved_"), tensor)
-    return found, freed
+                tensors.setdefault(name.removeprefix("_saved_"), tensor)
+    return tensors, freed
 
 
 def _read(node: Any, name: str) -> tuple[Any, bool]:

@@ -252,7 +252,9 @@ def as_written(evidence: Evidence) -> Evidence:
     """The same birth, by the op that took the number."""
     birth = evidence.birth
     is_number = birth.op.name == "scalar_tensor" if birth.op is not None else _is_unnamed_number(birth.tensor, evidence.context)
-    takers = list(dropwhile(lambda op: is_movement(op.func) and not op.written and not any(one.dim() for one in op.outputs), birth.via))
+    takers = list(
+        dropwhile(lambda op: is_movement(op.func) and not op.written and not any(output.dim() for output in op.outputs), birth.via)
+    )
     if not is_number or not takers or not takers[0].outputs:
         return evidence
     taker, *via = takers
@@ -293,7 +295,7 @@ def writers_of(variable: str, chain: tuple[Position, ...]) -> list[Location]:
 
 def _writing(body: list[ast.stmt], names: set[str]) -> Iterator[ast.stmt]:
     for statement in body:
-        inner = [one for one in ast.iter_child_nodes(statement) if isinstance(one, ast.stmt)]
+        inner = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)]
         if isinstance(statement, ast.For) and syntax.mentions(statement.iter, names):
             yield from _writing(inner, names | syntax.bound_names(statement.target))
         elif inner:
@@ -332,7 +334,7 @@ def _line(tree: ast.Module, name: str, file: str, first: int) -> Location | None
         (node, node.targets if isinstance(node, ast.Assign) else [node.target])
         for node in syntax.nodes((ast.Assign, ast.AnnAssign), functions[0])
     )
-    makers = [node for node, targets in bound if any(isinstance(one, ast.Attribute) and one.attr == name for one in targets)]
+    makers = [node for node, targets in bound if any(isinstance(target, ast.Attribute) and target.attr == name for target in targets)]
     is_filled = any(_fills(node, name) for node in syntax.nodes(ast.Call, classes[0]))
     if len(makers) != 1 or is_filled or not any(map(_is_unfilled, syntax.nodes(ast.Call, makers[0]))):
         return None
@@ -341,7 +343,9 @@ def _line(tree: ast.Module, name: str, file: str, first: int) -> Location | None
 
 def _is_unfilled(node: ast.Call) -> bool:
     name = syntax.called(node)
-    return name in _UNFILLED and not any(isinstance(one, (ast.List, ast.Tuple)) for one in node.args[:1] if name.endswith("Tensor"))
+    return name in _UNFILLED and not any(
+        isinstance(argument, (ast.List, ast.Tuple)) for argument in node.args[:1] if name.endswith("Tensor")
+    )
 
 
 def _fills(node: ast.Call, name: str) -> bool:

@@ -187,7 +187,7 @@ def _variable(made: ast.Call, logits: ast.expr, site: Site, tree: ast.Module | N
         return None
     if any(syntax.method(one) not in _RESHAPING for one in nodes(ast.Call, logits)):  # it may draw, or call something of the user's
         return None
-    since = [one for one in nodes(ast.stmt, tree) if binding.lineno < one.lineno and syntax.last_line(one) < site.node.lineno]
+    since = [node for node in nodes(ast.stmt, tree) if binding.lineno < node.lineno and syntax.last_line(node) < site.node.lineno]
     name = binding.targets[0].id
     return None if syntax.names_in(logits) & {name, *syntax.bound_names(*since)} or name in syntax.bound_names(*since) else name
 
@@ -297,7 +297,7 @@ def _signed_power(site: Site) -> Iterator[Change]:
 
 
 def _is_whole_value(site: Site) -> bool:
-    return any(syntax.span_of(one.value) == syntax.span_of(site.node) for one in nodes(ast.Assign, syntax.parsed(site.expression.text)))
+    return any(syntax.span_of(node.value) == syntax.span_of(site.node) for node in nodes(ast.Assign, syntax.parsed(site.expression.text)))
 
 
 def _off_zero(site: Site) -> Iterator[Change]:

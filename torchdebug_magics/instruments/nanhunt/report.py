@@ -12,7 +12,6 @@ from torchdebug_magics.report import Finding, FindingsReport, Location
 
 _MOST_SKIPPED = 64
 _STAGES = ("data", "parameter", "forward", "loss", "backward", "optimizer")
-
 Kind: TypeAlias = Literal["nan", "inf"]
 Phase: TypeAlias = Literal["data", "parameter", "forward", "loss", "backward", "optimizer"]
 Value: TypeAlias = int | float | complex | bool | str

@@ -87,7 +87,7 @@ def _flaw(births: tuple[Evidence, ...], replayed: Replayed) -> str:
     """Why a finite step is not right: what was finite is not the same, an infinity is left inside, or the gradients are dead."""
     trace, gradients = replayed.observer, list(replayed.gradients.values())
     with _disable_current_modes():  # the comparison is not shown to a dispatch mode of the user's
-        everything = any(one.birth.mask is None or bool(one.birth.mask.all()) for one in births)
+        everything = any(birth.birth.mask is None or bool(birth.birth.mask.all()) for birth in births)
         if gradients and not everything and largest(gradients) == 0:
             return "no gradient is left"
         if not all(_is_the_same(one, trace) for one in births):
@@ -117,7 +117,7 @@ def _alike(op: Op, trace: Trace) -> list[Op]:
 
 def _is_left_inside(evidence: Evidence, after: Trace) -> bool:
     """Whether an op still makes what is not finite, other than one that did no harm in the bad step."""
-    reaching = {(one.op.name, one.op.line) for one in evidence.births if one.op is not None}
+    reaching = {(birth.op.name, birth.op.line) for birth in evidence.births if birth.op is not None}
     harmless = {(op.name, op.line) for op in evidence.trace.ops if op.is_bad} - reaching
     # A choice leaves out what is bad: `zero_infinity` of a CTC loss is such a one.
     chosen = [op for op in after.ops if op.name in _CHOICES and not op.is_bad]

@@ -14,7 +14,6 @@ Cause = Literal[
     "conflicting_labels", "dead_units", "bad_init", "stale_optimizer", "cut_graph", "zero_grad_missing", "weight_decay", "clipping",
     "batchnorm_of_one", "output_ignores_input", "input_scale", "capacity",
 ]  # fmt: skip
-
 LEAVES = "everything is as it was before the training"
 """How an error or an interrupt leaves everything: `Instrument.leaves`."""
 

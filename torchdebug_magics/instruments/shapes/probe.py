@@ -39,7 +39,6 @@ from torchdebug_magics.probing.source.where import user_frame
 
 _COMPILERS = ("/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/")
 """Whose graphs of a model are called as modules, too."""
-
 _VARIANTS = 4
 """Shapes of the input under which one model is followed; further ones are counted."""
 

@@ -26,7 +26,6 @@ from torchdebug_magics.probing.storages import held_of
 
 _MOST = 1 << 20
 """Elements up to which values are computed beside the fakes."""
-
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 _GROUPED: Any = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)
 _UNKNOWN_VALUES = ("empty", "rand", "bernoulli", "multinomial", "dropout", "normal", "uniform", "exponential", "resize")

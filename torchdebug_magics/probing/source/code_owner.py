@@ -17,7 +17,6 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any, Literal, TypeAlias
 
 Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
-
 _SPEC = importlib.util.find_spec("torch")
 _TORCH = str(Path(_SPEC.origin).parent) if _SPEC is not None and _SPEC.origin else "<no torch>"
 _OWN = str(Path(__file__).parent.parent.parent)

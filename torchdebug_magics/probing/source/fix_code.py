@@ -22,7 +22,6 @@ from torchdebug_magics.probing.source.where import running_shell
 from torchdebug_magics.report import Location, Report, changed, parts_of
 
 ReportT = TypeVar("ReportT", bound=Report)
-
 CODE = re.compile(r"`([^`\n]+)`")
 _FORMS = ("{}", "{} pass", "{}\ndef _(): pass", "try: pass\n{} pass")
 """What code of a fix may be: statements, the head of a block, a decorator, ``finally:``."""

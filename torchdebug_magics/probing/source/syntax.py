@@ -19,7 +19,6 @@ NodeT = TypeVar("NodeT", bound=ast.AST)
 OtherT = TypeVar("OtherT", bound=ast.AST)
 Span: TypeAlias = tuple[int, int, int, int]
 """Line, column, end line and end column, as `ast` counts them; a column of -1 stands for the whole line."""
-
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SCOPES = (*FUNCTIONS, ast.ClassDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)

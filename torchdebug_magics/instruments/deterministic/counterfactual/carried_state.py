@@ -32,7 +32,6 @@ from torchdebug_magics.report import Location
 
 _MOST_NAMES = 3
 _IN = " in "
-
 Sow: TypeAlias = "Callable[[ExitStack], object]"
 
 

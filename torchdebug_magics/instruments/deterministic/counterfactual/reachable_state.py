@@ -36,8 +36,6 @@ _MOST_FUNCTIONS = 200
 _MOST_LINES = 20_000
 _MOST_S = 3.0
 """CPU time: another process that uses the machine shortens no look."""
-
-
 Line: TypeAlias = "tuple[str, int, str]"
 """(file, line, function)"""
 

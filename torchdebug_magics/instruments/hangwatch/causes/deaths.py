@@ -29,7 +29,7 @@ _USE_ALL = "pass `find_unused_parameters=True` to `DistributedDataParallel`, or 
 
 def failed(case: Evidence) -> HangFinding | None:
     """The first participant that ended by an error, a signal or an exit code while the main thread waits, directly or not."""
-    waiting = [one for one in case.ranks if (one.pending is not None or one.kind == "collective") and one.error is None]
+    waiting = [rank for rank in case.ranks if (rank.pending is not None or rank.kind == "collective") and rank.error is None]
     everybody = case.look.everybody.values()
     dead = [one for one in everybody if one.kind == "dead" and (one.exit_code or one.error) and _matters(case, one)]
     dead += [one for one in case.ranks if one.error is not None and waiting]  # it waits in a `finally:`
@@ -118,7 +118,7 @@ def differ(case: Evidence) -> HangFinding | None:
     group = next((call.group for one in case.chain.path for rank, call in waiting if rank is one), waiting[0][1].group)
     ahead, pending = max((pair for pair in waiting if pair[1].group == group), key=lambda pair: pair[1].number)
     members = [one for one in case.ranks if ahead.needs(one, group)]
-    calls = [(one, call) for one in members if (call := one.call(pending)) is not None]
+    calls = [(member, call) for member in members if (call := member.call(pending)) is not None]
     if len({call.key for _, call in calls}) > 1:
         return _mismatch(case, calls)
     late = [one for one in members if one.latest_in(group) < pending.number]

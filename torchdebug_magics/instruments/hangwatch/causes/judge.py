@@ -265,7 +265,7 @@ def _initializer(worker: Participant) -> str:
     """The function in which a worker stands, where a DataLoader was given it as ``worker_init_fn``."""
     for call in worker.stack:
         keywords = nodes(ast.keyword, tree_of(call.file))
-        if any(one.arg == "worker_init_fn" and last_name(one.value) == call.function for one in keywords):
+        if any(keyword.arg == "worker_init_fn" and last_name(keyword.value) == call.function for keyword in keywords):
             return call.function
     return ""
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdebug_magics.instruments.hangwatch.report import Wait
 from torchdebug_magics.machine.process_state import has_proc
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.ranks.rank_traces import Child
 from torchdebug_magics.report import Location
-
-if TYPE_CHECKING:
-    from torchdebug_magics.ranks.rank_traces import Child
 
 _THREAD_COMPUTES = 0.03
 _PROCESS_COMPUTES = 0.15
@@ -302,7 +300,7 @@ def moving(looks: Sequence[Look]) -> dict[str, bool]:
 def link_ranks(look: Look) -> None:
     """Let each rank that waits in a collective wait for those that are not in the same one, and for those that have ended."""
     ranks, everybody = look.ranks(), look.everybody.values()
-    names = {one.rank: one.who for one in ranks}
+    names = {rank.rank: rank.who for rank in ranks}
     gone = [one.who for one in everybody if one.kind == "dead" and one.who.startswith("rank ")]
     joining = [one for one in everybody if one.facts.get("op") == "init_process_group"]
     started = [one for one in everybody if one.is_main_thread and one.child is not None and one.kind != "dead" and one.rank is None]

@@ -58,10 +58,10 @@ def _counted(loop: ast.For, frame: FrameType) -> tuple[int, int | None] | None:
     if is_enumerated:
         return count, _length(value_of(iterated.args[0], frame, names)) if iterated.args else None
     ends: list[Any] = [
-        _length(value_of(one.args[0], frame, names))
-        if isinstance(one, ast.Call) and dotted(one.func) == "len" and one.args
-        else value_of(one, frame, names)
-        for one in iterated.args
+        _length(value_of(argument.args[0], frame, names))
+        if isinstance(argument, ast.Call) and dotted(argument.func) == "len" and argument.args
+        else value_of(argument, frame, names)
+        for argument in iterated.args
     ]
     if not ends or not all(type(end) is int for end in ends):
         return count, None

@@ -73,7 +73,7 @@ class BackwardPasses:
         _, keeps_graph, create_graph, inputs = (*held.get("args", ()), *[None] * 4)[:4]
         with torch._C.DisableTorchFunctionSubclass():  # nothing of the user's is called
             roots = [root for one in held.get("t_outputs", ()) if (root := getattr(one, "grad_fn", None)) is not None]
-        user = next((one for one in frames_above(backward) if is_user_code(one.f_code)), None)
+        user = next((frame for frame in frames_above(backward) if is_user_code(frame.f_code)), None)
         if not roots or user is None or create_graph or inputs:  # gradients of gradients, or of some inputs: earlier steps on purpose
             self.began_s = 0.0
             return
@@ -113,7 +113,7 @@ def goes_through_earlier(root: Any, earlier: Sequence[int]) -> bool | None:
 
 def _take_longer(passes: Sequence[_Pass]) -> bool:
     """Whether a pass takes longer than those before, though each step has created as many nodes."""
-    *before, latest = [one.took_s for one in passes] or [0.0]
+    *before, latest = [pass_.took_s for pass_ in passes] or [0.0]
     sizes = [after.number - one.number for one, after in pairwise(passes)]
     if len(before) < _LEAST_PASSES - 1 or any(size % min(sizes) > _SAME * min(sizes) for size in sizes):
         return False
@@ -142,7 +142,7 @@ def _carried(frame: FrameType) -> Iterator[str]:
     carried: dict[str, bool] = {}
     for statement in nodes((ast.Assign, ast.AugAssign), *loops[:1]):
         used = names_in(statement.value)
-        is_cut = any(one.attr in _BREAKS for one in nodes(ast.Attribute, statement.value))
+        is_cut = any(node.attr in _BREAKS for node in nodes(ast.Attribute, statement.value))
         for name in names_in(*targets_of(statement)):
             goes_on = isinstance(statement, ast.AugAssign) or (name in used and not is_cut)
             carried[name] = carried.get(name, True) and goes_on
@@ -240,7 +240,7 @@ class Progress:
             return users[0] if users else None
         places = tuple((id(one.f_code), one.f_lasti) for one in users)
         latest = (self.steps, self.written, places)
-        lines = {(id(one.f_code), -line_of(one)) for one in users}
+        lines = {(id(user.f_code), -line_of(user)) for user in users}
         is_new = latest[:2] != self._latest[:2] or not self._seen.issuperset(lines)
         if is_new or not self._seen.issuperset(places) or self._other_values(users):
             self._went_on(now_s, is_new=is_new)

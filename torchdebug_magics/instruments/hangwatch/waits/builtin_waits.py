@@ -332,31 +332,31 @@ def cell_frames(frame: FrameType | None) -> list[FrameType]:
 
 def task_frames(task: Any) -> list[FrameType]:
     """The frames of a task, innermost first."""
-    found: list[FrameType] = []
+    frames: list[FrameType] = []
     awaited: Any = task.get_coro()
-    while awaited is not None and len(found) < _MOST_AWAITED:
+    while awaited is not None and len(frames) < _MOST_AWAITED:
         frame = next((getattr(awaited, name, None) for name in ("cr_frame", "gi_frame", "ag_frame") if hasattr(awaited, name)), None)
         if frame is None:
             break
-        found.append(frame)
+        frames.append(frame)
         awaited = next((getattr(awaited, name, None) for name in ("cr_await", "gi_yieldfrom", "ag_await") if hasattr(awaited, name)), None)
-    return found[::-1]
+    return frames[::-1]
 
 
 def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:  # noqa: PLR0911 - a table by module
     """What a task awaits."""
     for frame in reversed(task_frames(task)):
         module, name = str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
-        held = names_of(frame)
-        what = type(held.get("self")).__name__.lower()
+        names = names_of(frame)
+        what = type(names.get("self")).__name__.lower()
         if module == "asyncio.locks" and name in {"wait", "acquire", "wait_for"}:
             kind = "lock" if name == "acquire" else "event"
-            return Waiting(kind, f"asyncio {what}", on=held.get("self"))  # type: ignore[arg-type]
+            return Waiting(kind, f"asyncio {what}", on=names.get("self"))  # type: ignore[arg-type]
         if module == "asyncio.queues" and name in {"get", "put", "join"}:
-            return Waiting("queue", f"asyncio queue.{name}()", on=held.get("self"), facts={name: True})
+            return Waiting("queue", f"asyncio queue.{name}()", on=names.get("self"), facts={name: True})
         if module == "asyncio.tasks" and name == "sleep":
-            return Waiting("sleep", f"asyncio.sleep({held.get('delay', 0)})")
-        pid = getattr(held.get("self"), "pid", None) if module == "asyncio.subprocess" else None
+            return Waiting("sleep", f"asyncio.sleep({names.get('delay', 0)})")
+        pid = getattr(names.get("self"), "pid", None) if module == "asyncio.subprocess" else None
         if isinstance(pid, int):
             return Waiting("join", f"the end of process {pid}", targets=[("process", pid)])
         if module.startswith(("asyncio.streams", "asyncio.subprocess", "aiohttp", "httpx", "httpcore")):

@@ -93,7 +93,9 @@ def _acquired_at(frame: FrameType, lock: Any) -> tuple[int | None, bool]:
 def _called_on(lock: Any, inside: ast.AST, frame: FrameType, names: dict[str, Any]) -> list[tuple[str, int]]:
     """(method, line) of the calls on a lock in a function or loop, in the order of their lines."""
     functions = (node.func for node in own_nodes(inside) if isinstance(node, ast.Call))
-    found = [one for one in functions if isinstance(one, ast.Attribute) and _same(value_of(one.value, frame, names), lock)]
+    found = [
+        function for function in functions if isinstance(function, ast.Attribute) and _same(value_of(function.value, frame, names), lock)
+    ]
     return sorted(((one.attr, one.lineno) for one in found), key=lambda call: call[1])
 
 
@@ -120,13 +122,13 @@ def _runners(future: Any, stacks: Stacks) -> list[Target]:
     for ident, frames in stacks.items():
         for frame in frames:
             if frame.f_globals.get("__name__") == "concurrent.futures.thread" and frame.f_code.co_name in {"run", "_worker"}:
-                held = names_of(frame)
-                if getattr(held.get("self"), "future", None) is future:
+                names = names_of(frame)
+                if getattr(names.get("self"), "future", None) is future:
                     return [("thread", ident)]
-                if frame.f_code.co_name == "_worker" and held.get("work_item") is not None:
-                    busy.append((ident, held.get("work_queue")))
+                if frame.f_code.co_name == "_worker" and names.get("work_item") is not None:
+                    busy.append((ident, names.get("work_queue")))
     # What waits in a pool's queue is held by its `SimpleQueue`, which tells the collector what it refers to.
-    queued = ((ident, one) for ident, queue in busy if queue is not None for one in gc.get_referents(queue))
+    queued = ((ident, referent) for ident, queue in busy if queue is not None for referent in gc.get_referents(queue))
     waiting = ((ident, item) for ident, one in queued for item in (tuple(one) if isinstance(one, list) else (one,)))
     return list(dict.fromkeys(("thread", ident) for ident, item in waiting if getattr(item, "future", None) is future))
 

@@ -61,13 +61,13 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
     idents = [thread.ident or 0 for thread in threads] + [thread.ident for thread in unnamed]
     stacks.update({ident: own_frames(current.get(ident)) for ident in idents})
     waits.update({ident: wait_of(frames) for ident, frames in stacks.items()})
-    callbacks = [one for frames in stacks.values() for one in scheduled_callbacks(frames)]
+    callbacks = [callback for frames in stacks.values() for callback in scheduled_callbacks(frames)]
     tasks = _add_tasks(stacks, waits)
     everybody: list[threading.Thread | _Task] = [*threads, *unnamed, *tasks]
     reach = functools.cache(lambda ident: Reach(stacks[ident], [task.task for task in tasks if task.ident == ident]))
     _find_enders(reach, callbacks, stacks, waits)
     rank, world_size = rank_of_process()
-    joining = next((one.facts for one in waits.values() if one is not None and one.facts.get("op") == "init_process_group"), {})
+    joining = next((wait.facts for wait in waits.values() if wait is not None and wait.facts.get("op") == "init_process_group"), {})
     rank = joining.get("rank") if rank is None else rank
     world_size = joining.get("world_size") if world_size is None else world_size
     torch = loaded("torch")

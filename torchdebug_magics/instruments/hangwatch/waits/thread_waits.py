@@ -40,16 +40,16 @@ POLLS = frozenset({("torch.distributed.elastic.agent.server.api", "run")})
 
 def own_frames(frame: FrameType | None) -> list[FrameType]:
     """The frames of a thread, innermost first: those of its own process, without what a loop that polls calls meanwhile."""
-    found: list[FrameType] = []
+    frames: list[FrameType] = []
     while frame is not None:
         place = (_module(frame), frame.f_code.co_name)
         if place in POLLS and READERS[place](names_of(frame)) is not None:
-            found.clear()
-        found.append(frame)
+            frames.clear()
+        frames.append(frame)
         if place in _BEGINNINGS:
             break
         frame = frame.f_back
-    return found
+    return frames
 
 
 def wait_of(frames: Sequence[FrameType]) -> Waiting | None:
@@ -115,8 +115,8 @@ def _collective(name: str, held: Mapping[str, Any]) -> Waiting:
 
 def _host(inner: Sequence[FrameType]) -> str:
     for frame in inner:
-        held = names_of(frame)
-        for value in (held.get("self"), held.get("conn"), held.get("address")):
+        names = names_of(frame)
+        for value in (names.get("self"), names.get("conn"), names.get("address")):
             host = getattr(value, "host", None) if not isinstance(value, tuple) else value[0]
             if isinstance(host, str) and host:
                 return host
@@ -124,7 +124,7 @@ def _host(inner: Sequence[FrameType]) -> str:
 
 
 def _is_in(module: str, packages: tuple[str, ...]) -> bool:
-    return module.startswith(packages) and any(module == one or module.startswith(f"{one}.") for one in packages)
+    return module.startswith(packages) and any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def _module(frame: FrameType) -> str:
@@ -181,7 +181,7 @@ def _pool_workers(result: Any) -> list[Target]:
     """Of a pool, or of the pool of a result; the threads of a `ThreadPool`."""
     pool = result._pool
     workers = pool if isinstance(pool, list) else pool._pool
-    return _processes(*workers) or [("thread", one.ident) for one in workers if getattr(one, "ident", None)]
+    return _processes(*workers) or [("thread", worker.ident) for worker in workers if getattr(worker, "ident", None)]
 
 
 def _ranks(agent: Any) -> list[Target]:

@@ -207,7 +207,7 @@ def where_trap(evidence: Evidence) -> Diagnosis | None:
     forward = evidence.forward
     if forward is None or not evidence.was_thrown_away():
         return None
-    selector = next((one for one in evidence.consumers(forward) if one.name.removesuffix("_") in SELECTORS), None)
+    selector = next((consumer for consumer in evidence.consumers(forward) if consumer.name.removesuffix("_") in SELECTORS), None)
     if selector is None:
         return None
     argument = "the denominator" if evidence.plain_name in DIVISIONS else "the argument"

@@ -236,7 +236,6 @@ def _divides_by_a_spread(evidence: Evidence) -> bool:
 _EDGE = "`{{op}}` is defined from {0} to {1} only, and its value or its derivative is infinite at both ends"
 _ROOT_AT_ZERO = "the derivative of a square root at 0 is infinite"
 _DISTANCE = "`torch.linalg.vector_norm`, whose derivative at 0 is 0"
-
 MASKED_ROW = Row(
     ANY, "masked_row", _is_masked,
     "a whole row is masked with -inf, so its softmax is 0 / 0",
@@ -264,7 +263,6 @@ NEIGHBOUR_CAUSES: tuple[Rule, ...] = (
         "add a small number to the denominator"),
 )  # fmt: skip
 """What an op and those before it tell; in the order they are tried."""
-
 OP_CAUSES: tuple[Row, ...] = (
     Row(frozenset({"_ctc_loss", "ctc_loss", "_cudnn_ctc_loss"}), "infeasible_ctc", always,
         "a target is too long for its input (repeated labels need a blank between them), so no alignment exists",

@@ -25,7 +25,6 @@ from torchdebug_magics.report import Location
 
 Sinks: TypeAlias = list[tuple[torch.Tensor, Sink]]
 """Bad tensors, each with what it is."""
-
 _WRITTEN_DOWN = frozenset(product(("fill_", "copy_"), ("nan_constant", "inf_constant")))
 
 
@@ -77,7 +76,7 @@ def same_gradients(replayed: Replayed, inquiry: Inquiry) -> bool:
 
 def needs_others(replayed: Replayed) -> bool:
     """Whether a loss that other ranks have a part in may be bad because of theirs: what this rank gives is finite."""
-    given = [math.isfinite(one.peak) for one in replayed.exchanges]
+    given = [math.isfinite(exchange.peak) for exchange in replayed.exchanges]
     return any(given) and (replayed.reproduced is False or any(map(is_bad, replayed.losses)))
 
 
@@ -244,7 +243,7 @@ def _sent(leaf: torch.Tensor, replayed: Replayed, inquiry: Inquiry) -> tuple[tor
     """Type and largest magnitude of what this rank has put into the averaging of a gradient, and the line that does it."""
     own = replayed.gradients
     for wrapper in replayed.averaging:
-        parameters = [one for one in wrapper.parameters() if one.requires_grad]
+        parameters = [parameter for parameter in wrapper.parameters() if parameter.requires_grad]
         if wrapper.require_backward_grad_sync and any(one is leaf for one in parameters):
             frame = user_frame(inquiry.chain[0].frame) if inquiry.chain else None
             peak = largest([own[key] for one in parameters if (key := str(id(one))) in own])
@@ -252,7 +251,7 @@ def _sent(leaf: torch.Tensor, replayed: Replayed, inquiry: Inquiry) -> tuple[tor
     gradient = own.get(str(id(leaf)))
     if gradient is None:
         return None
-    large = [one for one in replayed.exchanges if one.dtype.is_floating_point and one.element_count >= gradient.numel()]
+    large = [exchange for exchange in replayed.exchanges if exchange.dtype.is_floating_point and exchange.element_count >= gradient.numel()]
     # Where the gradients were joined first, it is the only line that sent as much.
     same = [one for one in large if memory_of(gradient) in one.memory] or (large if len({one.location for one in large}) == 1 else [])
     return (same[-1].dtype, same[-1].peak, same[-1].location) if same else None

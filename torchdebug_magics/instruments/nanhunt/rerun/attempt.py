@@ -19,8 +19,6 @@ from torchdebug_magics.probing.unsent_collectives import Exchange
 Place: TypeAlias = tuple[CodeType, int]
 """An instruction: unlike a frame it keeps no variables alive."""
 _NOT_THE_USERS = frozenset({"own", "torch"})
-
-
 Alike: TypeAlias = "Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]], bool]"
 
 

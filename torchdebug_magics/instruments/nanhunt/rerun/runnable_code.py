@@ -252,7 +252,7 @@ class Drawn:
 
     def __init__(self, statements: list[ast.stmt], now: Mapping[str, Any], last_line: int) -> None:
         bound = Counter(node.id for node in nodes(ast.Name, *statements) if not isinstance(node.ctx, ast.Load))
-        ahead = [one for one in statements if not covers(one, last_line)]
+        ahead = [statement for statement in statements if not covers(statement, last_line)]
         names = [name for one in ahead if (name := self._drawn(one)) and bound[name] == 1 and name in now]
         self.values = {
             name: now[name]

@@ -113,8 +113,8 @@ class Step:
         """Forget all, so that nothing outlives its step because of us."""
         collections: tuple[list[Any] | set[int] | dict[int, Entry], ...]
         collections = self.entries, self.buffers, self.python, self.started, self._forgotten
-        for one in collections:
-            one.clear()
+        for collection in collections:
+            collection.clear()
         self.chain, self.live_in, self.before, self.backwards = (), {}, None, 0
         self.closed = self.grows_graph = False
 

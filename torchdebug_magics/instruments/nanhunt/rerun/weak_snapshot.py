@@ -49,9 +49,9 @@ class WeakSnapshot:
 
     def __init__(self, places: Iterable[Namespace], bound: Bound = _EACH_STEP) -> None:
         self._places = list(places)
-        found = _plain_in(self._places, bound)
-        self._held = {id(value): _Held(id(value), type(value), faces) for value, faces in found}
-        values = {id(value): value for value, _ in found}
+        plain = _plain_in(self._places, bound)
+        self._held = {id(value): _Held(id(value), type(value), faces) for value, faces in plain}
+        values = {id(value): value for value, _ in plain}
         for held in list(self._held.values()):
             for _, parts in held.faces:
                 for place, part in enumerate(parts):
@@ -111,9 +111,9 @@ class _Now:
     def _find(self, held: _Held) -> Any:
         """What is reachable now and was known by the same id: no other list can be told to be that list."""
         if self._reachable is None:
-            found = _plain_in(self._places, Bound())
-            self._reachable = {id(value): value for value, _ in found}
-            self._reachable.update((id(part), part) for _, faces in found for _, parts in faces for part in parts)
+            plain = _plain_in(self._places, Bound())
+            self._reachable = {id(value): value for value, _ in plain}
+            self._reachable.update((id(part), part) for _, faces in plain for _, parts in faces for part in parts)
         value = self._reachable.get(held.identity, GONE)
         if type(value) is not held.type:
             return GONE
@@ -190,8 +190,8 @@ def _has_plain_attributes(value: object) -> bool:
         return False
     whose = _whose(kind)
     if whose == "library":
-        held = attributes_of(value)
-        return held is not None and all(map(is_leaf, held.values()))
+        attributes = attributes_of(value)
+        return attributes is not None and all(map(is_leaf, attributes.values()))
     return whose == "user" and (attributes_of(value) is not None or bool(members_of(kind)))
 
 

@@ -189,7 +189,7 @@ class Checks:
         were_bad = not math.isfinite(self._tally.last_peak)
         entered = self._recorder.models.entered() if were_bad or self._overflows.run else []
         self._overflows.look_before(entered)
-        gradients = (one.grad for model in entered for one in model.parameters() if one.grad is not None)
+        gradients = (parameter.grad for model in entered for parameter in model.parameters() if parameter.grad is not None)
         self._were_bad = were_bad and not math.isfinite(largest(gradients))
 
     def backward(self, tensors: tuple[torch.Tensor, ...], result: Any, *, keeps: bool) -> Outcome | None:
@@ -230,24 +230,24 @@ class Checks:
 
         In the middle of a backward pass: what that began from, and the frame that it runs in.
         """
-        held = updates.gradients_of(optimizer)
-        if any(id(gradient) in self._explained for _, gradient in held):
+        gradients = updates.gradients_of(optimizer)
+        if any(id(gradient) in self._explained for _, gradient in gradients):
             return None  # clipping, or an average over ranks, only spreads what the last backward() left
         overflowed = bool(self._overflows.run)
         # Collectives of the user's may have written the gradients: a tensor's version tells nothing of them.
         by_hand = world_size() > 1 and not any(isinstance(model, DistributedDataParallel) for model in self._recorder.models.entered())
         unseen = overflowed or (by_hand and math.isfinite(self._tally.last_peak))
-        changed = [gradient for _, gradient in held if unseen or self._versions.get(id(gradient)) != gradient._version]
+        changed = [gradient for _, gradient in gradients if unseen or self._versions.get(id(gradient)) != gradient._version]
         if not changed or self._tally.is_full or math.isfinite(survey((), changed)[1]) or skips(optimizer):
             return None
-        leaves = {**(self._recorder.parameters() if inside is not None else {}), **{id(one): one for one, _ in held}}
+        leaves = {**(self._recorder.parameters() if inside is not None else {}), **{id(one): one for one, _ in gradients}}
         inquiry = Inquiry(differentiated or self._last_loss, leaves, frame_chain(inside or sys._getframe(1)), self._context())
         with end_deferred():
             outcome = self._guard.run(
                 "the replay up to the update", self._investigator.update, self._recorder.step, inquiry, inside=inside is not None
             )
         if outcome is None:
-            parameter, gradient = next((pair for pair in held if kind_of(pair[1])), held[0])
+            parameter, gradient = next((pair for pair in gradients if kind_of(pair[1])), gradients[0])
             finding = updates.bad_gradient(
                 self._name(parameter), gradient, self._context(), overflowed=overflowed, computed=id(gradient) in self._versions
             )
@@ -331,10 +331,10 @@ class Checks:
             self._guard.run("the check of the last update", self._look_at_parameters, optimizer)
 
     def _look_at_parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
-        held = [parameter for parameter, _ in updates.gradients_of(optimizer)]
-        if not held or self._tally.is_full or self._tally.has_findings:
+        parameters = [parameter for parameter, _ in updates.gradients_of(optimizer)]
+        if not parameters or self._tally.is_full or self._tally.has_findings:
             return None
-        parameter = updates.first_bad([one for one in held if id(one) not in self._recorder.models.bad_from_start()])
+        parameter = updates.first_bad([one for one in parameters if id(one) not in self._recorder.models.bad_from_start()])
         if parameter is None:
             return None
         undo = self._undos.outermost()

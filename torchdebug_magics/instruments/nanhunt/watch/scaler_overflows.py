@@ -36,7 +36,7 @@ class Overflows:
         """Right before a backward()."""
         self._counted.clear()
         for model in models if self.run else ():
-            parameters = [one for one in model.parameters() if one.grad is not None]
+            parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
             if not math.isfinite(largest(one.grad for one in parameters if one.grad is not None)):
                 self._counted.update(map(id, parameters))
 

@@ -141,7 +141,7 @@ def _at_update(value: torch.Tensor, name: str, place: Location | None, context: 
 
 def first_bad(parameters: list[torch.Tensor]) -> torch.Tensor | None:
     """The first non-finite one; None, with one synchronisation, where all are finite."""
-    return None if math.isfinite(survey((), parameters)[1]) else next((one for one in parameters if kind_of(one)), None)
+    return None if math.isfinite(survey((), parameters)[1]) else next((parameter for parameter in parameters if kind_of(parameter)), None)
 
 
 def group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any] | None:
@@ -236,7 +236,7 @@ class Undo:
         tensors: dict[int, torch.Tensor] = {}
         for root in (optimizer.state, *optimizer.param_groups):
             self._collect(root, tensors)
-        self._versions = [(one, _version(one)) for one in tensors.values()]
+        self._versions = [(tensor, _version(tensor)) for tensor in tensors.values()]
         self.has_copies = copies and sum(one.nbytes for one in tensors.values()) <= _MOST_BYTES
         self._copies = [(one, one.detach().clone()) for one in tensors.values()] if self.has_copies else []
 

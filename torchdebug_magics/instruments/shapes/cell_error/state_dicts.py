@@ -21,7 +21,6 @@ from torchdebug_magics.probing.source.syntax import dotted, nodes, tree_of
 _SHOWN = 2
 _MOST_CHANGED = 2
 """Arguments of a module that may have been others when the checkpoint was written."""
-
 Sizes = tuple[int, ...]
 
 

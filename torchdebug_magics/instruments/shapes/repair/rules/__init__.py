@@ -21,7 +21,6 @@ from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, shown
 
 __all__ = ["Diagnosis", "diagnosis"]
-
 _RULES: tuple[Callable[[FailureFacts], Diagnosis | None], ...] = (
     dtypes_and_devices.device,
     layers.embedding,
@@ -42,8 +41,6 @@ _RULES: tuple[Callable[[FailureFacts], Diagnosis | None], ...] = (
     python.picture,
     python.absent,
 )
-
-
 _KNOWN: WeakKeyDictionary[FailureFacts, Diagnosis] = WeakKeyDictionary()
 
 
