@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeAlias
 
 Format: TypeAlias = Literal["count", "number", "bytes", "seconds", "share", "text", "prose", "code"]
 """Format of a table column: ``"text"`` is a word or two, ``"prose"`` may be long, ``"code"`` is source code."""
-
 _BARS = "▁▂▃▄▅▆▇█"
 _KILO, _KIBI, _MINUTE = 1000, 1024, 60
 _IN_FULL = 10_000

@@ -30,7 +30,7 @@ from torchdebug_magics.errors import SessionError
 from torchdebug_magics.ranks.compared import Compared
 from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.ranks.transport import is_cut
-from torchdebug_magics.session import Session
+from torchdebug_magics.session import ReportT, Session
 
 if TYPE_CHECKING:
     import ast
@@ -80,7 +80,7 @@ class Body(Protocol):
         """What a run has left to the user, by name."""
 
     def run(self) -> None:
-        """Run it once more. Its exceptions propagate; its output is hidden."""
+        """Run it once more. Its exceptions propagate, and nothing is displayed; the caller silences its streams."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +245,7 @@ class Instrument:
         return self.session_of_cell(job.options, SCRIPT, job)
 
     def session_of_cell(self, options: Mapping[str, Any], context: CellContext, job: Job | None = None) -> Session[Any]:
-        """A new session for a cell."""
+        """A new session for a cell, a script or a rank."""
         options = self._known(options) if job is None else options  # a launcher tells its ranks more than a user can
         watch = self._function("probe", "watch")
         if watch is None:
@@ -256,7 +256,7 @@ class Instrument:
             from torchdebug_magics.ranks.following import FollowedRanks  # noqa: PLC0415
 
             probe = FollowedRanks(probe, self, options, job)
-        return Session(probe, _checked)
+        return Session(probe, finished)
 
     def compared(self, report: Report) -> Compared:
         """The part of a rank's report that is compared with the other ranks."""
@@ -267,7 +267,7 @@ class Instrument:
         """Examine values without a session."""
         result = self._function("examine", "examine")(context, *subjects, **self._known(options))
         examined = result if isinstance(result, Examined) else Examined(result)
-        return examined if examined.report is None else replace(examined, report=_checked(examined.report, context.last_error))
+        return examined if examined.report is None else replace(examined, report=finished(examined.report, context.last_error))
 
     def subject_of(self, called: object) -> nn.Module | None:
         """The model if `called` is a model that is called on the magic's line; None if the call itself is evaluated."""
@@ -339,8 +339,11 @@ def writable_path(text: str) -> Path:
     return path
 
 
-def _checked(report: Any, error: BaseException | None = None) -> Any:
-    """The report with no code in its fixes but what could run; a process without torch has made none."""
+def finished(report: ReportT, error: BaseException | None = None) -> ReportT:
+    """A report as it is handed out: its fixes hold no code but what could run, as edits where the source tells how to apply it.
+
+    A process without torch has made no fix. `error` is what ended the cell.
+    """
     if "torch" not in sys.modules:
         return report
     from torchdebug_magics.probing.source.edits import with_edits  # noqa: PLC0415

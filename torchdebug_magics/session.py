@@ -43,8 +43,8 @@ class Probe(Protocol[ReportT_co]):
 
 
 @runtime_checkable
-class Interrupting(Protocol):
-    """A probe that may interrupt its cell, or that shows its errors in a shorter form."""
+class ShortensTraceback(Protocol):
+    """A probe that shows the errors of its cell in a shorter form."""
 
     def traceback_of(self, error: BaseException) -> list[str]:
         """The lines shown in place of an error's traceback; empty for the plain traceback."""
@@ -110,7 +110,7 @@ class Session(Generic[ReportT]):
 
     def traceback_of(self, error: BaseException) -> list[str]:
         """The lines shown in place of an error's traceback; empty for the plain traceback."""
-        return self._probe.traceback_of(error) if isinstance(self._probe, Interrupting) else []
+        return self._probe.traceback_of(error) if isinstance(self._probe, ShortensTraceback) else []
 
     @property
     def is_recorded(self) -> bool:

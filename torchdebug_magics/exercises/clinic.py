@@ -15,7 +15,6 @@ from torchdebug_magics.exercises.checking import Exercise, expect, expect_kind
 _CLOSE = 0.01
 """A bound below a square root leaves a distance as small as this."""
 _EXACT = 1e-4
-
 check = Exercise("All six patients are healthy; the next ones will be your own.")
 
 

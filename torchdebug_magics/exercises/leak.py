@@ -15,7 +15,6 @@ from torchdebug_magics.exercises.checking import Exercise, Sealed, expect, shown
 
 _LARGEST = Sealed("leak/largest", "2ddc168e4e007383793808fdd22f9113")
 _BATCHES = 4
-
 check = Exercise("All tasks are solved: this loop can run for a week now, and takes as much memory at its end as at its beginning.")
 
 

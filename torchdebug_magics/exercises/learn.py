@@ -16,7 +16,6 @@ _PART = Sealed("learn/part", "00bb5ae9f41df6ab5aeadde7d7d7fb82")
 _CLASSES = 3
 _STEPS = 4
 _LEARNED = 0.4
-
 check = Exercise("All tasks are solved: when a loss does not move, you ask what is updated, what the gradient reaches, and in which order.")
 
 

@@ -19,7 +19,6 @@ _FAR = slice(-3, None)
 """Of the distances that are tried, those that are far from 0."""
 _STEP = Sealed("nan/step", "a2f448be3ac24583c7a786ff6b0e8a29")
 _LAYER = Sealed("nan/layer", "63b24ccae57ea8d0022ccbe611e40ec6")
-
 check = Exercise("All tasks are solved: you can plant a NaN, find it in three ways, and say which of the three to believe.")
 
 

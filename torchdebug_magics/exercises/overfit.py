@@ -21,7 +21,6 @@ _WIRINGS = {
     "g": "e30bc3189ca6aecff02ef53f3b13f18b",
     "h": "b25550104167683e09224fe260889668",
 }
-
 check = Exercise("All tasks are solved: from now on, a model that cannot learn eight pictures by heart is not trained on a million.")
 
 

@@ -8,7 +8,6 @@ from torchdebug_magics.exercises.checking import Exercise, Sealed, expect, expec
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport
 
 _CAUSE = Sealed("reproduce/cause", "b30ef7fe446d6fab9b270353395f88be")
-
 check = Exercise("All tasks are solved: whoever runs this after you gets your numbers, and when they change, something was changed.")
 
 

@@ -98,11 +98,11 @@ def compared(loss_of: Callable[[Tensor, Tensor], Tensor]) -> None:
     for count in (8, 1):
         predictions, targets = torch.randn(count, 1, requires_grad=True), torch.randn(count)
         expected = sum((float(predictions[row, 0]) - float(targets[row])) ** 2 for row in range(count)) / count
-        found = loss_of(predictions, targets)
-        expect_kind(found, Tensor, "`loss_of` should give a tensor, from which `backward()` can start")
-        expect(found.numel() == 1, f"a loss is one number, and this one is of shape {tuple(found.shape)}; the mean is still missing.")
-        expect(found.requires_grad, "no gradient reaches the predictions, so that nothing would learn from this loss.")
+        loss = loss_of(predictions, targets)
+        expect_kind(loss, Tensor, "`loss_of` should give a tensor, from which `backward()` can start")
+        expect(loss.numel() == 1, f"a loss is one number, and this one is of shape {tuple(loss.shape)}; the mean is still missing.")
+        expect(loss.requires_grad, "no gradient reaches the predictions, so that nothing would learn from this loss.")
         expect(
-            abs(float(found) - expected) < 1e-4,  # noqa: PLR2004 - rounding
-            f"for {count} predictions the loss should be {expected:.4f}, and is {float(found):.4f}; what shape has the difference?",
+            abs(float(loss) - expected) < 1e-4,  # noqa: PLR2004 - rounding
+            f"for {count} predictions the loss should be {expected:.4f}, and is {float(loss):.4f}; what shape has the difference?",
         )

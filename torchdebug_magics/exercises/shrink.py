@@ -16,7 +16,6 @@ from torchdebug_magics.exercises.checking import Exercise, expect, expect_kind, 
 _GIB = 2**30
 _LARGEST = 1_000_000
 _TOKENS = 4, 16
-
 check = Exercise("All tasks are solved: your next bug in a giant is found in a dwarf.")
 
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 from torchdebug_magics.format import number, plural, sparkline
 from torchdebug_magics.html import style
+from torchdebug_magics.html.page import Heatmap
 from torchdebug_magics.html.pictures import image
 from torchdebug_magics.html.style import Markup, el, framed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
-
-    from torchdebug_magics.html.page import Heatmap
 
 
 NumberT = TypeVar("NumberT", int, float)
-
 _MOST_ROWS = 48
 _QUICK_COLUMNS = 64
 _ROW_PX, _ROW_INCHES = 15, 0.15

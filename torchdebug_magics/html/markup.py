@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdebug_magics.html import style
 from torchdebug_magics.html.heatmap import heatmap
-from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table, Verbatim
+from torchdebug_magics.html.page import Areas, Bars, Block, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table, Verbatim
 from torchdebug_magics.html.pictures import areas, chart
 from torchdebug_magics.html.style import Markup, el, framed, prose
 from torchdebug_magics.html.table import bars, boxes, meters, table
-
-if TYPE_CHECKING:
-    from torchdebug_magics.html.page import Block
-
 
 _ROOM = 60_000
 """Bytes that the tables of one page may take, so that an output with a chart stays below 100 KB."""

@@ -7,13 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from torchdebug_magics.format import Format, cell
-
-if TYPE_CHECKING:
-    from torchdebug_magics.report import Gauge
-
+from torchdebug_magics.report import Gauge
 
 Status: TypeAlias = Literal["good", "bad", "warn", "info", "busy"]
 Cell: TypeAlias = str | int | float | None

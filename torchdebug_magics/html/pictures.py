@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import cell, number, plural, sparkline
 from torchdebug_magics.html import style
+from torchdebug_magics.html.page import Areas, Chart
 from torchdebug_magics.html.style import Markup, el, framed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from PIL.Image import Image
-
-    from torchdebug_magics.html.page import Areas, Chart
 
 
 _HEIGHT = 1.6

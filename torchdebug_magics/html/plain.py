@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torchdebug_magics.format import cell, one_line, share, sparkline
 from torchdebug_magics.html import heatmap
-from torchdebug_magics.html.page import Areas, Bars, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table, Verbatim
+from torchdebug_magics.html.page import Areas, Bars, Block, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table, Verbatim
 from torchdebug_magics.html.pictures import describe, describe_areas, totals
 from torchdebug_magics.html.style import STATUS
 from torchdebug_magics.html.table import details, leads_on, level, shares
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torchdebug_magics.html.page import Block
-    from torchdebug_magics.report import Gauge
-
+from torchdebug_magics.report import Gauge
 
 _WIDTH = 100
 _ROWS = 12

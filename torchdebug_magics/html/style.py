@@ -8,11 +8,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torchdebug_magics.html.page import Status
-
+from torchdebug_magics.html.page import Status
 
 _VOID = frozenset({"br", "img", "wbr"})
 

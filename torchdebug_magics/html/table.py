@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
 
-from torchdebug_magics.format import byte_size, cell, plural, share
+from torchdebug_magics.format import Format, byte_size, cell, plural, share
 from torchdebug_magics.html import style
+from torchdebug_magics.html.page import Bars, Boxes, Measure, Meters, Table
 from torchdebug_magics.html.pictures import dot
 from torchdebug_magics.html.style import Markup, el, framed, join, prose
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from torchdebug_magics.format import Format
-    from torchdebug_magics.html.page import Bars, Boxes, Measure, Meters, Table
-    from torchdebug_magics.report import Gauge
-
+from torchdebug_magics.report import Gauge
 
 OPEN_ROWS = 50
 NO_ATTRIBUTES: Mapping[str, str] = {}

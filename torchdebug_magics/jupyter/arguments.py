@@ -10,18 +10,13 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
 
 from IPython.core.error import UsageError
 from IPython.utils.text import DollarFormatter
 
-from torchdebug_magics.instrument import writable_path
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torchdebug_magics.instrument import Instrument
-
+from torchdebug_magics.instrument import Instrument, writable_path
 
 _SWITCHES = ("on", "off")
 _LITERAL = re.compile(r'"([a-z]+)"')

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import get_ident
-from types import FrameType, SimpleNamespace
+from types import FrameType, SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -19,14 +19,11 @@ from IPython.core.inputtransformer2 import cell_magic, leading_indent
 from IPython.core.interactiveshell import ExecutionResult
 
 from torchdebug_magics.jupyter.arguments import without_comment
+from torchdebug_magics.jupyter.showing import ShownSession
 from torchdebug_magics.session import without_ours
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from IPython.core.interactiveshell import InteractiveShell
-
-    from torchdebug_magics.jupyter.showing import ShownSession
 
 
 # IPython's runner and ours; each holds, in a local called `result`, what its cell will result in.

@@ -13,13 +13,12 @@ from uuid import uuid4
 from IPython.core.displaypub import CapturingDisplayPublisher
 
 from torchdebug_magics import catalog
+from torchdebug_magics.html.page import Block, Page
+from torchdebug_magics.instrument import Instrument
 from torchdebug_magics.report import Report
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
-
-    from torchdebug_magics.html.page import Block, Page
-    from torchdebug_magics.instrument import Instrument
 
 
 Mode = Literal["auto", "widget", "frozen", "text"]

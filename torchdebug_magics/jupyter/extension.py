@@ -17,7 +17,8 @@ from IPython.core.magic import no_var_expand
 from torchdebug_magics import __version__, catalog
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.fixes import changes, fixed_source
-from torchdebug_magics.html.page import Facts, Note, Page, Table
+from torchdebug_magics.html.page import Block, Facts, Note, Page, Table
+from torchdebug_magics.instrument import Instrument
 from torchdebug_magics.jupyter.arguments import without_comment
 from torchdebug_magics.jupyter.cell import CellSessions, MagicLines, on_event
 from torchdebug_magics.jupyter.display import MODES, Screen, show_reports
@@ -25,15 +26,12 @@ from torchdebug_magics.jupyter.magics import Home, InstrumentMagic, LastingSessi
 from torchdebug_magics.jupyter.recorder import Recorder
 from torchdebug_magics.machine import gpus
 from torchdebug_magics.machine.kept_files import abandoned_copies
+from torchdebug_magics.report import Report
+from torchdebug_magics.session import Session
 
 if TYPE_CHECKING:
     from IPython.core.completer import CompletionContext
     from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
-
-    from torchdebug_magics.html.page import Block
-    from torchdebug_magics.instrument import Instrument
-    from torchdebug_magics.report import Report
-    from torchdebug_magics.session import Session
 
 
 _KEY = "TorchDebug"

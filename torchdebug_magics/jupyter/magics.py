@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from types import CodeType
+from typing import Any, NamedTuple, TypeAlias
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -18,23 +19,15 @@ from IPython.utils.capture import capture_output
 
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instrument import CellContext
-from torchdebug_magics.jupyter.arguments import MagicParser, evaluated
-from torchdebug_magics.jupyter.cell import on_event, running_cells
+from torchdebug_magics.html.page import Fold
+from torchdebug_magics.instrument import CellContext, Instrument
+from torchdebug_magics.jupyter.arguments import Arguments, MagicParser, evaluated
+from torchdebug_magics.jupyter.cell import CellSessions, on_event, running_cells
+from torchdebug_magics.jupyter.display import Screen
+from torchdebug_magics.jupyter.recorder import Recorder
 from torchdebug_magics.jupyter.showing import Delivery, ShownSession, folded, watched_work
-
-if TYPE_CHECKING:
-    from types import CodeType
-
-    from torchdebug_magics.html.page import Fold
-    from torchdebug_magics.instrument import Instrument
-    from torchdebug_magics.jupyter.arguments import Arguments
-    from torchdebug_magics.jupyter.cell import CellSessions
-    from torchdebug_magics.jupyter.display import Screen
-    from torchdebug_magics.jupyter.recorder import Recorder
-    from torchdebug_magics.report import Report
-    from torchdebug_magics.session import Session
-
+from torchdebug_magics.report import Report
+from torchdebug_magics.session import Session
 
 Keep: TypeAlias = "Callable[[str, Report, Session[Any] | None], None]"
 """Called with each report: the magic's name, the report, and its session if there was one."""
@@ -222,7 +215,7 @@ class CellBody:
         return {name: value for name, value in self.namespace.items() if name not in self.hidden}
 
     def run(self) -> None:
-        """Run the body again: its exceptions propagate, its output is hidden."""
+        """Run the body again: its exceptions propagate, and nothing is displayed; the caller silences its streams."""
         __tracebackhide__ = True
         code = self._code
         assert code is not None

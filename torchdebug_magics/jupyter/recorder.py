@@ -16,11 +16,10 @@ from torchdebug_magics.machine.blackbox import BlackBox, Entry, last_words
 from torchdebug_magics.machine.limits import Limits
 from torchdebug_magics.machine.process import rss_bytes
 from torchdebug_magics.machine.sampler import Sampler
+from torchdebug_magics.session import Session
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
-
-    from torchdebug_magics.session import Session
 
 
 _EVERY_S = 0.25

@@ -5,27 +5,20 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from torchdebug_magics.errors import SessionError
-from torchdebug_magics.html.page import Fold, Verbatim
+from torchdebug_magics.html.page import Block, Fold, Verbatim
+from torchdebug_magics.instrument import Instrument
+from torchdebug_magics.jupyter.arguments import Arguments
+from torchdebug_magics.jupyter.display import Channel, Screen
+from torchdebug_magics.jupyter.recorder import Recorder
 from torchdebug_magics.machine.sampler import Sampler
-from torchdebug_magics.session import first_interrupt, past_ours, without_ours
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import TracebackType
-    from typing import Self
-
-    from torchdebug_magics.html.page import Block
-    from torchdebug_magics.instrument import Instrument
-    from torchdebug_magics.jupyter.arguments import Arguments
-    from torchdebug_magics.jupyter.display import Channel, Screen
-    from torchdebug_magics.jupyter.recorder import Recorder
-    from torchdebug_magics.report import Report
-    from torchdebug_magics.run.meeting import EngineCell
-    from torchdebug_magics.session import Session
-
+from torchdebug_magics.report import Report
+from torchdebug_magics.run.meeting import EngineCell
+from torchdebug_magics.session import Session, first_interrupt, past_ours, without_ours
 
 _FIRST_S = 0.3
 """Delay before the first view, so that a quick cell shows only its report."""

@@ -7,18 +7,15 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ipywidgets
 
 from torchdebug_magics.html import markup
-from torchdebug_magics.html.page import Facts, Fold, Place, Table
+from torchdebug_magics.html.page import Block, Facts, Fold, Page, Place, Table
 from torchdebug_magics.html.style import el
 from torchdebug_magics.html.table import table as table_html
 from torchdebug_magics.html.table import tree as tree_html
-
-if TYPE_CHECKING:
-    from torchdebug_magics.html.page import Block, Page
 
 _CODE = re.compile(r"`([^`\n]+)`")
 _ROOM = 56_000

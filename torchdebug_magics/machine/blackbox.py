@@ -12,15 +12,11 @@ import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Self
 
 from torchdebug_magics.format import byte_size
 from torchdebug_magics.machine.limits import Limits
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
 
 _SIZE = 4096
 _NEARLY_FULL = 0.9

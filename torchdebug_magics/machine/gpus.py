@@ -8,16 +8,13 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any, Self
 
 from torchdebug_magics.format import byte_size
 from torchdebug_magics.machine.limits import smallest_limit
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
 
 _PACKAGES = ("torch", "ipython", "ipykernel", "ipywidgets", "matplotlib")
 
@@ -73,21 +70,18 @@ class Gpus:
             self._known = tuple(
                 (handle, _text(pynvml.nvmlDeviceGetName(handle)), _text(pynvml.nvmlDeviceGetUUID(handle))) for handle in self._visible()
             )
-            if not self._known and not self.problem:
-                wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-                named = f"CUDA_VISIBLE_DEVICES={wanted!r} names no GPU of this machine"
-                self.problem = "the NVIDIA driver lists no GPU" if wanted is None else named
         except Exception as error:  # noqa: BLE001 - as above
             self.problem = f"the NVIDIA driver does not answer ({_one_line(error)})"
+        if not self._known and not self.problem:
+            wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+            named = f"CUDA_VISIBLE_DEVICES={wanted!r} names no GPU of this machine"
+            self.problem = "the NVIDIA driver lists no GPU" if wanted is None else named
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        nvml, self._nvml, self._known = self._nvml, None, ()
-        if nvml is not None:
-            try:
-                nvml.nvmlShutdown()
-            except Exception as failure:  # noqa: BLE001 - a driver that is gone has nothing left to close
-                self.problem = self.problem or _one_line(failure)
+        if self._nvml is not None:
+            self._answer("nvmlShutdown")  # a driver that is gone has nothing left to close
+        self._nvml, self._known = None, ()
 
     def read(self) -> list[Gpu]:
         """The GPUs now, in the order in which CUDA numbers them where CUDA_VISIBLE_DEVICES names them."""
@@ -99,58 +93,43 @@ class Gpus:
         except Exception as error:  # noqa: BLE001 - as above
             self.problem = f"{name} cannot be read ({_one_line(error)})"
             return None
-        return Gpu(name, uuid, int(memory.used), int(memory.total), self._processes(handle))
-
-    def _processes(self, handle: Any) -> tuple[tuple[int, int | None], ...] | None:
-        try:
-            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except Exception:  # noqa: BLE001 - an old driver, MIG or missing permission: then nobody knows
-            return None
+        running = self._answer("nvmlDeviceGetComputeRunningProcesses", handle)
         # Windows, and a GPU that is split into MIG instances, do not tell how much each uses.
-        return tuple((int(one.pid), None if one.usedGpuMemory is None else int(one.usedGpuMemory)) for one in found)
+        used = None if running is None else tuple((int(one.pid), _whole(one.usedGpuMemory)) for one in running)
+        return Gpu(name, uuid, int(memory.used), int(memory.total), used)
 
-    # Which of them ---------------------------------------------------------------------------------------------------
+    def _answer(self, call: str, *values: Any) -> Any:
+        """What a function of the library returns; None where the driver is old, permission is missing, or the answer is "no such thing"."""
+        try:
+            return getattr(self._nvml, call)(*values)
+        except Exception:  # noqa: BLE001 - as above
+            return None
 
     def _visible(self) -> Iterator[Any]:
         """As CUDA reads CUDA_VISIBLE_DEVICES: up to the first name that means nothing."""
         wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
         handles = [self._nvml.nvmlDeviceGetHandleByIndex(at) for at in range(self._nvml.nvmlDeviceGetCount())]
-        if wanted is None:
-            yield from map(self._instance, handles)
-            return
-        for name in map(str.strip, wanted.split(",")):
-            handle = self._named(name, handles)
-            if handle is None:
-                return
-            yield handle
+        named = handles if wanted is None else (self._named(name.strip(), handles) for name in wanted.split(","))
+        return map(self._instance, takewhile(lambda handle: handle is not None, named))
 
     def _named(self, name: str, handles: Sequence[Any]) -> Any:
-        if name.isdigit():
-            return self._instance(handles[int(name)]) if int(name) < len(handles) else None
         if name.startswith("MIG-"):
-            try:
-                return self._nvml.nvmlDeviceGetHandleByUUID(name)
-            except Exception:  # noqa: BLE001 - as CUDA does: it means nothing
-                return None
+            return self._answer("nvmlDeviceGetHandleByUUID", name)
         if name.startswith("GPU-"):  # any beginning that fits only one will do
-            fitting = [one for one in handles if _text(self._nvml.nvmlDeviceGetUUID(one)).startswith(name)]
-            return self._instance(fitting[0]) if len(fitting) == 1 else None
-        return None
+            fitting = [handle for handle in handles if _text(self._nvml.nvmlDeviceGetUUID(handle)).startswith(name)]
+            return fitting[0] if len(fitting) == 1 else None
+        return handles[int(name)] if name.isdigit() and int(name) < len(handles) else None
 
     def _instance(self, handle: Any) -> Any:
         """Of a GPU that is split into MIG instances, the first: the one that CUDA takes."""
-        try:
-            split = bool(self._nvml.nvmlDeviceGetMigMode(handle)[0])
-        except Exception:  # noqa: BLE001 - a GPU that cannot be split
-            return handle
-        places = range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if split else 0)
-        return next((instance for at in places if (instance := self._instance_at(handle, at)) is not None), handle)
+        is_split = (self._answer("nvmlDeviceGetMigMode", handle) or (False,))[0]
+        places = range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if is_split else 0)
+        instances = (self._answer("nvmlDeviceGetMigDeviceHandleByIndex", handle, at) for at in places)
+        return next((instance for instance in instances if instance is not None), handle)
 
-    def _instance_at(self, handle: Any, at: int) -> Any:
-        try:
-            return self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)
-        except Exception:  # noqa: BLE001 - no instance in this place
-            return None
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def _one_line(error: BaseException) -> str:

@@ -154,8 +154,7 @@ class FileStore:
 
     def note(self, phase: str, path: str, version: Version) -> None:
         """Write it down for a later process, and for the one that has forked this one."""
-        entry = {"phase": phase, "path": path, "copy": version.copy, "target": version.target, **asdict(version.stamp)}
-        self._append(entry)
+        self._append({"phase": phase, "path": path, **asdict(version)})
 
     def note_act(self, act: str) -> None:
         """The same for an act that cannot be put back."""
@@ -173,9 +172,8 @@ class FileStore:
                 if "act" in entry:
                     yield "act", entry["act"], None
                 else:
-                    phase, path = entry.pop("phase"), entry.pop("path")
-                    copy, target = entry.pop("copy"), entry.pop("target")
-                    yield phase, path, Version(Stamp(**{**entry, "inode": tuple(entry["inode"])}), copy, target)
+                    stamp = Stamp(**{**entry["stamp"], "inode": tuple(entry["stamp"]["inode"])})
+                    yield entry["phase"], entry["path"], Version(stamp, entry["copy"], entry["target"])
 
     def anchor(self, path: str, version: Version) -> None:
         """Move the file away without a new inode, so that what has it open still has it."""
@@ -379,7 +377,7 @@ def abandoned_copies() -> dict[str, str]:
 
 
 def _not_put_back(folder: Path) -> dict[str, str]:
-    last: dict[str, dict[str, object]] = {}
+    last: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(OSError):
         for entry in _entries((folder / _JOURNAL).read_bytes()):
             if "path" in entry:
@@ -388,7 +386,7 @@ def _not_put_back(folder: Path) -> dict[str, str]:
     for path, entry in last.items():
         copy = str(entry["copy"])
         copy = copy + _ANCHORED if os.path.exists(copy + _ANCHORED) else copy
-        if entry["kind"] == "file" and os.path.exists(copy) and not _are_equal(path, copy):
+        if entry["stamp"]["kind"] == "file" and os.path.exists(copy) and not _are_equal(path, copy):
             lost[path] = copy
     return lost
 
@@ -404,16 +402,14 @@ def _entries(lines: bytes) -> Iterator[dict[str, Any]]:
 
 def _is_alive(folder: Path) -> bool:
     """Whether a process still uses the copies in a folder."""
-    try:
+    with contextlib.suppress(OSError):  # it is gone
         number = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(number)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(number)
     return False
 
 

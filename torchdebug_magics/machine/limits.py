@@ -44,7 +44,7 @@ class Limits:
         self._root = root
         self._counts_kills = counts_kills
         """Half of what a reading costs: not for who looks all the time."""
-        self._groups: tuple[Group, ...] = tuple(groups(root))
+        self._levels = tuple(_levels(root))
 
     def all(self) -> list[Limit]:
         """Every limit that is set, and the machine itself."""
@@ -55,12 +55,13 @@ class Limits:
         return min(self.all(), key=lambda limit: limit.left_bytes, default=None)
 
     def _containers(self) -> Iterator[Limit]:
-        for group in self._groups:
-            limit_bytes = group.limit_bytes()
-            used_bytes = None if limit_bytes is None else group.used_bytes()
-            if limit_bytes is not None and used_bytes is not None:
-                kills_count = group.oom_kills_count() if self._counts_kills else None
-                yield Limit(limit_bytes, used_bytes, group.working_set_bytes(used_bytes), "container limit", kills_count)
+        for folder, names in self._levels:
+            limit_bytes, used_bytes = (_number(f"{folder}/{name}") for name in (names.limit, names.used))
+            if limit_bytes is not None and limit_bytes < _UNLIMITED and used_bytes is not None:
+                inactive_bytes = _line(f"{folder}/memory.stat", names.inactive_file)
+                working_bytes = None if inactive_bytes is None else max(0, used_bytes - inactive_bytes)
+                kills_count = _line(f"{folder}/{names.events}", "oom_kill") if self._counts_kills else None
+                yield Limit(limit_bytes, used_bytes, working_bytes, "container limit", kills_count)
 
 
 def binding_limit(root: Path = Path("/")) -> Limit | None:
@@ -99,8 +100,7 @@ def _host(root: Path, *, counts_kills: bool = True) -> Iterator[Limit]:
         machine = psutil.virtual_memory()
         memory = {"MemTotal:": machine.total, "MemAvailable:": machine.available}
     total_bytes, available_bytes = memory["MemTotal:"], memory["MemAvailable:"]
-    events = (read(f"{root}/proc/vmstat") or "").splitlines() if counts_kills else ()
-    kills_count = next((int(line.split()[1]) for line in events if line.startswith("oom_kill ")), None)
+    kills_count = _line(f"{root}/proc/vmstat", "oom_kill") if counts_kills else None
     yield Limit(total_bytes, total_bytes - available_bytes, None, "the whole machine", kills_count)
 
 
@@ -119,48 +119,17 @@ _V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_contr
 _V2 = _Names("memory.max", "memory.current", "memory.events", "inactive_file")
 
 
-@dataclass(frozen=True)
-class Group:
-    """One level; each number is None where it cannot be read."""
-
-    folder: str
-    names: _Names
-
-    def limit_bytes(self) -> int | None:
-        """The limit set on this very level."""
-        number = _number(f"{self.folder}/{self.names.limit}")
-        return None if number is None or number >= _UNLIMITED else number
-
-    def used_bytes(self) -> int | None:
-        """What all processes of this level and below use, with the file cache that they filled."""
-        return _number(f"{self.folder}/{self.names.used}")
-
-    def working_set_bytes(self, used_bytes: int) -> int | None:
-        """What stays when the system drops the file cache that nobody uses."""
-        inactive_bytes = self._line("memory.stat", self.names.inactive_file)
-        return None if inactive_bytes is None else max(0, used_bytes - inactive_bytes)
-
-    def oom_kills_count(self) -> int | None:
-        """How many processes were killed for want of memory here."""
-        return self._line(self.names.events, "oom_kill")
-
-    def _line(self, file: str, name: str) -> int | None:
-        for line in (read(f"{self.folder}/{file}") or "").splitlines():
-            key, _, value = line.partition(" ")
-            if key == name and value.strip().isdigit():
-                return int(value)
-        return None
-
-
-def groups(root: Path) -> Iterator[Group]:
-    """Innermost first. A hybrid system has both versions, and memory is counted by the one that has the files."""
+def _levels(root: Path) -> Iterator[tuple[str, _Names]]:
+    """The folder and the file names of each level, innermost first. A hybrid system has both versions: one of them counts memory."""
     mounts = list(_mounts(root))
     for line in (read(f"{root}/proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         names = _V2 if not controllers else _V1 if "memory" in controllers.split(",") else None
-        for found, mounted_root, mounted_at in mounts:
-            if found is names:
-                yield from _walk(root / mounted_at.lstrip("/"), _inside(path, mounted_root), names)
+        for mounted_names, mounted_root, mounted_at in mounts:
+            if mounted_names is names:
+                parts = _inside(path, mounted_root)
+                folders = (root.joinpath(mounted_at.lstrip("/"), *parts[:depth]) for depth in range(len(parts), -1, -1))
+                yield from ((str(folder), names) for folder in folders if (folder / names.used).exists())
 
 
 def _mounts(root: Path) -> Iterator[tuple[_Names, str, str]]:
@@ -168,10 +137,9 @@ def _mounts(root: Path) -> Iterator[tuple[_Names, str, str]]:
     for line in (read(f"{root}/proc/self/mountinfo") or "").splitlines():
         mount, _, kind = line.partition(" - ")
         fields, (system, *_, options) = mount.split(), [*kind.split(), ""][:3]
-        if system == "cgroup2":
-            yield _V2, _unescaped(fields[3]), _unescaped(fields[4])
-        elif system == "cgroup" and "memory" in options.split(","):
-            yield _V1, _unescaped(fields[3]), _unescaped(fields[4])
+        if system == "cgroup2" or (system == "cgroup" and "memory" in options.split(",")):
+            top, place = (field.replace("\\040", " ") for field in fields[3:5])
+            yield _V2 if system == "cgroup2" else _V1, top, place
 
 
 def _inside(path: str, mounted_root: str) -> list[str]:
@@ -182,20 +150,15 @@ def _inside(path: str, mounted_root: str) -> list[str]:
     return [] if ".." in parts else parts
 
 
-def _walk(top: Path, parts: list[str], names: _Names) -> Iterator[Group]:
-    for depth in range(len(parts), -1, -1):
-        folder = top.joinpath(*parts[:depth])
-        if (folder / names.used).exists():
-            yield Group(str(folder), names)
-
-
-def _unescaped(path: str) -> str:
-    return path.replace("\\040", " ")
-
-
 def _number(path: str) -> int | None:
     text = read(path) or ""
     return int(text) if text.isdigit() else None
+
+
+def _line(path: str, name: str) -> int | None:
+    """The number after a name, in a file of such lines; None where it cannot be read."""
+    found = (line.partition(" ") for line in (read(path) or "").splitlines())
+    return next((int(value) for key, _, value in found if key == name and value.strip().isdigit()), None)
 
 
 @dataclass(frozen=True)

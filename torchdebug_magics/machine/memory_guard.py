@@ -6,16 +6,12 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size
 from torchdebug_magics.machine.interrupts import Interrupt, interrupt_main
+from torchdebug_magics.machine.limits import Limit, Limits
 from torchdebug_magics.machine.sampler import Sampler
-
-if TYPE_CHECKING:
-    from torchdebug_magics.machine.limits import Limit, Limits
-
 
 GUARD_EVERY_S = 0.05
 

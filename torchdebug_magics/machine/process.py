@@ -147,19 +147,15 @@ class Worker:
 
 def workers() -> tuple[Worker, ...]:
     """Those that run now. The system adds up all pages of each: not for every sample."""
-    known = vars(sys.modules.get("multiprocessing.process", sys)).get("_children", ())  # active_children() would also reap the ended ones
-    found = (_worker(child.pid) for child in tuple(known) if child.pid is not None)
-    return tuple(worker for worker in found if worker is not None)
-
-
-def _worker(pid: int) -> Worker | None:
     import psutil  # noqa: PLC0415 - not for who only loads the extension
 
-    try:
-        memory = psutil.Process(pid).memory_full_info()
-    except psutil.Error:  # it has ended
-        return None
-    return Worker(pid, getattr(memory, "pss", memory.uss), memory.uss)
+    found = []
+    known = vars(sys.modules.get("multiprocessing.process", sys)).get("_children", ())  # active_children() would also reap the ended ones
+    for pid in (child.pid for child in tuple(known) if child.pid is not None):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            memory = psutil.Process(pid).memory_full_info()
+            found.append(Worker(pid, getattr(memory, "pss", memory.uss), memory.uss))
+    return tuple(found)
 
 
 def trim_heap() -> bool:

@@ -119,11 +119,20 @@ def waits_in(pid: int, thread: int | None = None) -> str:
 def child_pids(pid: int) -> list[int]:
     """The processes that this one has started, and not waited for; of every thread."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names are all that is needed
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - psutil would look at every process of the machine, four times a second
     except OSError:
-        return _children_by_psutil(pid)
+        import psutil  # noqa: PLC0415 - only where the system has no /proc
+
+        with contextlib.suppress(psutil.Error):
+            return sorted(child.pid for child in psutil.Process(pid).children())
+        return []
     threads.sort(key=str(pid).__eq__)  # the main thread last: it takes over the children of a thread that ends meanwhile
     return sorted({int(child) for thread in threads for child in (read(f"/proc/{pid}/task/{thread}/children") or "").split()})
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process, with theirs before each."""
+    return [each for child in child_pids(pid) for each in (*descendants(child), child)]
 
 
 def open_pipes(pid: int, *, for_writing: bool = False) -> frozenset[str]:
@@ -143,15 +152,6 @@ def catches(pid: int, number: int) -> bool:
     lines = (read(f"/proc/{pid}/status") or "").splitlines()
     caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
     return bool(caught >> (number - 1) & 1)
-
-
-def _children_by_psutil(pid: int) -> list[int]:
-    import psutil  # noqa: PLC0415 - only where the system has no /proc
-
-    try:
-        return sorted(child.pid for child in psutil.Process(pid).children())
-    except psutil.Error:
-        return []
 
 
 def read(path: str, size: int = 1 << 20) -> str | None:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
+from types import TracebackType
+from typing import Self
 
 _JOIN_S = 2.0
 """A look that is stuck in a driver must not hang the cell."""

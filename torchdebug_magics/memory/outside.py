@@ -17,7 +17,6 @@ _LEAVES = LEAVES | {CodeType, ModuleType, bytearray, torch.Generator}
 _MACHINERY = frozenset({"IPython", "ipykernel", "traitlets", "zmq", "tornado", "jupyter_client", "comm", "torchdebug_magics", "_pytest"})
 """Whoever holds a shell, a socket or a session of ours holds, by way of it, everything."""
 _LOOPS = ("asyncio.base_", "asyncio.events", "asyncio.unix_", "asyncio.windows_", "asyncio.selector_", "asyncio.proactor_")
-
 T = TypeVar("T")
 
 # Read from `type` itself, and types compared by identity: a metaclass may have methods and properties of its own.

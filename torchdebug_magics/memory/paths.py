@@ -6,19 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import CellType, FrameType, FunctionType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
 from torchdebug_magics.memory.containers import CONTAINERS
 from torchdebug_magics.memory.objects import names_in
 from torchdebug_magics.memory.outside import bases, is_a, module_of, names_of_type, of_type, whose_module
+from torchdebug_magics.memory.roots import Root
 from torchdebug_magics.memory.tensor_holders import is_node
-
-if TYPE_CHECKING:
-    from torchdebug_magics.memory.roots import Root
-    from torchdebug_magics.memory.walk import Walk
-
+from torchdebug_magics.memory.walk import Walk
 
 _ARROW = " -> "
 _GAP = "…"

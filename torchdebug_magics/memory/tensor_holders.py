@@ -17,7 +17,6 @@ _BASE: Any = torch._C.TensorBase
 _FUNCTION: Any = torch._C._FunctionBase
 _ADDRESS: Any = torch._C._storage_address  # type: ignore[attr-defined]  # its stub is missing
 T = TypeVar("T")
-
 _RAW = "_raw_saved_"
 _PARTS = {
     torch.sparse_coo: ("_indices", "_values"),

@@ -20,7 +20,6 @@ _FARTHER = 4
 """Steps."""
 _EDGES_EACH = 16
 """How many things an object is allowed to hold on average: the numbers in a list cost time, too."""
-
 _Way = Callable[[Any], Iterable[object]]
 
 

@@ -10,20 +10,16 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+import torch
+
+from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import local_values
 
-if TYPE_CHECKING:
-    import torch
-
-    from torchdebug_magics.probing.hooks import Hooks
-
-
 Entered: TypeAlias = Callable[[int], None]
 Left: TypeAlias = Callable[[Any], None]
-
 _CALL, _RESULT = "compile_wrapper", frozenset({"result"})
 """What torch calls the function that stands for a compiled one, and in it what that has returned."""
 

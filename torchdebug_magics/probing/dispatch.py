@@ -21,19 +21,11 @@ from torch.utils._pytree import tree_leaves
 from torchdebug_magics.probing.storages import is_shard_type
 
 Run = Callable[[], Any]
-
-
 modes: Callable[[], list[TorchDispatchMode]] = _get_current_dispatch_mode_stack
 """Those that stand, the lowest first."""
-
-
 _CALLED = "__compiled_fn_"
 """How the compiler names what such code calls."""
-
-
 C = TypeVar("C", bound="Callable[..., Any]")
-
-
 _TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, key) for key in ("PROXY", "FAKE", "FUNCTIONAL"))
 
 
@@ -167,12 +159,12 @@ def _lists_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """The tensors that an op writes in place and is given as a list, as the ``_foreach`` ops are."""
     if not _writes_lists(func):
         return []
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for place, argument in enumerate(func._schema.arguments):
         value = args[place] if place < len(args) else kwargs.get(argument.name)
         if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, (list, tuple)):
-            found += [one for one in value if isinstance(one, torch.Tensor) and not one.is_inference()]
-    return found
+            tensors += [one for one in value if isinstance(one, torch.Tensor) and not one.is_inference()]
+    return tensors
 
 
 def enter(stack: ExitStack, mode: TorchDispatchMode) -> None:

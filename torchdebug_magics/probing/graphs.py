@@ -62,9 +62,9 @@ def is_graph_leaf(tensor: torch.Tensor) -> bool:
 
 def leaves_of(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The leaf tensors that the graph of `roots` ends in; of a graph with very many nodes, those of its last part."""
-    found: dict[int, torch.Tensor] = {id(root): root for root in roots if root.is_leaf and root.requires_grad}
+    tensors: dict[int, torch.Tensor] = {id(root): root for root in roots if root.is_leaf and root.requires_grad}
     for node in upstream(root.grad_fn for root in roots):
         variable = getattr(node, "variable", None)
         if isinstance(variable, torch.Tensor):
-            found[id(variable)] = variable
-    return list(found.values())
+            tensors[id(variable)] = variable
+    return list(tensors.values())

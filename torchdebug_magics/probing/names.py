@@ -76,14 +76,14 @@ def user_names(frame: FrameType | None) -> Iterator[Named]:
 
 def variable_of(value: object) -> str | None:
     """The variable that holds the very object, in the user's running frames or the notebook; no ``self``."""
-    names = (one.name.partition(" in ")[0] for one in user_names(sys._getframe(1)) if one.value is value)
+    names = (variable.name.partition(" in ")[0] for variable in user_names(sys._getframe(1)) if variable.value is value)
     return next((name for name in names if name != "self"), None)
 
 
 def values_found(roots: Iterator[Named], is_wanted: Callable[[object], bool]) -> list[Named]:
     """Each wanted value once, by the shortest of its names; the search ends at a bound, and runs no code of the user's."""
     seen: dict[int, Any] = {}
-    found: list[Named] = []
+    variables: list[Named] = []
     todo = deque((root, 0) for root in sorted(roots, key=lambda root: root.name))
     while todo and len(seen) < _MOST_OBJECTS:
         here, depth = todo.popleft()
@@ -91,10 +91,10 @@ def values_found(roots: Iterator[Named], is_wanted: Callable[[object], bool]) ->
             continue
         seen[id(here.value)] = here.value
         if is_wanted(here.value):
-            found.append(here)
+            variables.append(here)
         if depth < _DEEPEST and not is_generator(here.value):
             todo.extend((part, depth + 1) for part in islice(_parts(here), _MOST_PARTS) if type(part.value) not in LEAVES)
-    return found
+    return variables
 
 
 def _parts(here: Named) -> Iterator[Named]:

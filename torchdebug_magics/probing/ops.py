@@ -16,7 +16,6 @@ _HIDDEN_WRITES = {
     "miopen_batch_norm": ("running_mean", "running_var"),
 }
 """Arguments that an op writes although its schema says no such thing."""
-
 _MOVES = frozenset(
     [
         "clone",
@@ -144,14 +143,14 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
     named, hidden = _writes(func)
     if hidden and argument_of(func, args, kwargs, "training") is not False:
         named += hidden
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for place, name in named:
         value = args[place] if place < len(args) else kwargs.get(name)
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif value is not None:
-            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    return found
+            tensors += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return tensors
 
 
 @cache

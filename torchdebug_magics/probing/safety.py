@@ -19,8 +19,6 @@ from torchdebug_magics.report import own_traceback
 from torchdebug_magics.session import first_interrupt
 
 P = ParamSpec("P")
-
-
 T = TypeVar("T")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,21 +28,15 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 
 @dataclass(frozen=True, eq=False)
 class ParameterFacts:
-    """What is known of one parameter, whose gradient is looked at when asked."""
+    """What is known of one parameter."""
 
     parameter: torch.Tensor
     group: Mapping[str, Any] | None
     """The group of the optimizer that holds it; None where none does."""
     state: Mapping[str, Any] | None
     """What that optimizer keeps of it; None before the first update."""
-
-    @property
-    def gradient(self) -> bool | None:
-        """Whether any element of its gradient is not zero; None without a gradient."""
-        if self.parameter.grad is None:
-            return None
-        gradient = local_of(self.parameter.grad).detach()
-        return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).any())
+    gradient: bool | None
+    """Whether any element of its gradient is not zero; None without a gradient."""
 
     @property
     def rate(self) -> float | None:
@@ -50,12 +44,22 @@ class ParameterFacts:
         return None if self.group is None or "lr" not in self.group else float(self.group["lr"])
 
 
-def facts_of(parameters: Mapping[str, torch.Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, ParameterFacts]:
-    """The facts of each parameter, by name."""
-    optimizers = list(optimizers)
+def facts_of(
+    parameters: Mapping[str, torch.Tensor],
+    optimizers: Sequence[torch.optim.Optimizer],
+    gradients: Mapping[int, torch.Tensor] | None = None,
+) -> dict[str, ParameterFacts]:
+    """The facts of each parameter, by name; `gradients` are those of an earlier moment, by the id of the parameter."""
     groups = {id(one): group for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
     states = {id(one): state for optimizer in optimizers for one, state in optimizer.state.items() if state}
-    return {name: ParameterFacts(one, groups.get(id(one)), states.get(id(one))) for name, one in parameters.items()}
+    facts: dict[str, ParameterFacts] = {}
+    for name, parameter in parameters.items():
+        key, gradient = id(parameter), parameter.grad if gradients is None else gradients.get(id(parameter))
+        if gradient is not None:
+            gradient = local_of(gradient).detach()
+            gradient = gradient.coalesce().values() if gradient.is_sparse else gradient
+        facts[name] = ParameterFacts(parameter, groups.get(key), states.get(key), None if gradient is None else bool(gradient.any()))
+    return facts
 
 
 def classes_of(loss: torch.Tensor) -> int | None:
@@ -109,7 +113,12 @@ class Owners:
         unknown = {id(parameter) for parameter in parameters if self._known(parameter) is None}
         if unknown and self._searches < _MOST_SEARCHES:
             self._search(unknown)
-        return [self._known(parameter) or self._named_itself(parameter) for parameter in parameters]
+        for parameter in parameters:
+            if self._known(parameter) is None:
+                self._outside += 1
+                owner = Owner(-1, self._outside, variable_of(parameter) or f"tensor {self._outside}", "Tensor")
+                self._of[id(parameter)] = weakref.ref(parameter), owner
+        return [self._of[id(parameter)][1] for parameter in parameters]
 
     def name(self, owner: Owner) -> str:
         """The module's path; where there are several models, after the name of its own."""
@@ -134,7 +143,8 @@ class Owners:
         parts = parts_of(modules)
         for root in {id(root): root for root in (unwrapped(module) for module in modules if id(module) not in parts)}.values():
             # A wrapper such as `DistributedDataParallel` gives its part no other name: its paths begin with ``module.``.
-            named = [(path, module, _own(module)) for path, module in root.named_modules()]
+            tables = ((path, module, module.__dict__.get("_parameters", {})) for path, module in root.named_modules())
+            named = [(path, module, [one for one in table.values() if one is not None]) for path, module, table in tables]
             if not any(id(parameter) in wanted for _, _, own in named for parameter in own):
                 continue
             number, kinds = len(self._models), frozenset(type(module).__name__ for module in root.modules())
@@ -143,13 +153,3 @@ class Owners:
                 for parameter in own:
                     if self._known(parameter) is None:  # a shared parameter belongs to the first
                         self._of[id(parameter)] = weakref.ref(parameter), Owner(number, order, path, type(module).__name__, kinds)
-
-    def _named_itself(self, parameter: torch.Tensor) -> Owner:
-        self._outside += 1
-        owner = Owner(-1, self._outside, variable_of(parameter) or f"tensor {self._outside}", "Tensor")
-        self._of[id(parameter)] = weakref.ref(parameter), owner
-        return owner
-
-
-def _own(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [parameter for parameter in module.__dict__.get("_parameters", {}).values() if parameter is not None]

@@ -186,15 +186,15 @@ def _text(placement: Any) -> str:
 
 def gathered_for(modules: Iterable[torch.nn.Module]) -> dict[int, torch.Tensor]:
     """The `id` of each tensor that FSDP2 gathers and puts in a parameter's place while a module runs -> that parameter."""
-    found: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
     for module in modules:
         state_of: Any = getattr(type(module), "_get_fsdp_state", None)
         state = None if state_of is None else state_of(module)
         groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
         for one in (one for group in groups for one in getattr(group, "fsdp_params", ())):
             if (gathered := getattr(one, "_unsharded_param", None)) is not None:
-                found[id(gathered)] = one.sharded_param
-    return found
+                tensors[id(gathered)] = one.sharded_param
+    return tensors
 
 
 def has_flat_parameters(model: torch.nn.Module) -> bool:

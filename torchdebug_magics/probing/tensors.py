@@ -17,7 +17,6 @@ from torchdebug_magics.probing.storages import is_freed, is_shard, local_of
 
 NAN, INF = 1, 2
 """Bits of `kind_of`."""
-
 _FLOAT8 = frozenset(value for name, value in vars(torch).items() if name.startswith("float8") and isinstance(value, torch.dtype))
 _SMALL_COUNT = 1 << 15
 """Tensors up to this size are checked together: one kernel instead of one each."""
@@ -32,9 +31,9 @@ _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """Every tensor in a nested value: tuples, dicts, named tuples, dataclasses and model outputs."""
-    found: list[torch.Tensor] = []
-    _collect(value, 0, found)
-    return iter(found)
+    tensors: list[torch.Tensor] = []
+    _collect(value, 0, tensors)
+    return iter(tensors)
 
 
 def _collect(value: object, depth: int, found: list[torch.Tensor]) -> None:
@@ -137,7 +136,7 @@ def extremes(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         if are_ordinary(members):
             return [extreme for group in _by_type(members) for extreme in _on_cpu(group)]
         groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        for numbers in (one if are_ordinary((one,)) else dense(one) for one in members):
+        for numbers in (member if are_ordinary((member,)) else dense(member) for member in members):
             if numbers is not None:
                 real = torch.view_as_real(numbers.resolve_conj()) if numbers.is_complex() else numbers
                 groups.setdefault((real.device, real.dtype), []).append(real)
@@ -149,7 +148,7 @@ def _joined(members: list[torch.Tensor]) -> torch.Tensor | None:
 
     Each is asked little: what cannot be joined raises, and what is joined of strange ones is strange itself.
     """
-    if not members or not _PLAIN.issuperset(map(type, members)) or not _FLOATS.issuperset([one.dtype for one in members]):
+    if not members or not _PLAIN.issuperset(map(type, members)) or not _FLOATS.issuperset([member.dtype for member in members]):
         return None
     if not all([one.is_cpu for one in members]) or max(map(torch.Tensor.numel, members)) > _SMALL_COUNT:  # noqa: C419 - a list is faster
         return None
@@ -179,7 +178,7 @@ def peak_of(candidates: Sequence[torch.Tensor]) -> float:
         by_device.setdefault(candidate.device, []).append(candidate)
     peak = 0.0
     for device, members in by_device.items():
-        values = [one.item() for one in members] if device.type == "cpu" else torch.stack([one.double() for one in members]).tolist()
+        values = [member.item() for member in members] if device.type == "cpu" else torch.stack([one.double() for one in members]).tolist()
         for value in values:
             if math.isnan(value):
                 return math.nan

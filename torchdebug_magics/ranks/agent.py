@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import util
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ class Agent:
         while True:
             with contextlib.suppress(OSError), listening.accept()[0] as connection:
                 connection.settimeout(5.0)
-                connection.sendall(_answer(_received(connection)))
+                connection.sendall(_answer(b"".join(iter(partial(connection.recv, 1 << 16), b""))))
 
     def _register_dump(self) -> None:
         """Let a signal write the stacks to a file, for when no Python thread gets a turn; only one that nobody handles."""
@@ -112,13 +113,6 @@ def dump_signal() -> int | None:
     """A real-time signal that neither Python nor PyTorch uses; None where there are none."""
     last: int | None = getattr(signal, "SIGRTMAX", None)
     return None if last is None else int(last) - 3
-
-
-def _received(connection: socket.socket) -> bytes:
-    parts = []
-    while part := connection.recv(1 << 16):
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _answer(question: bytes) -> bytes:

@@ -81,7 +81,7 @@ class Compared:
     """In the order of time."""
     samples: tuple[Samples, ...] = ()
     details: Mapping[tuple[RankFindingKind, int | None], Details] = field(default_factory=dict)
-    """The values behind the digest of a moment, by name; they stay in the rank until rank 0 requests them."""
+    """The values behind the digest of a moment, by name. `gather` asks for them where ranks differ; with a launcher they come at once."""
 
 
 @dataclass(frozen=True, kw_only=True)

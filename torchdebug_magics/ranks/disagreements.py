@@ -34,32 +34,35 @@ FIXES: Mapping[str, str] = {
     "or convert the model with `nn.SyncBatchNorm.convert_sync_batchnorm(model)` (on GPUs)",
 }
 """Of causes that a rank knows itself."""
-SENTENCES: Mapping[RankFindingKind, Callable[[str, str, int | None, str], Said]] = {
-    "initial_weights": lambda ranks, others, _, tensor: Said(
+SENTENCES: Mapping[RankFindingKind, Callable[[str, str, int | None, str], tuple[str, str]]] = {
+    "initial_weights": lambda ranks, others, _, tensor: (
         f"the initial weights of {ranks} differ from {_those_of(others)}{_first(tensor)}",
         "call `torch.manual_seed(seed)` with the same seed on every rank before the model is made, and with `seed + rank` after it",
     ),
-    "same_batch": lambda ranks, _, step, __: Said(
+    "same_batch": lambda ranks, _, step, __: (
         f"{ranks} drew the same batch at every step" if not step else f"{ranks} drew the same batch from step {step} on",
         "use `DataLoader(..., sampler=DistributedSampler(dataset))`, or draw with a generator seeded with `seed + rank`",
     ),
-    "replicas_part": lambda ranks, others, step, tensor: Said(
+    "replicas_part": lambda ranks, others, step, tensor: (
         f"the weights of {ranks} part from {_those_of(others)}{_after(step)}{_first(tensor)}",
         f"average the gradient of {f'`{tensor}`' if tensor else 'every parameter'} over the ranks before `optimizer.step()`: "
         "wrap its model in DistributedDataParallel, or call `all_reduce` on the gradient"
         if step != 0
         else "load or change weights on every rank, or before `DistributedDataParallel(model)`, which copies rank 0's to every rank",
     ),
-    "buffers_drift": lambda ranks, others, step, tensor: Said(
+    "buffers_drift": lambda ranks, others, step, tensor: (
         f"the buffers of {ranks} drift from {_those_of(others)}{_after(step)}{_first(tensor)}",
-        "call `dist.broadcast(buffer, 0)` for every buffer in `model.buffers()` before buffers are used or saved, or convert the model "
-        "with `nn.SyncBatchNorm.convert_sync_batchnorm(model)` (on GPUs)",
+        (
+            "call `dist.broadcast(buffer, 0)` for every buffer in `model.buffers()` before buffers are used or saved, or convert the model "
+            "with `nn.SyncBatchNorm.convert_sync_batchnorm(model)` (on GPUs)"
+        ),
     ),
-    "shapes_differ": lambda ranks, others, _, tensor: Said(
+    "shapes_differ": lambda ranks, others, _, tensor: (
         f"the shapes of {ranks} differ from {_those_of(others)}" + (f", first at {tensor}" if tensor else ""),
         "give every rank batches of the same size: `drop_last=True`, or pad to the longest over all ranks",
     ),
 }
+"""What differs, and what to change."""
 
 
 class _Key(NamedTuple):
@@ -77,8 +80,8 @@ def disagreements(records: Sequence[RankRecord], details: Asked) -> tuple[RankFi
 # The collective -----------------------------------------------------------------------------------------------------------
 def _overflow(records: Sequence[RankRecord]) -> RankFinding | None:
     """A sum over ranks that is non-finite although the gradient of every rank is finite."""
-    with_findings = [one for one in records if one.compared.found_at is not None]
-    sums = [one.compared.sum for one in with_findings if one.compared.is_received and one.compared.sum is not None]
+    with_findings = [record for record in records if record.compared.found_at is not None]
+    sums = [finding.compared.sum for finding in with_findings if finding.compared.is_received and finding.compared.sum is not None]
     if not sums or len(sums) < len(records):
         return None
     largest = max(sums, key=lambda one: one.local_peak)
@@ -109,14 +112,14 @@ def _moments(records: Sequence[RankRecord], details: Asked) -> list[RankFinding]
             digests[key][record.rank.rank] = moment.digest
             places.setdefault(key, moment.location)
             causes[key] = causes.get(key) or moment.cause
-    found: dict[RankFindingKind, RankFinding] = {}
+    rank_findings: dict[RankFindingKind, RankFinding] = {}
     if (same := _same_samples(records, digests, places)) is not None:
-        found["same_batch"] = same
+        rank_findings["same_batch"] = same
     for key, held in sorted(digests.items(), key=lambda item: -1 if item[0].step is None else item[0].step):
         kind, step, of = key
-        if kind == "same_batch" or kind in found or len(set(held.values())) < 2:  # noqa: PLR2004 - two that differ
+        if kind == "same_batch" or kind in rank_findings or len(set(held.values())) < 2:  # noqa: PLR2004 - two that differ
             continue
-        if kind in _AFTER_START and "initial_weights" in found and len(set(digests[_Key("replicas_part", 0, of)].values())) > 1:
+        if kind in _AFTER_START and "initial_weights" in rank_findings and len(set(digests[_Key("replicas_part", 0, of)].values())) > 1:
             continue  # never equal: they do not part
         odd, usual = _odd_ones(held)
         named = details(kind, step, (usual, odd[0])).values()
@@ -125,11 +128,11 @@ def _moments(records: Sequence[RankRecord], details: Asked) -> list[RankFinding]
         finding = _finding(kind, odd, step, tensor, [rank for rank in held if rank not in odd], places[key])
         is_replaced = kind == "initial_weights" and len(set(digests[_Key("replicas_part", 0, of)].values())) == 1
         sentence = f"{finding.sentence}: DistributedDataParallel puts rank 0's in their place" if is_replaced else finding.sentence
-        found[kind] = replace(finding, fix=FIXES.get(causes[key], finding.fix), sentence=sentence, is_harmless=is_replaced)
-    if "replicas_part" in found:
-        found.pop("buffers_drift", None)
+        rank_findings[kind] = replace(finding, fix=FIXES.get(causes[key], finding.fix), sentence=sentence, is_harmless=is_replaced)
+    if "replicas_part" in rank_findings:
+        rank_findings.pop("buffers_drift", None)
     order = ("initial_weights", "same_batch", "replicas_part", "buffers_drift", "shapes_differ")
-    return [found[kind] for kind in order if kind in found]
+    return [rank_findings[kind] for kind in order if kind in rank_findings]
 
 
 def _same_samples(
@@ -165,8 +168,8 @@ def _odd_ones(held: Mapping[int, int]) -> tuple[tuple[int, ...], int]:
 def _finding(
     kind: RankFindingKind, ranks: tuple[int, ...], step: int | None, tensor: str, others: Sequence[int], location: Location | None
 ) -> RankFinding:
-    said = SENTENCES[kind](ranks_named(ranks), others_named(others), step, tensor)
-    return RankFinding(kind=kind, ranks=ranks, step=step, tensor=tensor, location=location, fix=said.fix, sentence=said.sentence)
+    sentence, fix = SENTENCES[kind](ranks_named(ranks), others_named(others), step, tensor)
+    return RankFinding(kind=kind, ranks=ranks, step=step, tensor=tensor, location=location, fix=fix, sentence=sentence)
 
 
 # Memory --------------------------------------------------------------------------------------------------------------------
@@ -179,7 +182,7 @@ def _uneven(records: Sequence[RankRecord]) -> RankFinding | None:
     if most < _UNEVEN * usual or most - usual < _LEAST_UNEVEN_BYTES:
         return None
     above = tuple(sorted(rank for size, rank in sizes if size >= _UNEVEN * usual and size - usual >= _LEAST_UNEVEN_BYTES))
-    by_rank = {one.rank.rank: one.compared for one in records}
+    by_rank = {record.rank.rank: record.compared for record in records}
     other = by_rank[next(rank for size, rank in sizes if size == usual)]
     known = {(what, str(where)): size for what, size, where in other.sites}
     more = [(size - known.get((what, str(where)), 0), what, where) for what, size, where in by_rank[sizes[-1][1]].sites]
@@ -204,8 +207,10 @@ def shared_samples(records: Sequence[RankRecord], *, by_rows: bool) -> RankFindi
     for record in records:
         for place, one in enumerate(record.compared.samples):
             sources[one.of, place][record.rank.rank] = one
-    found = [finding for by_rank in sources.values() if len(by_rank) > 1 and (finding := _of_source(by_rank, by_rows=by_rows)) is not None]
-    return min(found, key=lambda one: one.is_harmless, default=None)
+    findings = [
+        finding for by_rank in sources.values() if len(by_rank) > 1 and (finding := _of_source(by_rank, by_rows=by_rows)) is not None
+    ]
+    return min(findings, key=lambda one: one.is_harmless, default=None)
 
 
 def _of_source(by_rank: Mapping[int, Samples], *, by_rows: bool) -> RankFinding | None:
@@ -277,16 +282,9 @@ def _samples_finding(by_rank: Mapping[int, Samples], ranks: Sequence[int], sente
     return RankFinding(kind="same_batch", ranks=tuple(ranks), step=0, location=by_rank[min(ranks)].location, fix=fix, sentence=sentence)
 
 
-class Said(NamedTuple):
-    """What differs, and what to change."""
-
-    sentence: str
-    fix: str
-
-
 def ranks_named(ranks: Sequence[int]) -> str:
     """``rank 3``, or ``ranks 0, 2 and 5``."""
-    shown = [str(one) for one in ranks[:_MOST_NAMED]] + ([f"{len(ranks) - _MOST_NAMED} more"] if len(ranks) > _MOST_NAMED else [])
+    shown = [str(rank) for rank in ranks[:_MOST_NAMED]] + ([f"{len(ranks) - _MOST_NAMED} more"] if len(ranks) > _MOST_NAMED else [])
     return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 

@@ -18,7 +18,7 @@ from torchdebug_magics.ranks.compared import Compared, RankRecord
 from torchdebug_magics.ranks.launching import remembered, start_method
 from torchdebug_magics.ranks.merging import held_details, merged
 from torchdebug_magics.ranks.rank_session import ATTRIBUTE, RankSession
-from torchdebug_magics.ranks.rank_traces import Child, Launched, collected, left
+from torchdebug_magics.ranks.rank_traces import Child, collected, left
 from torchdebug_magics.ranks.transport import Job
 from torchdebug_magics.report import Report
 
@@ -50,7 +50,7 @@ class FollowedRanks:
         self._is_rank = job is not None
         """Then what it launches belongs to the job of its own launcher, who puts all together."""
         self._job = job
-        self._launched: list[Launched] = []
+        self._launched: list[Child] = []
         self._records: list[RankRecord] = []
         self._owner = os.getpid()
 
@@ -69,7 +69,7 @@ class FollowedRanks:
     def report(self) -> Report:
         """The inner probe's, or the ranks' where there were any."""
         own: Report = self._inner.report()
-        if not any(one.compared.worked or one.rank.state != "finished" or one.problems for one in self._records):
+        if not any(record.compared.worked or record.rank.state != "finished" or record.problems for record in self._records):
             return own
         compared = self._row.compared(own)
         if compared.worked and not any(one.is_in_job or one.compared.found_at for one in self._records):
@@ -116,7 +116,7 @@ class FollowedRanks:
         if self._job is None:
             return original(process)
         method, outer = start_method(process), vars(process).get(ATTRIBUTE)
-        cannot_arrive = _cannot_arrive(process, method)
+        cannot_arrive = _cannot_arrive(process, method)  # its function is forgotten when it has started
         # The last that is pickled: it begins when all that the target imports is there. With two magics, each has one.
         vars(process)[ATTRIBUTE] = RankSession(self._job, len(self._launched), self._forget, outer)
         try:
@@ -124,9 +124,9 @@ class FollowedRanks:
         finally:
             if os.getpid() == self._owner:
                 vars(process).pop(ATTRIBUTE, None)
-                child: Child | None = remembered(process, method)
-                if child is not None:
-                    self._launched.append(Launched(child, cannot_arrive))
+                if (child := remembered(process, method)) is not None:
+                    child.cannot_arrive = cannot_arrive
+                    self._launched.append(child)
 
     def _new_job(self) -> Job:
         folder = os.path.join(tempfile.gettempdir(), f"tdm{secrets.token_hex(6)}")  # noqa: PTH118 - as the other folders for children
@@ -158,7 +158,7 @@ def _cannot_arrive(process: BaseProcess, method: str) -> str:
         return ""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     values = (vars(process).get("_target"), *vars(process).get("_args", ()))
-    codes = [one.__code__ for one in values if getattr(one, "__module__", "") == "__main__" and hasattr(one, "__code__")]
+    codes = [value.__code__ for value in values if getattr(value, "__module__", "") == "__main__" and hasattr(value, "__code__")]
     name = next((code.co_name for code in codes if code.co_filename != file), "")
     if not name:
         return ""

@@ -26,7 +26,8 @@ class Children:
     """Open between `attach` and the end of the stack. Processes inherit what is attached here, for their own children."""
 
     def __init__(self, *, on_error: str = "") -> None:
-        self.folder = ""
+        self.folder = os.devnull
+        """Of the agents; nothing is there until `attach`."""
         self.on_error = on_error
         """See `Agent`."""
         self.started: dict[int, Child] = {}
@@ -72,7 +73,7 @@ class Children:
         self.fork_lock = threading.Lock()
 
     def _remove_folder(self) -> None:
-        if self.folder and os.getpid() == self._owner:  # a fork that leaves the block has the same folder, and not the right to it
+        if os.getpid() == self._owner:  # a fork that leaves the block has the same folder, and not the right to it
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self, original: Callable[..., Any], process: BaseProcess) -> Any:

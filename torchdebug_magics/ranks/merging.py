@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"^(Rank \d+) of \d+: ")
 
 def held_details(records: Sequence[RankRecord]) -> Asked:
     """Answers from records that still hold their details."""
-    by_rank = {one.rank.rank: one.compared.details for one in records}
+    by_rank = {record.rank.rank: record.compared.details for record in records}
     return lambda kind, step, ranks: {rank: by_rank[rank].get((kind, step), {}) for rank in ranks}
 
 
@@ -34,8 +34,8 @@ def merged(
     first = _first(records)
     if findings and findings[0].kind == "collective_overflow":
         first = None
-    with_reports = [one for one in records if one.rank.report is not None]
-    chosen = [*(one for one in with_reports if one.rank.rank == first), *with_reports]
+    with_reports = [record for record in records if record.rank.report is not None]
+    chosen = [*(report for report in with_reports if report.rank.rank == first), *with_reports]
     shown = own or (chosen[0].rank.report if chosen else None)
     sentences = [own.verdict] if own is not None else _sentences(records, first, findings, lambda rank: rank.verdict)
     titles = [own.title] if own is not None else _sentences(records, first, findings, lambda rank: rank.title)
@@ -43,7 +43,7 @@ def merged(
     return RanksReport(
         instrument=instrument,
         ranks=tuple(replace(one.rank, found=one.compared.found_at is not None) for one in records),
-        first=first if first is not None else next((one.ranks[0] for one in findings if not one.is_harmless), None),
+        first=first if first is not None else next((finding.ranks[0] for finding in findings if not finding.is_harmless), None),
         rank_findings=findings,
         shown=shown,
         problems=(*problems, *_problems(records)),
@@ -55,8 +55,8 @@ def merged(
 
 def _first(records: Sequence[RankRecord]) -> int | None:
     """The rank with the earliest finding; within a step, a rank's own finding comes before one that it received."""
-    found = [(one.compared.found_at[0], one.compared.is_received, one.compared.found_at[1], one.rank.rank)
-             for one in records if one.compared.found_at is not None]  # fmt: skip
+    found = [(record.compared.found_at[0], record.compared.is_received, record.compared.found_at[1], record.rank.rank)
+             for record in records if record.compared.found_at is not None]  # fmt: skip
     return min(found)[3] if found else None
 
 
@@ -64,7 +64,7 @@ def _sentences(
     records: Sequence[RankRecord], first: int | None, findings: Sequence[RankFinding], words_of: Callable[[Rank], str]
 ) -> list[str]:
     number = len(records)
-    broken = [one.rank for one in records if one.rank.state == "raised" or _was_lost(one)]
+    broken = [record.rank for record in records if record.rank.state == "raised" or _was_lost(record)]
     broken.sort(key=lambda one: one.state != "died")  # the others then raise only because it is gone
     parts = []
     if findings and findings[0].kind == "collective_overflow":
@@ -78,7 +78,7 @@ def _sentences(
             parts.append(f"{ranks_named(received)} received it with the averaged gradients")
         if skipped:
             parts.append(f"{ranks_named(skipped)} received it with the averaged gradients and skipped the step (GradScaler)")
-    parts += [capitalised(one.sentence) for one in findings if one.kind != "collective_overflow" and not one.is_harmless]
+    parts += [capitalised(finding.sentence) for finding in findings if finding.kind != "collective_overflow" and not finding.is_harmless]
     if not parts or (first is None and findings[0].kind != "collective_overflow"):
         parts += _endings(broken)
     if not parts:
@@ -104,7 +104,7 @@ def _agreement(records: Sequence[RankRecord]) -> str:
     """What was compared and is as it should be; empty where nothing was."""
     moments: dict[RankFindingKind, list[int | None]] = {"replicas_part": [], "same_batch": []}
     for kind, steps in moments.items():
-        noted = Counter(step for one in records for step in {moment.step for moment in one.compared.moments if moment.kind == kind})
+        noted = Counter(step for record in records for step in {moment.step for moment in record.compared.moments if moment.kind == kind})
         steps += [step for step, count in noted.items() if count > 1 and (step or kind == "same_batch")]
     if not moments["replicas_part"]:
         return ""
@@ -114,7 +114,7 @@ def _agreement(records: Sequence[RankRecord]) -> str:
 
 
 def _each(records: Sequence[RankRecord], words_of: Callable[[Rank], str]) -> str:
-    verdicts = Counter(words_of(one.rank) for one in records)
+    verdicts = Counter(words_of(record.rank) for record in records)
     most, many = verdicts.most_common(1)[0]
     number = len(records)
     if many == number:
@@ -125,10 +125,10 @@ def _each(records: Sequence[RankRecord], words_of: Callable[[Rank], str]) -> str
 def _problems(records: Sequence[RankRecord]) -> tuple[str, ...]:
     """Each problem once, with the ranks that have it; that a report was shortened is a problem of that report alone."""
     by_problem: dict[str, list[int]] = {}
-    for one in records:
-        for problem in (*(one.rank.report.problems if one.rank.report is not None else ()), *one.problems):
+    for record in records:
+        for problem in (*(record.rank.report.problems if record.rank.report is not None else ()), *record.problems):
             if not says_cut(problem):
-                by_problem.setdefault(problem, []).append(one.rank.rank)
+                by_problem.setdefault(problem, []).append(record.rank.rank)
     return tuple(f"{ranks_named(ranks)}: {problem}" for problem, ranks in by_problem.items())
 
 

@@ -29,11 +29,7 @@ from torchdebug_magics.session import Session
 
 ATTRIBUTE = "_torchdebug_rank"
 """The attribute of a `multiprocessing` process that holds its `RankSession`."""
-
-
 _EVERY_S = 0.25
-
-
 _LET_GO_S = 0.02
 
 
@@ -69,12 +65,11 @@ class RankSession:
         if not self._began_s:
             self._began_s = time.monotonic()
             self._guard.run("leaving the launcher's session", self._inherited)
-            self._stack.enter_context(AfterImport("torch", self._import_ended))  # it is not ours to import it
+            self._stack.enter_context(
+                AfterImport("torch", partial(self._guard.run, "opening the session of a rank", self._open))
+            )  # it is not ours to import it
         if self._last is None or not self._last.still_active():  # a fork server forgets what was registered before a process runs
             self._last = util.Finalize(None, self.end, exitpriority=1000)  # before those that end its threads and pools
-
-    def _import_ended(self) -> None:
-        self._guard.run("opening the session of a rank", self._open)
 
     def _is_of(self, rank: RankSession | None) -> bool:
         """Whether it is the session of this process, or around that."""
@@ -145,12 +140,6 @@ def folder_here() -> str:
     """The folder of this process's job, removed when the launcher's session ends; empty if no session launched this process."""
     session: RankSession | None = vars(current_process()).get(ATTRIBUTE)
     return "" if session is None or os.getpid() == session.job.launcher else session.job.folder
-
-
-def rank_here() -> int | None:
-    """The number of the rank that this process is; None where no session has launched it."""
-    session: RankSession | None = vars(current_process()).get(ATTRIBUTE)
-    return this_rank.rank() if session is None else session.number()
 
 
 def _arrived(job: Job, index: int, outer: RankSession | None) -> RankSession:

@@ -72,24 +72,30 @@ def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object 
 def record_of(compared: Compared, rank: int, report: Report, error: BaseException | None, elapsed_s: float) -> RankRecord:
     """Make the record of this process."""
     state: RankState = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
+    walked = traceback.walk_tb(None if error is None else error.__traceback__)
+    codes = [(frame.f_code, line) for frame, line in walked if is_user_code(frame.f_code)]
+    text = "" if error is None else next(iter(str(error).strip().splitlines()), "")
+    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
     own = Rank(
         rank=rank, host=socket.gethostname(), pid=os.getpid(), device=this_rank.device(), state=state,
-        exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s, error=_text(error), location=_place(error),
+        exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s,
+        error="" if error is None else ": ".join(filter(None, (type(error).__name__, text))),
+        location=location(codes[-1][0].co_filename, codes[-1][1], codes[-1][0].co_name) if codes else None,
     )  # fmt: skip
     return RankRecord(rank=own, compared=compared)
 
 
 def left(folder: str) -> dict[int, Left]:
     """Read what each process of a job has written so far, by process id."""
-    found: dict[int, Left] = {}
+    lefts: dict[int, Left] = {}
     with contextlib.suppress(OSError):
         for file in Path(folder).iterdir():
             pid, _, kind = file.name.partition(".")
             with contextlib.suppress(Exception):  # written by a version that was reloaded meanwhile, or taken away
                 if kind in {"standing", "record", "problems"}:
                     value = pickle.loads(file.read_bytes())  # noqa: S301 - our own, in a private folder
-                    found[int(pid)] = replace(found.get(int(pid), Left()), **{kind: value})
-    return found
+                    lefts[int(pid)] = replace(lefts.get(int(pid), Left()), **{kind: value})
+    return lefts
 
 
 def leave_whole(path: Path, data: bytes) -> None:
@@ -99,37 +105,13 @@ def leave_whole(path: Path, data: bytes) -> None:
     new.replace(path)
 
 
-def _text(error: BaseException | None) -> str:
-    if error is None:
-        return ""
-    text = next(iter(str(error).strip().splitlines()), "")
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _place(error: BaseException | None) -> Location | None:
-    if error is None:
-        return None
-    walked = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
-    return location(walked[-1][0].co_filename, walked[-1][1], walked[-1][0].co_name) if walked else None
-
-
-@dataclass(frozen=True, eq=False)
-class Launched:
-    """A process that the session has seen start."""
-
-    child: Child
-    cannot_arrive: str
-    """Why its function cannot be imported in it, or nothing."""
-
-
-def collected(folder: str, launched: Sequence[Launched], *, is_hurried: bool) -> list[RankRecord]:
+def collected(folder: str, launched: Sequence[Child], *, is_hurried: bool) -> list[RankRecord]:
     """One record a process; `is_hurried`: the user has pressed Stop, and nobody is waited for."""
-    children = {one.child.pid: one for one in launched}
+    children = {child.pid: child for child in launched}
     found = left(folder)
     end_s = time.monotonic() + (0 if is_hurried else _END_S)
     while time.monotonic() < end_s:
-        running = [one.child.pid for one in launched if one.child.exit_code() is None]
+        running = [child.pid for child in launched if child.exit_code() is None]
         if all(pid not in found or found[pid].record is not None for pid in running):
             break
         time.sleep(0.02)
@@ -138,8 +120,8 @@ def collected(folder: str, launched: Sequence[Launched], *, is_hurried: bool) ->
     return _numbered(records)
 
 
-def _record(pid: int, launched: Launched | None, found: Left, number: int) -> RankRecord:
-    code = None if launched is None else launched.child.exit_code()
+def _record(pid: int, launched: Child | None, found: Left, number: int) -> RankRecord:
+    code = None if launched is None else launched.exit_code()
     if found.record is not None:
         rank = found.record.rank if code is None else replace(found.record.rank, exit_code=code)
         return replace(found.record, rank=rank, problems=found.problems)
@@ -160,7 +142,7 @@ def without_report(standing: Standing, state: RankState, exit_code: int | None =
 
 def _numbered(records: list[RankRecord]) -> list[RankRecord]:
     """Number ranks as they report themselves; if two have the same number, as in two launches, by their start order."""
-    if len({one.rank.rank for one in records}) == len(records):
+    if len({record.rank.rank for record in records}) == len(records):
         return records
     return [replace(one, rank=replace(one.rank, rank=number)) for number, one in enumerate(records)]
 
@@ -178,6 +160,8 @@ class Child:
     handle: Any = field(repr=False)
     """The `Popen` object of `multiprocessing`, kept until the process has ended, because a pool drops its workers early."""
     seen_exit_code: int | None = None
+    cannot_arrive: str = ""
+    """Why its function cannot be imported in it, or nothing."""
 
     def exit_code(self) -> int | None:
         """The exit code as in `multiprocessing`, negative for a signal; None while it runs or if unknown. The process is not reaped."""

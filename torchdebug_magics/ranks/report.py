@@ -64,19 +64,16 @@ class Rank:
                 return f"left no report{at and f', last seen{at}'}"
             case "died":
                 code = self.exit_code or 0
-                ended = f"was {_ended_by(-code)}{at}" if code < 0 else f"exited with code {code}{at}"
+                how = "terminated by its launcher (SIGTERM)" if self.is_terminated else f"killed by {signal_name(-code)}"
+                ended = f"was {how}{at}" if code < 0 else f"exited with code {code}{at}"
                 return f"{ended}: {self.error}" if self.error else ended
             case _:
                 return "finished"
 
 
-def _ended_by(number: int) -> str:
-    if number == signal.SIGTERM:
-        return "terminated by its launcher (SIGTERM)"
-    try:
-        return f"killed by {signal.Signals(number).name}"
-    except ValueError:  # a real-time signal, or another system's
-        return f"killed by signal {number}"
+def signal_name(number: int) -> str:
+    """``"SIGKILL"``; ``"signal 42"`` for a real-time signal, or another system's."""
+    return signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
 
 
 @dataclass(frozen=True, kw_only=True)

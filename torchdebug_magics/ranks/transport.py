@@ -16,12 +16,8 @@ from torchdebug_magics.report import Report, changed
 
 HEALTHY_BYTES = 4096
 """The size limit of a rank that finished and found nothing, before compression; unpickled it takes a few times as much."""
-
-
 _ATTEMPTS = ((64, 64), (16, 16), (8, 8), (8, 1))
 """(longest list that stays whole, items kept of a longer one); fewer than eight items may be a point or a shape."""
-
-
 _CUT = "shortened on the way to rank 0: "
 
 
@@ -43,7 +39,7 @@ def unpacked(parts: Iterable[bytes]) -> list[RankRecord]:
     was_enabled = gc.isenabled()
     gc.disable()  # it would look through all of them again and again, while nothing of it is garbage
     try:
-        return [pickle.loads(zlib.decompress(one)) for one in parts]  # noqa: S301 - from ranks of the same job
+        return [pickle.loads(zlib.decompress(part)) for part in parts]  # noqa: S301 - from ranks of the same job
     finally:
         if was_enabled:
             gc.enable()

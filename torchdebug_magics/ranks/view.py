@@ -21,11 +21,11 @@ def page(report: RanksReport, page_of: Callable[[Report], Page]) -> Page:
     """The page of all ranks: what to change, the table of ranks, then the rest of one rank's own page, folded."""
     own = None if report.shown is None else page_of(report.shown)
     said = _notes(report.shown)
-    inner = () if own is None else tuple(one for one in own.blocks if one not in said)
-    shown = next((one.rank for one in report.ranks if one.report is report.shown), None)
+    inner = () if own is None else tuple(block for block in own.blocks if block not in said)
+    shown = next((rank.rank for rank in report.ranks if rank.report is report.shown), None)
     is_found = report.first is not None or shown is None
     head = _head(inner) if is_found and not report.rank_findings else 0
-    differences = [_facts(one, report.title) for one in report.rank_findings]
+    differences = [_facts(finding, report.title) for finding in report.rank_findings]
     blocks: list[Block] = [*differences, *inner[:head], *_beside(report), _table(report), *_notes(report)]
     if inner[head:]:
         whose = "the process that launched the ranks" if shown is None else f"rank {shown}"
@@ -49,7 +49,7 @@ def _head(blocks: Sequence[Block]) -> int:
 
 
 def _status(report: RanksReport, own: Page | None) -> Status:
-    if any(not one.is_harmless for one in report.rank_findings) or any(one.state in {"raised", "died"} for one in report.ranks):
+    if any(not finding.is_harmless for finding in report.rank_findings) or any(rank.state in {"raised", "died"} for rank in report.ranks):
         return "bad"
     return "info" if own is None else own.status
 
@@ -64,7 +64,7 @@ def _facts(finding: RankFinding, headline: str) -> Facts:
 
 def _beside(report: RanksReport) -> list[Facts]:
     """What the headline had no room for, without the findings."""
-    found = {one.sentence.lower() for one in report.rank_findings}
+    found = {finding.sentence.lower() for finding in report.rank_findings}
     rows = tuple(("also", one) for one in report.beside if one.lower() not in found)
     return [Facts(rows)] if rows else []
 
@@ -73,7 +73,7 @@ def _table(report: RanksReport) -> Table:
     groups = _alike(report.ranks)
     rows = [_row(group) for group in groups]
     failed = [one for one in report.ranks if one.state == "raised" or (one.state == "died" and not one.is_terminated)]
-    wrong = [one for one in report.rank_findings if one.kind != "same_batch" and not one.is_harmless]
+    wrong = [finding for finding in report.rank_findings if finding.kind != "same_batch" and not finding.is_harmless]
     odd = {report.first, *(rank for one in wrong for rank in one.ranks), *(one.rank for one in failed)}
     marked = frozenset(at for at, group in enumerate(groups) if any(one.rank in odd for one in group))
     whole = Table("Ranks", _COLUMNS, [_row([one]) for one in report.ranks], _FORMATS) if len(groups) < len(report.ranks) else None

@@ -12,7 +12,7 @@ import pytest
 
 from tests import children
 from torchdebug_magics.machine import process
-from torchdebug_magics.machine.process import PeakRss, address_space_bytes, rss_bytes, workers
+from torchdebug_magics.machine.process import PeakRss, RssCourse, address_space_bytes, rss_bytes, workers
 
 pytestmark = pytest.mark.waits
 
@@ -121,3 +121,28 @@ def test_workers_are_counted_by_their_share(way: str):
         end.set()
         child.join()
     assert workers() == ()
+
+
+def course(*samples: int, most: int = 8) -> tuple[int, ...]:
+    made = RssCourse(most)
+    for one in samples:
+        made.add(one)
+    return made.points
+
+
+def test_few_samples_are_kept_as_they_are():
+    assert course() == ()
+    assert course(3, 1, 2) == (3, 1, 2)
+
+
+def test_many_are_few_points_that_rise_with_them():
+    points = course(*range(1000))
+    assert 4 <= len(points) <= 9
+    assert list(points) == sorted(points)
+    assert points[-1] == 999
+
+
+def test_a_single_peak_is_never_lost():
+    samples = [1] * 777
+    samples[300] = 50
+    assert max(course(*samples)) == 50

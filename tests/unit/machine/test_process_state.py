@@ -22,6 +22,7 @@ from torchdebug_magics.machine.process_state import (
     main_thread_ran_s,
     open_pipes,
     process_state,
+    read,
     thread_cpu_s,
     waited_for_core_s,
     waits_in,
@@ -29,6 +30,7 @@ from torchdebug_magics.machine.process_state import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.waits
 
@@ -182,9 +184,17 @@ def test_what_may_not_be_looked_at_is_unknown(monkeypatch: pytest.MonkeyPatch) -
     assert waits_in(NOBODY) == "read", "whose files are not ours to see"
 
 
-def test_a_system_without_proc() -> None:
-    with running("print(1, flush=True); import time; time.sleep(60)") as child:
-        assert child.pid in module._children_by_psutil(os.getpid())
+def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(path: str | bytes) -> list[str] | list[bytes]:
+        if str(path).endswith("/task"):
+            raise FileNotFoundError(path)
+        return listdir(path)
+
+    listdir = os.listdir
+    with running("print(1, flush=True); import time; time.sleep(60)") as child, monkeypatch.context() as without:
+        without.setattr(module.os, "listdir", listed)
+        pids = module.child_pids(os.getpid())
+    assert child.pid in pids
 
 
 def test_time_without_a_core_is_told() -> None:
@@ -202,3 +212,14 @@ def test_time_without_a_core_is_told() -> None:
             os.sched_setaffinity(0, cores)
             other.kill()
     assert waited_for_core_s(NOBODY, None) == 0.0
+
+
+def test_the_text_without_blanks_around(tmp_path: Path):
+    (tmp_path / "x").write_text(" 12 \n\n")
+    assert read(f"{tmp_path}/x") == "12"
+    assert read(f"{tmp_path}/x", 2) == "1"
+
+
+def test_what_cannot_be_read_is_none(tmp_path: Path):
+    assert read(f"{tmp_path}/nowhere") is None
+    assert read(str(tmp_path)) is None

@@ -52,7 +52,7 @@ def examine(context: CellContext, *losses: object, every_step: bool = False) -> 
     owners = {id(one): name.rpartition(".")[0] for name, one in members}
     # The parameters of the models of which the loss reaches one, and where it reaches none, of all.
     touched = [root for root in roots if any(id(one) in leaves for one in root.parameters())]
-    wanted = {id(one) for root in touched or roots for one in root.parameters()}
+    wanted = {id(parameter) for root in touched or roots for parameter in root.parameters()}
     named = [(name, one) for name, one in members if id(one) in wanted]
     named += [(_name(leaf), leaf) for leaf, _ in leaves.values() if id(leaf) not in owners]
     reaches = tuple(_reach(name, one, leaves[id(one)][1] if id(one) in leaves else None) for name, one in named)
@@ -95,7 +95,9 @@ def _reach(name: str, tensor: torch.Tensor, steps: int | None) -> Reach:
 
 
 def _name(tensor: torch.Tensor) -> str:
-    return next((one.name for one in user_names(sys._getframe(1)) if one.value is tensor), f"a leaf of shape {list(tensor.shape)}")
+    return next(
+        (variable.name for variable in user_names(sys._getframe(1)) if variable.value is tensor), f"a leaf of shape {list(tensor.shape)}"
+    )
 
 
 def _saved(nodes: Iterable[Any], parameters: Container[int]) -> tuple[dict[int, int], bool]:
@@ -128,8 +130,8 @@ def _modules(nodes: Sequence[Any], owners: Mapping[int, str]) -> tuple[tuple[str
 
 def _cuts(reaches: Iterable[Reach], without: set[str]) -> tuple[Cut, ...]:
     """Read from the source: of the models of which the loss misses a part, and of the lines that made a loss without a graph."""
-    missed = any(one.is_missed for one in reaches)
-    spaces = {one.name: one.value for one in user_names(sys._getframe(1))} if missed or without else {}
+    missed = any(reach.is_missed for reach in reaches)
+    spaces = {variable.name: variable.value for variable in user_names(sys._getframe(1))} if missed or without else {}
     found: list[Cut] = []
     for file in reversed(cell_files()) if without else ():
         found = found or list(cuts_toward(without, file, sys.maxsize, "<module>", spaces))
@@ -153,7 +155,7 @@ def _without_graph(name: str, cuts: Sequence[Cut]) -> AutogradFinding:
 def _sentence(report: GraphReport) -> str:
     if report.finding is not None:
         return report.finding.sentence()
-    missed = [one.name for one in report.reaches if one.is_missed]
+    missed = [reach.name for reach in report.reaches if reach.is_missed]
     trainable = sum(not one.is_frozen for one in report.reaches)
     reached = f"reaches {sum(one.reached for one in report.reaches)} of {trainable} trainable tensors"
     lost = f" · not reached: {listed(missed)}" if missed else ""

@@ -56,7 +56,7 @@ class Copied(NamedTuple):
         return torch.empty(0, dtype=self.values.dtype, device=self.values.device).set_(storage, *self.layout)
 
 
-class Recorder:
+class GraphRecorder:
     """Records while it is on. Keeps no tensor alive, save copies of what was overwritten unseen."""
 
     def __init__(self, hooks: Hooks, guard: Guard) -> None:
@@ -169,7 +169,7 @@ class Recorder:
             inference=torch.is_inference_mode_enabled(),
             in_backward=torch._C._current_graph_task_id() != -1,
             in_optimizer=self.in_optimizer,
-            reads=tuple(self.use(one) for one in tensors_in((args, kwargs))),
+            reads=tuple(self.use(tensor) for tensor in tensors_in((args, kwargs))),
             writes=tuple(self.use(one) for one in written),
             calls=self._calls_around(frame),
             root=0 if call is None else id(call.root),
@@ -199,12 +199,12 @@ class Recorder:
                 self.overwritten[memory] = Copied.of(tensor)
 
     def _calls_around(self, frame: FrameType | None) -> tuple[Line, ...]:
-        found: list[Line] = []
-        while frame is not None and len(found) < _MOST_CALLS and (line := self._lines.here(frame)) is not None:
-            found.append(line)
+        lines: list[Line] = []
+        while frame is not None and len(lines) < _MOST_CALLS and (line := self._lines.here(frame)) is not None:
+            lines.append(line)
             frame = self._lines.user_frame(frame)
             frame = self._lines.user_frame(frame.f_back) if frame is not None else None
-        return tuple(found)
+        return tuple(lines)
 
     def _book_nodes(self, op: RecordedOp) -> None:
         """The newest graph node is this op's. Nodes before it, for which no op ran, belong to the write in place before, or to this op."""
@@ -221,7 +221,7 @@ class Recorder:
         op, written, begun = self._began.pop()
         try:
             tensors = [result] if isinstance(result, torch.Tensor) else list(tensors_in(result))
-            op.makes = tuple(self.use(one) for one in tensors)
+            op.makes = tuple(self.use(tensor) for tensor in tensors)
             self._written = (op, written) if written else None
             self.tape.add(op)
             if len(self.tape.ops) > _MOST_OPS:
@@ -260,7 +260,7 @@ class RootCall(NamedTuple):
     @classmethod
     def of(cls, root: torch.nn.Module, op: RecordedOp) -> RootCall:
         """As it is now."""
-        trainable = frozenset(id(one) for one in root.parameters() if one.requires_grad)
+        trainable = frozenset(id(parameter) for parameter in root.parameters() if parameter.requires_grad)
         kinds = ((path, one) for path, one in root.named_modules() if isinstance(one, _WITH_MODES) and getattr(one, "p", 1) > 0)
         modes = tuple(f"{path} ({type(one).__name__})" for path, one in kinds if getattr(one, "track_running_stats", True))
         return cls(weakref.ref(root), op, modes, variable_of(root) or type(root).__name__, trainable)
@@ -306,7 +306,7 @@ class SharedMemory:
                     now = kept.copied.part(storage)
                     if torch.equal(now, before) or bool(before.isnan().any()):
                         continue
-                    if any(one.memory == number for op in tape.since(kept.since) for one in op.writes):
+                    if any(write.memory == number for op in tape.since(kept.since) for write in op.writes):
                         kept.copied, kept.since = Copied.of(now), tape.count
                         continue
                 return self._kept.pop(number)
@@ -320,7 +320,7 @@ def _line_between(before: tuple[Line, ...], after: tuple[Line, ...]) -> Line | N
         tree = tree_of(line.file)
         if last is None or tree is None:
             continue
-        within = [one for one in nodes(ast.stmt, tree) if not hasattr(one, "body") and last.line < one.lineno < line.line]
+        within = [node for node in nodes(ast.stmt, tree) if not hasattr(node, "body") and last.line < node.lineno < line.line]
         within.sort(key=lambda one: (not _writes_part(one), one.lineno))
         statement = next((one for one in within if _writes_part(one) or _is_call(one)), None)
         return line if statement is None else Line(line.file, statement.lineno, line.function)

@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
 from torchdebug_magics.instruments.autograd.faults.judged import silent_faults, worst_first
-from torchdebug_magics.instruments.autograd.faults.watched import Watched
-from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
+from torchdebug_magics.instruments.autograd.faults.watched import WatchedTraining
+from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, LiveAutograd, verdict
 from torchdebug_magics.instruments.autograd.source_readings import root_modules
-from torchdebug_magics.instruments.autograd.tape import Backward, Course
+from torchdebug_magics.instruments.autograd.tape import Backward, EventCourse
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.hooks import Hooks
@@ -47,9 +47,9 @@ class AutogradProbe:
         self._last_error = context.last_error_line
         self._guard = Guard()
         self._hooks = Hooks()
-        self._recorder = Recorder(self._hooks, self._guard)
-        self._course = Course()
-        self._watched = Watched(self._recorder, self._course)
+        self._recorder = GraphRecorder(self._hooks, self._guard)
+        self._course = EventCourse()
+        self._watched = WatchedTraining(self._recorder, self._course)
         self._step_starts: list[int] = [0]
         self._error: AutogradFinding | None = None
         self._silent: list[AutogradFinding] = []
@@ -129,7 +129,7 @@ class AutogradProbe:
         """A call of ``torch.autograd.backward`` or ``grad``, by what the first argument is called."""
         __tracebackhide__ = True
         given, is_loss = args[0] if args else kwargs.get(argument), argument == "tensors"
-        if self._depth or is_being_compiled() or any(is_traced(one) for one in tensors_in(given)):
+        if self._depth or is_being_compiled() or any(is_traced(tensor) for tensor in tensors_in(given)):
             return original(*args, **kwargs)
         event = self._guard.run("the look before a backward pass", self._begins, given, is_loss=is_loss)
         del given

@@ -16,7 +16,6 @@ Kind: TypeAlias = Literal[
     "stepped_without_backward", "grad_disabled", "train_in_eval_mode", "eval_in_train_mode", "double_softmax", "leaking_batch",
 ]  # fmt: skip
 """The first thirteen are errors that PyTorch raises; the others change what a model learns, and raise nothing."""
-
 Cause: TypeAlias = Literal["no_grad", "inference_mode", "detach", "data", "rewrapped", "list", "dtype"]
 """What cuts a graph; ``list``: a list of tensors that is copied into a new one; ``dtype``: an integer or bool result."""
 _CUTTERS: dict[str, str] = {

@@ -73,7 +73,7 @@ class SampleTwins:
                 if root is not None:
                     self._meet_inputs(tape, op, root, given)
                 tensors = list(tensors_in(given))
-                if not any(one in self._twins for one in tensors):
+                if not any(tensor in self._twins for tensor in tensors):
                     return None
                 unknown = [one for one in written_by(func, *given) if one not in self._twins]
                 if self._is_affordable(unknown):
@@ -103,7 +103,7 @@ class SampleTwins:
 
     def _is_affordable(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether twins of these may be made; else it gives up."""
-        self._made_bytes += 2 * sum(one.nbytes for one in tensors)
+        self._made_bytes += 2 * sum(tensor.nbytes for tensor in tensors)
         if self._runs_count > _MOST_RUNS or self._made_bytes > _MOST_BYTES:
             self.give_up()
         return not self._is_over
@@ -115,7 +115,7 @@ class SampleTwins:
             if tensor in self._twins or type(tensor) is not torch.Tensor or (maker is not None and maker.root == op.root):
                 continue
             if id(root) not in self._members:
-                self._members[id(root)] = frozenset(id(one) for one in (*root.parameters(), *root.buffers()))
+                self._members[id(root)] = frozenset(id(parameter) for parameter in (*root.parameters(), *root.buffers()))
             if id(tensor) in self._members[id(root)] or tensor.ndim <= self.dimension:
                 continue
             count, is_first = tensor.shape[self.dimension], not self.samples_count

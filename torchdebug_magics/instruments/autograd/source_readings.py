@@ -141,7 +141,7 @@ def assigned_at(name: str | None, files: Iterable[str], before: Location | None 
     for file in dict.fromkeys((*files, *reversed(cell_files()))) if name else ():
         for node in sorted(nodes(ast.Assign, tree_of(file)), key=lambda one: -one.lineno):
             is_before = before is None or file != before.file or node.lineno <= before.line
-            if is_before and any(name in {ast.unparse(one), syntax.last_name(one)} for one in syntax.targets_of(node)):
+            if is_before and any(name in {ast.unparse(target), syntax.last_name(target)} for target in syntax.targets_of(node)):
                 return location(file, node.lineno, "<module>")
     return None
 
@@ -175,7 +175,7 @@ def made_at(optimizer: torch.optim.Optimizer, name: str, files: Iterable[str]) -
             for node in nodes(ast.Call, statement)
             if syntax.called(node) == kind
         ]
-        of_name = [one for one in makers if any(syntax.last_name(target) in names for target in syntax.targets_of(one[2]))]
+        of_name = [maker for maker in makers if any(syntax.last_name(target) in names for target in syntax.targets_of(maker[2]))]
         if len(makers) == 1 or of_name:
             file, line, _ = max((one for one in of_name if one[0] == of_name[0][0]), key=lambda one: one[1]) if of_name else makers[0]
             return location(file, line, "<module>")
@@ -184,7 +184,7 @@ def made_at(optimizer: torch.optim.Optimizer, name: str, files: Iterable[str]) -
 
 def held_as(value: object) -> list[str]:
     """The variables and attributes that hold an object."""
-    spaces = (one if isinstance(one, dict) else getattr(one, "__dict__", None) for one in gc.get_referrers(value))
+    spaces = (referrer if isinstance(referrer, dict) else getattr(referrer, "__dict__", None) for referrer in gc.get_referrers(value))
     names = (key for space in spaces if isinstance(space, dict) for key, held in list(space.items()) if held is value)
     return [name for name in names if isinstance(name, str)]
 
@@ -284,7 +284,7 @@ def _calls_out_of_place(statement: ast.stmt) -> str:
             node.func.attr = node.func.attr[:-1]
         elif _asks_in_place(node):
             written += node.args[:1]
-            node.keywords = [one for one in node.keywords if one.arg != "inplace"]
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "inplace"]
     if not written:
         return ""
     if not isinstance(statement, ast.Expr):
@@ -309,7 +309,9 @@ def _is_in_place(node: ast.Call) -> bool:
 
 
 def _asks_in_place(node: ast.Call) -> bool:
-    return any(one.arg == "inplace" and isinstance(one.value, ast.Constant) and one.value.value is True for one in node.keywords)
+    return any(
+        keyword.arg == "inplace" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True for keyword in node.keywords
+    )
 
 
 def _base(node: ast.expr) -> ast.expr:

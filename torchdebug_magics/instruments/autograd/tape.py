@@ -118,7 +118,7 @@ class RecordedOp:
     @property
     def initializes(self) -> bool:
         """Whether it gives a leaf its values."""
-        return any(one.is_leaf for one in self.writes)
+        return any(write.is_leaf for write in self.writes)
 
     @property
     def is_forward(self) -> bool:
@@ -261,7 +261,7 @@ class Backward(Event):
 
 
 @dataclass(slots=True, eq=False)
-class Step(Event):
+class OptimizerStep(Event):
     """One call of an optimizer's step()."""
 
     optimizer: int = 0
@@ -286,7 +286,7 @@ class Zeroed(Event):
 
 
 @dataclass
-class Course:
+class EventCourse:
     """The latest recorded events; the counts are of all."""
 
     events: list[Event] = field(default_factory=list)
@@ -299,19 +299,19 @@ class Course:
     @property
     def backwards(self) -> list[Backward]:
         """The recorded backward passes."""
-        return [one for one in self.events if isinstance(one, Backward) and one.is_recorded]
+        return [event for event in self.events if isinstance(event, Backward) and event.is_recorded]
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[OptimizerStep]:
         """The recorded updates."""
-        return [one for one in self.events if isinstance(one, Step) and one.is_recorded]
+        return [event for event in self.events if isinstance(event, OptimizerStep) and event.is_recorded]
 
     def add(self, event: Event) -> None:
         """One more. Of a row that was not recorded only the first is kept: it pushes nothing out, and keeps apart what is around it."""
         if isinstance(event, Backward):
             self.backward_count += 1
             self.recorded_count += event.is_recorded
-        elif isinstance(event, Step):
+        elif isinstance(event, OptimizerStep):
             self.steps_count += 1
             self.stepped.add(event.optimizer)
         if _was_seen(event) or not self.events or _was_seen(self.events[-1]):
@@ -340,7 +340,7 @@ def _wraps_graph(frame: FrameType) -> bool:
 
 def _held(node: ast.expr, frame: FrameType) -> list[Any]:
     if isinstance(node, (ast.List, ast.Tuple)):
-        return [part for one in node.elts for part in _held(one, frame)]
+        return [part for elt in node.elts for part in _held(elt, frame)]
     if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and ast.unparse(node.elt) == ast.unparse(node.generators[0].target):
         return _held(node.generators[0].iter, frame)
     value = value_of(node, frame, local_values(frame))

@@ -66,7 +66,7 @@ def _at(where: Location | None) -> str:
 def _of_loss(report: GraphReport) -> Page:
     blocks: list[Block] = []
     drawn = module_boxes(report)
-    missed = [one.name for one in report.reaches if one.is_missed]
+    missed = [reach.name for reach in report.reaches if reach.is_missed]
     if report.finding is not None:
         blocks += _finding(report.finding)
     elif missed:
@@ -77,7 +77,7 @@ def _of_loss(report: GraphReport) -> Page:
         blocks.append(Boxes("Modules that the gradient of the loss reaches, from input to loss", boxes))
     blocks += [Note(problem, "warn") for problem in report.problems]
     if report.cuts and not drawn:
-        rows = [(one.op, one.module, _at(one.location)) for one in report.cuts]
+        rows = [(cut.op, cut.module, _at(cut.location)) for cut in report.cuts]
         table = Table("Lines that cut the graph", ("op", "module", "line"), rows, {"line": "code"})
         blocks.append(Fold(f"Lines that cut the graph: {len(rows)}", (table,)) if report.finding is not None else table)
     if report.reaches:
@@ -89,8 +89,8 @@ def _of_loss(report: GraphReport) -> Page:
 
 def _parameters(report: GraphReport) -> Table:
     rows = [
-        (one.name, "reached" if one.reached else "frozen" if one.is_frozen else "not reached", one.path_length, one.grad_norm)
-        for one in report.reaches
+        (reach.name, "reached" if reach.reached else "frozen" if reach.is_frozen else "not reached", reach.path_length, reach.grad_norm)
+        for reach in report.reaches
     ]
     marked = frozenset(place for place, one in enumerate(report.reaches) if one.is_missed)
     formats = {"nodes to the loss": "count", "gradient norm": "number"}
@@ -111,16 +111,16 @@ class ModuleBox:
     @property
     def reached_count(self) -> int:
         """Parameters that the gradient reaches."""
-        return sum(one.reached for one in self.parameters)
+        return sum(parameter.reached for parameter in self.parameters)
 
     @property
     def is_cut_off(self) -> bool:
         """Whether the gradient should reach it, and reaches none of its parameters."""
-        return not self.reached_count and any(one.is_missed for one in self.parameters)
+        return not self.reached_count and any(parameter.is_missed for parameter in self.parameters)
 
     def drawn(self) -> Box:
         """As a page shows it."""
-        missed = sum(one.is_missed for one in self.parameters)
+        missed = sum(parameter.is_missed for parameter in self.parameters)
         frozen, trainable = len(self.parameters) - self.reached_count - missed, plural(self.reached_count + missed, "parameter")
         reached = f"{self.reached_count} of {trainable} reached" if self.reached_count else f"not reached: {trainable}" if missed else ""
         saved = f"{byte_size(self.saved_bytes)} saved for backward" if self.saved_bytes else ""

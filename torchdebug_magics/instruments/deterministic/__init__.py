@@ -3,7 +3,6 @@
 from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
-
 INSTRUMENT = Instrument(
     name="deterministic",
     module=__name__,
@@ -35,8 +34,7 @@ run changes for the next one (`carried`).
 
 Ranks that the cell launches are all seeded alike and compared with one another: whether they draw the same batch, start with the same
 weights, and stay equal. Digests of their weights are compared after each of the first steps and then at growing intervals, or, with
---ranks, after every step. --against compares a rank with the same rank of an earlier run. --verify and --save cover the launching process
-only.
+--ranks, after every step. --verify, --save and --against cover the launching process only.
 
 The magic adds no cost to that of PyTorch's own flags, which may double the time of a training step. --verify takes the time of two or
 more runs and records every op; an interrupt ends them, and the report keeps what was found. With -o NAME, a fingerprint of each op's

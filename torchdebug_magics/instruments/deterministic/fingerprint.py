@@ -8,6 +8,7 @@ import struct
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 from torchdebug_magics.report import Location
@@ -38,13 +39,6 @@ class OpPrint(NamedTuple):
     """The sum of their absolute values."""
 
 
-class Flow(NamedTuple):
-    """Where the tensors that an op was given come from: the numbers of the ops that made, wrote or first met them."""
-
-    read: tuple[int, ...] = ()
-    overwritten: tuple[int, ...] = ()
-
-
 class Update(NamedTuple):
     """One step of an optimizer, as it began."""
 
@@ -73,7 +67,7 @@ class Fingerprint:
     modules: tuple[str, ...]
     records: bytes
     flow: bytes = b""
-    """For each op, how many numbers follow, then the numbers of `Flow` as `Printer` wrote them."""
+    """For each op, how many numbers follow, then the numbers of the ops that made what it is given, as `Printer` wrote them."""
     updates: tuple[Update, ...] = ()
     code: tuple[Location, ...] = ()
     """Every line of the cells that ran."""
@@ -85,20 +79,12 @@ class Fingerprint:
         for op, place, module, bits, *numbers in RECORD.iter_unpack(self.records):
             yield OpPrint(self.ops[op], self.places[place], self.modules[module], bool(bits & 1), bool(bits & 2), bool(bits & 4), *numbers)
 
-    def flows(self) -> Iterator[Flow]:
-        """One for each op; empty ones where nothing was written down of it."""
-        numbers = array("I", self.flow)
-        at = 0
+    def flows(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """For each op the numbers of the ops that made, wrote or first met what it reads, and what it writes over; empty in an old file."""
+        numbers = iter(array("I", self.flow))
         for _ in range(len(self)):
-            count = numbers[at] if at < len(numbers) else 0
-            given = numbers[at + 1 : at + 1 + count]
-            at += 1 + count
-            if count and max(given) >= OVERWRITTEN:
-                yield Flow(
-                    tuple(one for one in given if one < OVERWRITTEN), tuple(one - OVERWRITTEN for one in given if one >= OVERWRITTEN)
-                )
-            else:
-                yield Flow(tuple(given))
+            given = [*islice(numbers, next(numbers, 0))]
+            yield tuple(one for one in given if one < OVERWRITTEN), tuple(one - OVERWRITTEN for one in given if one >= OVERWRITTEN)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values; bytes as base64."""

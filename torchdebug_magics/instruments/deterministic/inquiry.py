@@ -5,48 +5,54 @@ from __future__ import annotations
 import json
 import math
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from sys import intern
 from types import GeneratorType, TracebackType
 from typing import Any
 
 from torchdebug_magics.errors import DeterminismError, TorchDebugError
 from torchdebug_magics.instrument import CellContext
-from torchdebug_magics.instruments.deterministic.counterfactual.dependences import Draws, Search, of_divergence
+from torchdebug_magics.instruments.deterministic.counterfactual.dependences import DependenceSearch, Draws, of_divergence
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch, on_order
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
-from torchdebug_magics.instruments.deterministic.prints.printing import NOT_OF_RANKS, Printer, PrintsByRank, for_ranks
+from torchdebug_magics.instruments.deterministic.prints.printing import Printer
+from torchdebug_magics.instruments.deterministic.report import DeterministicReport
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import plain_results_of, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Outside, Runs
-from torchdebug_magics.instruments.deterministic.twice.verify import NOT_SEEN, second_run
+from torchdebug_magics.instruments.deterministic.twice.verify import NOT_SEEN, TwoRuns, second_run
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import local_values
 from torchdebug_magics.probing.state.attributes import attributes_of, referents
-from torchdebug_magics.probing.state.kinds import same
+from torchdebug_magics.probing.state.kinds import Kind, same
+from torchdebug_magics.probing.state.snapshot import Bound, reachable
 from torchdebug_magics.probing.state.states import ways_of
 from torchdebug_magics.probing.this_rank import collectives_count
 
 _TAKEN = "--strict: {} cannot be rewound for a second run: create it in the cell"
 _COLLECTIVES = "{} collective calls: a second run on this rank alone would wait for the other ranks"
 _NO_CELL = "--verify reruns the code: write `%%deterministic --verify` above a cell, or call `torchdebug_magics.verify(function)`"
-_DEEPEST = 4
+_NEAR = Bound(objects=10_000, levels=4)
+"""How far iterators are looked for."""
+_MOST_ITEMS = 64
+"""Of a list or a dict that may hold iterators."""
 
 
 class Inquiry:
-    """Records the run where anything is asked; when the run is over, finds the answers: fields of the report, in `found`."""
+    """Records the run where anything is asked; when the run is over, finds the answers: they stand in `found`."""
 
     def __init__(self, asked: Mapping[str, Any], context: CellContext, ritual: Ritual, guard: Guard, *, strict: bool) -> None:
-        self.found: dict[str, Any] = {}
+        self.found = DeterministicReport(seed=ritual.seed)
         self._ritual = ritual
         self._guard = guard
         self._draws = Draws(())
@@ -55,13 +61,13 @@ class Inquiry:
         self._body = context.body()
         self._verify = bool(asked.get("verify"))
         self._save, self._rtol, self._against = asked.get("save"), asked.get("rtol"), asked.get("against")
-        self._earlier: Fingerprint | PrintsByRank | None = None
-        self._kept, self._has_ranks = context.keeps_output or bool(asked.get("kept")), False
-        is_printed = bool(self._save or self._against or (self._kept and (self._body is not None or asked.get("in_rank"))))
+        self._earlier: Fingerprint | None = None
+        self._has_ranks = False
+        is_printed = bool(self._save or self._against or (context.keeps_output and self._body is not None))
         self._recording = Recording()
         self._hooks = Hooks()
         self._printer = Printer(self._recording, self._hooks) if is_printed else None
-        self._recorder = Recorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify)
+        self._recorder = OpRecorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify)
         self._runs: Runs | None = None
         self._leftovers = Leftovers({})
         self._outside = Outside(None, guard, strict=strict)
@@ -72,7 +78,9 @@ class Inquiry:
         self._refuse()
         if self._against is not None:
             self._earlier = earlier_print(self._against, {} if self._body is None else self._body.namespace)
-        is_repeated = self._is_repeated()
+        is_repeated = self._verify and self._body is not None and not self._body.refusal
+        if self._verify and self._body is not None:
+            self.found = replace(self.found, not_verified=self._body.refusal)
         if self._printer is not None or is_repeated:
             stack.push(self._over)
             if is_repeated:
@@ -81,13 +89,11 @@ class Inquiry:
                 self._printer.attach(stack, live_modules(), self._guard)
             self._recorder.attach(stack)
 
-    def options_in_rank(self) -> dict[str, object]:
-        """What is asked of a rank that is launched now, where it is to be compared; it is then not this process that is."""
+    def launches_ranks(self) -> None:
+        """A rank is launched: what is asked is asked of this process alone."""
         self._has_ranks = True
-        if self._verify or self._save:
-            self._guard.note("--verify and --save cover the process that launches the ranks, not the ranks")
-        compares = {} if self._earlier is None else {"against": for_ranks(self._earlier, _called(self._against)), "rtol": self._rtol}
-        return {"kept": self._kept, **compares}
+        if self._verify or self._save or self._against:
+            self._guard.note("--verify, --save and --against cover the process that launches the ranks, not the ranks")
 
     def sweep(self) -> None:
         """Finish what an interrupt cut short."""
@@ -101,7 +107,7 @@ class Inquiry:
         self._body = self._runs = self._printer = self._earlier = None
         self._leftovers, self._outside = Leftovers({}), Outside(None, self._guard, strict=False)
         self._recording = Recording()
-        self._recorder = Recorder(self._recording, self._seen, self._guard, self._hooks)
+        self._recorder = OpRecorder(self._recording, self._seen, self._guard, self._hooks)
 
     def _refuse(self) -> None:
         if self._verify and self._body is None:
@@ -115,13 +121,6 @@ class Inquiry:
         if self._rtol is not None and self._against is None:
             msg = "--rtol requires --against: two runs of one cell are compared bit by bit"
             raise TorchDebugError(msg)
-
-    def _is_repeated(self) -> bool:
-        if not self._verify or self._body is None:
-            return False
-        if self._body.refusal:
-            self.found["not_verified"] = self._body.refusal
-        return not self._body.refusal
 
     def _prepare(self, stack: ExitStack) -> None:
         assert self._body is not None
@@ -147,176 +146,139 @@ class Inquiry:
         if self._runs is None:
             return
         if error is not None:
-            self.found |= {"not_verified": f"the cell raised {type(error).__name__}", "ops_count": self._recorder.count}
+            self.found = replace(self.found, not_verified=f"the cell raised {type(error).__name__}", ops_count=self._recorder.count)
             self._outside.finish()
             return
-        self.found["not_verified"] = "the second run did not finish"
+        self.found = replace(self.found, not_verified="the second run did not finish")
         begin_s = time.monotonic()
         try:
             self._guard.run("running the cell again", self._repeat, self._runs)
         except Irrevocable as act:  # a rerun was about to do what the first run has not done
-            self.found["not_verified"] = str(act)
+            self.found = replace(self.found, not_verified=str(act))
         except KeyboardInterrupt:
-            self.found["interrupted"] = True  # what was found is shown; Stop stops Run All, too
+            self.found = replace(self.found, interrupted=True)  # what was found is shown; Stop stops Run All, too
             raise
         finally:
-            self.found |= {"runs_count": self._runs.count, "runs_s": time.monotonic() - begin_s}
+            self.found = replace(self.found, runs_count=self._runs.count, runs_s=time.monotonic() - begin_s)
             self._runs.finish()
             self._outside.finish()
 
     def _repeat(self, runs: Runs) -> None:
         self._outside.over()
         if self._recorder.failed:
-            self.found["not_verified"] = NOT_SEEN
+            self.found = replace(self.found, not_verified=NOT_SEEN)
             return
         if self._outside.refusal:
-            self.found["not_verified"] = self._outside.refusal
+            self.found = replace(self.found, not_verified=self._outside.refusal)
             return
         if begun := collectives_count() - self._collectives_before:
-            self.found["not_verified"] = _COLLECTIVES.format(begun)
+            self.found = replace(self.found, not_verified=_COLLECTIVES.format(begun))
             return
         self._draws.over()
         results, plain = results_of(runs.body, self._recorder.is_unwritten), plain_results_of(runs.body)
         runs.over(self._recorder.contents)
         runs.writers = self._recorder.writers
         used_up = self._leftovers.names()
-        found: dict[str, Any] = {}
         orders = OrderWatch(runs.body)
-        try:
-            again = second_run(runs, self._recording, results, used_up, found, orders=orders)
-            results |= {name: digest for name, digest in plain.items() if again.get(name) == digest}  # what a clock wrote is no result
-        finally:
+        for found in second_run(runs, self._recording, results, used_up, orders):
             self._tell(found)
-        self._guard.run("searching for what the numbers depend on", self._why, runs, results, found, used_up, orders)
-        self.found |= {"unrestorable": (*used_up, *self._outside.said)}
+        results |= {name: digest for name, digest in plain.items() if found.plain.get(name) == digest}  # what a clock wrote is no result
+        if found.verified and not used_up:  # else a run takes from what no further one finds
+            self._guard.run("searching for what the numbers depend on", self._search, runs, results, orders)
+        self.found = replace(self.found, unrestorable=(*used_up, *self._outside.said))
+        if used_up:
+            self.found = replace(self.found, carried=used_up)
 
-    def _tell(self, found: Mapping[str, Any]) -> None:
+    def _tell(self, found: TwoRuns) -> None:
         """What the comparison of two runs has found; a difference between them is told first, then one from the earlier run."""
-        self.found |= {"depends_on": (*of_divergence(found.get("divergence")), *found.get("by_chance", ()))}
-        if found.get("verified") is False:
-            self.found |= {"against": "", "rtol": None}
-        elif self.found.get("verified") is False:
-            found = {name: found[name] for name in ("not_verified",) if name in found}
-        self.found |= {name: value for name, value in found.items() if name != "by_chance"}
-
-    def _why(self, runs: Runs, results: Mapping[str, int], found: Mapping[str, Any], used_up: tuple[str, ...], orders: OrderWatch) -> None:
-        """Not where a run takes from what no further one finds."""
-        self.found["carried"] = used_up
-        if used_up or not found.get("verified"):
+        self.found = replace(self.found, depends_on=of_divergence(found.divergence), not_verified=found.not_verified)
+        if found.verified is False:
+            self.found = replace(self.found, against="", rtol=None)
+        elif self.found.verified is False or found.verified is None:
             return
-        by_chance = self.found["depends_on"]
-        search = Search(runs, self._recording, results, self._draws, self._ritual, on_order(orders.found), quick=self._quick)
+        self.found = replace(self.found, verified=found.verified, divergence=found.divergence, ops_count=found.ops_count)
+
+    def _search(self, runs: Runs, results: Mapping[str, int], orders: OrderWatch) -> None:
+        search = DependenceSearch(runs, self._recording, results, self._draws, self._ritual, on_order(orders.found), quick=self._quick)
         try:
             is_steady = search.run()
         finally:
-            self.found |= {"depends_on": (*search.depends_on, *by_chance), "carried": search.carried, "unchecked": search.unchecked}
+            self.found = replace(self.found, depends_on=search.depends_on, carried=search.carried, unchecked=search.unchecked)
         if not is_steady:  # two runs had agreed by chance
-            later: dict[str, Any] = {}
-            try:
-                second_run(runs, self._recording, {}, used_up, later)
-            finally:
-                self._tell(later)
+            for found in second_run(runs, self._recording, {}, (), OrderWatch(runs.body)):
+                self._tell(found)
 
     def _compare(self, fingerprint: Fingerprint, error: BaseException | None) -> None:
-        self.found |= {"fingerprint": fingerprint, "ops_count": len(fingerprint)}
+        self.found = replace(self.found, fingerprint=fingerprint, ops_count=len(fingerprint))
         if self._save and error is not None:
             self._guard.note(f"{self._save} was not written because the cell raised {type(error).__name__}")
         elif self._save:
-            self._guard.run(f"writing {self._save}", self._write, Path(self._save).expanduser())
-        if self._earlier is None or self._has_ranks:
+            self._guard.run(f"writing {self._save}", self._write, Path(self._save).expanduser(), fingerprint)
+        if (earlier := self._earlier) is None or self._has_ranks:
             return
-        earlier = self._earlier.of_this_process() if isinstance(self._earlier, PrintsByRank) else self._earlier
-        if earlier is None:
-            self.found["not_verified"] = NOT_OF_RANKS
-            return
-        self.found |= {"against": _called(self._against), "rtol": self._rtol}
+        self.found = replace(self.found, against=_called(self._against), rtol=self._rtol)
         if error is not None:
-            self.found["not_verified"] = f"the cell raised {type(error).__name__}"
+            self.found = replace(self.found, not_verified=f"the cell raised {type(error).__name__}")
             return
         divergence = compared(earlier, fingerprint, rtol=self._rtol)
         agreeing = agreeing_count(earlier, fingerprint) if divergence is None and self._rtol is None else len(fingerprint)
-        self.found |= {"verified": divergence is None, "divergence": divergence, "ops_count": agreeing}
+        self.found = replace(self.found, verified=divergence is None, divergence=divergence, ops_count=agreeing)
 
-    def _write(self, path: Path) -> None:
-        path.write_text(json.dumps({"fingerprint": self.found["fingerprint"].to_dict()}) + "\n", encoding="utf-8")
+    @staticmethod
+    def _write(path: Path, fingerprint: Fingerprint) -> None:
+        path.write_text(json.dumps({"fingerprint": fingerprint.to_dict()}) + "\n", encoding="utf-8")
 
 
 def _called(named: object) -> str:
-    return named if isinstance(named, str) else str(named) if isinstance(named, (Path, PrintsByRank)) else "the earlier run"
+    return named if isinstance(named, str) else str(named) if isinstance(named, Path) else "the earlier run"
 
 
 class Leftovers:
     """How far every iterator and queue is that some variables lead to, and in which order sets stand; to be asked back at the start."""
 
     def __init__(self, variables: Mapping[str, object], is_found_again: Callable[[object], bool] = lambda _: False) -> None:
-        found = ((name, one) for name, value in variables.items() for one in _iterators(value) if not is_found_again(one))
-        self._places = [(name, one, _place(one)) for name, one in found]
+        leads = ((name, one) for name, value in variables.items() for one, _ in reachable([value], lambda _: [_INSIDE], _NEAR))
+        found = ((name, one) for name, one in leads if _is_taken_from(type(one)) and not is_found_again(one))
+        self._places = [(f"the {'queue' if type(one) is SimpleQueue else 'iterator'} `{name}`", one, _place(one)) for name, one in found]
         self._sets = [(name, value, list(value)) for name, value in variables.items() if type(value) is set]
 
     def names(self) -> tuple[str, ...]:
         """What is not where it was, such as ``the iterator `batches` ``."""
-        gone = (_leftover_words(name, one) for name, one, place in self._places if _place(one) != place)
+        gone = (words for words, one, place in self._places if not same(_place(one), place))
         turned = (f"the order of the set `{name}`" for name, value, before in self._sets if not same(list(value), before))
         return tuple(dict.fromkeys((*gone, *turned)))
 
     def at_risk(self) -> tuple[str, ...]:
         """What could not be put back, should a run take from it."""
-        return tuple(dict.fromkeys(_leftover_words(name, one) for name, one, _ in self._places if not _has_places(one)))
+        without_places = ((words, one) for words, one, _ in self._places if attributes_of(one) is None)
+        return tuple(words for words, one in without_places if not any(way.read(one) for way in ways_of(one)))
 
 
-def _leftover_words(name: str, one: object) -> str:
-    return f"the {'queue' if isinstance(one, SimpleQueue) else 'iterator'} `{name}`"
+def _is_taken_from(kind: type) -> bool:
+    """Whether what is taken from an object of that type is gone; of a file there is a way back."""
+    return kind is SimpleQueue or (hasattr(kind, "__next__") and not hasattr(kind, "read"))
 
 
-def _iterators(value: object, depth: int = 0) -> Iterator[Any]:
-    """The iterators in a value, and those that they take from."""
-    if depth >= _DEEPEST:
-        return
+def _inside(value: Any) -> list[Any] | None:
+    """What a list, a tuple or a dict holds, and what an iterator takes from."""
     kind = type(value)
-    if kind in {list, tuple, dict} and depth < _DEEPEST - 1:
-        for one in list(value.values() if isinstance(value, dict) else value)[:64]:  # type: ignore[call-overload]  # a list or a tuple
-            if hasattr(type(one), "__next__") or type(one) is SimpleQueue:
-                yield from _iterators(one, depth + 1)
-    if kind is not SimpleQueue and (not hasattr(kind, "__next__") or hasattr(kind, "read")):
-        return
-    yield value
-    held = attributes_of(value)
-    inside = referents(value) if held is None and kind is not GeneratorType else (held or {}).values()
-    for one in list(inside):
-        yield from _iterators(one, depth + 1)
-
-
-def _place(iterator: Any) -> object:
-    """How far it is; None where that cannot be told."""
-    if isinstance(iterator, SimpleQueue):
-        return iterator.qsize()
-    if isinstance(iterator, GeneratorType):
-        frame = iterator.gi_frame
-        return None if frame is None else (frame.f_lasti, _Same(local_values(frame)))
-    if attributes_of(iterator) is not None:
-        return None  # one of Python's own making: what it takes from is looked at by itself
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            reduced = iterator.__reduce__()
-    except (TypeError, AttributeError):
+    if kind in {list, tuple, dict}:
+        return list(value.values() if kind is dict else value)[:_MOST_ITEMS]
+    if not _is_taken_from(kind):
         return None
-    return tuple(part for part in reduced[1:] if isinstance(part, int)), tuple(part for part in reduced[1] if isinstance(part, int))
+    attributes = attributes_of(value)
+    return [] if kind in {SimpleQueue, GeneratorType} else list(referents(value) if attributes is None else attributes.values())
 
 
-class _Same:
-    """Variables that hold the very same objects; a loop stands at the same place of its code each time round."""
-
-    def __init__(self, held: dict[str, Any]) -> None:
-        self._held = held  # keeps them alive, so that no other object gets the address of one
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Same) or self._held.keys() != other._held.keys():
-            return False
-        return all(one is other._held[name] for name, one in self._held.items())
-
-    __hash__ = None  # type: ignore[assignment]  # nobody looks one up
+_INSIDE = Kind(_inside)
 
 
-def _has_places(iterator: Any) -> bool:
-    return attributes_of(iterator) is not None or any(way.read(iterator) for way in ways_of(iterator))
+def _place(iterator: Any) -> list[object]:
+    """How far it is, and the objects that the variables of a generator hold: a loop is at the same place of its code each time round.
+
+    Of an iterator without a place of its own, what it takes from tells.
+    """
+    if type(iterator) is SimpleQueue:
+        return [intern(str(iterator.qsize()))]
+    frame = iterator.gi_frame if isinstance(iterator, GeneratorType) else None
+    return [] if frame is None else [intern(f"{frame.f_lasti} {[*local_values(frame)]}"), *local_values(frame).values()]

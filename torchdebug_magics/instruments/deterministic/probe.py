@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from torchdebug_magics.instrument import SCRIPT, CellContext
+from torchdebug_magics.instrument import SCRIPT, CellContext, finished
 from torchdebug_magics.instruments.deterministic.inquiry import Inquiry
 from torchdebug_magics.instruments.deterministic.replicas.replica_watch import ReplicaWatch
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport, LiveRitual
@@ -19,7 +19,7 @@ from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.session import Session
 
 
-class Asked(TypedDict, total=False):
+class Options(TypedDict, total=False):
     """What is wanted besides the ritual."""
 
     verify: bool
@@ -29,8 +29,6 @@ class Asked(TypedDict, total=False):
     rtol: float | None
     anyway: bool
     """Whether a rerun may do again what cannot be put back."""
-    kept: bool
-    """In a rank: whether the launcher's report is kept under a name."""
     in_rank: bool
     """Whether this is a process that the session of another has launched."""
 
@@ -46,7 +44,7 @@ class DeterministicProbe:
         strict: bool = False,
         keep_rng: bool = False,
         ranks: bool = False,
-        **asked: Unpack[Asked],
+        **asked: Unpack[Options],
     ) -> None:
         self._guard = Guard()
         self._ritual = Ritual(seed, strict=strict, keep_rng=keep_rng, guard=self._guard)
@@ -61,15 +59,15 @@ class DeterministicProbe:
         """Seed and set everything."""
         self._ritual.attach(stack)
         self._live = LiveRitual(self._ritual.seed, len(self._ritual.settings), self._ritual.generators)
-        stack.callback(self._close)
+        stack.callback(setattr, self, "_live", None)
         if self._replicas is not None:
             self._replicas.attach(stack, self._ritual.seedables)
         self._inquiry.attach(stack)
 
     def options_in_rank(self) -> dict[str, object]:
         """With which a rank runs that the cell launches: what runs the cell again is left out."""
-        ritual = {"seed": self._ritual.seed, "strict": self._strict, "keep_rng": self._keep_rng}
-        return {**ritual, "ranks": self._ranks, "in_rank": True, **self._inquiry.options_in_rank()}
+        self._inquiry.launches_ranks()
+        return {"seed": self._ritual.seed, "strict": self._strict, "keep_rng": self._keep_rng, "ranks": self._ranks, "in_rank": True}
 
     def sweep(self) -> None:
         """Undo what an interrupt has left."""
@@ -89,8 +87,8 @@ class DeterministicProbe:
     def report(self) -> DeterministicReport:
         """What was set, met and put back."""
         ritual = self._ritual
-        report = DeterministicReport(
-            seed=ritual.seed,
+        report = replace(
+            self._inquiry.found,
             keep_rng=self._keep_rng,
             settings=dict(ritual.settings),
             restored=bool(self._guard.run("looking whether all is put back", lambda: ritual.restored)),
@@ -101,13 +99,9 @@ class DeterministicProbe:
             warnings=ritual.warnings,
             replica=self._guard.run("the record of the replicas", self._replicas.record) if self._replicas is not None else None,
             problems=tuple(self._guard.problems),
-            **self._inquiry.found,
         )
         self._inquiry.forget()
         return report
-
-    def _close(self) -> None:
-        self._live = None
 
 
 watch = DeterministicProbe
@@ -138,7 +132,7 @@ def verify(
         raise TypeError(msg)
     body = FunctionBody(function)
     context = _FunctionContext(function_body=body)
-    session = Session(DeterministicProbe(context, seed=seed, strict=strict, keep_rng=keep_rng, verify=True, anyway=anyway))
+    session = Session(DeterministicProbe(context, seed=seed, strict=strict, keep_rng=keep_rng, verify=True, anyway=anyway), finished)
     with session:
         body.run()
     return session.report

@@ -13,7 +13,6 @@ from torchdebug_magics.ranks.report import RankFindingKind
 from torchdebug_magics.report import Finding, Location, Report
 
 LEAVES = "everything is as one run of your code left it"
-
 SeededBy: TypeAlias = Literal["hand", "ritual", "entropy", "default", "unknown"]
 """``"ritual"``: seeded by the ``%deterministic`` that is on.
 
@@ -55,6 +54,11 @@ class Divergence(Finding):
     the line that the other run executed."""
     phase: str = "forward"
     """``"forward"`` or ``"backward"``."""
+
+    @property
+    def fix_at(self) -> Location | None:
+        """The line that the fix changes: where the difference comes from, if that is known; of memory, where it is made."""
+        return self.location if self.cause == "uninitialized_memory" else self.other or self.location
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,14 +203,14 @@ class StatusReport(Report):
     @property
     def verdict(self) -> str:
         """How many generators differ in every run, and which."""
-        entropy = [f"`{one.name}`" for one in self.sources if one.seeded == "entropy"]
+        entropy = [f"`{source.name}`" for source in self.sources if source.seeded == "entropy"]
         return f"{self.title}: {listed(entropy)}" if entropy else self.title
 
     @property
     def title(self) -> str:
         """How many generators differ in every run."""
         many = plural(len(self.sources), "random number generator")
-        entropy = sum(one.seeded == "entropy" for one in self.sources)
+        entropy = sum(source.seeded == "entropy" for source in self.sources)
         if not entropy:
             return f"{many}, none known to be seeded from entropy"
         return f"{entropy} of {many} {'is' if entropy == 1 else 'are'} seeded from entropy, different in every run"
@@ -232,8 +236,8 @@ def compared(report: DeterministicReport) -> Compared:
         worked=bool(replica is not None or report.ops_count or report.warnings),
         found_at=(0, 0) if report.verified is False else None,
         moments=() if replica is None else replica.moments,
-        details={} if replica is None else replica.details,
         samples=() if replica is None else replica.samples,
+        details={} if replica is None else replica.details,
     )
 
 
@@ -270,8 +274,6 @@ _ONLY: Final[Mapping[str, str]] = {
 _NEXT_TIME = "Same numbers twice, but different when the cell runs again"
 _LONGEST_NAME = 24
 """Of an earlier run in a title: its file may lie deep."""
-
-
 Lines: TypeAlias = "tuple[Location | None, Location | None, str]"
 """The line to change, a second one that belongs to it, and what that one is."""
 

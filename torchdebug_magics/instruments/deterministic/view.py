@@ -121,7 +121,7 @@ def _excerpt(lines: Lines, words: str) -> Iterator[Block]:
 def _tables(report: DeterministicReport) -> Iterator[tuple[str, Table]]:
     """Each with the words for a fold, the one to be seen first at the head."""
     if len(report.warnings) > 1 or (report.warnings and (report.divergence is not None or report.verified is not None)):
-        warned = tuple((one.op, standing(one.location) or None, one.count, one.fix or None) for one in report.warnings)
+        warned = tuple((warning.op, standing(warning.location) or None, warning.count, warning.fix or None) for warning in report.warnings)
         name = "Ops without a deterministic implementation"
         yield f"{name}: {len(warned)}", Table(name, tuple(_WARNED), warned, _WARNED)
     if len(report.depends_on) > 1:
@@ -169,7 +169,8 @@ def _value(value: object) -> str:
 
 def _state(report: StatusReport) -> Iterator[Block]:
     sources = tuple(
-        (one.name, one.kind, None if one.seed is None else str(one.seed), _SEEDED[one.seeded], one.state) for one in report.sources
+        (source.name, source.kind, None if source.seed is None else str(source.seed), _SEEDED[source.seeded], source.state)
+        for source in report.sources
     )
     marked = frozenset(position for position, one in enumerate(report.sources) if one.seeded == "entropy")
     yield Table("Random number generators", tuple(_SOURCES), sources, _SOURCES, marked)
@@ -178,14 +179,12 @@ def _state(report: StatusReport) -> Iterator[Block]:
         loaders = Table("DataLoaders", tuple(_LOADERS), tuple(map(_loader, report.loaders)), _LOADERS)
         yield Fold(f"DataLoaders: {len(report.loaders)}", (loaders,))
     rows = tuple((name, _value(value)) for name, value in report.settings.items())
-    process = (("threads", f"{report.threads_count:,}"), ("hash seed", _hash_seed(report.hash_seed)))
+    is_random = report.hash_seed == "random"
+    hash_seed = "random: the order of string sets changes with every start of the kernel" if is_random else report.hash_seed
+    process = (("threads", f"{report.threads_count:,}"), ("hash seed", hash_seed))
     yield Fold(f"Settings: {len(rows)}", (Facts((*rows, *process)),))
 
 
 def _loader(one: Loader) -> tuple[str | int | None, ...]:
     alive = "yes, with the seeds of an earlier loop" if one.workers_alive else "no"
     return (one.name, one.workers_count, one.generator or "torch's global generator", alive)
-
-
-def _hash_seed(seed: str) -> str:
-    return "random: the order of string sets changes with every start of the kernel" if seed == "random" else seed

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.gradwatch.record import History, ModuleNumbers, ModuleSeries, Reading, StepEvents
+from torchdebug_magics.instruments.gradwatch.record import GradientHistory, MeasuredStep, ModuleNumbers, ModuleSeries
 from torchdebug_magics.probing.storages import is_shard, local_of
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -21,38 +21,18 @@ _EACH_OF, _THEN_EVERY = 64, 4
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
 
-class Sent(NamedTuple):
-    """The numbers of one device in one step, on their way to the host."""
-
-    meter: StepMeter
-    present: list[int]
-    """Positions of the parameters that had a gradient."""
-    names: tuple[str, ...]
-    """Of the further scalars."""
-    host: torch.Tensor
-    ready: torch.Event | None
-
-
-class Pending(NamedTuple):
-    """A step whose numbers are on their way."""
-
-    step: int
-    rate: float
-    events: StepEvents
-    sent: list[Sent]
-
-
 class OptimizerWatch:
     """One optimizer. Holds ids and numbers, and no tensor of the user's."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], series: Sequence[ModuleSeries], history: History) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], series: Sequence[ModuleSeries], history: GradientHistory) -> None:
         self.ids = tuple(map(id, parameters))
         self.history = history
         self.series = series
         """One for each parameter."""
-        self.pending: Pending | None = None
+        self.pending: MeasuredStep | None = None
+        """The step whose numbers are on their way."""
         self.is_measuring = False
-        self._latest: dict[int, ModuleNumbers] = {}
+        self._latest: dict[ModuleSeries, ModuleNumbers] = {}
         positions: dict[torch.device, list[int]] = {}
         for at, parameter in enumerate(parameters):
             if can_be_measured(parameter):
@@ -63,11 +43,6 @@ class OptimizerWatch:
         """Whether it was made for these very tensors, where they are now."""
         is_there = not self._meters or any(parameters[self._meters[0].places[0]].device == meter.device for meter in self._meters)
         return self.ids == tuple(map(id, parameters)) and is_there
-
-    @property
-    def measured_count(self) -> int:
-        """How many of the parameters are measured."""
-        return sum(len(meter.places) for meter in self._meters)
 
     def before(self, parameters: Sequence[torch.Tensor]) -> None:
         """An update is about to begin; one with a closure is yet to compute the gradients."""
@@ -80,59 +55,52 @@ class OptimizerWatch:
         self.is_measuring = True
 
     def after(
-        self,
-        parameters: Sequence[torch.Tensor],
-        optimizer: torch.optim.Optimizer,
-        events: StepEvents,
-        step: int,
-        scale: torch.Tensor | None,
+        self, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer, step: MeasuredStep, scale: torch.Tensor | None
     ) -> None:
         """The update is done: send its numbers on their way, with those of the loss and of clipping."""
-        extras = {f"clip {at}": call.total for at, call in enumerate(events.clips)}
-        if events.total is not None:
-            extras["loss"] = events.total
+        extras = {f"clip {at}": call.total for at, call in enumerate(step.clips)}
+        if step.total is not None:
+            extras["loss"] = step.total
             extras |= {} if scale is None else {"loss_scale": scale}
         for name in ("grad_scale", "found_inf"):  # of a fused optimizer, which unscales the gradients itself
             if isinstance(value := getattr(optimizer, name, None), torch.Tensor):
                 extras[name] = value
         if isinstance(rate := optimizer.param_groups[0].get("lr"), torch.Tensor):
             extras["rate"] = rate.detach().reshape(())
-        sent: list[Sent] = []
         for meter in self._meters:
             if self.history.has_closure:
                 meter.gradients(parameters)
             if meter.present:
-                sent.append(meter.after(parameters, {} if sent else extras))
+                meter.after(parameters, extras)
+                extras = {}
         self.is_measuring = False
         rates = (group["lr"] for group in optimizer.param_groups if isinstance(group.get("lr"), (int, float)))
-        self.history.micro_batches = max(1, events.count)
-        self.pending = Pending(step, max(rates, default=math.nan), events, sent)
+        step.rate = max(rates, default=math.nan)
+        self.history.micro_batches = max(1, step.count)
+        self.pending = step
 
-    def read(self) -> Reading | None:
+    def read(self) -> MeasuredStep | None:
         """The pending step, once: waits for the device. None where nothing is on its way."""
-        pending, self.pending = self.pending, None
-        if pending is None or not pending.sent:
+        step, self.pending = self.pending, None
+        meters = [meter for meter in self._meters if meter.host is not None]
+        if step is None or not meters:
             return None
-        scalars: dict[str, float] = {}
-        sums: dict[int, list[float]] = {}
-        members: list[int] = []
+        sums: dict[ModuleSeries, list[float]] = {}
         clipped: list[tuple[frozenset[int], float]] = []
-        for meter, present, names, host, ready in pending.sent:
-            if ready is not None:
-                ready.synchronize()
-            values: list[float] = host.tolist()
+        for meter in meters:
+            values, names, present = meter.received(), meter.names, meter.present
             start = len(present) + len(names)
-            scalars |= dict(zip(names, values[len(present) : start], strict=True))
-            for at, call in enumerate(pending.events.clips if names else ()):
-                if (total := scalars[f"clip {at}"]) > call.max_norm > 0:
+            step.scalars |= dict(zip(names, values[len(present) : start], strict=True))
+            for at, call in enumerate(step.clips if names else ()):
+                if (total := step.scalars[f"clip {at}"]) > call.max_norm > 0:
                     clipped.append((call.parameters, total / call.max_norm))
+            step.members |= {meter.places[at] for at in present}
             rows = len(meter.places) if len(values) > start else 0  # none in a step without a sample
             for number, at in enumerate(present):
                 place, norm = meter.places[at], values[number]
-                members.append(place)
                 for ids, factor in clipped:
                     norm *= factor if self.ids[place] in ids else 1.0
-                row = sums.setdefault(id(self.series[place]), [0.0] * 5)
+                row = sums.setdefault(self.series[place], [0.0] * 5)
                 row[0] += norm * norm
                 if rows:
                     weight, update, nonzero = values[start + at], values[start + rows + at], values[start + 2 * rows + at]
@@ -141,10 +109,11 @@ class OptimizerWatch:
                     row[2] += update**2 * part
                     row[3] += count - nonzero * part
                     row[4] += count
-        fresh = {key: _numbers(*row) for key, row in sums.items() if row[4]}
+        fresh = {series: _numbers(*row) for series, row in sums.items() if row[4]}
         self._latest |= fresh
         stale = {key: self._latest[key]._replace(norm=math.sqrt(row[0]), is_fresh=False) for key, row in sums.items() if not row[4]}
-        return Reading(pending.step, pending.rate, pending.events, scalars, fresh | stale, frozenset(members))
+        step.numbers = fresh | stale
+        return step
 
 
 def _numbers(norm: float, weight: float, update: float, zeros: float, count: float) -> ModuleNumbers:
@@ -182,6 +151,11 @@ class StepMeter:
         self._norms: list[torch.Tensor] = []
         self.present: list[int] = []
         """Positions of the parameters that have a gradient in this step."""
+        self.names: tuple[str, ...] = ()
+        """Of the further scalars that were sent."""
+        self.host: torch.Tensor | None = None
+        """The numbers of a step on their way to the host, until they are received."""
+        self._ready: torch.Event | None = None
         self._step = 0
         self._is_sampled = False
         self._sampled: list[int] = []
@@ -203,13 +177,13 @@ class StepMeter:
         known = [gradient for _, gradient in gradients if gradient is not None]
         if not known:
             return
-        dense = [gradient if gradient.layout is torch.strided and not gradient.is_complex() else _dense(gradient) for gradient in known]
+        dense = [_real(one.coalesce()._values() if one.layout is torch.sparse_coo else one) for one in known]
         dtypes = {gradient.dtype for gradient in dense}
         self._norms = list(torch._foreach_norm(dense, 2, dtype=torch.float32 if dtypes & _HALF and torch.float64 not in dtypes else None))
         if self._is_sampled:
             self._copy(2, known)
 
-    def after(self, parameters: Sequence[torch.Tensor], extras: dict[str, torch.Tensor]) -> Sent:
+    def after(self, parameters: Sequence[torch.Tensor], extras: dict[str, torch.Tensor]) -> None:
         """Take the weights after the update, and send all numbers to the host; no copy to a device waits for it."""
         device, dtype = self._buffer.device, self._buffer.dtype
         values = torch.stack([scalar.to(device, dtype, non_blocking=True) for scalar in (*self._norms, *extras.values())])
@@ -219,12 +193,20 @@ class StepMeter:
             before, after, gradients = self._buffer
             weights, nonzero = torch.linalg.vector_norm(before, dim=1), gradients.ne_(0).sum(1)
             values = torch.cat([values, weights, torch.linalg.vector_norm(after.sub_(before), dim=1), nonzero])
-        if not values.is_cuda:
-            return Sent(self, self.present, tuple(extras), values, None)
-        host = values.to("cpu", non_blocking=True)  # into pinned memory
-        ready = torch.cuda.Event()
-        ready.record(torch.cuda.current_stream(values.device))
-        return Sent(self, self.present, tuple(extras), host, ready)
+        self.names = tuple(extras)
+        self.host = values.to("cpu", non_blocking=True) if values.is_cuda else values  # into pinned memory
+        if values.is_cuda:
+            self._ready = torch.cuda.Event()
+            self._ready.record(torch.cuda.current_stream(values.device))
+
+    def received(self) -> list[float]:
+        """What was sent, once: waits for the device."""
+        assert self.host is not None
+        if self._ready is not None:
+            self._ready.synchronize()
+        values: list[float] = self.host.tolist()
+        self.host = None
+        return values
 
     def _copy(self, part: int, tensors: Sequence[torch.Tensor]) -> None:
         """Samples of the present tensors into their rows."""
@@ -259,10 +241,6 @@ def _sample(tensor: torch.Tensor, count: int, size: int) -> torch.Tensor:
     if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):  # noqa: PLR2004
         return tensor.as_strided((size,), (stride,), tensor.storage_offset())
     return tensor.reshape(-1)[::stride][:size]
-
-
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    return _real(gradient.coalesce()._values() if gradient.layout is torch.sparse_coo else gradient)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

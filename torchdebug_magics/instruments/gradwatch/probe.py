@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.format import plural
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.gradwatch.measuring import OptimizerWatch, gradient_of
-from torchdebug_magics.instruments.gradwatch.record import ClipCall, RunRecord, StepEvents, StepLog
+from torchdebug_magics.instruments.gradwatch.measuring import OptimizerWatch, can_be_measured, gradient_of
+from torchdebug_magics.instruments.gradwatch.record import ClipCall, MeasuredStep, RunRecord, StepLog
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, verdict
 from torchdebug_magics.instruments.gradwatch.training_faults import Judge
 from torchdebug_magics.probing.dispatch import is_being_compiled
@@ -54,7 +54,7 @@ class GradProbe:
         self._record = RunRecord(self._log)
         self._judge = Judge(self._record)
         self._watches: dict[int, tuple[weakref.ref[torch.optim.Optimizer], OptimizerWatch]] = {}
-        self._events = StepEvents()
+        self._events = MeasuredStep()
         self._backward_count = 0
         self._backward_line: Line | None = None
         self._is_scaled = False
@@ -74,8 +74,8 @@ class GradProbe:
         self._thread = threading.get_ident()
         self._log.attach(stack)
         stack.push(self._ended)
-        self._hooks.autograd_calls(stack, "backward", self._around_backward)
-        self._hooks.clipped_gradients(stack, self._around_clipping)
+        self._hooks.autograd_calls(stack, "backward", self._looking("the look at a loss", self._look_at_loss))
+        self._hooks.clipped_gradients(stack, self._looking("the look at clipping", self._look_at_clipping))
         self._hooks.loader_batches(stack, self._around_batch)
         self._hooks.optimizer_steps(stack, self._before_step, self._after_step)
 
@@ -109,42 +109,40 @@ class GradProbe:
         captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # a CUDA graph: ours would become part of it
         return threading.get_ident() == self._thread and not captures and not is_being_compiled()
 
-    def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        if self._is_ours():
-            self._guard.run("the look at a loss", self._look_at_loss, args[0] if args else kwargs.get("tensors"))
-        return original(*args, **kwargs)
+    def _looking(self, what: str, look: Callable[..., None]) -> Callable[..., Any]:
+        """A function of PyTorch's whose arguments are looked at first."""
 
-    def _look_at_loss(self, given: Any) -> None:
-        tensors = [given] if isinstance(given, torch.Tensor) else list(tensors_in(given))
-        if len(tensors) == 1 and tensors[0].numel() == 1 and not is_traced(tensors[0]) and not tensors[0].is_meta:
-            with _ours():
-                self._take_loss(tensors[0])
+        def around(original: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if self._is_ours():
+                self._guard.run(what, look, *args, **kwargs)
+            return original(*args, **kwargs)
 
-    def _take_loss(self, loss: torch.Tensor) -> None:
-        events = self._events
-        self._backward_line = self._lines.here(sys._getframe())
-        if self._backward_count < _FIRST_LOOKS or self._backward_count % _LOOK_EVERY == 0:
-            self._classes = classes_of(loss) or (self._classes if self._backward_count else None)
-        if self._wants_leaves:
-            events.leaves, self._wants_leaves = frozenset(map(id, leaves_of([loss]))), False
-        self._is_scaled = loss.grad_fn is not None and loss.grad_fn.name() == "MulBackward0"
-        self._backward_count += 1
-        value = local_of(loss).detach()
-        events.total = value.clone() if events.total is None or events.total.device != value.device else events.total + value
-        events.count += 1
-        self._batches.used()
+        return around
 
-    def _around_clipping(self, original: Any, parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
+    def _look_at_loss(self, tensors: Any, *_: Any, **__: Any) -> None:
+        losses, events = list(tensors_in(tensors)), self._events
+        if len(losses) != 1 or losses[0].numel() != 1 or is_traced(losses[0]) or losses[0].is_meta:
+            return
+        with _ours():
+            loss = losses[0]
+            self._backward_line = self._lines.here(sys._getframe())
+            if self._backward_count < _FIRST_LOOKS or self._backward_count % _LOOK_EVERY == 0:
+                self._classes = classes_of(loss) or (self._classes if self._backward_count else None)
+            if self._wants_leaves:
+                events.leaves, self._wants_leaves = frozenset(map(id, leaves_of([loss]))), False
+            self._is_scaled = loss.grad_fn is not None and loss.grad_fn.name() == "MulBackward0"
+            self._backward_count += 1
+            value = local_of(loss).detach()
+            events.total = value.clone() if events.total is None or events.total.device != value.device else events.total + value
+            events.count += 1
+            self._batches.used()
+
+    def _look_at_clipping(self, parameters: Any, max_norm: Any, total_norm: Any, *_: Any, **__: Any) -> None:
         is_known = isinstance(total_norm, torch.Tensor) and not is_traced(total_norm) and not is_shard(total_norm)
-        if self._is_ours() and is_known and isinstance(parameters, (list, tuple)):
-            self._guard.run("the look at clipping", self._take_clipping, list(parameters), float(max_norm), total_norm)
-        return original(parameters, max_norm, total_norm, *args, **kwargs)
-
-    def _take_clipping(self, parameters: list[torch.Tensor], max_norm: float, total: torch.Tensor) -> None:
-        call = ClipCall(frozenset(map(id, parameters)), total.detach(), max_norm, self._lines.here(sys._getframe()))
-        self._events.clips = [*self._events.clips[-_MOST_CLIPS:], call]
+        if is_known and isinstance(parameters, (list, tuple)):
+            call = ClipCall(frozenset(map(id, parameters)), total_norm.detach(), float(max_norm), self._lines.here(sys._getframe()))
+            self._events.clips = [*self._events.clips[-_MOST_CLIPS:], call]
 
     def _around_batch(self, original: Any, iterator: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -155,19 +153,18 @@ class GradProbe:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_ours():
-            has_closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
-            self._guard.run("the look before an update", self._step_begins, optimizer, has_closure=has_closure)
+            self._guard.run("the look before an update", self._step_begins, optimizer, args, kwargs)
 
-    def _step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
+    def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         parameters = parameters_of(optimizer)
-        if any(is_traced(local_of(one)) for one in parameters[:1]):
+        if any(is_traced(local_of(parameter)) for parameter in parameters[:1]):
             return
         with _ours():
             watch = self._watch_of(optimizer, parameters)
             if any(other.is_measuring and other is not watch and set(other.ids) & set(watch.ids) for _, other in self._watches.values()):
                 return  # inside the step of an optimizer that wraps it
             self._guard.run("reading a step", self._read, watch)
-            watch.history.has_closure = has_closure
+            watch.history.has_closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
             watch.before(parameters)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -183,10 +180,9 @@ class GradProbe:
             watch.history.line = watch.history.line or self._lines.here(sys._getframe())
             watch.history.backward_line = self._backward_line or watch.history.backward_line
             watch.history.classes = self._classes
-            self._events.batch = self._batches.taken()
-            scale = self._record.owners.scale() if self._is_scaled else None
-            watch.after(parameters, optimizer, self._events, self._record.clock(optimizer, watch.ids), scale)
-        self._events = StepEvents()
+            self._events.batch, self._events.number = self._batches.taken(), self._record.clock(optimizer, watch.ids)
+            watch.after(parameters, optimizer, self._events, self._record.owners.scale() if self._is_scaled else None)
+        self._events = MeasuredStep()
         self._wants_leaves = any(series.zero_run >= _SOON_DEAD and series.is_used is None for series in watch.series)
 
     def _watch_of(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> OptimizerWatch:
@@ -203,7 +199,7 @@ class GradProbe:
             history = watch.history if watch is not None and is_same else self._record.history_of(optimizer, line)
             watch = OptimizerWatch(parameters, self._record.series_of(parameters, history), history)
         self._watches[id(optimizer)] = weakref.ref(optimizer), watch
-        if unmeasured := len(parameters) - watch.measured_count:
+        if unmeasured := len(parameters) - sum(map(can_be_measured, parameters)):
             self._guard.note(f"{unmeasured} of {len(parameters)} parameters are not measured: empty, on meta or no plain tensors")
         if note := shards_note(parameters, "norms, ratios and zeros are"):
             self._guard.note(note)
@@ -213,12 +209,12 @@ class GradProbe:
 
     def _read(self, watch: OptimizerWatch) -> None:
         """The numbers of the last step, which the device has sent by now."""
-        reading = watch.read()
-        if reading is None:
+        step = watch.read()
+        if step is None:
             return
         with self._lock:
             count = watch.history.steps_count
-            largest = self._record.add(watch.history, watch.series, reading)
+            largest = self._record.add(watch.history, step)
             if watch.history.steps_count > count:
                 self._judge.look(watch.history, largest)
         now_s = time.monotonic()

@@ -8,7 +8,7 @@ import math
 import statistics
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,10 +79,11 @@ class ClipCall(NamedTuple):
     line: Line | None
 
 
-@dataclass
-class StepEvents:
-    """What happened since the last step of any optimizer: losses, clipping, batches. Copies of single numbers, and no graph."""
+@dataclass(eq=False)
+class MeasuredStep:
+    """What happened since the last step of any optimizer, copies of single numbers and no graph; then what was measured of the step."""
 
+    number: int = -1
     total: torch.Tensor | None = None
     """The sum of the losses."""
     count: int = 0
@@ -91,22 +92,15 @@ class StepEvents:
     """The ids of the tensors that the last loss depends on, where that was asked."""
     batch: tuple[int, int] | None = None
     """(epoch, batch) that the last loss was computed from."""
-
-
-class Reading(NamedTuple):
-    """What was measured in one step of one optimizer, once the device has sent it."""
-
-    step: int
-    rate: float
-    events: StepEvents
-    scalars: dict[str, float]
-    numbers: dict[int, ModuleNumbers]
-    """By the id of a `ModuleSeries`; norms as they were before clipping."""
-    members: frozenset[int]
+    rate: float = math.nan
+    scalars: dict[str, float] = field(default_factory=dict)
+    numbers: dict[ModuleSeries, ModuleNumbers] = field(default_factory=dict)
+    """Norms as they were before clipping."""
+    members: frozenset[int] = frozenset()
     """The positions of the parameters that had a gradient."""
 
 
-class Step(NamedTuple):
+class GradientStep(NamedTuple):
     """One step of one optimizer."""
 
     number: int
@@ -121,14 +115,14 @@ class Step(NamedTuple):
 
 
 @dataclass(eq=False)
-class History:
+class GradientHistory:
     """One optimizer: its last steps, and how loss, norm and learning rate went over all of them."""
 
     name: str
     line: Line | None
     backward_line: Line | None = None
     has_closure: bool = False
-    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=BINS))
+    steps: deque[GradientStep] = field(default_factory=lambda: deque(maxlen=BINS))
     steps_count: int = 0
     first_losses: list[float] = field(default_factory=list)
     """Of the first three steps."""
@@ -154,7 +148,7 @@ class History:
     unscaled_count: int = 0
     """Calls whose gradients no longer had the GradScaler's factor."""
 
-    def add(self, step: Step, members: frozenset[int]) -> None:
+    def add(self, step: GradientStep, members: frozenset[int]) -> None:
         """One more step."""
         if members != self.members:
             self.members, self.since, self.largest_norm = members, 0, 0.0
@@ -199,7 +193,7 @@ class ModuleSeries:
     owner: Owner
     count: int = 0
     """Of its parameters' elements."""
-    histories: list[History] = field(default_factory=list)
+    histories: list[GradientHistory] = field(default_factory=list)
     """Of the optimizers that update it."""
     parameters: set[int] = field(default_factory=set)
     """Their ids."""
@@ -261,7 +255,7 @@ class RunRecord:
 
     def __init__(self, log: StepLog) -> None:
         self.owners = Owners()
-        self.histories: list[History] = []
+        self.histories: list[GradientHistory] = []
         self.nonfinite_step: int | None = None
         self.step = -1
         self._series: dict[tuple[int, str], ModuleSeries] = {}
@@ -283,59 +277,58 @@ class RunRecord:
         self._optimizers.append(weakref.ref(optimizer))
         return self.step
 
-    def series_of(self, parameters: Sequence[torch.Tensor], history: History) -> list[ModuleSeries]:
+    def series_of(self, parameters: Sequence[torch.Tensor], history: GradientHistory) -> list[ModuleSeries]:
         """That of the module of each parameter."""
-        return [self._series_of(parameter, owner, history) for parameter, owner in zip(parameters, self.owners.of(parameters), strict=True)]
+        known = []
+        for parameter, owner in zip(parameters, self.owners.of(parameters), strict=True):
+            key = (owner.model, owner.path) if len(self._series) < _MOST_MODULES else _OTHERS
+            series = self._series.setdefault(key, ModuleSeries(replace(owner, model=key[0], path=key[1])))
+            known.append(series)
+            if id(parameter) not in series.parameters:
+                series.parameters.add(id(parameter))
+                series.count += local_of(parameter).numel()
+                series.is_matrix = series.is_matrix or (parameter.requires_grad and parameter.dim() > 1)
+                series.is_sharded = series.is_sharded or is_shard(parameter)
+                series.is_half = parameter.element_size() == 2  # noqa: PLR2004 - bytes
+            if history not in series.histories:
+                series.histories.append(history)
+        return known
 
-    def _series_of(self, parameter: torch.Tensor, owner: Owner, history: History) -> ModuleSeries:
-        key = (owner.model, owner.path) if len(self._series) < _MOST_MODULES else _OTHERS
-        series = self._series.setdefault(key, ModuleSeries(replace(owner, model=key[0], path=key[1])))
-        if id(parameter) not in series.parameters:
-            series.parameters.add(id(parameter))
-            series.count += local_of(parameter).numel()
-            series.is_matrix = series.is_matrix or (parameter.requires_grad and parameter.dim() > 1)
-            series.is_sharded = series.is_sharded or is_shard(parameter)
-            series.is_half = parameter.element_size() == 2  # noqa: PLR2004 - bytes
-        if history not in series.histories:
-            series.histories.append(history)
-        return series
-
-    def history_of(self, optimizer: torch.optim.Optimizer, line: Line | None) -> History:
+    def history_of(self, optimizer: torch.optim.Optimizer, line: Line | None) -> GradientHistory:
         """That of an optimizer which is seen for the first time."""
         if len(self.histories) < _MOST_OPTIMIZERS:
-            self.histories.append(History(variable_of(optimizer) or "optimizer", line))
+            self.histories.append(GradientHistory(variable_of(optimizer) or "optimizer", line))
         return self.histories[-1]
 
-    def modules(self, history: History | None = None) -> list[ModuleSeries]:
+    def modules(self, history: GradientHistory | None = None) -> list[ModuleSeries]:
         """In the order of the models, those that ever had a gradient; of one optimizer, those that it updates."""
         known = (series for series in self._series.values() if series.steps_count and (history is None or history in series.histories))
         return sorted(known, key=lambda series: (series.owner.model, series.owner.order))
 
-    def add(self, history: History, parts: Sequence[ModuleSeries], reading: Reading) -> ModuleSeries | None:
-        """A step of an optimizer of these modules; which of them has the largest gradient, where there was one."""
-        number, rate, events, scalars, numbers, members = reading
+    def add(self, history: GradientHistory, step: MeasuredStep) -> ModuleSeries | None:
+        """A step of an optimizer; which module has the largest gradient, where there was one."""
+        scalars, number = step.scalars, step.number
         if scalars.get("found_inf", 0) > 0:
             return None  # a step that the scaler has skipped
         unscale = 1 / scalars["grad_scale"] if scalars.get("grad_scale", 0) > 0 else 1.0
-        numbers = {key: one._replace(norm=one.norm * unscale) for key, one in numbers.items()}
+        numbers = {series: one._replace(norm=one.norm * unscale) for series, one in step.numbers.items()}
         norm = math.sqrt(sum(one.norm**2 for one in numbers.values()))
-        loss = scalars.get("loss", math.nan) / max(1, events.count) / scalars.get("loss_scale", 1.0)
-        if events.clips:
-            history.clip_line, history.max_norm = events.clips[-1].line, events.clips[-1].max_norm
-        clipped_from = scalars[f"clip {len(events.clips) - 1}"] if events.clips else None
-        history.add(Step(number, loss, norm, scalars.get("rate", rate), events.batch, clipped_from), members)
+        loss = scalars.get("loss", math.nan) / max(1, step.count) / scalars.get("loss_scale", 1.0)
+        if step.clips:
+            history.clip_line, history.max_norm = step.clips[-1].line, step.clips[-1].max_norm
+        clipped_from = scalars[f"clip {len(step.clips) - 1}"] if step.clips else None
+        history.add(GradientStep(number, loss, norm, scalars.get("rate", step.rate), step.batch, clipped_from), step.members)
         place = self._place(number)
         self._totals.add(place, norm)
         if "loss" in scalars:
             self._losses.add(place, loss)
-        by_id = {id(series): series for series in parts}
-        for key, one in numbers.items():
-            by_id[key].add(one, number, place, events.leaves)
+        for series, one in numbers.items():
+            series.add(one, number, place, step.leaves)
         if not math.isfinite(norm) and "grad_scale" not in scalars and self.nonfinite_step is None:
             self.nonfinite_step = number
         if self._log.is_open:
-            self._log.write(number, {self.owners.name(by_id[key].owner): one for key, one in numbers.items()}, loss, history.name)
-        return by_id[max(numbers, key=lambda key: numbers[key].norm)] if numbers else None
+            self._log.write(number, {self.owners.name(series.owner): one for series, one in numbers.items()}, loss, history.name)
+        return max(numbers, key=lambda series: numbers[series].norm, default=None)
 
     def _place(self, step: int) -> int:
         """The bin of a step; the bins are made wider where it would be one too many."""
@@ -360,23 +353,21 @@ class RunRecord:
             steps_count=self.step + 1,
             learning_rate=None if math.isnan(rate) else rate,
             steps_per_value=self._width,
-            rows=tuple(_rows(named)),
+            rows=tuple(
+                ModuleRow(
+                    module=name,
+                    type=series.owner.kind,
+                    parameters_count=series.count,
+                    steps_count=series.steps_count,
+                    norm_median=_median(series.recent_norms),
+                    norm_max=series.norm_max,
+                    ratio_median=_median(series.recent_ratios),
+                    zero_share=series.zero_share,
+                )
+                for name, series in named
+            ),
             nonfinite_step=self.nonfinite_step,
             **judged,
-        )
-
-
-def _rows(named: Sequence[tuple[str, ModuleSeries]]) -> Iterator[ModuleRow]:
-    for name, series in named:
-        yield ModuleRow(
-            module=name,
-            type=series.owner.kind,
-            parameters_count=series.count,
-            steps_count=series.steps_count,
-            norm_median=_median(series.recent_norms),
-            norm_max=series.norm_max,
-            ratio_median=_median(series.recent_ratios),
-            zero_share=series.zero_share,
         )
 
 

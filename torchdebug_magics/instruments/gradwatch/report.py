@@ -128,9 +128,6 @@ def _sentence(report: GradReport) -> str:
     what = f"{plural(report.steps_count, 'step')} of {plural(len(report.modules), 'module')}{until}"
     if report.doubts:
         return f"No fault in {what}, but {report.doubts[0]}"
-    return f"Gradients and updates look healthy: {what}{_losses(report) if not until else ''}"
-
-
-def _losses(report: GradReport) -> str:
-    known = [one for one in report.losses if one is not None]
-    return f", loss {number(known[0])} -> {number(known[-1])}" if len(known) > 1 else ""
+    known = [loss for loss in report.losses if loss is not None]
+    change = f", loss {number(known[0])} -> {number(known[-1])}" if len(known) > 1 and not until else ""
+    return f"Gradients and updates look healthy: {what}{change}"

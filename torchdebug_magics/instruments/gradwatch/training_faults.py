@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, groupby, pairwise
-from typing import NamedTuple
+from typing import Any
 
 from torchdebug_magics.format import listed, number, plural, share
-from torchdebug_magics.instruments.gradwatch.record import FIRST_STEPS, History, ModuleSeries, RunRecord, Step
+from torchdebug_magics.instruments.gradwatch.record import FIRST_STEPS, GradientHistory, GradientStep, ModuleSeries, RunRecord
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.where import excerpt
-from torchdebug_magics.probing.steps import Owner
 
 _SLOW = 1e-4
 """Ratio of update to weights below which a larger learning rate is advised."""
@@ -41,8 +41,6 @@ _GUESSED_STEPS, _GUESSED = 20, 1.02
 _PLATEAU_STEPS, _NEAR_CHANCE, _NO_DROP = 100, 0.01, 0.005
 _RUNS = ((2, 1e6), (3, 100.0), (6, 10.0))
 """(steps in a row that grow, growth of the loss over them)"""
-_TREND, _CORRELATION = 24, 0.9
-"""Steps of a trend that is noisy."""
 _EVEN = 0.3
 """Of the mean growth, in logarithms, that each step has at least."""
 _ABOVE_ALL = 3.0
@@ -51,43 +49,32 @@ _SPIKE_OF_USUAL, _SPIKE_OF_ALL = 20.0, 5.0
 _SPIKE_STEPS, _MOST_SPIKES = 10, 8
 
 
-class Divergence(NamedTuple):
-    """Loss and gradient norm grow by about the same factor at each step."""
-
-    history: History
-    first_step: int
-    last_step: int
-    factor: float
-    loss: float
-
-
-class Spike(NamedTuple):
-    """One step whose gradient norm is far above that of all steps before it."""
-
-    history: History
-    step: Step
-    usual_norm: float
-    module: Owner | None
-
-
 class Judge:
     """Looks at each step when it comes, as later the steps before it are gone, and at all that is known when asked."""
 
     def __init__(self, record: RunRecord) -> None:
         self._record = record
-        self._divergences: list[Divergence] = []
-        self._spikes: list[Spike] = []
+        self._divergences: list[tuple[GradientHistory, GradFinding]] = []
+        self._spikes: list[tuple[GradientHistory, GradientStep, GradFinding]] = []
 
-    def look(self, history: History, largest: ModuleSeries | None) -> None:
+    def look(self, history: GradientHistory, largest: ModuleSeries | None) -> None:
         """After a step; `largest` is the module with the largest share of its norm."""
-        if not any(known.history is history for known in self._divergences):
-            self._divergences += _divergence(history)
+        if not any(known is history for known, _ in self._divergences):
+            self._divergences += [(history, finding) for finding in _divergence(history)]
         if len(self._spikes) < _MOST_SPIKES:
-            self._spikes += _spike(history, None if largest is None else largest.owner)
+            module = None if largest is None else self._record.owners.name(largest.owner)
+            self._spikes += [(history, history.steps[-1], finding) for finding in _spike(history, module)]
 
     def findings(self) -> tuple[GradFinding, ...]:
         """All faults, the worst first, without those that follow from another one."""
-        found = list({(finding.kind, finding.module, finding.step): finding for finding in self._all()}.values())
+        all_of_them = [finding for history, finding in self._divergences if not _has_recovered(history)]
+        for spike in [finding for history, step, finding in self._spikes if _is_confirmed(history, step)][:1]:
+            many = f" ({len(self._spikes)} such steps)" if len(self._spikes) > 1 else ""
+            all_of_them.append(replace(spike, explanation=f"{spike.explanation}{many}"))
+        for history in self._record.histories:
+            for rule in _RULES if history.steps else ():
+                all_of_them += rule(self._record, history, self._record.modules(history))
+        found = {(finding.kind, finding.module, finding.step): finding for finding in all_of_them}.values()
         kinds = {finding.kind for finding in found}
         return tuple(finding for finding in found if not _EXPLAINED_BY.get(finding.kind, frozenset()) & kinds)
 
@@ -102,55 +89,17 @@ class Judge:
             doubts.append(f"the loss stays at {chance:.3f} = ln {trained[0].classes}: it does not beat guessing")
         return tuple(doubts)
 
-    def _all(self) -> Iterator[GradFinding]:
-        yield from (_diverging(one) for one in self._divergences if not _has_recovered(one.history))
-        for spike in [spike for spike in self._spikes if _is_confirmed(spike)][:1]:
-            yield self._exploding(spike)
-        for history in self._record.histories:
-            for rule in _RULES if history.steps else ():
-                yield from rule(self._record, history, self._record.modules(history))
 
-    def _exploding(self, spike: Spike) -> GradFinding:
-        history, step, usual, module = spike
-        times = step.norm / usual
-        batch = "" if step.batch is None else f", batch {step.batch[1]} of epoch {step.batch[0]}"
-        group = f'[p for group in {history.name}.param_groups for p in group["params"]]'
-        return _finding(
-            "exploding_spike",
-            history.backward_line or history.line,
-            step=step.number,
-            module=None if module is None else self._record.owners.name(module),
-            value=times,
-            headline=f"gradient norm spike in step {step.number}{batch}: {times:,.0f}x the usual",
-            fix=f"clip before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={_rounded(2 * usual):g})`",
-            explanation=f"the norm is {number(step.norm)}, usually {number(usual)}: inspect the inputs and labels of this batch"
-            + (f" ({len(self._spikes)} such steps)" if len(self._spikes) > 1 else ""),
-        )
+def _finding(kind: GradKind, line: Line | None, modules: tuple[str, ...] = (), *, module: str | None = None, **fields: Any) -> GradFinding:
+    """At a line; unless another one is named, the first of several modules is the one to look at."""
+    location, first = None if line is None else line.location, modules[0] if modules and module is None else module
+    lines = () if location is None else excerpt(location)
+    return GradFinding(kind=kind, location=location, excerpt=lines, module=first, modules=modules, **fields)
 
 
-def _finding(kind: GradKind, line: Line | None, **fields: object) -> GradFinding:
-    location = None if line is None else line.location
-    return GradFinding(kind=kind, location=location, excerpt=() if location is None else excerpt(location), **fields)  # type: ignore[arg-type]
-
-
-def _diverging(grown: Divergence) -> GradFinding:
-    history, first, last, factor, loss = grown
-    return _finding(
-        "diverging",
-        history.line,
-        step=first,
-        last_step=last,
-        module=None,
-        value=factor,
-        headline=f"training diverges from step {first} on: gradients grow {factor:.3g}x per step",
-        fix=f"restart the training, and {_learning_rate(history, factor=0.1)}",
-        explanation=f"each update increases the loss, to {number(loss)} at step {last}; it will become inf or NaN",
-    )
-
-
-def _dead(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _dead(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Modules on which the loss depends, with a gradient of zeros only, up to the end; not of shards, as another may have the rest."""
-    dead = [one for one in modules if one.zero_run >= _DEAD_STEPS and one.is_used and not one.is_sharded]
+    dead = [module for module in modules if module.zero_run >= _DEAD_STEPS and module.is_used and not module.is_sharded]
     if not dead or history.most_rate == 0 or any(step.loss == 0 for step in history.steps):
         return  # nothing is to be learned, or no more: a hinge loss that has reached 0
     names, step = _names(record, dead), min(one.zero_since for one in dead)
@@ -172,9 +121,9 @@ def _dead(record: RunRecord, history: History, modules: list[ModuleSeries]) -> I
     )
 
 
-def _too_fast(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _too_fast(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Updates as large as the weights, long after the first steps, in a training that does not improve."""
-    losses, fast = history.losses(), [one for one in modules if one.is_matrix and len(one.paces) >= _FAST_STEPS]
+    losses, fast = history.losses(), [module for module in modules if module.is_matrix and len(module.paces) >= _FAST_STEPS]
     if history.has_closure or history.is_winding_down or not losses or not fast:
         return
     improves = statistics.median(losses[-10:]) < _IMPROVED * history.first_losses[0]
@@ -186,7 +135,6 @@ def _too_fast(record: RunRecord, history: History, modules: list[ModuleSeries]) 
         "too_fast",
         history.line,
         step=fast[0].first_step + FIRST_STEPS,
-        module=names[0],
         modules=names,
         value=pace,
         headline=f"updates are too large: {share(pace)} of the weight norm in {_title(names[0])}",
@@ -195,7 +143,7 @@ def _too_fast(record: RunRecord, history: History, modules: list[ModuleSeries]) 
     )
 
 
-def _vanishing(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _vanishing(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Gradients that shrink from layer to layer towards the input, by a factor that no optimizer was made for."""
     for _, group in groupby(modules, key=lambda one: one.owner.model):
         layers = [one for one in group if one.is_matrix and len(one.recent_norms) >= _FEW_STEPS]
@@ -216,7 +164,6 @@ def _vanishing(record: RunRecord, history: History, modules: list[ModuleSeries])
             "vanishing",
             history.backward_line or history.line,
             step=faded[0].first_step,
-            module=names[0],
             modules=names,
             value=value,
             headline=f"gradients vanish: at {_title(names[0])}, {value:.0e} of those at the output",
@@ -228,9 +175,9 @@ def _vanishing(record: RunRecord, history: History, modules: list[ModuleSeries])
         return
 
 
-def _not_learning(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _not_learning(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Updates that change next to nothing, although there are gradients, in a training that does not improve."""
-    modules = [one for one in modules if one.steps_count >= _STILL_STEPS and one.norm_max > 0]
+    modules = [module for module in modules if module.steps_count >= _STILL_STEPS and module.norm_max > 0]
     if not modules or history.is_warming_up or (history.is_winding_down and history.most_rate > 0):
         return
     value, rate = max(one.ratio_max for one in modules), history.steps[-1].rate
@@ -247,7 +194,6 @@ def _not_learning(record: RunRecord, history: History, modules: list[ModuleSerie
         "not_learning",
         history.line,
         step=still[0].first_step,
-        module=names[0],
         modules=names,
         value=value,
         headline=f"weights of {_title(names[0]) if len(names) == 1 else plural(len(names), 'module')} {what}{why}",
@@ -260,7 +206,7 @@ def _not_learning(record: RunRecord, history: History, modules: list[ModuleSerie
     )
 
 
-def _plateau(record: RunRecord, history: History, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _plateau(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """The loss of guessing, where the training stays at it; a factor of gradient accumulation is seen through."""
     losses, chance = history.losses(), _chance(history, _PLATEAU_STEPS)
     is_alone = len([one for one in record.histories if one.steps_count > 1]) <= 1  # at equilibrium, the discriminator of a GAN guesses
@@ -271,14 +217,13 @@ def _plateau(record: RunRecord, history: History, modules: list[ModuleSeries]) -
     is_near = any(abs(mean * times - chance) <= _NEAR_CHANCE * chance for times in {1, history.micro_batches})
     if not is_near or drop + 2 * error > _NO_DROP * mean:
         return
-    ratios = [ratio for one in modules if one.is_matrix for ratio in one.recent_ratios]
+    ratios = [ratio for module in modules if module.is_matrix for ratio in module.recent_ratios]
     usual = statistics.median(ratios) if ratios else math.nan
     advice = "shuffle inputs and labels together, and check with `%overfit model batch` whether the model can learn 8 samples"
     yield _finding(
         "plateau_at_chance",
         history.backward_line or history.line,
         step=history.steps[0].number,
-        module=None,
         value=chance,
         headline=f"the loss stays at {chance:.3f} = ln {history.classes} (guessing) for {plural(len(history.steps), 'step')}",
         fix=f"{_learning_rate(history, ratio=usual)}; or {advice}" if usual < _SLOW else advice,
@@ -286,7 +231,7 @@ def _plateau(record: RunRecord, history: History, modules: list[ModuleSeries]) -
     )
 
 
-def _clipped(_record: RunRecord, history: History, _modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _clipped(_record: RunRecord, history: GradientHistory, _modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Clipping that cuts the gradients at each step and by a lot."""
     if history.clips_count < _CLIPPED_STEPS or history.unclipped_count or not history.max_norm > 0:
         return
@@ -298,7 +243,6 @@ def _clipped(_record: RunRecord, history: History, _modules: list[ModuleSeries])
         "clipped_always",
         history.clip_line or history.line,
         step=history.steps[0].number,
-        module=None,
         value=times,
         headline=f"all {history.clips_count:,} gradients are clipped, from norm {number(usual)} to {number(history.max_norm)}",
         fix=f"call `scaler.unscale_({history.name})` before clipping" if is_scaled else f"use `max_norm={_rounded(usual):g}`",
@@ -308,7 +252,7 @@ def _clipped(_record: RunRecord, history: History, _modules: list[ModuleSeries])
     )
 
 
-_RULES: tuple[Callable[[RunRecord, History, list[ModuleSeries]], Iterator[GradFinding]], ...] = (
+_RULES: tuple[Callable[[RunRecord, GradientHistory, list[ModuleSeries]], Iterator[GradFinding]], ...] = (
     _dead,
     _too_fast,
     _vanishing,
@@ -331,7 +275,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.0e}") if math.isfinite(value) and value > 0 else value
 
 
-def _learning_rate(history: History, *, ratio: float | None = None, factor: float | None = None) -> str:
+def _learning_rate(history: GradientHistory, *, ratio: float | None = None, factor: float | None = None) -> str:
     """A learning rate that gives updates of the usual size, or one changed by a factor."""
     rate = history.steps[-1].rate if history.steps else math.nan
     factor = _USUAL_RATIO / ratio if factor is None and ratio else factor or 0.1
@@ -342,13 +286,13 @@ def _learning_rate(history: History, *, ratio: float | None = None, factor: floa
     return f'{word} the learning rate from {number(rate)} to {number(new)}: `{groups}: group["lr"] = {new:g}`'
 
 
-def _chance(history: History, steps: int) -> float | None:
+def _chance(history: GradientHistory, steps: int) -> float | None:
     """The loss of guessing among the classes of the loss, where so many steps and their learning rate allow a judgement."""
     is_known = history.classes is not None and history.classes > 1 and len(history.losses()) >= steps and not history.is_warming_up
     return math.log(history.classes) if is_known and history.classes else None
 
 
-def _guesses(history: History) -> float | None:
+def _guesses(history: GradientHistory) -> float | None:
     """The loss of guessing, where the training ends near it and not clearly below; a factor of gradient accumulation is seen through."""
     losses, chance = history.losses(), _chance(history, _GUESSED_STEPS)
     for times in {1, history.micro_batches} if chance is not None else ():
@@ -373,63 +317,70 @@ def _drop(losses: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(first) - statistics.fmean(second), error
 
 
-def _divergence(history: History) -> Iterator[Divergence]:
+def _divergence(history: GradientHistory) -> Iterator[GradFinding]:
     """Whether the last steps grow geometrically, in loss and norm."""
     steps = list(history.steps)
     loss = steps[-1].loss
     if history.has_closure or not history.first_losses or not _ABOVE_ALL * max(1e-30, history.first_losses[0]) < loss < math.inf:
         return
-    for length, growth in (*_RUNS, (_TREND - 1, 0.0)):
+    for length, growth in _RUNS:
         window, before = steps[-length - 1 :], steps[:-length]
-        if growth:
-            grows = len(window) > length and window[0].loss > 0 and loss >= growth * window[0].loss and _is_geometric(window)
-        else:
-            grows, before = len(window) == _TREND and history.steps_count % 4 == 0 and _is_trend(window), steps[:-_TREND]
-        if not grows:
+        if len(window) <= length or not window[0].loss > 0 or loss < growth * window[0].loss or not _is_geometric(window):
             continue
         first, last = window[0], window[-1]
         if loss >= _ABOVE_ALL * max([*(step.loss for step in before if math.isfinite(step.loss)), history.first_losses[0]]):
             factor = (loss / first.loss) ** (1 / max(1, last.number - first.number))
-            yield Divergence(history, first.number, last.number, factor, loss)
+            yield _finding(
+                "diverging",
+                history.line,
+                step=first.number,
+                last_step=last.number,
+                value=factor,
+                headline=f"training diverges from step {first.number} on: gradients grow {factor:.3g}x per step",
+                fix=f"restart the training, and {_learning_rate(history, factor=0.1)}",
+                explanation=f"each update increases the loss, to {number(loss)} at step {last.number}; it will become inf or NaN",
+            )
         return
 
 
-def _is_geometric(window: Sequence[Step]) -> bool:
+def _is_geometric(window: Sequence[GradientStep]) -> bool:
     """Whether both grow at each step, the loss by about the same factor: a single jump is something else."""
     mean = math.log(window[-1].loss / window[0].loss) / (len(window) - 1)
     return all(b.loss > a.loss * math.exp(_EVEN * mean) and b.norm > a.norm for a, b in pairwise(window))
 
 
-def _is_trend(window: Sequence[Step]) -> bool:
-    if any(not (step.loss > 0 and step.norm > 0 and math.isfinite(step.norm)) for step in window):
-        return False
-    losses, norms = [math.log(step.loss) for step in window], [math.log(step.norm) for step in window]
-    if losses[-1] - losses[0] < math.log(_RUNS[-1][1]) or norms[-1] - norms[0] < math.log(_ABOVE_ALL):
-        return False
-    places = range(len(window))
-    return statistics.correlation(places, losses) > _CORRELATION and statistics.correlation(places, norms) > _CORRELATION
-
-
-def _has_recovered(history: History) -> bool:
+def _has_recovered(history: GradientHistory) -> bool:
     """Whether the loss has come back to where it began."""
     losses = [step.loss for step in history.steps][-5:]
     return bool(history.first_losses) and all(map(math.isfinite, losses)) and min(losses) <= max(history.first_losses)
 
 
-def _spike(history: History, module: Owner | None) -> Iterator[Spike]:
+def _spike(history: GradientHistory, module: str | None) -> Iterator[GradFinding]:
     """Whether the last step's norm is far above the usual and above any before."""
     last = history.steps[-1]
     is_early = history.since <= _SPIKE_STEPS or history.steps_count <= _SPIKE_STEPS
     if is_early or history.has_closure or not _SPIKE_OF_ALL * history.largest_norm < last.norm < math.inf:
         return
     usual = statistics.median(step.norm for step in list(history.steps)[-50:-1])
-    if last.norm > _SPIKE_OF_USUAL * usual > 0:
-        yield Spike(history, last, usual, module)
+    if not last.norm > _SPIKE_OF_USUAL * usual > 0:
+        return
+    times, batch = last.norm / usual, "" if last.batch is None else f", batch {last.batch[1]} of epoch {last.batch[0]}"
+    group = f'[p for group in {history.name}.param_groups for p in group["params"]]'
+    yield _finding(
+        "exploding_spike",
+        history.backward_line or history.line,
+        step=last.number,
+        module=module,
+        value=times,
+        headline=f"gradient norm spike in step {last.number}{batch}: {times:,.0f}x the usual",
+        fix=f"clip before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={_rounded(2 * usual):g})`",
+        explanation=f"the norm is {number(last.norm)}, usually {number(usual)}: inspect the inputs and labels of this batch",
+    )
 
 
-def _is_confirmed(spike: Spike) -> bool:
+def _is_confirmed(history: GradientHistory, spike: GradientStep) -> bool:
     """Whether the norm came back after it, or the loss was broken by it: else something else is trained from that step on."""
-    after = [step for step in spike.history.steps if step.number > spike.step.number]
-    returns = any(step.norm < spike.step.norm / _SPIKE_OF_ALL for step in after[:5])
-    is_broken = any(not math.isfinite(step.norm) or step.loss > 10 * spike.history.most_loss for step in after[:3])
+    after = [step for step in history.steps if step.number > spike.number]
+    returns = any(step.norm < spike.norm / _SPIKE_OF_ALL for step in after[:5])
+    is_broken = any(not math.isfinite(step.norm) or step.loss > 10 * history.most_loss for step in after[:3])
     return returns or is_broken or len(after) < 3  # noqa: PLR2004 - too early to say

@@ -22,7 +22,7 @@ def page(report: GradReport) -> Page:
     if report.rows and report.steps_count >= _FEW:
         blocks.append(_first_heatmap(report))
     blocks += [Note(problem, "warn") for problem in report.problems]
-    blocks += [Fold(f"Also: {capitalised(one.title())}", tuple(_finding(one))) for one in report.findings[1:]]
+    blocks += [Fold(f"Also: {capitalised(finding.title())}", tuple(_finding(finding))) for finding in report.findings[1:]]
     if report.rows:
         blocks += _curves(report)
         blocks.append(Fold(f"Modules: {plural(len(report.rows), 'row')}", (_table(report),)))
@@ -34,7 +34,7 @@ def page(report: GradReport) -> Page:
 
 def live_page(report: GradReport) -> Page:
     """While the cell runs: text and coloured cells, which cost next to nothing to draw."""
-    losses, totals = [[one for one in values if one is not None] for values in (report.losses, report.totals)]
+    losses, totals = [[value for value in values if value is not None] for values in (report.losses, report.totals)]
     parts = [f"step {report.steps_count - 1:,}" if report.steps_count else "waiting for the first optimizer step"]
     parts += [f"loss {number(losses[-1])}"] if losses and not math.isnan(losses[-1]) else []
     parts += [f"learning rate {number(float(report.learning_rate))}"] if report.learning_rate is not None else []
@@ -45,23 +45,17 @@ def live_page(report: GradReport) -> Page:
 
 
 def _finding(finding: GradFinding) -> list[Block]:
-    blocks: list[Block] = [_advice(finding)]
-    if finding.excerpt:
-        blocks.append(Code(finding.excerpt, finding.location.line if finding.location is not None else None))
-    return blocks
-
-
-def _advice(finding: GradFinding) -> Facts:
-    modules = listed([one or "(model)" for one in finding.modules]) if len(finding.modules) > 1 else ""
+    modules = listed([module or "(model)" for module in finding.modules]) if len(finding.modules) > 1 else ""
     rows = (("fix", finding.fix), ("why", finding.explanation), ("modules", modules))
-    return Facts(tuple((name, text) for name, text in rows if text))
+    line = finding.location.line if finding.location is not None else None
+    return [Facts(tuple((name, text) for name, text in rows if text)), *([Code(finding.excerpt, line)] if finding.excerpt else [])]
 
 
 def _curves(report: GradReport) -> list[Block]:
     if report.steps_count < _FEW:
         return []
     curves: list[Block] = []
-    if len([one for one in report.losses if one is not None]) >= _FEW:
+    if len([loss for loss in report.losses if loss is not None]) >= _FEW:
         positive = all(one is None or one > 0 for one in report.losses)
         curves.append(_chart("Loss", report.losses, report, "loss", log=positive))
     curves.append(_chart("Norm of all gradients", report.totals, report, "norm", log=True))
@@ -92,7 +86,7 @@ def _heatmap(title: str, report: GradReport, values: dict[str, Values], **how: b
 
 
 def _chart(title: str, values: Values, report: GradReport, label: str, *, log: bool) -> Chart:
-    drawn = tuple(math.nan if one is None else one for one in values)
+    drawn = tuple(math.nan if value is None else value for value in values)
     wide = report.steps_per_value
     return Chart(title, drawn, "step" if wide == 1 else f"{plural(wide, 'step')} each", label, log=log)
 
@@ -100,8 +94,8 @@ def _chart(title: str, values: Values, report: GradReport, label: str, *, log: b
 def _table(report: GradReport) -> Table:
     concerned: Sequence[str] = () if report.finding is None else report.finding.modules or (report.finding.module or "-",)
     rows = [
-        (one.module or "(model)", one.type, one.parameters_count, one.norm_median, one.norm_max, one.ratio_median, one.zero_share)
-        for one in report.rows
+        (row.module or "(model)", row.type, row.parameters_count, row.norm_median, row.norm_max, row.ratio_median, row.zero_share)
+        for row in report.rows
     ]
     marked = frozenset(at for at, one in enumerate(report.rows) if one.module in concerned)
     formats = {"parameters": "count", "norm": "number", "largest norm": "number", "update / weight": "number", "zeros": "share"}

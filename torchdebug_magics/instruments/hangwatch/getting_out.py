@@ -11,18 +11,16 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from weakref import WeakSet
 
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import runs_loop
 from torchdebug_magics.machine.interrupts import interrupt_main
-from torchdebug_magics.machine.process_state import child_pids, process_state, read
+from torchdebug_magics.machine.process_state import child_pids, descendants, process_state, read
 from torchdebug_magics.probing.source.call_sites import names_of
 from torchdebug_magics.probing.source.code_owner import frames_above
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
-    from torchdebug_magics.ranks.launching import Children
-
+from torchdebug_magics.ranks.launching import Children
 
 _STOP_S = 1.0
 """For the main thread to act on an interrupt."""
@@ -47,11 +45,6 @@ class GettingOut:
         self._before: list[int] = []
         """The processes that ran before the session, and before the cell."""
         self._interrupts = 0
-
-    @property
-    def was_pressed(self) -> bool:
-        """Whether Stop was pressed, though another error may have come of it."""
-        return self.presses.at_s is not None
 
     def attach(self, stack: ExitStack) -> None:
         """Processes that run already are nobody's to end."""
@@ -99,7 +92,7 @@ def new_processes(children: Children, before: Iterable[int]) -> list[int]:
 
 def end_processes(pids: Iterable[int]) -> int:
     """End them and what they have started: asked first, then made to; how many there were."""
-    everybody = [pid for pid in dict.fromkeys(each for pid in pids for each in _with_descendants(pid)) if _runs(pid)]
+    everybody = [pid for pid in dict.fromkeys(each for pid in pids for each in (*descendants(pid), pid)) if _runs(pid)]
     for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         for pid in filter(_runs, everybody):
             with contextlib.suppress(OSError):
@@ -109,10 +102,6 @@ def end_processes(pids: Iterable[int]) -> int:
         while any(map(_runs, everybody)) and time.monotonic() < end_s:
             time.sleep(0.02)
     return len(everybody)
-
-
-def _with_descendants(pid: int) -> list[int]:
-    return [*(each for child in child_pids(pid) for each in _with_descendants(child)), pid]
 
 
 def _runs(pid: int) -> bool:
@@ -177,7 +166,7 @@ def wake_loop() -> None:
     """Let the event loop of the main thread, if it runs one, act on a signal: it sleeps until something happens."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     for one in frames_above(frame):
-        if one.f_code.co_name == "_run_once" and one.f_globals.get("__name__") == "asyncio.base_events":
+        if runs_loop(one):
             loop: Any = names_of(one).get("self")
             with contextlib.suppress(RuntimeError, AttributeError):  # it has been closed, or cannot be looked at just now
                 loop.call_soon_threadsafe(int)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from torchdebug_magics.format import duration
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Chain, Look, Participant, RankState
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Chain, Look, Participant
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, State
 from torchdebug_magics.report import Location
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 
 
 @dataclass
@@ -23,7 +21,7 @@ class Evidence:
     looks: list[Look]
     chain: Chain
     moved: dict[str, bool]
-    ranks: list[RankState]
+    ranks: list[Participant]
     progress: Progress
     still_s: float
     doing: Counter[str] = field(default_factory=Counter)

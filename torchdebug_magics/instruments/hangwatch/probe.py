@@ -13,7 +13,7 @@ from typing import Any
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import link, look_around
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Participant, named
+from torchdebug_magics.instruments.hangwatch.everybody.participants import named
 from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, HangReport, LiveHang
 from torchdebug_magics.instruments.hangwatch.watcher import Watcher
@@ -113,7 +113,7 @@ class HangProbe:
         self._is_open = False
         self._watcher.end()
         self._ended_by = "itself" if error is None else "error"
-        was_stopped = self._getting_out.has_stopped or self._getting_out.was_pressed
+        was_stopped = self._getting_out.has_stopped or self._getting_out.presses.at_s is not None  # another error may have come of Stop
         if error is not None and (isinstance(error, KeyboardInterrupt) or was_stopped):
             self._ended_by = "--stop" if self._getting_out.has_stopped else "Stop"
             self._interrupted_at = _lines(trace if trace is not None or error is None else error.__traceback__)
@@ -164,15 +164,11 @@ def look() -> None:
     Processes answer that were started while a `hangwatch` session is open; of others, the system's own words are printed.
     """
     watching: Any = getattr(BaseProcess.start, MARK, None)
-    everybody = look_around(watching if isinstance(watching, Children) else None)
+    everybody = look_around(watching if isinstance(watching, Children) else Children())
     link(everybody, {})
     for one in everybody.everybody.values():
         if one.location is not None or one.process.get("pid") != one.pid or one.kind == "dead":
-            print(_line(one))  # noqa: T201 - as it was asked to
-
-
-def _line(one: Participant) -> str:
-    where = f" · {one.location}: {one.location.source}" if one.location is not None else ""
-    waits = f" waits for {one.what}" if one.facts.get("is_waiting") else f" {one.what or 'computes'}"
-    whom = f" -> {', '.join(named(who) for who in one.targets)}" if one.targets else ""
-    return f"{named(one.who)} (pid {one.pid}){waits}{whom}{where}"
+            where = f" · {one.location}: {one.location.source}" if one.location is not None else ""
+            waits = f" waits for {one.what}" if one.facts.get("is_waiting") else f" {one.what or 'computes'}"
+            whom = f" -> {', '.join(named(who) for who in one.targets)}" if one.targets else ""
+            print(f"{one.name} (pid {one.pid}){waits}{whom}{where}")  # noqa: T201 - as it was asked to

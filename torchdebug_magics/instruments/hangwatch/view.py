@@ -18,13 +18,9 @@ def page(report: HangReport) -> Page:
     many = report.stopped_count
     stopped = f"{plural(many, 'process', 'es')} started by the cell {'was' if many == 1 else 'were'} ended" if many else ""
     details = tuple(row for row in (("rate", _rate(report)), ("processes", stopped)) if row[1])
-    is_quick = report.state == "finished" and report.cause is None
+    is_quick = report.state == "finished" and report.cause is None and report.waiting_for_data
     blocks: tuple[Block, ...] = (
-        *(
-            [Facts((("data loading", report.waiting_for_data),))]
-            if is_quick and report.waiting_for_data
-            else _facts(report, report.still_s)
-        ),
+        *([Facts((("data loading", report.waiting_for_data),))] if is_quick else _facts(report, report.still_s)),
         *_excerpt(report),
         *(Note(problem, "warn") for problem in report.problems),
         *_table(report.waits, report.root),
@@ -65,19 +61,16 @@ def _excerpt(report: HangFinding) -> list[Block]:
     at, root = report.location, report.root
     if at is None or not at.source:
         return []
-    other = root.acquired if root is not None else None
-    near = (
-        other if other is not None and other.source and (other.cell, other.file) == (at.cell, at.file) and other.line != at.line else None
-    )
-    lines = {at.line: at.source} if near is None else {at.line: at.source, near.line: near.source}
-    title = "" if near is None else f"line {near.line}: where the lock was acquired"
+    lines, title, near = {at.line: at.source}, "", root.acquired if root is not None else None
+    if near is not None and near.source and (near.cell, near.file) == (at.cell, at.file) and near.line != at.line:
+        lines, title = {**lines, near.line: near.source}, f"line {near.line}: where the lock was acquired"
     what = root.what if root is not None else ""
     return [Code(tuple(sorted(lines.items())), at.line, title, quoted_span(at.source, f"`{what}` {report.headline}"))]
 
 
 def _chain(chain: Sequence[str], waits: Sequence[Wait], still_s: float) -> str:
     """``main thread -> worker 0 (batch 2, pid 4711) -> lock, acquired at In[3] line 7 · for 12 s``."""
-    known = {one.who: one for one in waits}
+    known = {wait.who: wait for wait in waits}
     if not chain or chain[0] not in known or (len(chain) == 1 and known[chain[0]].kind in {"python", "gil", "native"}):
         return ""
     if len(chain) == 1 and known[chain[0]].acquired is None:
@@ -103,27 +96,11 @@ def _called(who: str) -> str:
 def _table(waits: Sequence[Wait], root: Wait | None) -> list[Block]:
     if len(waits) < 2:  # noqa: PLR2004 - of one, the sentence above says it
         return []
-    rows = [
-        (
-            one.who,
-            _state(one),
-            one.waits_for,
-            None if one.location is None else f"{one.location}",
-            "" if one.location is None else one.location.source,
-        )
-        for one in waits
-    ]
+    places = [("", "") if wait.location is None else (str(wait.location), wait.location.source) for wait in waits]
+    rows = [(one.who, _state(one), one.waits_for, where or None, line) for one, (where, line) in zip(waits, places, strict=True)]
     marked = frozenset(at for at, one in enumerate(waits) if root is not None and one.who == root.who)
-    return [
-        Table(
-            "Who waits for whom",
-            ("who", "state", "waits for", "where", "line"),
-            rows,
-            {"state": "prose", "line": "code"},
-            marked,
-            is_sequence=True,
-        )
-    ]
+    columns = ("who", "state", "waits for", "where", "line")
+    return [Table("Who waits for whom", columns, rows, {"state": "prose", "line": "code"}, marked, is_sequence=True)]
 
 
 def _state(one: Wait) -> str:
@@ -133,7 +110,7 @@ def _state(one: Wait) -> str:
 
 
 def _stacks(waits: Sequence[Wait]) -> list[Block]:
-    deep = [one for one in waits if len(one.stack) > 1][:_MOST_STACKS]
+    deep = [wait for wait in waits if len(wait.stack) > 1][:_MOST_STACKS]
     blocks = []
     for one in deep:
         width = max(len(str(line)) for line in one.stack)

@@ -18,12 +18,12 @@ from typing import Any
 from torchdebug_magics.format import duration
 from torchdebug_magics.instruments.hangwatch.causes.deaths import error_fix, exit_fix, how_it_ended, last_line
 from torchdebug_magics.instruments.hangwatch.causes.judge import debugger_now, judged
-from torchdebug_magics.instruments.hangwatch.everybody.looking_around import OthersProgress, left_error, link, look_around
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import OthersProgress, ended, left_error, link, look_around
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
 from torchdebug_magics.instruments.hangwatch.getting_out import GettingOut
 from torchdebug_magics.instruments.hangwatch.main_thread.endless import endless_loop, is_alone
-from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import LoopRate, OutputMeter, StandingPlace, installed_tracer
-from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
+from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter, StandingPlace, installed_tracer, loop_progress
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import Pace, Progress
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, LiveHang, State, Wait
 from torchdebug_magics.instruments.hangwatch.waits.collectives import error_record
 from torchdebug_magics.machine.process_state import main_thread_ran_s
@@ -74,7 +74,9 @@ class Watcher:
         self._around_s = 0.0
         self._looked_s = 0.0
         self._cpu_s = 0.0
-        self._loop = LoopRate()
+        self._loop = Pace()
+        self._to_go: int | None = None
+        """Iterations to the end of that loop."""
         self._began_s = time.monotonic()
         self._ended_s: float | None = None
         self._old_threads: set[int | None] = set()
@@ -121,7 +123,7 @@ class Watcher:
             self._was_held(late_s, frame)
         self._cpu_s = main_thread_ran_s()
         if self.progress.looks % _LOOP_EVERY == 0:
-            self._guard.run("counting the iterations", self._loop.look, frame, now_s)
+            self._guard.run("counting the iterations", self._count, frame, now_s)
         self._guard.run("a look at the graph", self._look_at_graph, now_s)
         self._guard.run("a look at everybody", self._look_closer, frame, now_s)
         del frame  # it holds the user's variables
@@ -142,10 +144,16 @@ class Watcher:
 
     def rate(self) -> tuple[float | None, str, float | None]:
         """(per second, of what, seconds to the end of the loop)."""
-        steps, pace = self.progress.rate(), self._loop.pace()
-        if pace is None:
-            return steps, "step", None
-        return (steps, "step", pace[1]) if steps is not None else (pace[0], "iteration", pace[1])
+        steps, loops = self.progress.pace.per_s(), self._loop.per_s()
+        left_s = self._to_go / loops if loops and self._to_go is not None else None
+        return (loops, "iteration", left_s) if steps is None and loops is not None else (steps, "step", left_s)
+
+    def _count(self, frame: FrameType | None, now_s: float) -> None:
+        """Note how far the loop around a frame has come."""
+        if (found := loop_progress(frame)) is not None:
+            count, bound = found
+            self._loop.add(now_s, count)
+            self._to_go = None if bound is None else bound - count
 
     def explain(self, error: BaseException | None) -> None:
         """The cell has ended, and a process of its own may have ended badly before it."""
@@ -226,7 +234,7 @@ class Watcher:
 
     def _endless(self, endless: tuple[int, str], still_s: float) -> HangFinding | None:
         """A loop whose condition nothing in it changes; None where it has been interrupted meanwhile."""
-        (line, condition), main = endless, look_around(None).main.as_wait()
+        (line, condition), main = endless, look_around(Children()).main.as_wait()
         why, fix = "the loop does not change its condition", "update a variable of the condition inside the loop, or `break`"
         if condition == "True":
             why, fix = "no `break` or `return` can be reached", "leave the loop with `break` or `return`"
@@ -237,23 +245,18 @@ class Watcher:
     def _found(self, finding: HangFinding | None) -> None:
         if finding is None:
             return
-        if finding.state == "stuck":
-            self._found_s = time.monotonic()
+        is_stuck = finding.state == "stuck"
+        self._found_s = time.monotonic() if is_stuck else self._found_s
         with self._lock:
             now = self.finding
-            if now is None or _WORST[finding.state] >= _WORST[now.state]:
-                keeps_name = now is not None and now.state == finding.state and finding.cause is None and now.cause is not None
-                self._say(finding)
-                self.finding = replace(now, since_s=finding.since_s) if now is not None and keeps_name else finding
-
-    def _say(self, finding: HangFinding) -> None:
-        """In a script nobody shows the report while it hangs; of ranks, their launcher writes what is true of all."""
-        if folder_here():
-            return
-        if finding.state == "stuck" and (self.finding is None or self.finding.state != "stuck") and running_shell() is None:
-            sys.stderr.write(
-                f"hangwatch: Stuck: {located(finding.headline, finding.location)}\n" + (f"fix: {finding.fix}\n" if finding.fix else "")
-            )
+            if now is not None and _WORST[finding.state] < _WORST[now.state]:
+                return
+            if is_stuck and (now is None or now.state != "stuck") and running_shell() is None and not folder_here():
+                # In a script nobody shows the report while it hangs; of ranks, their launcher writes what is true of all.
+                fix = f"fix: {finding.fix}\n" if finding.fix else ""
+                sys.stderr.write(f"hangwatch: Stuck: {located(finding.headline, finding.location)}\n{fix}")
+            keeps_name = now is not None and now.state == finding.state and finding.cause is None and now.cause is not None
+            self.finding = replace(now, since_s=finding.since_s) if now is not None and keeps_name else finding
 
     def _was_held(self, late_s: float, frame: FrameType | None) -> None:
         """No look was possible for so long: a call held the GIL, if this process computed or nothing else explains it."""
@@ -269,37 +272,34 @@ class Watcher:
 
 def explained(error: BaseException | None, children: Children, printed: str) -> HangFinding | None:
     """None where no process of the cell ended badly, or the error says all that is known."""
-    ended = [child for child in children.started.values() if child.exit_code()]
-    aborted = [child for child in ended if child.exit_code() == -signal.SIGABRT]
+    failed = [child for child in children.started.values() if child.exit_code()]
+    aborted = [child for child in failed if child.exit_code() == -signal.SIGABRT]
     if aborted and "gloo" in printed and (sizes := _GLOO.search(printed)) is not None:
         return _mismatch(aborted[0], children, int(sizes[1]), int(sizes[2]))
     match = _WORKER.search(str(error)) if error is not None else None
     if match is not None:
         dead = [child for word in match[1].split(",") if (child := children.started.get(int(word))) is not None]
         return _worker(dead[0], children) if dead else None
-    return _rank(ended, children)
+    return _rank([ended(child, children.folder) for child in failed], children)
 
 
-def _rank(ended: list[Child], children: Children) -> HangFinding | None:
+def _rank(failed: list[Participant], children: Children) -> HangFinding | None:
     """The rank that ended first by itself: the others then lose the connection to it."""
-    records = {child.pid: left_error(children.folder, child.pid) for child in ended}
-    if not any((record or {}).get("rank") is not None for record in records.values()):
+    known = {one.pid: one.error["rank"] for one in failed if one.error and one.error.get("rank") is not None}
+    if not known:
         return None
-    killed = [child for child in ended if (child.exit_code() or 0) < 0 and child.exit_code() not in _ASKED]
-    raised = sorted((child for child in ended if records[child.pid]), key=lambda child: (records[child.pid] or {}).get("at_s", 0.0))
-    child = (killed or raised)[0]
-    record = records[child.pid]
-    known = {(record or {}).get("rank") for record in records.values()}
-    absent = sorted(set(range(len(children.started))) - known)
-    number = (record or {}).get("rank")
-    rank = number if number is not None else absent[0] if len(absent) == 1 else sorted(children.started).index(child.pid)
-    one = _dead(f"rank {rank}", child, children)
-    fix = exit_fix(one.exit_code) if record is None else "fix the error in this rank: the others only lose their connection to it"
-    return _ended(one, "rank_died", f"rank {rank} {how_it_ended(one)}", fix)
+    killed = [one for one in failed if (one.exit_code or 0) < 0 and one.exit_code not in _ASKED]
+    raised = sorted((one for one in failed if one.error), key=lambda one: float((one.error or {}).get("at_s", 0.0)))
+    one = (killed or raised)[0]
+    absent = sorted(set(range(len(children.started))) - {*known.values()})
+    unknown = absent[0] if len(absent) == 1 else sorted(children.started).index(one.pid)
+    one.who = f"rank {known.get(one.pid, unknown)}"
+    fix = exit_fix(one.exit_code) if one.error is None else "fix the error in this rank: the others only lose their connection to it"
+    return _ended(one, "rank_died", f"{one.who} {how_it_ended(one)}", fix)
 
 
 def _worker(child: Child, children: Children) -> HangFinding:
-    one = _dead(f"worker {sorted(children.started).index(child.pid)}", child, children)
+    one = ended(child, children.folder, f"worker {sorted(children.started).index(child.pid)}")
     fix, reason = exit_fix(one.exit_code) if one.error is None else error_fix(one), ""
     if child.method != "fork" and one.exit_code == 1 and one.error is None:  # it could not be unpickled
         fix = 'move the Dataset into an importable module, or use `DataLoader(..., multiprocessing_context="fork")`'
@@ -312,17 +312,12 @@ def _mismatch(child: Child, children: Children, first: int, second: int) -> Hang
     record: dict[str, Any] = next((survivor for survivor in left if survivor.get("entries")), {})
     entry: dict[str, Any] = record["entries"][-1] if record else {}
     called = f"{entry['op']} #{entry['number']} with {entry['sizes'][0] if entry['sizes'] else 'no tensor'}" if entry else "the collective"
-    one = replace(_dead(f"process {child.name}", child, children), what="aborted", error=record or None)
+    one = replace(ended(child, children.folder), what="aborted", error=record or None)
     who = f"rank {record['rank']} calls {called}" if record.get("rank") is not None else "the ranks call it with different sizes"
     return _ended(
         one, "collective_mismatch", f"gloo aborted {one.who}, whose tensor has a different size: {who} ({first} and {second} bytes)",
         "use the same shape and dtype on every rank", "gloo aborts the process without an exception where sizes differ",
     )  # fmt: skip
-
-
-def _dead(who: str, child: Child, children: Children) -> Participant:
-    error = left_error(children.folder, child.pid)
-    return Participant(who, child.pid, kind="dead", what="ended", child=child, exit_code=child.exit_code(), error=error)
 
 
 def _ended(one: Participant, cause: str, headline: str, fix: str, reason: str = "") -> HangFinding:

@@ -3,7 +3,6 @@
 from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
-
 INSTRUMENT = Instrument(
     name="memclean",
     module=__name__,

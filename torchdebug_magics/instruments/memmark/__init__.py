@@ -5,7 +5,6 @@ from argparse import BooleanOptionalAction
 from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
-
 INSTRUMENT = Instrument(
     name="memmark",
     module=__name__,

@@ -72,7 +72,11 @@ def _one(tensor: torch.Tensor) -> NanReport:
     suspect = None if graph.is_freed else graph.first_bad()
     problems = (_FREED, _UNKNOWN) if graph.is_freed else (_UNKNOWN,)
     finding = _bare(tensor) if suspect is None or suspect.tensor is tensor else _finding(suspect, tensor)
-    return NanReport(findings=(finding,), problems=problems, sentence=_sentence(finding))
+    return NanReport(
+        findings=(finding,),
+        problems=problems,
+        sentence=" · ".join(filter(None, (f"{_head(finding)}, {_origin(finding)}", *finding.details()))),
+    )
 
 
 def _nothing(tensor: torch.Tensor, graph: SavedGraph) -> NanReport:
@@ -80,8 +84,9 @@ def _nothing(tensor: torch.Tensor, graph: SavedGraph) -> NanReport:
     hides = numbers is None and tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()) and not tensor._is_zerotensor()
     if hides and not tensor.is_quantized:
         return NanReport(sentence=f"Nothing was checked: {_UNSEEN}", problems=(_UNSEEN,))
+    op_count = sum(not hasattr(node, "variable") for node in graph.nodes)
     value = f" ({number(float(numbers))})" if numbers is not None and numbers.numel() == 1 and not numbers.is_complex() else ""
-    return NanReport(sentence=f"No NaN or inf in this tensor{value}; its graph has {plural(graph.op_count, 'op')}")
+    return NanReport(sentence=f"No NaN or inf in this tensor{value}; its graph has {plural(op_count, 'op')}")
 
 
 def _finding(suspect: Suspect, sink: torch.Tensor) -> NanFinding:
@@ -95,7 +100,7 @@ def _finding(suspect: Suspect, sink: torch.Tensor) -> NanFinding:
             explanation=f"{name} was non-finite before it entered the graph",
             fix="check where it is computed or loaded",
         )
-    values = tuple(_value(one, finding.index, suspect.tensor) for one in suspect.operands if one.dtype is not torch.bool)
+    values = tuple(_value(operand, finding.index, suspect.tensor) for operand in suspect.operands if operand.dtype is not torch.bool)
     return replace(
         finding,
         op=suspect.op,
@@ -140,11 +145,6 @@ def _value(operand: torch.Tensor, index: tuple[int, ...], like: torch.Tensor) ->
         return numbers.detach().expand(like.shape)[index].item()
     except (RuntimeError, IndexError):
         return "x".join(map(str, operand.shape)) or "scalar"
-
-
-def _sentence(finding: NanFinding) -> str:
-    """What is known: no step, layer or line."""
-    return " · ".join(part for part in (f"{_head(finding)}, {_origin(finding)}", *finding.details()) if part)
 
 
 def _origin(finding: NanFinding) -> str:
@@ -208,11 +208,6 @@ class SavedGraph:
             elif (node, 0) not in self._values and (again := _again(node, saved)) is not None:
                 self._values[node, 0] = again
 
-    @property
-    def op_count(self) -> int:
-        """How many ops, the leaves not counted."""
-        return sum(not hasattr(node, "variable") for node in self.nodes)
-
     def first_bad(self) -> Suspect | None:
         """Where the bad numbers of the sink come from: back along values that are bad, or that nobody kept, past none that is finite."""
         found: dict[Any, Suspect | None] = {}
@@ -273,7 +268,7 @@ def _in_order(last: Any) -> Iterator[Any]:
 
 def _saved(node: Any) -> tuple[dict[str, torch.Tensor], bool]:
     """What a node saved, by name, and whether any of it was freed. ``saved_tensors`` is what a Function of the user's has."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     freed = False
     for name in dir(node):
         if not name.startswith("_saved_") and name != "saved_tensors":
@@ -283,8 +278,8 @@ def _saved(node: Any) -> tuple[dict[str, torch.Tensor], bool]:
         for tensor in value if isinstance(value, (tuple, list)) else (value,):
             # A plain number of the formula, such as the inf of `x * inf`, was made by no op.
             if isinstance(tensor, torch.Tensor) and (tensor.dim() or tensor.grad_fn is not None or tensor.requires_grad):
-                found.setdefault(name.removeprefix("_saved_"), tensor)
-    return found, freed
+                tensors.setdefault(name.removeprefix("_saved_"), tensor)
+    return tensors, freed
 
 
 def _read(node: Any, name: str) -> tuple[Any, bool]:

@@ -58,7 +58,7 @@ def write(evidence: Evidence) -> NanFinding:
         location=place,
         step=context.step,
         backward=context.backward,
-        operands=_operands(evidence),
+        operands=evidence.operands(),
         tensor=tensor,
         diagnosis=cause.slug,
         fix=cause.fix,
@@ -89,7 +89,10 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
         if owner is not None:
             held = evidence.birth.tensor
             # On a CPU a bad update is seen as it happens: what is found bad only now was written by something else.
-            changed = held.device.type != "cpu" and context.step > 0 and _is_trained(held, context) and not _was_bad(held, context)
+            parameters = [one for root in context.roots for one in root.parameters() if shares_memory(one, held)]
+            was_bad = any(id(parameter) in context.bad_from_start for parameter in parameters)
+            is_trained = any(parameter.requires_grad for parameter in parameters)
+            changed = held.device.type != "cpu" and context.step > 0 and is_trained and not was_bad
             return "optimizer" if changed else "parameter", owner[1]
         given = any(tensor is one for entry in context.entries for one in tensors_in((entry.args, entry.kwargs)))
         phase: Phase = "parameter" if tensor.is_leaf and tensor.requires_grad and not given else "data"
@@ -99,18 +102,6 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
     if op.backward or evidence.derivative:
         return "backward", None
     return ("loss" if _call(evidence) is None else "forward"), None
-
-
-def _was_bad(held: torch.Tensor, context: Context) -> bool:
-    return any(id(parameter) in context.bad_from_start for parameter in _parameters_with(held, context))
-
-
-def _is_trained(held: torch.Tensor, context: Context) -> bool:
-    return any(parameter.requires_grad for parameter in _parameters_with(held, context))
-
-
-def _parameters_with(held: torch.Tensor, context: Context) -> list[torch.nn.Parameter]:
-    return [parameter for root in context.roots for parameter in root.parameters() if shares_memory(parameter, held)]
 
 
 def _call(evidence: Evidence) -> Call | None:
@@ -145,10 +136,6 @@ def _expression(evidence: Evidence, place: Location | None, lines: tuple[tuple[i
     raw = text.encode()  # Python counts bytes
     first, end = (len(raw[:at].decode(errors="ignore")) for at in (column, end_column if end_line == line else len(raw)))
     return (first, end) if text[first:end].strip() not in {"", text.strip()} else None
-
-
-def _operands(evidence: Evidence) -> tuple[int | float | complex | bool | str, ...]:
-    return tuple(evidence.operands())
 
 
 def _explain(evidence: Evidence, phase: Phase, tensor: str | None) -> Diagnosis:
@@ -265,7 +252,9 @@ def as_written(evidence: Evidence) -> Evidence:
     """The same birth, by the op that took the number."""
     birth = evidence.birth
     is_number = birth.op.name == "scalar_tensor" if birth.op is not None else _is_unnamed_number(birth.tensor, evidence.context)
-    takers = list(dropwhile(_hands_on_a_number, birth.via))
+    takers = list(
+        dropwhile(lambda op: is_movement(op.func) and not op.written and not any(output.dim() for output in op.outputs), birth.via)
+    )
     if not is_number or not takers or not takers[0].outputs:
         return evidence
     taker, *via = takers
@@ -292,10 +281,6 @@ def _is_unnamed_number(tensor: torch.Tensor, context: Context) -> bool:
     return variable_name(tensor, context.variables, context.entries) == UNNAMED
 
 
-def _hands_on_a_number(op: Op) -> bool:
-    return is_movement(op.func) and not op.written and all(not output.dim() for output in op.outputs)
-
-
 def writers_of(variable: str, chain: tuple[Position, ...]) -> list[Location]:
     """In the functions (or the cell) that run now, the lines that write into the model of that name."""
     for position in chain:
@@ -310,7 +295,7 @@ def writers_of(variable: str, chain: tuple[Position, ...]) -> list[Location]:
 
 def _writing(body: list[ast.stmt], names: set[str]) -> Iterator[ast.stmt]:
     for statement in body:
-        inner = [one for one in ast.iter_child_nodes(statement) if isinstance(one, ast.stmt)]
+        inner = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)]
         if isinstance(statement, ast.For) and syntax.mentions(statement.iter, names):
             yield from _writing(inner, names | syntax.bound_names(statement.target))
         elif inner:
@@ -345,21 +330,22 @@ def _line(tree: ast.Module, name: str, file: str, first: int) -> Location | None
     classes = [node for node in syntax.nodes(ast.ClassDef, tree) if functions and functions[0] in node.body]
     if not classes:
         return None
-    makers = [node for node in syntax.nodes((ast.Assign, ast.AnnAssign), functions[0]) if _binds(node, name)]
+    bound = (
+        (node, node.targets if isinstance(node, ast.Assign) else [node.target])
+        for node in syntax.nodes((ast.Assign, ast.AnnAssign), functions[0])
+    )
+    makers = [node for node, targets in bound if any(isinstance(target, ast.Attribute) and target.attr == name for target in targets)]
     is_filled = any(_fills(node, name) for node in syntax.nodes(ast.Call, classes[0]))
     if len(makers) != 1 or is_filled or not any(map(_is_unfilled, syntax.nodes(ast.Call, makers[0]))):
         return None
     return location(file, makers[0].lineno, "__init__")
 
 
-def _binds(node: ast.Assign | ast.AnnAssign, name: str) -> bool:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return any(isinstance(one, ast.Attribute) and one.attr == name for one in targets)
-
-
 def _is_unfilled(node: ast.Call) -> bool:
     name = syntax.called(node)
-    return name in _UNFILLED and not any(isinstance(one, (ast.List, ast.Tuple)) for one in node.args[:1] if name.endswith("Tensor"))
+    return name in _UNFILLED and not any(
+        isinstance(argument, (ast.List, ast.Tuple)) for argument in node.args[:1] if name.endswith("Tensor")
+    )
 
 
 def _fills(node: ast.Call, name: str) -> bool:

@@ -12,17 +12,15 @@ import torch
 
 from torchdebug_magics.errors import NonFiniteError
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
+from torchdebug_magics.instruments.nanhunt.replay.conclusion import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
 from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import LiveNan, NanFinding, NanReport
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, end_deferred, is_outermost_gradient, outside_transforms
-from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
-from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import StepRecorder
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, StepRecorder
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
-from torchdebug_magics.instruments.nanhunt.watch.checks import Checks
-from torchdebug_magics.instruments.nanhunt.watch.findings_tally import Tally
+from torchdebug_magics.instruments.nanhunt.watch.checks import Checks, Tally
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard
@@ -53,7 +51,7 @@ class NanProbe:
         self._stopped_by: NanFinding | None = None
 
     def _observer(self) -> Trace:
-        calls = ModuleCalls(self._recorder.roots(), self._hooks)
+        calls = ModuleCalls(self._recorder.models.roots(), self._hooks)
         return Trace(calls, LayerWatch(calls))
 
     def attach(self, stack: ExitStack) -> None:
@@ -99,7 +97,9 @@ class NanProbe:
 
     def _around_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if (kwargs.get("create_graph") or any(args[4:5])) and not _ends_a_function(args, kwargs):
+        # The derivative that ``torch.func.grad`` takes ends a function, if nobody will differentiate it.
+        is_last = is_outermost_gradient() and not any(tensor.requires_grad for tensor in _differentiated(args, kwargs))
+        if (kwargs.get("create_graph") or any(args[4:5])) and not is_last:
             # A part of a loss that is still to come.
             return self._rerun.inner_call(original, *args, **kwargs) if self._rerun.active else original(*args, **kwargs)
         return self._around(original, args, kwargs, keeps=bool(kwargs.get("retain_graph") or any(args[3:4])))
@@ -183,11 +183,6 @@ def _differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torc
     """What a gradient is asked of; inside ``torch.func.grad`` the numbers behind it."""
     tensors = tensors_in(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
     return tuple(map(base_of, tensors)) if is_outermost_gradient() else tuple(tensors)
-
-
-def _ends_a_function(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this is the derivative that ``torch.func.grad`` takes, and nobody will differentiate that."""
-    return is_outermost_gradient() and not any(tensor.requires_grad for tensor in _differentiated(args, kwargs))
 
 
 def _stop(finding: NanFinding, bad: dict[str, torch.Tensor]) -> None:

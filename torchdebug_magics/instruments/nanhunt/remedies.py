@@ -20,6 +20,7 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import (
     FACTORISATIONS,
     LOGS,
     MEANS,
+    POWERS,
     SOFTMAXES,
     SPREADS,
     bounds_of,
@@ -27,12 +28,13 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import (
 )
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
 from torchdebug_magics.instruments.nanhunt.source_edits import Expression, Sources, expression_at, is_named
-from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import on_purpose
+from torchdebug_magics.instruments.nanhunt.walk.birth_walk import on_purpose
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.syntax import called, dotted, last_name, nodes
 from torchdebug_magics.probing.tensors import INF, dense
 
 _MOST_MASKS = 6
+_ROUNDED: Final = 1e-3
 _SIGNED: Final = {"sub", "sub_", "add", "mul", "neg", "mm", "bmm", "addmm", "convolution", "sin", "cos", "tanh"}
 _OPERATORS: Final[dict[type[ast.operator], frozenset[str]]] = {
     ast.Div: frozenset({"div", "reciprocal"}),
@@ -185,7 +187,7 @@ def _variable(made: ast.Call, logits: ast.expr, site: Site, tree: ast.Module | N
         return None
     if any(syntax.method(one) not in _RESHAPING for one in nodes(ast.Call, logits)):  # it may draw, or call something of the user's
         return None
-    since = [one for one in nodes(ast.stmt, tree) if binding.lineno < one.lineno and syntax.last_line(one) < site.node.lineno]
+    since = [node for node in nodes(ast.stmt, tree) if binding.lineno < node.lineno and syntax.last_line(node) < site.node.lineno]
     name = binding.targets[0].id
     return None if syntax.names_in(logits) & {name, *syntax.bound_names(*since)} or name in syntax.bound_names(*since) else name
 
@@ -271,7 +273,31 @@ def _bounded(site: Site) -> Iterator[Change]:
         is_large = not values.is_complex() and bool((values > 1).any())
         bounds = (".clamp(min=1e-30)", ".clamp(min=1e-6)") if _is_mask(values) else bounds[1:] if is_large else bounds
     for bound in bounds:
-        yield node, f"{site.atom(node)}{bound.format(site.atom(node))}"
+        # A method that writes in place writes into what it is called on: a copy, clamped, would take the result away.
+        text = bound.replace(".clamp(", ".clamp_(") if called(site.node).endswith("_") else bound
+        yield node, f"{site.atom(node)}{text.format(site.atom(node))}"
+
+
+def _signed_power(site: Site) -> Iterator[Change]:
+    """A fractional power of values of both signs: that of their magnitudes, with the sign. Clamping would lose it."""
+    base, power, values = site.operand("pow", 0), site.argument("pow", 1), site.evidence.inputs_at(0)
+    power = site.node.right if isinstance(site.node, ast.BinOp) else power
+    numbers = None if values is None or values.is_complex() or site.name not in POWERS else dense(values)
+    finite = None if numbers is None else numbers[torch.isfinite(numbers)]
+    if base is None or power is None or finite is None or not finite.numel():
+        return
+    if any(nodes(ast.Call, base)) or called(site.node).endswith("_"):  # the base stands there twice, and nothing is written into it
+        return
+    low, high = finite.aminmax()
+    if high > 0 and low < -_ROUNDED * high:  # what rounding made of 0 has no sign
+        exponent = site.expression.code(power) if isinstance(power, ast.Constant) else site.atom(power)
+        for small in ("", ".clamp(min=1e-8)", ".clamp(min=1e-4)"):
+            text = f"{site.atom(base)}.sign() * {site.atom(base)}.abs(){small} ** {exponent}"
+            yield site.node, text if _is_whole_value(site) else f"({text})"
+
+
+def _is_whole_value(site: Site) -> bool:
+    return any(syntax.span_of(node.value) == syntax.span_of(site.node) for node in nodes(ast.Assign, syntax.parsed(site.expression.text)))
 
 
 def _off_zero(site: Site) -> Iterator[Change]:
@@ -308,7 +334,7 @@ def _as_xlogy(site: Site) -> Iterator[Change]:
 
 
 _WAYS: tuple[Callable[[Site], Iterator[Change]], ...] = (
-    _one_function, _as_xlogy, _keywords, _selected, _denominator, _bounded, _off_zero, _in_float32, _open_rows,
+    _one_function, _as_xlogy, _keywords, _selected, _denominator, _signed_power, _bounded, _off_zero, _in_float32, _open_rows,
 )  # fmt: skip
 """Those that change nothing but what was bad come first."""
 

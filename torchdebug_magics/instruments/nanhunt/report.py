@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from torchdebug_magics.format import number
+from torchdebug_magics.format import number, plural
 from torchdebug_magics.ranks.compared import Compared, Sum
 from torchdebug_magics.report import Finding, FindingsReport, Location
 
 _MOST_SKIPPED = 64
 _STAGES = ("data", "parameter", "forward", "loss", "backward", "optimizer")
-
 Kind: TypeAlias = Literal["nan", "inf"]
 Phase: TypeAlias = Literal["data", "parameter", "forward", "loss", "backward", "optimizer"]
 Value: TypeAlias = int | float | complex | bool | str
@@ -113,13 +112,15 @@ class NanFinding(Finding):
     def sentence(self) -> str:
         """The finding on one line: the title in full, then rows, operands and the state of the weights."""
         own = "" if self.averaging is None else f"the gradients of rank {self.averaging.rank} are finite before it"
-        return " · ".join(filter(None, (self._what(), self._when(), own, self._module(), self._line(), *self.details(), self.weights)))
+        return " · ".join(
+            filter(None, (self._what(), f"step {self.step}", own, self._module(), self._line(), *self.details(), self.weights))
+        )
 
     @property
     def title(self) -> str:
         """What was found, at which step and at which line: at most 90 characters before the quoted code."""
         code = f": `{self.location.source}`" if self.location is not None and self.location.source else ""
-        what, when, where = self._what(), self._when(), self._place()
+        what, when, where = self._what(), f"step {self.step}", self._place()
         for parts in ((what, when, self._module(), where), (what, when, where), (what, where)):
             if len(text := " · ".join(filter(None, parts))) + len(code[:2]) <= _TITLE:
                 return text + code
@@ -175,9 +176,6 @@ class NanFinding(Finding):
 
     def _kind(self) -> str:
         return "Inf" if self.kind == self.sink_kind == "inf" else "NaN"  # as it shows: an infinity may be a NaN when it reaches the loss
-
-    def _when(self) -> str:
-        return f"step {self.step}"
 
     def _what(self) -> str:
         return f"{'The run diverged: ' if self.has_diverged else ''}{self._kind()} {self._source()}"
@@ -343,8 +341,15 @@ def compared(report: NanReport) -> Compared:
     # What could not be traced comes after all that could: it may be another rank's.
     is_traced = finding.op is not None or finding.diagnosis is not None
     stage = _STAGES.index(finding.phase) + (0 if is_traced else len(_STAGES))
+    given, place = finding.averaging, finding.location
     return Compared(
-        worked=worked, found_at=(finding.step, stage), is_received=is_received, found_backward=finding.backward, sum=_sum(finding)
+        worked=worked,
+        found_at=(finding.step, stage),
+        is_received=is_received,
+        found_backward=finding.backward,
+        sum=None
+        if given is None
+        else Sum(dtype=given.dtype, local_peak=given.local_peak, limit=given.limit, tensor=given.tensor, location=place),
     )
 
 
@@ -355,8 +360,67 @@ def _skipped(report: NanReport) -> tuple[int, ...]:
     return tuple(first + place for place, peak in enumerate(report.history) if not math.isfinite(peak))[-_MOST_SKIPPED:]
 
 
-def _sum(finding: NanFinding) -> Sum | None:
-    given = finding.averaging
-    if given is None:
-        return None
-    return Sum(dtype=given.dtype, local_peak=given.local_peak, limit=given.limit, tensor=given.tensor, location=finding.location)
+def sentence(report: NanReport) -> str:
+    """The first finding; or what was checked and found finite; or that there was nothing to check."""
+    if report.finding is not None:
+        more = len(report.findings) - 1
+        return report.finding.sentence() + (f" · and {plural(more, 'more finding')}" if more > 0 else "")
+    return "; ".join(part for part in (_checked(report), largest(report)) if part)
+
+
+def headline(report: NanReport) -> str:
+    """The title of a report without findings; empty where the first finding has one."""
+    if report.finding is not None:
+        return ""
+    done = _done(report)
+    if not done:
+        return overflow(report) or f"Nothing to check{_until(report) or ': no backward(), optimizer step or model call'}"
+    meant = ", except intentional inf," if report.meant_count else ""
+    return f"No NaN or inf{meant} in {' and '.join(done[: 1 if report.raised else 2])}{_until(report)}"
+
+
+def overflow(report: NanReport) -> str:
+    """The steps that a GradScaler skipped by design; empty where there were none."""
+    skipped = report.overflow_steps_count
+    return f"{plural(skipped, 'step')} skipped by the GradScaler by design" if skipped else ""
+
+
+def _done(report: NanReport) -> list[str]:
+    return [
+        plural(amount, noun, ending)
+        for amount, noun, ending in (
+            (report.backward_count, "backward pass", "es"),
+            (report.steps_count, "optimizer step", "s"),
+            (report.forward_count, "forward-only model call", "s"),
+        )
+        if amount
+    ]
+
+
+def _checked(report: NanReport) -> str:
+    done = _done(report)
+    if not done:
+        return (
+            overflow(report)
+            or f"Nothing to check{_until(report)}: this cell ran no backward(), no optimizer and no model, or used torch.func alone"
+        )
+    meant = " except intentional infinities such as masks," if report.meant_count else ""
+    skipped = f", apart from {overflow(report)}" if report.overflow_steps_count else ""
+    return f"No NaN or inf{meant} in {subjects(report)}{skipped}{_until(report)}: {', '.join(done)} checked"
+
+
+def _until(report: NanReport) -> str:
+    return f" until {report.raised}" if report.raised else ""
+
+
+def subjects(report: NanReport) -> str:
+    """The tensors that were checked."""
+    if not report.backward_count:
+        return "the gradients" if report.steps_count and not report.forward_count else "the outputs"
+    return "the loss, the gradients and the outputs" if report.forward_count else "the loss and all gradients"
+
+
+def largest(report: NanReport) -> str:
+    """The largest finite magnitude of the run; empty where no gradient was checked."""
+    finite = [value for value in report.history if math.isfinite(value)]
+    return f"the largest magnitude was {number(float(max(finite)))}" if finite else ""

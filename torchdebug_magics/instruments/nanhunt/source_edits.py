@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import io
 import linecache
-import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -85,19 +83,16 @@ def is_named(function: str, op: str) -> bool:
     return function.removesuffix("_").replace("arc", "a") == op.removeprefix("special_").strip("_")
 
 
-def changed_lines(sources: Sources) -> list[tuple[str, int, str]]:
-    """(file, line, new text without its comment) of each line that differs from what the user wrote."""
-    changed = []
-    for file, text in sources.items():
-        pairs = zip(linecache.getlines(file), text.splitlines(keepends=True), strict=False)
-        changed += [(file, number, _bare(new)) for number, (old, new) in enumerate(pairs, 1) if old.rstrip() != new.rstrip()]
-    return changed
+def changed_lines(file: str, text: str) -> list[int]:
+    """The numbers of the lines that differ from what the user wrote."""
+    pairs = zip(linecache.getlines(file), text.splitlines(keepends=True), strict=False)
+    return [number for number, (old, new) in enumerate(pairs, 1) if old.rstrip() != new.rstrip()]
 
 
 def changed_statements(sources: Sources) -> tuple[Edit, ...]:
     """Each statement that differs from what the user wrote, as an edit; none where a head of a block differs."""
     edits: dict[tuple[str, int, int], Edit] = {}
-    for file, number, _ in changed_lines(sources):
+    for file, number in [(name, number) for name, text in sources.items() for number in changed_lines(name, text)]:
         old, new = tree_of(file), parsed(sources[file])
         source = None if old is None else Source(location(file, number, ""), old)
         node = None if source is None else source.statement
@@ -129,9 +124,7 @@ def in_force(sources: Sources, functions: list[FunctionType]) -> Iterator[None]:
             key = (file, code.co_name, code.co_firstlineno)
             codes[key] = None if key in codes else code  # of two on one line nobody knows which
     before: list[tuple[FunctionType, CodeType]] = []
-    EDITED.update(
-        {file: Edited(tree, frozenset(line for _, line, _ in changed_lines({file: sources[file]}))) for file, tree in trees.items()}
-    )
+    EDITED.update({file: Edited(tree, frozenset(changed_lines(file, sources[file]))) for file, tree in trees.items()})
     try:
         for function in functions:
             old = function.__code__
@@ -152,11 +145,3 @@ def _inner(code: CodeType) -> Iterator[CodeType]:
         if isinstance(constant, CodeType):
             yield constant
             yield from _inner(constant)
-
-
-def _bare(line: str) -> str:
-    with contextlib.suppress(tokenize.TokenError, IndentationError):  # one line of several
-        for token in tokenize.generate_tokens(io.StringIO(line.strip()).readline):
-            if token.type == tokenize.COMMENT:
-                return line.strip()[: token.start[1]].strip()
-    return line.strip()

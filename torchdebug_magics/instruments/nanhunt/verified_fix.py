@@ -14,25 +14,25 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
 from torchdebug_magics.instruments.nanhunt.remedies import remedies
-from torchdebug_magics.instruments.nanhunt.replay.bad_step import StepReplay
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay
-from torchdebug_magics.instruments.nanhunt.source_edits import Sources, changed_lines, changed_statements, in_force, user_functions
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay, Replayed
+from torchdebug_magics.instruments.nanhunt.source_edits import Sources, changed_statements, in_force, user_functions
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import walk
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import with_slope
 from torchdebug_magics.probing.ops import is_pointwise
 from torchdebug_magics.probing.source.where import span
 from torchdebug_magics.probing.tensors import largest
 
-Again: TypeAlias = "Callable[[], StepReplay]"
+Again: TypeAlias = "Callable[[], Replayed]"
 """Runs the bad step once more."""
-Next: TypeAlias = "Callable[[StepReplay], Evidence | None]"
+Next: TypeAlias = "Callable[[Replayed], Evidence | None]"
 """The birth of what is bad in a replay; None where nothing is."""
 _MOST_S = 5.0
 _MOST_RUNS = 8
 _MOST_BIRTHS = 3
-_MOST_SHOWN = 110
+_MOST_SHOWN = 400
+"""Characters of a statement."""
 _ROUNDING = 8
 """Times the precision of a dtype: so far results that are the same may differ."""
 _EPSILON_EFFECT = 1e-3
@@ -53,8 +53,8 @@ class _Search:
         self._again = again
         self._birth = birth
         self._functions = user_functions()
-        self.merely_finite: Sources | None = None
-        """The first sources with which the step is finite and something else is not as it was."""
+        self.merely_finite: tuple[Sources, str] | None = None
+        """The first sources with which the step is finite, and what is not as it was."""
         self._runs = 0
         self._until = time.process_time() + _MOST_S
 
@@ -71,10 +71,11 @@ class _Search:
                     behind = self._birth(replayed) if replayed.finished else evidence
             except (CannotReplay, SyntaxError, ValueError):
                 continue
-            if behind is None and _is_sound(births, replayed):
-                return changed
             if behind is None:
-                self.merely_finite = self.merely_finite or changed
+                flaw = _flaw(births, replayed)
+                if not flaw:
+                    return changed
+                self.merely_finite = self.merely_finite or (changed, flaw)
             if behind is not None and _site(behind) != _site(evidence) and len(births) < _MOST_BIRTHS:
                 cured = self.cure((*births, behind), changed)
                 if cured is not None:
@@ -82,13 +83,16 @@ class _Search:
         return None
 
 
-def _is_sound(births: tuple[Evidence, ...], replayed: StepReplay) -> bool:
-    """Whether a finite step is also right: what was finite is the same, no infinity is left inside, and the gradients live."""
+def _flaw(births: tuple[Evidence, ...], replayed: Replayed) -> str:
+    """Why a finite step is not right: what was finite is not the same, an infinity is left inside, or the gradients are dead."""
     trace, gradients = replayed.observer, list(replayed.gradients.values())
     with _disable_current_modes():  # the comparison is not shown to a dispatch mode of the user's
-        everything = any(one.birth.mask is None or bool(one.birth.mask.all()) for one in births)
-        is_alive = not gradients or everything or largest(gradients) > 0
-        return is_alive and all(_is_the_same(one, trace) for one in births) and not _is_left_inside(births[0], trace)
+        everything = any(birth.birth.mask is None or bool(birth.birth.mask.all()) for birth in births)
+        if gradients and not everything and largest(gradients) == 0:
+            return "no gradient is left"
+        if not all(_is_the_same(one, trace) for one in births):
+            return "other values change"
+        return "an inf is left inside" if _is_left_inside(births[0], trace) else ""
 
 
 def _is_the_same(evidence: Evidence, after: Trace) -> bool:
@@ -113,7 +117,7 @@ def _alike(op: Op, trace: Trace) -> list[Op]:
 
 def _is_left_inside(evidence: Evidence, after: Trace) -> bool:
     """Whether an op still makes what is not finite, other than one that did no harm in the bad step."""
-    reaching = {(one.op.name, one.op.line) for one in evidence.births if one.op is not None}
+    reaching = {(birth.op.name, birth.op.line) for birth in evidence.births if birth.op is not None}
     harmless = {(op.name, op.line) for op in evidence.trace.ops if op.is_bad} - reaching
     # A choice leaves out what is bad: `zero_infinity` of a CTC loss is such a one.
     chosen = [op for op in after.ops if op.name in _CHOICES and not op.is_bad]
@@ -131,21 +135,20 @@ def with_verified_fix(finding: NanFinding, evidence: Evidence, again: Again, bir
         sound = search.cure((evidence,), {})
     except Exception:  # noqa: BLE001 - the finding stands without code for its fix
         return finding
-    cured = search.merely_finite if sound is None else sound
-    lines = [] if cured is None else changed_lines(cured)
-    if not lines or any(len(text) > _MOST_SHOWN * 2 for _, _, text in lines):
+    cured, flaw = (sound, "") if sound is not None else search.merely_finite or (None, "")
+    edits = () if cured is None else changed_statements(cured)
+    changed = [(edit.line, ast.unparse(ast.parse(edit.new)) if "\n" in edit.new else edit.new) for edit in edits]
+    if not changed or any(len(text) > _MOST_SHOWN for _, text in changed):
         return finding
     here = finding.location.line if finding.location is not None else 0
-    edits = [] if cured is None else changed_statements(cured)
-    changed = [(edit.line, ast.unparse(ast.parse(edit.new)) if "\n" in edit.new else edit.new) for edit in edits]
-    changed = changed or [(line, text) for _, line, text in lines]
     said = [f"`{text}`" + (f" in line {line}" if line != here or len(changed) > 1 else "") for line, text in changed]
-    sign = "; also check why it is negative" if finding.diagnosis.endswith("_negative") else ""
-    but = "" if sound is not None else ", but other values change, an inf is left inside, or no gradient is left"
+    is_clamped = finding.diagnosis.endswith("_negative") and not any(".sign()" in text for _, text in changed)
+    sign = "; also check why it is negative" if is_clamped else ""
+    but = f", but {flaw}" if flaw else ""
     return replace(
         finding,
         fix=f"write {' and '.join(said)}: rerun with it, {what} is finite{but}{sign}",
-        edits=tuple(edits),
+        edits=edits,
         fix_state="compiles" if but else "verified",
     )
 

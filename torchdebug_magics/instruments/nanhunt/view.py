@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from torchdebug_magics.format import Format, number, plural, shape, share, sparkline
 from torchdebug_magics.html.page import Block, Cell, Chart, Code, Facts, Fold, Note, Page, Status, Table
-from torchdebug_magics.instruments.nanhunt.report import LayerRow, LiveNan, NanFinding, NanReport, PathStep
-from torchdebug_magics.instruments.nanhunt.verdict import largest, overflow, subjects
+from torchdebug_magics.instruments.nanhunt.report import LayerRow, LiveNan, NanFinding, NanReport, PathStep, largest, overflow, subjects
 
 _MOST_NAMES = 6
 """The number of ops or modules that one row of the path names."""

@@ -3,7 +3,6 @@
 from torchdebug_magics.instrument import Instrument, Option
 
 __all__ = ["INSTRUMENT"]
-
 INSTRUMENT = Instrument(
     name="overfit",
     module=__name__,

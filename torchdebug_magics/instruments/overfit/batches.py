@@ -33,7 +33,7 @@ def is_label(name: str) -> bool:
 
 def samples_in(batch: Any) -> int | None:
     """The length of the first dimension of its first tensor."""
-    return next((len(one) for one in tensors_in(_plain(batch)) if one.dim()), None)
+    return next((len(tensor) for tensor in tensors_in(_plain(batch)) if tensor.dim()), None)
 
 
 def cut(batch: Any, many: int) -> Any:
@@ -142,7 +142,7 @@ def _own_loss(output: Any) -> torch.Tensor:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return _scalar(loss)
-    if values and all(isinstance(one, torch.Tensor) and one.numel() == 1 for one in values):
+    if values and all(isinstance(value, torch.Tensor) and value.numel() == 1 for value in values):
         return torch.stack([one.reshape(()) for one in values]).sum()
     first = output[0] if isinstance(output, (tuple, list)) and output else output
     if isinstance(first, torch.Tensor) and first.numel() == 1:

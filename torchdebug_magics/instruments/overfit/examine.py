@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -15,12 +16,12 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed, number, plural
 from torchdebug_magics.instrument import CellContext, Examined
 from torchdebug_magics.instruments.overfit.batches import refuse_sharded
-from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress, Trial
+from torchdebug_magics.instruments.overfit.report import LEAVES, OverfitReport, Progress, Trial
 from torchdebug_magics.instruments.overfit.subjects import ModelSteps, Subject, subject_of
 from torchdebug_magics.instruments.overfit.suspects import loss_inputs, parameter_faults, units
-from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence
+from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import TrainingEvidence
 from torchdebug_magics.instruments.overfit.suspects.units import unusual_weights
-from torchdebug_magics.instruments.overfit.training.change import NOTHING, Change
+from torchdebug_magics.instruments.overfit.training.change import NOTHING, TrainingChange
 from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.hooks import Hooks
@@ -39,66 +40,74 @@ _HALF, _SOME, _ALMOST = 0.5, 0.1, 0.1
 _LONGER, _QUARTERS = 4, 4
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """What the trials have shown."""
-
-    trials: tuple[Trial, ...] = ()
-    change: Change = NOTHING
-    verified: bool = False
-    cured: tuple[float, ...] = ()
-    passed: bool = False
-    reason: str = ""
-
-
-def diagnose(seen: Evidence, again: Callable[[Change, int], Training]) -> Diagnosis:
+def diagnose(seen: TrainingEvidence, stalled: OverfitReport, again: Callable[[TrainingChange, int], Training]) -> OverfitReport:
     """Try the suspects until the training learns; `again` trains from the start with a change, for so many times the steps.
 
     Faults come before settings that may be meant. A change with which the loss falls, and too slowly, is given more steps at the end.
     """
-    trials, goal = _Trials(again), seen.base.goal
+    trials, goal = _Trials(stalled, again), seen.base.goal
     for stage in (_faults, _settings):
         for change in stage(seen):
             if trials.show(change):
-                return trials.result
-        if trials.result.change.suspect == "output_ignores_input":
+                return trials.report
+        if trials.report.cause == "output_ignores_input":
             break
-        if stage is _faults and trials.result.change is NOTHING and not trials.slow and _is_slow(seen, again):
-            return replace(trials.result, passed=True, reason="but only with twice as many steps")
+        if stage is _faults and not trials.report.headline and not trials.slow and _is_slow(seen, again):
+            losses = tuple(seen.base.losses)
+            return replace(trials.report, passed=True, losses=losses, reason="but only with twice as many steps")
     longer = [(change, _LONGER) for change in trials.slow]
-    if trials.result.change is NOTHING and goal is not None and goal.is_known:
+    if not trials.report.headline and goal is not None and goal.is_known:
         longer += [(change, times) for change in units.capacity(seen) for times in (1, _LONGER)]
-    if any(trials.show(change, times) for change, times in longer) or trials.result.change is not NOTHING:
-        return trials.result
-    return _without_cause(seen, trials.result.trials)
+    if any(trials.show(change, times) for change, times in longer) or trials.report.headline:
+        return trials.report
+    return _without_cause(seen, trials.report)
 
 
 class _Trials:
     """Those made so far, and what they have shown."""
 
-    def __init__(self, again: Callable[[Change, int], Training]) -> None:
+    def __init__(self, stalled: OverfitReport, again: Callable[[TrainingChange, int], Training]) -> None:
         self._again = again
-        self.result = Diagnosis()
-        """Its change is the one that has learned, or a fault that is evident without a trial."""
-        self.slow: list[Change] = []
+        self.report = stalled
+        """Its cause is the change that has learned, or a fault that is evident without a trial."""
+        self.slow: list[TrainingChange] = []
         """Changes with which more steps are likely to be enough."""
 
-    def show(self, change: Change, times: int = 1) -> bool:
+    def show(self, change: TrainingChange, times: int = 1) -> bool:
         """Whether the training learns with a change."""
-        if change.is_evident and self.result.change is NOTHING:
-            self.result = replace(self.result, change=change)
+        if change.is_evident and not self.report.headline:
+            self.report = _blaming(self.report, change)
         if not change.can_be_tried:
             return False
-        trial = self._again(change, times)
-        self.result = replace(self.result, trials=(*self.result.trials, _told(change, trial)))
-        if trial.learned:
-            self.result = replace(self.result, change=change, verified=True, cured=tuple(trial.losses))
-        elif times == 1 and trial.goal is not None and trial.goal.nearly(trial.losses, _QUARTERS * (_LONGER - 1)):
+        training = self._again(change, times)
+        trial = Trial(
+            suspect=change.suspect,
+            change=change.text,
+            last_loss=training.losses[-1] if training.losses else math.nan,
+            learns=training.learned,
+            steps=len(training.losses),
+            error=_first_line(training.error),
+        )
+        self.report = replace(self.report, trials=(*self.report.trials, trial))
+        if training.learned:
+            self.report = _blaming(self.report, change, verified=True, fix_state="verified", cured_losses=tuple(training.losses))
+        elif times == 1 and training.goal is not None and training.goal.nearly(training.losses, _QUARTERS * (_LONGER - 1)):
             self.slow.append(change)
-        return trial.learned
+        return training.learned
 
 
-def _is_slow(seen: Evidence, again: Callable[[Change, int], Training]) -> bool:
+def _blaming(report: OverfitReport, change: TrainingChange, **shown: Any) -> OverfitReport:
+    """The report with a change as its cause and fix."""
+    named = {name: getattr(change, name) for name in ("headline", "fix", "parameters", "rows", "factor", "location", "module")}
+    lines = excerpt(change.location) if change.location is not None else ()
+    return replace(report, cause=change.suspect, excerpt=lines, **named, **shown)
+
+
+def _first_line(error: BaseException | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _is_slow(seen: TrainingEvidence, again: Callable[[TrainingChange, int], Training]) -> bool:
     """Whether it learns with twice as many steps; then these are what is shown."""
     goal = seen.base.goal
     if seen.base.error is not None or goal is None or not goal.nearly(seen.base.losses, _QUARTERS):
@@ -109,33 +118,21 @@ def _is_slow(seen: Evidence, again: Callable[[Change, int], Training]) -> bool:
     return longer.learned
 
 
-def _told(change: Change, trial: Training) -> Trial:
-    return Trial(
-        suspect=change.suspect,
-        change=change.text,
-        last_loss=trial.losses[-1] if trial.losses else math.nan,
-        learns=trial.learned,
-        steps=len(trial.losses),
-        error="" if trial.error is None else f"{type(trial.error).__name__}: {trial.error}".splitlines()[0],
-    )
-
-
-def _without_cause(seen: Evidence, trials: tuple[Trial, ...]) -> Diagnosis:
-    base, goal = seen.base, seen.base.goal
+def _without_cause(seen: TrainingEvidence, report: OverfitReport) -> OverfitReport:
+    base, goal, trials = seen.base, seen.base.goal, report.trials
     if base.error is not None or goal is None or not base.losses:
-        return Diagnosis(trials)
+        return report
     fell = base.losses[0] - base.losses[-1]
-    best = min((one.last_loss for one in trials if one.suspect != "capacity" and math.isfinite(one.last_loss)), default=math.inf)
+    best = min((trial.last_loss for trial in trials if trial.suspect != "capacity" and math.isfinite(trial.last_loss)), default=math.inf)
     is_lowest = base.losses[-1] - best <= _SOME * fell and goal.has_converged(base.losses, _ALMOST)
     if not goal.is_known and (fell > _HALF * abs(base.losses[0]) or is_lowest):
-        return Diagnosis(trials, passed=True, reason="the loss has other terms, and no change brings it to zero")
+        return replace(report, passed=True, reason="the loss has other terms, and no change brings it to zero")
     if goal.is_known and math.isfinite(fell) and fell > _SOME * abs(base.losses[0] - goal.floor):
-        return Diagnosis(trials, units.too_small(seen))
-    tried = f"none of {len(trials)} tried changes makes it learn" if trials else "no suspect was found"
-    return Diagnosis(trials, reason=tried)
+        return _blaming(report, units.too_small(seen))
+    return replace(report, reason=f"none of {len(trials)} tried changes makes it learn" if trials else "no suspect was found")
 
 
-def _faults(seen: Evidence) -> Iterator[Change]:
+def _faults(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields changes that repair what is wrong in any training."""
     for suspects in (parameter_faults.suspects, loss_inputs.suspects, units.suspects):
         yield from suspects(seen)
@@ -143,7 +140,7 @@ def _faults(seen: Evidence) -> Iterator[Change]:
         yield from units.constant_output(seen)
 
 
-def _settings(seen: Evidence) -> Iterator[Change]:
+def _settings(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields changes of settings that may be intended in another training."""
     yield from parameter_faults.frozen(seen)
     if seen.base.error is not None or seen.base.goal is None:
@@ -178,25 +175,13 @@ def examine(
     before = KeptState(values, guard, effects)
     refuse_sharded(before.of_kind(torch.Tensor))
 
-    def examined() -> Examined:
-        try:
-            subject = subject_of(values, context.names, context.keywords, samples)
-        finally:
-            with interrupts_held():
-                before.put_back()
-        start = KeptState(subject.roots, guard, effects)
-        try:
-            with eager():
-                return explained(subject, steps, start, guard, hooks, context.progress)
-        finally:
-            with interrupts_held():
-                hooks.sweep()
-                start.put_back()
-                before.put_back()
-
     try:
         with effects.trial():
-            result = examined()
+            with _undone(hooks, before):
+                subject = subject_of(values, context.names, context.keywords, samples)
+            start = KeptState(subject.roots, guard, effects)
+            with _undone(hooks, start, before), eager():
+                result = explained(subject, steps, start, guard, hooks, context.progress)
     except Irrevocable as act:
         raise TorchDebugError(str(act)) from None
     finally:
@@ -205,6 +190,17 @@ def examine(
     if report is not None:  # with what putting files back has shown
         report = replace(report, problems=tuple(dict.fromkeys((*report.problems, *guard.problems))))
     return replace(result, report=report)
+
+
+@contextmanager
+def _undone(hooks: Hooks, *states: KeptState) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with interrupts_held():
+            hooks.sweep()
+            for state in states:
+                state.put_back()
 
 
 def explained(
@@ -222,46 +218,45 @@ def explained(
     """
     trainings = [] if base is None else [base]
     began_s = time.monotonic()
-    done: list[tuple[str, float]] = []
 
-    def trained(change: Change, times: int = 1) -> Training:
+    def trained(change: TrainingChange, times: int = 1) -> Training:
         start.put_back()
         doing = "training" if not trainings else change.text or "more steps"
 
         def tell(losses: list[float]) -> None:
             if len(losses) == 1:
                 start.effects.attribute()
-            progress(Progress(doing, tuple(losses), tuple(done)))
+            progress(Progress(doing, tuple(losses)))
 
         training = Training(subject.steps, times * most_steps, hooks, change, tell)
         trainings.append(training)
         seen.trial[:] = [training]
-        try:
-            training.run()
-        except torch.OutOfMemoryError as error:
-            if len(trainings) == 1:
-                raise
-            training.error = error
-        done.extend([(doing, training.losses[-1] if training.losses else float("nan"))] if len(trainings) > 1 else [])
+        training.run()
         return training
 
-    seen = Evidence(subject.names, start)
+    seen = TrainingEvidence(subject.names, start)
     try:
         seen.base = base = base if base is not None else trained(NOTHING)
         _refuse_rivals(base)
+        start.put_back()
         seen.look(subject.samples)
         if not base.learned:
-            start.put_back()
             seen.unusual = guard.run("looking at the initial weights", unusual_weights, base.named_modules()) or {}
-        found = Diagnosis(passed=True, reason=_beside(base)) if base.learned and not _is_trivial(base) else diagnose(seen, trained)
-        is_guess = found.change is NOTHING or (found.change.suspect == "capacity" and not found.verified)
-        if base.accumulates and not found.passed and is_guess:  # a fact, though no training proves that it is the cause
-            found = replace(found, change=NOTHING, reason="; ".join(filter(None, (found.reason, _ACCUMULATE))))
+        report = _report(base, seen.samples)
+        is_trivial = base.losses[:1] == [0] and any(call.is_classes and call.classes == 1 for call in base.first.losses)
+        if base.learned and not is_trivial:  # else the loss is 0 for any output of the model
+            report = replace(report, passed=True, reason=_beside(base))
+        else:
+            report = diagnose(seen, report, trained)
+            report = report if report.passed else replace(report, floor_name=_stalls_at(base))
+        is_guess = not report.headline or (report.cause == "capacity" and not report.verified)
+        if base.accumulates and not report.passed and is_guess:  # a fact, though no training proves that it is the cause
+            report = _blaming(report, NOTHING, reason="; ".join(filter(None, (report.reason, _ACCUMULATE))))
         start.put_back()
         steps = subject.model if base.error is None else None
         leaks = guard.run("looking for leaks between samples", leaks_of, steps) if steps is not None else ()
-        report = replace(_report(base, found, seen), leaks=leaks or (), notes=subject.notes)
-        report = replace(report, seconds_s=time.monotonic() - began_s, problems=tuple(guard.problems))
+        took_s = time.monotonic() - began_s
+        report = replace(report, leaks=leaks or (), notes=subject.notes, seconds_s=took_s, problems=tuple(guard.problems))
         return Examined(report, None if report.headline else base.error)
     except KeyboardInterrupt as stop:
         return Examined(stopped(trainings, tuple(guard.problems), time.monotonic() - began_s), stop)
@@ -271,14 +266,9 @@ def stopped(trainings: Sequence[Training], problems: tuple[str, ...], seconds_s:
     """The report of trainings that an interrupt has ended."""
     losses = tuple(trainings[0].losses) if trainings else ()
     trials = f" and {plural(len(trainings) - 1, 'trial')}" if len(trainings) > 1 else ""
-    reason = f"after {plural(len(losses), 'step')}{trials}; everything is as it was before the training"
+    reason = f"after {plural(len(losses), 'step')}{trials}; {LEAVES}"
     cut_short = KeyboardInterrupt.__name__
     return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, seconds_s=seconds_s, cut_short=cut_short)
-
-
-def _is_trivial(base: Training) -> bool:
-    """Whether the loss is 0 for any output of the model."""
-    return bool(base.losses) and base.losses[0] == 0 and any(call.is_classes and call.classes == 1 for call in base.first.losses)
 
 
 def _beside(base: Training) -> str:
@@ -298,34 +288,30 @@ def _refuse_rivals(base: Training) -> None:
         raise TorchDebugError(msg)
 
 
-def _report(base: Training, found: Diagnosis, seen: Evidence) -> OverfitReport:
-    change, losses, goal = found.change, tuple(base.losses), base.goal
-    is_known = goal is not None and goal.is_known
-    known = base.first.losses[0].known_values() if not found.passed and is_known and base.first.losses else {}
+def _report(base: Training, samples: int | None) -> OverfitReport:
+    """The training alone, before any trial."""
+    goal = base.goal
     return OverfitReport(
-        passed=found.passed,
-        losses=losses,
-        samples=seen.samples,
-        cause=change.suspect,
-        fix_state="verified" if found.verified else "advice",
-        verified=found.verified,
-        **{name: getattr(change, name) for name in ("headline", "fix", "parameters", "rows", "factor", "location", "module")},
-        excerpt=excerpt(change.location) if change.location is not None else (),
-        trials=found.trials,
-        floor=goal.floor if goal is not None and is_known else None,
+        passed=False,
+        losses=tuple(base.losses),
+        samples=samples,
+        floor=goal.floor if goal is not None and goal.is_known else None,
         chance=goal.chance if goal is not None else None,
-        floor_name=next((name for name, value in known.items() if losses and abs(losses[-1] - value) <= 0.01 * value), ""),
-        cured_losses=found.cured,
         held_still=("the same samples", "the same random numbers", "no dropout"),
-        reason=found.reason,
-        error="" if base.error is None else f"{type(base.error).__name__}: {base.error}".splitlines()[0],
+        error=_first_line(base.error),
     )
+
+
+def _stalls_at(base: Training) -> str:
+    """What the last loss is called, where it is one at which a faulty training stalls."""
+    known = base.first.losses[0].known_values() if base.goal is not None and base.goal.is_known and base.first.losses else {}
+    return next((name for name, value in known.items() if base.losses and abs(base.losses[-1] - value) <= 0.01 * value), "")
 
 
 def leaks_of(steps: ModelSteps) -> tuple[int, ...]:
     """Samples whose inputs change the output for sample 0, in evaluation mode: 1, 2 of 8. To be undone by the caller."""
     inputs = steps.reading.args, dict(steps.reading.kwargs)
-    samples = next((len(one) for one in tensors_in(inputs) if one.dim()), 0)
+    samples = next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 0)
     if samples < 2:  # noqa: PLR2004 - nothing to leak from
         return ()
     steps.model.eval()
@@ -334,7 +320,9 @@ def leaks_of(steps: ModelSteps) -> tuple[int, ...]:
     def output(given: Any) -> torch.Tensor | None:
         random.put_back()
         with torch.no_grad():
-            made = next((one for one in tensors_in(steps.call(*given[0], **given[1])) if one.dim() and len(one) == samples), None)
+            made = next(
+                (tensor for tensor in tensors_in(steps.call(*given[0], **given[1])) if tensor.dim() and len(tensor) == samples), None
+            )
         return None if made is None else made[0].float()
 
     plain = output(inputs)
@@ -355,9 +343,7 @@ def _exchanged(inputs: Any, samples: int, rows: Any) -> Any:
             other[row] = tensor[source]
         return other
 
-    return tuple(rebuilt(one, change, (torch.Tensor,)) for one in inputs[0]), {
-        name: rebuilt(one, change, (torch.Tensor,)) for name, one in inputs[1].items()
-    }
+    return rebuilt(inputs, change)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:

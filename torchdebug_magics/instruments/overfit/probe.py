@@ -109,10 +109,7 @@ class OverfitProbe:
         self._start = KeptState(self._roots(), self._guard, self._effects)
         stack.callback(self._effects.finish)
         stack.push(self._refuse)
-        try:
-            stack.enter_context(self._effects.trial())
-        except Irrevocable as act:
-            raise TorchDebugError(str(act)) from None
+        stack.enter_context(self._effects.trial())
         stack.push(self._ended)
         stack.enter_context(eager())
         stack.enter_context(self._base.opened())
@@ -185,7 +182,9 @@ class OverfitProbe:
         self._made = KeptState(made, self._guard, self._effects) if made else None
 
     def _explain(self, start: KeptState) -> None:
-        names = _names(self._body.namespace, self._base) if self._body is not None else {}
+        first = {"model": next(iter(self._base.models.values()), None), "optimizer": next(iter(self._base.optimizers), None)}
+        written = {} if self._body is None else {id(value): name for name, value in reversed(list(self._body.namespace.items()))}
+        names = {word: written[id(value)] for word, value in first.items() if value is not None and id(value) in written}
         notes = (f"no change was tried: {self._refusal}",) if self._refusal else ()
         subject = Subject(self._steps, (), samples_in(self._steps.batch), names, notes)
         show = partial(setattr, self, "_progress")
@@ -201,10 +200,3 @@ watch = OverfitProbe
 
 def _live() -> list[object]:
     return [one for kind in live_kinds(*_KINDS).values() for one in kind]
-
-
-def _names(namespace: Mapping[str, Any], base: Training) -> dict[str, str]:
-    """How the cell writes the model and the optimizer."""
-    first = {"model": next(iter(base.models.values()), None), "optimizer": next(iter(base.optimizers), None)}
-    written = {id(value): name for name, value in reversed(list(namespace.items()))}
-    return {word: written[id(value)] for word, value in first.items() if value is not None and id(value) in written}

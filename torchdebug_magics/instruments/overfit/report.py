@@ -14,8 +14,8 @@ Cause = Literal[
     "conflicting_labels", "dead_units", "bad_init", "stale_optimizer", "cut_graph", "zero_grad_missing", "weight_decay", "clipping",
     "batchnorm_of_one", "output_ignores_input", "input_scale", "capacity",
 ]  # fmt: skip
-
 LEAVES = "everything is as it was before the training"
+"""How an error or an interrupt leaves everything: `Instrument.leaves`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,15 +132,9 @@ class OverfitReport(Finding, Report):
         return result, reason if self.reason else ""
 
 
-def in_words(cause: Cause | None) -> str:
-    """``learning_rate`` -> ``learning rate``."""
-    return "" if cause is None else cause.replace("_", " ")
-
-
 @dataclass(frozen=True)
 class Progress:
     """What the live view shows."""
 
     doing: str
     losses: tuple[float, ...]
-    trials: tuple[tuple[str, float], ...] = ()

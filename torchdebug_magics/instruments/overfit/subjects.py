@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -37,27 +37,21 @@ class ModelSteps:
     """What is called in place of the model, such as a compiled one."""
     others: tuple[Reading, ...] = ()
     """Further batches; a step is then an epoch."""
-    models: dict[str, nn.Module] = field(default_factory=dict)
 
-    def run(self, training: Training) -> None:
-        """Until the training says so."""
+    def step(self) -> list[Any]:
+        """An update for each batch: their losses."""
         if not self.model.training:
             self.model.train()
-        takes_closure = _needs_closure(self.optimizer)
-        while True:
-            training.begin()
-            losses = [self._update(reading, takes_closure=takes_closure) for reading in (self.reading, *self.others)]
-            if training.end(losses):
-                return
+        return [self._update(reading) for reading in (self.reading, *self.others)]
 
-    def _update(self, reading: Reading, *, takes_closure: bool) -> Any:
+    def _update(self, reading: Reading) -> Any:
         def closure() -> Any:
             self.optimizer.zero_grad()
             loss = self.loss(reading)
             loss.backward()
             return loss
 
-        if takes_closure:
+        if _needs_closure(self.optimizer):
             return self.optimizer.step(closure)
         loss = closure()
         self.optimizer.step()
@@ -70,11 +64,11 @@ class ModelSteps:
 
 
 @dataclass(eq=False)
-class OwnSteps:
-    """Steps that the user's own function makes."""
+class FunctionSteps:
+    """Steps that a function makes."""
 
     step: Callable[[], Any]
-    models: dict[str, nn.Module] = field(default_factory=dict)
+    models: dict[str, nn.Module]
 
     def run(self, training: Training) -> None:
         """Until the training says so."""
@@ -107,23 +101,48 @@ def subject_of(values: Sequence[Any], names: Sequence[str], keywords: Mapping[st
     trainer = parts_of_trainer(first, values[1:])
     if trainer is not None:
         model, batch, optimizer = trainer
-        own = {"model": f"{first_name}.model", "optimizer": f"{first_name}.optimizer"}
-        return _of_model(model, batch, None, optimizer, samples, own, first)
-    if isinstance(first, nn.Module):
-        return _named(values, names, keywords, samples)
-    if callable(first):
-        return Subject(OwnSteps(first, _models_of(first)), (first,), None, {"step": first_name})
-    msg = f"the first value must be a model, a function that makes one step, or a trainer, not {type(first).__name__}"
-    raise TorchDebugError(msg)
+        loss_function, roots = None, (first,)
+        written = {"model": f"{first_name}.model", "optimizer": f"{first_name}.optimizer"}
+    elif isinstance(first, nn.Module):
+        given, written = _roles(values[1:], names[1:], keywords)
+        model, batch, loss_function, optimizer = first, given["batch"], given.get("loss_function"), given.get("optimizer")
+        written, roots = {"model": first_name, **written}, tuple(values)
+    elif callable(first):
+        return Subject(FunctionSteps(first, _models_of(first)), (first,), None, {"step": first_name})
+    else:
+        msg = f"the first value must be a model, a function that makes one step, or a trainer, not {type(first).__name__}"
+        raise TorchDebugError(msg)
+    batches = _batches(batch, samples)
+    batch = batches[0] if batches else batch
+    size = samples_in(batch)
+    if size == 0:
+        msg = "the batch is empty: it has no samples"
+        raise TorchDebugError(msg)
+    if not (parameters := list(model.parameters())):
+        msg = "the model has no parameters: there is nothing to train"
+        raise TorchDebugError(msg)
+    notes = []
+    if optimizer is None:
+        optimizer = torch.optim.Adam([parameter for parameter in parameters if parameter.requires_grad] or parameters, lr=_RATE)
+        notes.append(f"no optimizer was named: trained with Adam(lr={_RATE:g})")
+    steps, used = _runnable(model, batch, loss_function, optimizer, samples)
+    if len(batches) > 1:
+        steps.others = tuple(readings(model, one, loss_function)[0] for one in batches[1:])
+        used = sum(samples_in(one) or 0 for one in batches)
+    elif size is not None and used != min(size, samples):
+        notes.append("the model does not take a part of this batch: all of it was used")
+    own = FunctionSteps(steps.step, {"model": model})
+    return Subject(own, (model, loss_function, optimizer, batch, *roots), used, written, tuple(notes), steps)
 
 
-def _named(values: Sequence[Any], names: Sequence[str], keywords: Mapping[str, Any], samples: int) -> Subject:
+def _roles(values: Sequence[Any], names: Sequence[str], keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(batch, loss function and optimizer by their role, and how the user writes them)."""
     given = {name: value for name, value in keywords.items() if value is not None}
+    written: dict[str, str] = {}
     if wrong := next((name for name in keywords if name not in {"batch", "loss_function", "optimizer"}), ""):
         msg = f"%overfit takes no value named {wrong}: it takes `batch`, `loss_function` and `optimizer`"
         raise TorchDebugError(msg)
-    written = {"model": names[0] if names else "model"}
-    for value, name in zip(values[1:], [*names[1:], *([""] * len(values))], strict=False):
+    for value, name in zip(values, [*names, *([""] * len(values))], strict=False):
         is_optimizer = isinstance(value, torch.optim.Optimizer)
         role = next((role for role in (("optimizer",) if is_optimizer else ("batch", "loss_function")) if role not in given), "")
         given[role], written[role] = value, name or role
@@ -134,40 +153,7 @@ def _named(values: Sequence[Any], names: Sequence[str], keywords: Mapping[str, A
     if loss_function is not None and not callable(loss_function):
         msg = f"the loss function must be callable, not {type(loss_function).__name__}: put inputs and targets into one tuple, the batch"
         raise TorchDebugError(msg)
-    return _of_model(values[0], given["batch"], loss_function, given.get("optimizer"), samples, written, *values)
-
-
-def _of_model(
-    model: nn.Module,
-    batch: Any,
-    loss_function: Any,
-    optimizer: Any,
-    samples: int,
-    names: Mapping[str, str],
-    *roots: object,
-) -> Subject:
-    batches = _batches(batch, samples)
-    batch = batches[0] if batches else batch
-    size = samples_in(batch)
-    if size == 0:
-        msg = "the batch is empty: it has no samples"
-        raise TorchDebugError(msg)
-    notes = []
-    parameters = [one for one in model.parameters() if one.requires_grad]
-    if not list(model.parameters()):
-        msg = "the model has no parameters: there is nothing to train"
-        raise TorchDebugError(msg)
-    if optimizer is None:
-        held = parameters or list(model.parameters())
-        optimizer = torch.optim.Adam(held, lr=_RATE)
-        notes.append(f"no optimizer was named: trained with Adam(lr={_RATE:g})")
-    steps, used = _runnable(model, batch, loss_function, optimizer, samples)
-    if len(batches) > 1:
-        steps.others = tuple(readings(model, one, loss_function)[0] for one in batches[1:])
-        used = sum(samples_in(one) or 0 for one in batches)
-    elif size is not None and used != min(size, samples):
-        notes.append("the model does not take a part of this batch: all of it was used")
-    return Subject(steps, (model, loss_function, optimizer, batch, *roots), used, names, tuple(notes), steps)
+    return given, written
 
 
 def _batches(data: Any, samples: int) -> list[Any]:
@@ -187,7 +173,7 @@ def _runnable(model: nn.Module, batch: Any, loss_function: Any, optimizer: Any, 
     tried: list[tuple[ModelSteps, int | None]] = []
     for part in (cut(batch, samples), cut(batch, 1 << 60)):
         for reading in readings(model, part, loss_function):
-            steps = ModelSteps(unwrapped(model), reading, loss_function, optimizer, model, models={"model": model})
+            steps = ModelSteps(unwrapped(model), reading, loss_function, optimizer, model)
             tried.append((steps, samples_in(part)))
             try:
                 if not model.training:
@@ -202,10 +188,7 @@ def _runnable(model: nn.Module, batch: Any, loss_function: Any, optimizer: Any, 
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    try:
-        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    except (TypeError, ValueError):
-        return False
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is closure.empty
 
 
@@ -219,7 +202,7 @@ def _models_of(step: object) -> dict[str, nn.Module]:
         with suppress(ValueError):  # of a name that is not bound yet
             named |= inspect.getclosurevars(function).nonlocals
     models = {name: one for name, one in named.items() if isinstance(one, nn.Module) and next(one.parameters(), None) is not None}
-    inside = {id(part) for one in models.values() for part in one.modules() if part is not one}
+    inside = {id(part) for model in models.values() for part in model.modules() if part is not model}
     return {name: one for name, one in models.items() if id(one) not in inside}
 
 
@@ -281,7 +264,7 @@ def parts_of_trainer(trainer: Any, others: Sequence[Any]) -> tuple[nn.Module, An
     if "LightningModule" in kinds:
         return _of_lightning(trainer, others, "name the data, too: `%overfit module loader`")
     if "Trainer" in kinds and hasattr(trainer, "fit_loop"):
-        given = next((one for one in others if isinstance(one, nn.Module)), None)
+        given = next((other for other in others if isinstance(other, nn.Module)), None)
         model = given if given is not None else getattr(trainer, "lightning_module", None)
         if model is None:
             msg = "the trainer has no model before `fit`: write `%overfit trainer model loader`"
@@ -309,7 +292,7 @@ class _TrainingStep(nn.Module):
 
 
 def _of_lightning(module: Any, others: Sequence[Any], missing: str) -> tuple[nn.Module, Any, Any]:
-    data = next((one for one in others if not isinstance(one, torch.optim.Optimizer)), None)
+    data = next((other for other in others if not isinstance(other, torch.optim.Optimizer)), None)
     if data is None:
         raise TorchDebugError(missing)
     optimizer = next((one for one in others if isinstance(one, torch.optim.Optimizer)), None)

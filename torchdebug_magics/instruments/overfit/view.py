@@ -6,7 +6,7 @@ import math
 
 from torchdebug_magics.format import duration, listed, number, plural
 from torchdebug_magics.html.page import Block, Chart, Code, Facts, Fold, Note, Page, Status, Table
-from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress, in_words
+from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress
 
 _LEARNED = 0.05
 """Share of the first loss at which the scale of a curve ends, unless the curve falls below it."""
@@ -54,8 +54,13 @@ def _first_facts(report: OverfitReport) -> tuple[tuple[str, str], ...]:
 
 def _trials(report: OverfitReport) -> Table:
     rows = [
-        (in_words(one.suspect), one.change, one.last_loss, "learns" if one.learns else one.error or "does not learn")
-        for one in report.trials
+        (
+            (trial.suspect or "").replace("_", " "),
+            trial.change,
+            trial.last_loss,
+            "learns" if trial.learns else trial.error or "does not learn",
+        )
+        for trial in report.trials
     ]
     columns = ("suspect", "change", "last loss", "result")
     return Table("Trials, each with one change", columns, rows, {"last loss": "number"}, is_sequence=True)
@@ -74,7 +79,7 @@ def _details(report: OverfitReport) -> tuple[tuple[str, str], ...]:
 
 def _span(report: OverfitReport) -> tuple[float, float] | None:
     """The common scale of both curves, down to the loss that counts as learned."""
-    values = [one for one in (*report.losses, *report.cured_losses) if math.isfinite(one) and one > 0]
+    values = [loss for loss in (*report.losses, *report.cured_losses) if math.isfinite(loss) and loss > 0]
     if not values:
         return None
     return min(*values, max(report.floor or 0.0, _LEARNED * values[0])), max(values)

@@ -6,12 +6,12 @@ import linecache
 import sys
 from collections.abc import Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.shapes.follow.seen import Made
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, facts_of
+from torchdebug_magics.instruments.shapes.follow.seen import Made, Seen
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, facts_of
 from torchdebug_magics.instruments.shapes.repair.fix_search import fixes
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
@@ -20,10 +20,6 @@ from torchdebug_magics.instruments.shapes.report import Failure, Fix, Shape, Ste
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.source.where import locate, location, part_of_line, span, user_frame
 from torchdebug_magics.report import Location
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.follow.seen import Seen
-
 
 _SHOWN = 5
 _QUICK_FLOPS = 2e9
@@ -42,7 +38,7 @@ def explained(seen: Seen) -> Failure:
     return failure
 
 
-def diagnosed(facts: Facts, error: BaseException, *, reached: int = 0, trials: Trials | None = None) -> Failure:
+def diagnosed(facts: FailureFacts, error: BaseException, *, reached: int = 0, trials: Trials | None = None) -> Failure:
     """Build the failure from these facts, with the text of `error`. Without `trials` the fixes are not tried."""
     found = diagnosis(facts)
     return Failure(
@@ -50,7 +46,7 @@ def diagnosed(facts: Facts, error: BaseException, *, reached: int = 0, trials: T
         op=facts.op,
         location=place(facts.error),
         underlined=underlined(facts.error),
-        operand_shapes=tuple(one.sizes for one in facts.operands),
+        operand_shapes=tuple(operand.sizes for operand in facts.operands),
         operand_names=tuple(one.name for one in facts.operands),
         explanation=found.sentence,
         fixes=_fixes(facts, found, reached, trials),
@@ -82,7 +78,7 @@ def refusal(
     )
 
 
-def _fixes(facts: Facts, found: Diagnosis, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
+def _fixes(facts: FailureFacts, found: Diagnosis, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
     tried = facts.guard.run("the search for a fix", fixes, found.edits, facts, reached, trials) or ()
     if trials is not None:
         tried += facts.guard.run("the search for sizes that fit", fitting_sizes, facts, found, trials) or ()
@@ -94,7 +90,7 @@ def _trials(seen: Seen) -> Trials | None:
     """On fakes, save for scripted parts; none where only a long run would tell."""
     if seen.run.computed_s > _TOO_SLOW_S or seen.run.took_s > _WAITED_TOO_LONG_S:
         return None
-    scripted = any(isinstance(one, torch.jit.ScriptModule) for one in seen.model.modules())
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in seen.model.modules())
     return None if scripted and seen.run.flops > _QUICK_FLOPS else Trials(seen.model, seen.inputs, real=scripted)
 
 
@@ -124,24 +120,24 @@ class _At(NamedTuple):
 
 def _innermost(error: BaseException) -> _At | None:
     """The innermost frame of the user's code in a traceback, else that of a library."""
-    found: dict[str, _At] = {}
+    places: dict[str, _At] = {}
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        found[owner(code.co_filename)] = _At(code, trace.tb_lineno, trace.tb_lasti)
+        places[owner(code.co_filename)] = _At(code, trace.tb_lineno, trace.tb_lasti)
         trace = trace.tb_next
-    return found.get("user") or found.get("library")
+    return places.get("user") or places.get("library")
 
 
-def _history(facts: Facts, found: Diagnosis) -> Made | None:
+def _history(facts: FailureFacts, found: Diagnosis) -> Made | None:
     if found.culprit is not None and found.culprit.made is not None:
         return found.culprit.made
-    return next((one.made for one in facts.operands if one.made is not None), None)
+    return next((operand.made for operand in facts.operands if operand.made is not None), None)
 
 
 def chain(made: Made | None) -> tuple[Step, ...]:
     """The ops that computed a tensor, from the input on."""
-    return tuple(_step(one) for one in reversed(list(steps(made))))
+    return tuple(_step(step) for step in reversed(list(steps(made))))
 
 
 def _step(made: Made) -> Step:

@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.follow.forward import forward, is_limit_of_fakes, real_error
 from torchdebug_magics.instruments.shapes.follow.parameters import packed_weights
 from torchdebug_magics.instruments.shapes.follow.seen import Seen
-from torchdebug_magics.instruments.shapes.repair.source import Site, caller_of
+from torchdebug_magics.instruments.shapes.repair.source import EditSite, caller_of
 from torchdebug_magics.instruments.shapes.report import Mode, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
 from torchdebug_magics.probing.dry_runs.faking import CannotBeFakedError, Fakes
@@ -70,7 +70,7 @@ def _in_symbols(seen: Seen, report: ShapesReport) -> ShapesReport:
     return replace(report, rows=rows, symbols=symbols, problems=(*report.problems, *([problem] if problem else [])))
 
 
-def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, real: bool = False, site: Site | None = None) -> Seen:
+def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, real: bool = False, site: EditSite | None = None) -> Seen:
     """Run under the likeliest reading of the arguments; under the next one where it fails and the arguments leave a choice.
 
     `site` is the user's own call, in which fixes of the arguments are written.
@@ -80,7 +80,7 @@ def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *
         msg = "`FullyShardedDataParallel` communicates in each forward: use `%shapes` before wrapping, or `--real` on all ranks"
         raise TorchDebugError(msg)
     notes: list[str] = []
-    if any(is_lazy(one) for one in model.parameters()):
+    if any(is_lazy(parameter) for parameter in model.parameters()):
         model = _sized(model, next(readings(model, args, kwargs)), notes)
     first: Seen | None = None
     for reading in readings(model, args, kwargs):
@@ -114,7 +114,7 @@ def _inner(model: torch.nn.Module) -> torch.nn.Module:
 
 def _needs_data(model: torch.nn.Module) -> bool:
     """Scripted and quantised parts hold what fakes cannot stand for."""
-    return any(isinstance(one, torch.jit.ScriptModule) or next(packed_weights(one), None) is not None for one in model.modules())
+    return any(isinstance(module, torch.jit.ScriptModule) or next(packed_weights(module), None) is not None for module in model.modules())
 
 
 def _might_be_the_reading(error: Exception) -> bool:
@@ -123,7 +123,7 @@ def _might_be_the_reading(error: Exception) -> bool:
 
 
 def _fake(model: torch.nn.Module, inputs: Inputs) -> Seen:
-    mode: Mode = "meta" if any(one.device.type == "meta" for one in model.parameters()) else "fake"
+    mode: Mode = "meta" if any(parameter.device.type == "meta" for parameter in model.parameters()) else "fake"
     try:
         run = forward(model, inputs, Fakes())
     except CannotBeFakedError as error:
@@ -154,7 +154,7 @@ def _checked(seen: Seen) -> Seen:
 
 def _is_half_meta(model: torch.nn.Module, inputs: Inputs) -> bool:
     """Whether only some tensors are on ``meta``. That the inputs alone are elsewhere is meant: such a model is asked for its shapes."""
-    own = {one.device.type == "meta" for one in (*model.parameters(), *model.buffers())}
+    own = {parameter.device.type == "meta" for parameter in (*model.parameters(), *model.buffers())}
     given = {tensor.device.type == "meta" for _, tensor in named_tensors((inputs.args, dict(inputs.kwargs)))}
     return len(own) > 1 or (own == {False} and True in given)
 
@@ -222,4 +222,4 @@ def _sized(model: torch.nn.Module, inputs: Inputs, notes: list[str]) -> torch.nn
 def _unsized(model: torch.nn.Module) -> dict[int, Any]:
     """What `copy.deepcopy` is to take for lazy buffers, which torch cannot copy, unlike lazy parameters."""
     made: Any = torch.nn.UninitializedBuffer  # its stub has the arguments of another class
-    return {id(one): made(one.requires_grad, one.device, one.dtype) for one in model.buffers() if is_lazy(one)}
+    return {id(buffer): made(buffer.requires_grad, buffer.device, buffer.dtype) for buffer in model.buffers() if is_lazy(buffer)}

@@ -143,15 +143,15 @@ def _grown(draft: _Draft, broken: Row | None, kinds: dict[Hashable, int], folded
 
 def _fold(siblings: Sequence[Node]) -> tuple[Node, ...]:
     """Those that repeat one after the other, alone or some in turn, become one."""
-    found: list[Node] = []
+    nodes: list[Node] = []
     at = 0
     while at < len(siblings):
         most = max(range(1, _LONGEST_PERIOD + 1), key=lambda period: _covered(siblings, at, period))
         covered = _covered(siblings, at, most)
         period, times = (most, covered // most) if covered else (1, 1)
-        found += [_merged([siblings[at + turn * period + part] for turn in range(times)]) for part in range(period)]
+        nodes += [_merged([siblings[at + turn * period + part] for turn in range(times)]) for part in range(period)]
         at += period * times
-    return tuple(found)
+    return tuple(nodes)
 
 
 def _covered(siblings: Sequence[Node], at: int, period: int) -> int:

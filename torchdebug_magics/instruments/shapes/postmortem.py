@@ -27,7 +27,7 @@ from torchdebug_magics.instruments.shapes.follow.seen import Seen
 from torchdebug_magics.instruments.shapes.forward_table import see, see_call
 from torchdebug_magics.instruments.shapes.repair.failure_facts import is_loss
 from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUGH
-from torchdebug_magics.instruments.shapes.repair.source import Site, site_at
+from torchdebug_magics.instruments.shapes.repair.source import EditSite, site_at
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.source.code_owner import is_user_code
@@ -78,10 +78,10 @@ def _led_to(error: Exception, layout: Layout) -> ShapesReport | None:
 
 def _alone(error: Exception, layout: Layout) -> ShapesReport | None:
     """The report on an expression outside every model, run again by itself; None where that cannot be, or where it is not what failed."""
-    found = expression_of(error)
-    if found is None:
+    expression = expression_of(error)
+    if expression is None:
         return None
-    seen = see_call(*found, are_named=False)
+    seen = see_call(*expression, are_named=False)
     failed = seen.run.failed
     if failed is None or failed.error is not seen.run.error:
         return None
@@ -91,7 +91,7 @@ def _alone(error: Exception, layout: Layout) -> ShapesReport | None:
     op = failed.op[2:-2] if failed.op.startswith("__") else failed.op
     fixes = report.failure.fixes
     if op in ALWAYS_THROUGH:
-        fixes = tuple(replace(one, verified=False) for one in fixes[:2])
+        fixes = tuple(replace(fix, verified=False) for fix in fixes[:2])
     return replace(report, failure=replace(report.failure, module=None, op=op, fixes=fixes))
 
 
@@ -100,7 +100,7 @@ def _of_lines(seen: Seen, error: Exception, layout: Layout) -> ShapesReport:
     seen.notes.append("read from the error of the previous cell; only the lines that led to it were run again, without data")
     report = _in_the_words_of(error, tabulated(seen, layout))
     models = [part for part in seen.model.children() if next(part.parameters(), None) is not None]
-    return replace(report, rows=report.rows[1:], model=", ".join(type(one).__name__ for one in models))
+    return replace(report, rows=report.rows[1:], model=", ".join(type(model).__name__ for model in models))
 
 
 def _user_line(error: BaseException) -> tuple[str, int] | None:
@@ -149,7 +149,7 @@ class Called:
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    site: Site | None = None
+    site: EditSite | None = None
     """The user's own call of it."""
 
 
@@ -188,8 +188,8 @@ def _written(model: torch.nn.Module, outer: TracebackType | None) -> Called | No
     names = {**frame.f_globals, **frame.f_locals}
     for node in nodes(ast.Call, statement):
         if value_named(node.func, names) is model:
-            args = tuple(value_named(one, names) for one in node.args)
-            kwargs = {one.arg: value_named(one.value, names) for one in node.keywords if one.arg is not None}
+            args = tuple(value_named(argument, names) for argument in node.args)
+            kwargs = {keyword.arg: value_named(keyword.value, names) for keyword in node.keywords if keyword.arg is not None}
             if all(one is not UNKNOWN for one in (*args, *kwargs.values())) and len(kwargs) == len(node.keywords):
                 return Called(model, args, kwargs)
     return None
@@ -205,6 +205,6 @@ def _as_taken(model: torch.nn.Module, frame: FrameType) -> Called | None:
 
 
 def _given_anew(code: CodeType) -> Iterator[str]:
-    for one in dis.get_instructions(code):
-        if one.opname.startswith(("STORE_FAST", "DELETE_FAST", "STORE_DEREF")):
-            yield from one.argval if isinstance(one.argval, tuple) else (one.argval,)
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.startswith(("STORE_FAST", "DELETE_FAST", "STORE_DEREF")):
+            yield from instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)

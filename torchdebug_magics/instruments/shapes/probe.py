@@ -26,7 +26,7 @@ from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
 from torchdebug_magics.instruments.shapes.follow.saved import Saved
 from torchdebug_magics.instruments.shapes.postmortem import after_error
 from torchdebug_magics.instruments.shapes.report import ShapesReport
-from torchdebug_magics.instruments.shapes.tabulate import Watched, of_cell
+from torchdebug_magics.instruments.shapes.tabulate import WatchedForward, of_cell
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dispatch import enter, is_free, take_function_mode_off
 from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic
@@ -39,7 +39,6 @@ from torchdebug_magics.probing.source.where import user_frame
 
 _COMPILERS = ("/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/")
 """Whose graphs of a model are called as modules, too."""
-
 _VARIANTS = 4
 """Shapes of the input under which one model is followed; further ones are counted."""
 
@@ -105,7 +104,7 @@ class ShapesProbe:
         """The rows so far, and why the cell failed where a shape was the reason."""
         failure = self._failed.failure if self._failed is not None else None
         counts = {self._parts[one]: sum(seen.values()) for one, seen in self._seen.items()}
-        watched = Watched(
+        watched = WatchedForward(
             self._calls, self._parameters, self._formulas, self._flops, self._has_shared_flops, self._saved.total_bytes, counts
         )
         report = of_cell(watched, self._layout, failure, self._guard)
@@ -260,5 +259,5 @@ def _is_compilers(module: torch.nn.Module) -> bool:
     """Whether it is a graph that a compiler has made, and calls."""
     if not isinstance(module, GraphModule):
         return False
-    callers = [one.f_code.co_filename for one in frames_above(sys._getframe())]  # no generator, which would hold this very frame
+    callers = [frame.f_code.co_filename for frame in frames_above(sys._getframe())]  # no generator, which would hold this very frame
     return any(part in file for file in callers for part in _COMPILERS)

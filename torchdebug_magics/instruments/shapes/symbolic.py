@@ -99,7 +99,7 @@ def with_formulas(seen: Seen, rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], s
     width = _width(outputs)
 
     def said(sizes: Sequence[Sequence[Any]]) -> str:
-        return ", ".join(symbols.written(one, width) for one in sizes)
+        return ", ".join(symbols.written(size, width) for size in sizes)
 
     written = [
         replace(row, input_formula=said(taken), formula=said(sizes)) for row, taken, sizes in zip(rows, inputs, outputs, strict=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchdebug_magics.instruments.shapes.explain import explained
 from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
 from torchdebug_magics.instruments.shapes.follow.parameters import NOTHING, Owned, Parameters
-from torchdebug_magics.instruments.shapes.follow.seen import Forward
+from torchdebug_magics.instruments.shapes.follow.seen import Forward, Seen
 from torchdebug_magics.instruments.shapes.report import Failure, Layout, Need, Row, ShapesReport
 from torchdebug_magics.machine.gpus import Gpus
 from torchdebug_magics.machine.limits import smallest_limit
@@ -19,10 +19,6 @@ from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, sizes
 from torchdebug_magics.probing.modules import named_followed
 from torchdebug_magics.probing.safety import Guard
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.follow.seen import Seen
-
 
 # Tensors of a parameter's size that an optimizer keeps beside it.
 _STATE = {"SGD": 0, "SGD with momentum": 1, "Adam": 2}
@@ -57,7 +53,7 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
 
 
 @dataclass(frozen=True, eq=False)
-class Watched:
+class WatchedForward:
     """What was seen of the modules that a cell called."""
 
     calls: Calls
@@ -70,7 +66,7 @@ class Watched:
     """How often each model was called in all."""
 
 
-def of_cell(watched: Watched, layout: Layout, failure: Failure | None, guard: Guard) -> ShapesReport:
+def of_cell(watched: WatchedForward, layout: Layout, failure: Failure | None, guard: Guard) -> ShapesReport:
     """What the modules of a cell did, and why it failed."""
     names = [type(model).__name__ for model in watched.counts]
     often = [(type(model).__name__, many) for model, many in watched.counts.items() if many > 1]

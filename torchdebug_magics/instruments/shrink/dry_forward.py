@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from inspect import isgenerator
-from io import StringIO
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -25,7 +24,7 @@ from torchdebug_magics.probing.dry_runs.flops import FlopFormulas, NoFormulas
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, sizes, zeros
 from torchdebug_magics.probing.dry_runs.untouched import answers, untouched
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.state.contents import Writes
 from torchdebug_magics.probing.storages import storage_of
 
@@ -53,12 +52,6 @@ class DryForward:
     seconds_s: float
 
 
-def ways(model: nn.Module) -> Sequence[Proof]:
-    """How to run it, the cheapest first. On ``meta`` nothing can be computed."""
-    on_meta = any(one.is_meta for one in model.parameters())
-    return ("meta tensors", "fake tensors") if on_meta else ("fake tensors", "real tensors")
-
-
 def dry_forward(model: nn.Module, inputs: Inputs, proof: Proof, flow: LayerFlow | None = None, *, counts: bool = True) -> DryForward:
     """Call ``model(*inputs.args, **inputs.kwargs)`` in this way; all is put back.
 
@@ -74,7 +67,7 @@ def dry_forward(model: nn.Module, inputs: Inputs, proof: Proof, flow: LayerFlow 
     error: Exception | None = None
     outputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
     with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(StringIO()))
+        stack.enter_context(quiet())
         stack.enter_context(untouched(model, (inputs.args, inputs.kwargs), stand_in, writes, guard))
         if flow is not None:
             flow.attach(stack)
@@ -227,7 +220,11 @@ def likely_inputs(model: nn.Module) -> Iterator[tuple[tuple[Any, ...], dict[str,
     for names in ([main], [main, *({"decoder_input_ids"} & set(takes))], ["input_ids", "pixel_values"], takes):
         if names and set(names) <= set(takes):
             yield (), {name: known[name] for name in names}
-    required = [one for one in parameters.values() if one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD]
+    required = [
+        parameter
+        for parameter in parameters.values()
+        if parameter.default is parameter.empty and parameter.kind <= parameter.POSITIONAL_OR_KEYWORD
+    ]
     for shape in _by_first_layer(model):
         yield (shape,) * max(1, len(required)), {}
 
@@ -246,7 +243,7 @@ def _known_sizes(config: Any) -> dict[str, tuple[int, ...]]:
 
 def _by_first_layer(model: nn.Module) -> Iterator[tuple[int, ...]]:
     first = next((part for part in model.modules() if any(one is not None for one in part._parameters.values())), None)
-    weight = None if first is None else next(one for one in first._parameters.values() if one is not None)
+    weight = None if first is None else next(parameter for parameter in first._parameters.values() if parameter is not None)
     if isinstance(first, (nn.Embedding, nn.EmbeddingBag)):
         yield _BATCH, _WORDS
         yield (_WORDS,)

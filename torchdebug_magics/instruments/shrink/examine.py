@@ -6,8 +6,9 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch import nn
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed, plural, shape
 from torchdebug_magics.instrument import CellContext
-from torchdebug_magics.instruments.shrink.dry_forward import DryForward, LayerFlow, dry_forward, likely_inputs, timed, ways
-from torchdebug_magics.instruments.shrink.report import ShrinkReport
+from torchdebug_magics.instruments.shrink.dry_forward import DryForward, LayerFlow, dry_forward, likely_inputs, timed
+from torchdebug_magics.instruments.shrink.report import Proof, ShrinkReport
 from torchdebug_magics.instruments.shrink.skipped_attention import skip_attention
 from torchdebug_magics.instruments.shrink.stacks import Edits, Stack, costs_of, edits_of, follow_cut, renumber, rows_of, stacks_in
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings
@@ -33,29 +34,18 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 Outputs = Sequence[tuple[str, tuple[int, ...]]]
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the user wants."""
-
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    layers: int = 2
-    skip: bool = False
-    device: str = ""
-
-    @property
-    def has_input(self) -> bool:
-        """Whether the forward that proves it is given something."""
-        return bool(self.args or self.kwargs)
-
-
 class _NotShrunkError(Exception):
     """The reason, and the error where there was one."""
 
     def __init__(self, reason: str, error: Exception | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.error, self.location = failure(error)
+        text = "" if error is None else next(iter(str(error).strip().splitlines()), "")[:200]
+        self.error = "" if error is None else f"{type(error).__name__}: {text}".removesuffix(": ")
+        steps = walk_tb(None if error is None else error.__traceback__)
+        lines = [location(code.co_filename, line, code.co_name) for frame, line in steps if is_user_code(code := frame.f_code)]
+        self.location = str(lines[-1]) if lines else ""
+        """The line of the user's code that raised it."""
 
 
 class _SideBySideError(_NotShrunkError):
@@ -66,15 +56,13 @@ class _SideBySideError(_NotShrunkError):
         self.stacks = stacks
 
 
-def shrink_model(model: nn.Module, asked: Asked) -> ShrinkReport:
+def _shrink(cutter: _Cutter, model: nn.Module, edits: Edits, device: str) -> ShrinkReport:
     """In place; as it was where the forward does not come through."""
-    edits, before = edits_of(model), costs_of(model)
-    mark = len(edits)
-    cutter = _Cutter(model, asked, edits)
+    mark, before = len(edits), costs_of(model)
     try:
         cutter.find_input()
         cutter.cut()
-        made = materialise(model, asked.device) if asked.device else ()
+        made = materialise(model, device) if device else ()
     except _NotShrunkError as refused:
         edits.undo(mark)
         whole = {stack: tuple(range(len(stack.layers))) for stack in cutter.stacks}
@@ -99,7 +87,7 @@ def shrink_model(model: nn.Module, asked: Asked) -> ShrinkReport:
         proof=cutter.before.proof,
         input=cutter.before.input,
         skipped_attention=cutter.skipped,
-        device=asked.device,
+        device=device,
         problems=(*cutter.before.problems, *notes_on(cutter.kept, cutter.inputs), *made),
     )
 
@@ -107,8 +95,8 @@ def shrink_model(model: nn.Module, asked: Asked) -> ShrinkReport:
 class _Cutter:
     """Finds what the model runs on, then what can be cut."""
 
-    def __init__(self, model: nn.Module, asked: Asked, edits: Edits) -> None:
-        self._model, self._asked, self._edits = model, asked, edits
+    def __init__(self, model: nn.Module, edits: Edits, given: tuple[tuple[Any, ...], dict[str, Any]], layers: int, *, skip: bool) -> None:
+        self._model, self._edits, self._given, self._layers, self._skip = model, edits, given, layers, skip
         self._mark = len(edits)
         self._not_stacks: set[int] = set()
         self.stacks: list[Stack] = []
@@ -122,26 +110,32 @@ class _Cutter:
 
     def find_input(self) -> None:
         """The first reading of the input, and the first way, in which the forward of the whole model comes through."""
-        if (wrapper := sharded_by(self._model)) is not None:
+        names = (kind.__name__ for part in self._model.modules() for kind in type(part).__mro__)
+        wrapper = next(
+            (name for name in names if name in _SHARDED), "a mesh of ranks" if any(map(is_shard, self._model.parameters())) else ""
+        )
+        if wrapper:
             msg = f"{wrapper} holds the parameters of every layer: shrink the model first, then wrap it or shard it"
             raise _NotShrunkError(msg)
         self._find_stacks()
-        asked, error = self._asked, None
-        for args, kwargs in [(asked.args, asked.kwargs)] if asked.has_input else likely_inputs(self._model):
+        error: Exception | None = None
+        on_meta = any(parameter.is_meta for parameter in self._model.parameters())  # where nothing can be computed
+        proofs: tuple[Proof, ...] = ("meta tensors", "fake tensors") if on_meta else ("fake tensors", "real tensors")
+        for args, kwargs in [self._given] if any(self._given) else likely_inputs(self._model):
             for inputs in readings(self._model, args, kwargs):
-                for proof in ways(self._model):
+                for proof in proofs:
                     run = dry_forward(self._model, inputs, proof)
                     if run.error is None:
                         self.inputs, self.before = inputs, run
                         return
                     error = error or run.error
         unknown = "no input was found on which the model runs: write `%shrink model x`"
-        raise _NotShrunkError("its forward fails on this input with all layers as well" if asked.has_input else unknown, error)
+        raise _NotShrunkError("its forward fails on this input with all layers as well" if any(self._given) else unknown, error)
 
     def cut(self) -> None:
         """Keep the first plan that is proven; measure it."""
         # Timed on the user's own input, where that takes about a second at most.
-        computes = self._asked.has_input and self.before.flops is not None and next(self.inputs.specs(), None) is None
+        computes = any(self._given) and self.before.flops is not None and next(self.inputs.specs(), None) is None
         self.before_s = timed(self._model, self.inputs) if computes and (self.before.flops or 0) <= _QUICK_FLOPS else None
         while True:
             try:
@@ -166,41 +160,37 @@ class _Cutter:
         return total
 
     def _find_stacks(self) -> None:
-        self.stacks = stacks_in(self._model, self._asked.layers, self._not_stacks)
+        self.stacks = stacks_in(self._model, self._layers, self._not_stacks)
         others = self.stacks or stacks_in(self._model, None, self._not_stacks)
         if not others:
             msg = "the model has no stack of layers: an `nn.ModuleList` or `nn.Sequential` of similar layers that run one after another"
             raise _NotShrunkError(msg)
-        if not self.stacks and not self._asked.skip:
-            msg = f"each stack has at most {plural(self._asked.layers, 'layer')}, or no two layers of the same kind"
+        if not self.stacks and not self._skip:
+            msg = f"each stack has at most {plural(self._layers, 'layer')}, or no two layers of the same kind"
             raise _NotShrunkError(msg)
 
     def _cut_found(self) -> None:
         """By the first plan after which the forward comes through; of several stacks, as many as can be cut."""
-        if self._asked.layers == 1:  # one layer alone does not show whom it feeds
+        if self._layers == 1:  # one layer alone does not show whom it feeds
             flow = LayerFlow(self.stacks)
             dry_forward(self._model, self.inputs, self.before.proof, flow)
             self._refuse_side_by_side(flow)
         refused: _NotShrunkError | None = None
-        for plan in self._plans():
+        choices = {stack: stack.choices(self._layers) for stack in self.stacks}
+        # One layer of each kind; then, where numbers matter to the model, all layers up to the last new kind.
+        for place in (0, -1) if any(len(kept) > 1 for kept in choices.values()) else (0,):
+            plan = {stack: kept[place] for stack, kept in choices.items()}
             if (failed := self._tried(plan)) is None:
                 return
             refused = refused or failed
         proven: dict[Stack, tuple[int, ...]] = {}
         for stack in self.stacks if len(self.stacks) > 1 else []:
-            for kept in stack.choices(self._asked.layers):
+            for kept in choices[stack]:
                 if self._tried({**proven, stack: kept}) is None:
                     proven[stack] = kept
                     break
         if refused is not None and not (proven and self._tried(proven) is None):
             raise refused
-
-    def _plans(self) -> Iterator[dict[Stack, tuple[int, ...]]]:
-        """One layer of each kind; then, where numbers matter to the model, all layers up to the last new kind."""
-        choices = {stack: stack.choices(self._asked.layers) for stack in self.stacks}
-        yield {stack: kept[0] for stack, kept in choices.items()}
-        if any(len(kept) > 1 for kept in choices.values()):
-            yield {stack: kept[-1] for stack, kept in choices.items()}
 
     def _tried(self, plan: Mapping[Stack, tuple[int, ...]]) -> _NotShrunkError | None:
         """Take back an earlier plan, cut by this one, and run: why not, or None where it stands."""
@@ -220,17 +210,17 @@ class _Cutter:
         for stack, kept in plan.items():
             names = list(stack.container._modules)
             left = {str(new) if names[place].isdigit() else names[place]: stack.layers[place] for new, place in enumerate(kept)}
-            self._edits.refill(stack.container._modules, left)
+            self._edits.put(vars(stack.container), "_modules", left)
             follow_cut(stack, kept, self._edits)
             renumber(stack, kept, self._edits)
-        skipped = skip_attention(stacks_in(self._model, None, self._not_stacks), self._edits) if self._asked.skip else None
+        skipped = skip_attention(stacks_in(self._model, None, self._not_stacks), self._edits) if self._skip else None
         flow = LayerFlow(list(plan))
         run = dry_forward(self._model, self.inputs, self.before.proof, flow)
         if run.error is not None:
             fewer = listed([plural(amount, "layer") for amount in dict.fromkeys(map(len, plan.values()))])
             msg = f"its forward fails with {fewer}" if plan else "its forward fails without attention"
             raise _NotShrunkError(msg, run.error)
-        if self._asked.layers > 1:
+        if self._layers > 1:
             self._refuse_side_by_side(flow)
         lengths = {(len(stack.layers), len(kept)) for stack, kept in plan.items()}
         if reason := has_other_outputs(self.before.outputs, run.outputs, lengths):
@@ -245,27 +235,6 @@ class _Cutter:
     def _refuse_side_by_side(self, flow: LayerFlow) -> None:
         if side_by_side := flow.not_chained():
             raise _SideBySideError(side_by_side)
-
-
-def sharded_by(model: nn.Module) -> str | None:
-    """What has taken account of every parameter, the class of a wrapper or a `DTensor` in the place of each; or None."""
-    names = (kind.__name__ for part in model.modules() for kind in type(part).__mro__)
-    found = next((name for name in names if name in _SHARDED), None)
-    return found or ("a mesh of ranks" if any(map(is_shard, model.parameters())) else None)
-
-
-def failure(error: Exception | None) -> tuple[str, str]:
-    """(the error, the line of the user's code that raised it), as text."""
-    if error is None:
-        return "", ""
-    where, trace = "", error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if is_user_code(code):
-            where = str(location(code.co_filename, trace.tb_lineno, code.co_name))
-        trace = trace.tb_next
-    first = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__, where
 
 
 def has_other_outputs(before: Outputs, after: Outputs, lengths: Iterable[tuple[int, int]]) -> str:
@@ -306,7 +275,7 @@ def notes_on(kept: Mapping[Stack, tuple[int, ...]], inputs: Inputs) -> Iterator[
     """Hooks that no longer run, and a cache of the large model."""
     for stack, left in kept.items():
         gone = [place for place in range(len(stack.layers)) if place not in left]
-        hooked = [place for place in gone if _is_hooked(stack.layers[place])]
+        hooked = [place for place in gone if any(getattr(part, table, None) for part in stack.layers[place].modules() for table in _HOOKS)]
         if hooked:
             names = listed([f"`{stack.path}`[{place}]" for place in hooked])
             yield f"hooks on {names} do not run while {'this layer is' if len(hooked) == 1 else 'these layers are'} removed"
@@ -315,10 +284,6 @@ def notes_on(kept: Mapping[Stack, tuple[int, ...]], inputs: Inputs) -> Iterator[
         entries = getattr(value, "layers", None)
         if isinstance(entries, list) and len(entries) in amounts:
             yield f"`{name}` holds an entry for each layer of the large model: create a new one"
-
-
-def _is_hooked(layer: nn.Module) -> bool:
-    return any(getattr(part, table, None) for part in layer.modules() for table in _HOOKS)
 
 
 def materialise(model: nn.Module, device: str) -> tuple[str, ...]:
@@ -333,7 +298,7 @@ def materialise(model: nn.Module, device: str) -> tuple[str, ...]:
     if not places:
         return ("no parameter or buffer is on `meta`: nothing was initialized",)
     made: dict[int, torch.Tensor] = {}
-    is_whole = all(one.is_meta for one in model.parameters())
+    is_whole = all(parameter.is_meta for parameter in model.parameters())
     try:
         for _, table, name, tensor in places:
             table[name] = made.setdefault(id(tensor), _marked(tensor, device))
@@ -401,7 +366,8 @@ def examine(
     model = unwrapped(model)
     if undo:
         return _restored(model)
-    return shrink_model(model, Asked(args, dict(context.keywords), layers, skip_attention, device))
+    edits = edits_of(model)
+    return _shrink(_Cutter(model, edits, (args, dict(context.keywords)), layers, skip=skip_attention), model, edits, device)
 
 
 def _restored(model: nn.Module) -> ShrinkReport:

@@ -85,7 +85,8 @@ class ShrinkReport(Report):
         """How small the model became, or why it was not shrunk."""
         if self.restored:
             names = listed([f"`{stack.path}`" for stack in self.stacks])
-            return f"Restored: {names} {'has' if len(self.stacks) == 1 else 'have'} the original layers again, {_size(self.after)}"
+            size = f"{count(self.after.parameters)} parameters, {byte_size(self.after.bytes)}"
+            return f"Restored: {names} {'has' if len(self.stacks) == 1 else 'have'} the original layers again, {size}"
         if self.undone:
             return f"Not shrunk, the model is unchanged: {self.reason}"
         return capitalised(" · ".join([*self._changes(), f"the forward runs on {self.proof}"]))
@@ -115,10 +116,6 @@ class ShrinkReport(Report):
         changes += [f"{len(self.stacks) - 3} more stacks"] if len(self.stacks) > 3 else []  # noqa: PLR2004 - as many as are read at a glance
         changes += [f"attention skipped in {plural(self.skipped_attention, 'layer')}"] if self.skipped_attention else []
         return changes + ([f"initialized on {self.device}"] if self.device else [])
-
-
-def _size(costs: Costs) -> str:
-    return f"{count(costs.parameters)} parameters, {byte_size(costs.bytes)}"
 
 
 def _layers(stack: StackRow) -> str:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -52,12 +52,6 @@ class Edits:
         self._undo.append(undo)
         table[name] = value
 
-    def refill(self, table: MutableMapping[str, Any], entries: Mapping[str, Any]) -> None:
-        """Let the very same table hold other entries."""
-        before = dict(table)
-        self._undo.append(lambda: _fill(table, before))
-        _fill(table, entries)
-
     def undo(self, down_to: int = 0) -> None:
         """Take all back, or those after the first few."""
         while len(self._undo) > down_to:
@@ -71,11 +65,6 @@ _OF_MODELS: WeakKeyDictionary[torch.nn.Module, Edits] = WeakKeyDictionary()
 def edits_of(model: torch.nn.Module) -> Edits:
     """Those of a model, which end with it; a copy of it has none."""
     return _OF_MODELS.setdefault(unwrapped(model), Edits())
-
-
-def _fill(table: MutableMapping[str, Any], entries: Mapping[str, Any]) -> None:
-    table.clear()
-    table.update(entries)
 
 
 @dataclass(eq=False)
@@ -95,18 +84,13 @@ class Stack:
         """Whether its layers are more than one plain layer of torch's."""
         return all(map(_is_block, self.layers))
 
-    @property
-    def firsts(self) -> list[int]:
-        """The first layer of each kind."""
-        return sorted({kind: place for place, kind in reversed(list(enumerate(self.kinds)))}.values())
-
     def choices(self, amount: int) -> list[tuple[int, ...]]:
         """Which layers to keep, the fewest first: one of each kind; or all up to the last new kind, where numbers matter to the model."""
-        firsts = self.firsts
+        firsts = sorted({kind: place for place, kind in reversed(list(enumerate(self.kinds)))}.values())
         others = [place for place in range(len(self.layers)) if place not in firsts]
         chosen = tuple(sorted(firsts + others[: max(0, amount - len(firsts))]))
         prefix = tuple(range(max(amount, firsts[-1] + 1)))
-        return [one for one in dict.fromkeys((chosen, prefix)) if len(one) < len(self.layers)]
+        return [fromkey for fromkey in dict.fromkeys((chosen, prefix)) if len(fromkey) < len(self.layers)]
 
 
 def stacks_in(model: nn.Module, amount: int | None, not_stacks: AbstractSet[int]) -> list[Stack]:
@@ -115,15 +99,15 @@ def stacks_in(model: nn.Module, amount: int | None, not_stacks: AbstractSet[int]
     Plain layers, as in a projection of equal ones, count only where there are no blocks.
     """
     of_blocks = any(stack.is_of_blocks for stack in _outermost("", model, (), None, not_stacks))
-    found = [stack for stack in _outermost("", model, (), amount, not_stacks) if stack.is_of_blocks == of_blocks]
+    stacks = [stack for stack in _outermost("", model, (), amount, not_stacks) if stack.is_of_blocks == of_blocks]
     groups: dict[tuple[int, int], list[Stack]] = defaultdict(list)
-    for stack in found:
+    for stack in stacks:
         groups[id(stack.owners[-1]) if stack.owners else 0, len(stack.layers)].append(stack)
     for group in groups.values():  # lists of one module that are gone through side by side are cut alike
         together = tuple(zip(*(stack.kinds for stack in group), strict=True))
         for stack in group:
             stack.kinds = together
-    return found
+    return stacks
 
 
 def _outermost(
@@ -151,18 +135,15 @@ def _stack(path: str, module: nn.Module, owners: tuple[nn.Module, ...]) -> Stack
     if len({type(layer) for layer in layers}) > 1 and not all(map(_is_block, layers)):
         return None
     types = per_layer_kinds(settings_of(owners), len(layers), path)
-    kinds = tuple((types[place], _signature(layer)) for place, layer in enumerate(layers))
+    # What its parts are, the shapes of their parameters, and the words and switches that they are set to.
+    signatures = [tuple((path, type(part), *_features(part)) for path, part in layer.named_modules()) for layer in layers]
+    kinds = tuple(zip(types, signatures, strict=True))
     return Stack(path, module, owners, layers, kinds)
 
 
 def _is_block(layer: nn.Module) -> bool:
     """Whether it is more than one plain layer of torch's."""
     return bool(layer._modules) or not type(layer).__module__.startswith("torch.nn")
-
-
-def _signature(layer: nn.Module) -> object:
-    """What its parts are, the shapes of their parameters, and the words and switches that they are set to."""
-    return tuple((path, type(part), *_features(part)) for path, part in layer.named_modules())
 
 
 def _features(part: nn.Module) -> Iterator[Any]:
@@ -173,11 +154,8 @@ def _features(part: nn.Module) -> Iterator[Any]:
             yield name, re.sub(r"\d+", "", value) if type(value) is str else value  # a layer may know its own name
 
 
-class Settings(NamedTuple):
-    """One place where settings stand: a configuration, or the attributes of a module."""
-
-    table: MutableMapping[str, Any]
-    is_config: bool
+Settings: TypeAlias = tuple[MutableMapping[str, Any], bool]
+"""One place where settings stand, the attributes of a module, or a configuration; and whether it is one."""
 
 
 def settings_of(owners: Sequence[nn.Module]) -> list[Settings]:
@@ -186,9 +164,9 @@ def settings_of(owners: Sequence[nn.Module]) -> list[Settings]:
     others = {id(part.config) for part in parts if "config" in vars(part)} - {id(vars(owner).get("config")) for owner in owners}
     found: dict[int, Settings] = {}
     for owner in owners:
-        found[id(vars(owner))] = Settings(vars(owner), is_config=False)
+        found[id(vars(owner))] = vars(owner), False
         for config in _configs(vars(owner), others):
-            found.setdefault(id(config), Settings(config, is_config=True))
+            found.setdefault(id(config), (config, True))
     return list(found.values())
 
 
@@ -279,8 +257,8 @@ def renumber(stack: Stack, kept: tuple[int, ...], edits: Edits) -> None:
 
 def costs_of(model: nn.Module) -> Costs:
     """Of parameters and buffers; those that have no shape yet count nothing."""
-    parameters = [one for one in model.parameters() if not is_lazy(one)]
-    buffers = [one for one in model.buffers() if not is_lazy(one)]
+    parameters = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
+    buffers = [buffer for buffer in model.buffers() if not is_lazy(buffer)]
     return Costs(
         parameters=sum(one.numel() for one in parameters),
         bytes=sum(one.numel() * one.element_size() for one in (*parameters, *buffers)),

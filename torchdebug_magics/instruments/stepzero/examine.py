@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import CellContext
@@ -26,7 +25,8 @@ class _Kept(NamedTuple):
     """Step zero in this kernel; of what is trained, only weak references."""
 
     zero: ZeroState
-    trained: Callable[[], Trained | None]
+    references: Mapping[str, Callable[[], Any]]
+    """To what was named, by name."""
 
 
 _kept: list[_Kept] = []
@@ -46,7 +46,7 @@ def examine(context: CellContext, *values: Any, file: str = "", restore: bool = 
         return _with_file(trained or _latest()[1], Path(file).expanduser(), restore=restore)
     if trained is not None and not restore:
         zero = ZeroState.of(trained)
-        _kept[:] = [_Kept(zero, _weakly(trained))]
+        _kept[:] = [_Kept(zero, {name: _reference(value) for name, value in trained.values.items()})]
         return _kept_report(trained, zero)
     zero, known = _latest()
     return _restored(trained or known, zero) if restore else _compared(trained or known, zero)
@@ -68,29 +68,11 @@ def _with_file(trained: Trained, path: Path, *, restore: bool) -> StepzeroReport
 
 
 def _trained(values: Sequence[Any], names: Sequence[str]) -> Trained:
-    named = list(zip([*names, *(f"value {place}" for place in range(len(names), len(values)))], values, strict=False))
-    models = {name: value for name, value in named if isinstance(value, nn.Module)}
-    optimizers = tuple(value for value in values if isinstance(value, torch.optim.Optimizer))
-    if not models:
+    trained = Trained(dict(zip([*names, *(f"value {place}" for place in range(len(names), len(values)))], values, strict=False)))
+    if not trained.models:
         msg = "name a model: `%stepzero model optimizer`"
         raise TorchDebugError(msg)
-    data = {name: value for name, value in named if not isinstance(value, (nn.Module, torch.optim.Optimizer))}
-    return Trained(models, optimizers, data)
-
-
-def _weakly(trained: Trained) -> Callable[[], Trained | None]:
-    """What is trained, unless a model or an optimizer of it is gone; data that is gone, or that takes no reference, is left out."""
-    models, optimizers = _reference(trained.models), _reference(trained.optimizers)
-    data = {name: _reference(value) for name, value in trained.data.items()}
-
-    def now() -> Trained | None:
-        known, stepping = models(), optimizers()
-        if known is None or stepping is None:
-            return None
-        present = {name: reference() for name, reference in data.items()}
-        return Trained(known, stepping, {name: value for name, value in present.items() if value is not None})
-
-    return now
+    return trained
 
 
 def _reference(value: Any) -> Callable[[], Any]:
@@ -114,12 +96,13 @@ def _latest() -> tuple[ZeroState, Trained]:
     if not _kept:
         msg = "no step zero was kept: run `%stepzero model optimizer` before the first step"
         raise TorchDebugError(msg)
-    zero, trained = _kept[0].zero, _kept[0].trained()
-    if trained is None:
+    zero, references = _kept[0]
+    present = {name: value for name, reference in references.items() if (value := reference()) is not None}
+    if references.keys() - present.keys() - zero.digests.keys():  # data may be gone, or take no reference
         _dropped()
         msg = "the model or the optimizer whose step zero was kept is gone: run `%stepzero model optimizer` for the new one"
         raise TorchDebugError(msg)
-    return zero, trained
+    return zero, Trained(present)
 
 
 def _dropped() -> None:
@@ -149,25 +132,21 @@ def _kept_report(trained: Trained, zero: ZeroState, file: str = "") -> StepzeroR
 
 def _compared(trained: Trained, zero: ZeroState, file: str = "") -> StepzeroReport:
     moved, unmoved, buffers, problems = movement(trained, zero)
-    steps = steps_of(trained.optimizers)
+    steps, now = steps_of(trained.optimizers), {name: digest_of(value) for name, value in trained.data.items()}
     return StepzeroReport(
         action="compared",
         steps=None if steps is None else steps - (zero.steps or 0),
         moved=tuple(moved),
         unmoved=tuple(unmoved),
         buffers=tuple(buffers),
-        data=tuple(_data_row(name, digest, trained) for name, digest in zero.digests.items()),
+        data=tuple(
+            DataRow(data=name, digest=now.get(name, ""), changed=now[name] != digest if name in now else None)
+            for name, digest in zero.digests.items()
+        ),
         file=file,
         problems=tuple(problems),
         **_sizes(trained, zero),
     )
-
-
-def _data_row(name: str, digest: str, trained: Trained) -> DataRow:
-    if name not in trained.data:
-        return DataRow(data=name, digest="", changed=None)
-    now = digest_of(trained.data[name])
-    return DataRow(data=name, digest=now, changed=now != digest)
 
 
 def _restored(trained: Trained, zero: ZeroState, file: str = "") -> StepzeroReport:
@@ -182,7 +161,7 @@ def movement(trained: Trained, zero: ZeroState) -> Rows:
     problems += filter(None, [shards_note(parameters.values(), "distances are")])
     distances = {name: _distance(name, tensor, zero, problems) for name, tensor in trained.tensors().items()}
     facts = facts_of(parameters, trained.optimizers)
-    is_known = any(one.state for one in facts.values())
+    is_known = any(fact.state for fact in facts.values())
     has_stepped = is_known or any(distances[name] for name in parameters)
     moved: list[ParameterRow] = []
     unmoved: list[ParameterRow] = []
@@ -191,7 +170,8 @@ def movement(trained: Trained, zero: ZeroState) -> Rows:
             continue
         norm, rate, count = _norm(_wide(zero.tensors[name])), facts[name].rate, local_of(parameter).numel()
         if distance:
-            why = _why_moved(facts[name]) if name in zero.frozen else ""
+            why = "the optimizer updates it" if facts[name].state else "something other than the optimizer writes to it"
+            why = "" if name not in zero.frozen else "it requires a gradient now" if parameter.requires_grad else why
         else:
             why = _why_not(facts[name], has_optimizers=bool(trained.optimizers), has_stepped=has_stepped, is_known=is_known)
         row = ParameterRow(
@@ -207,16 +187,10 @@ def movement(trained: Trained, zero: ZeroState) -> Rows:
     return moved, unmoved, changed, problems
 
 
-def _why_moved(facts: ParameterFacts) -> str:
-    """Of a parameter that was frozen."""
-    if facts.parameter.requires_grad:
-        return "it requires a gradient now"
-    return "the optimizer updates it" if facts.state else "something other than the optimizer writes to it"
-
-
 def _why_not(facts: ParameterFacts, *, has_optimizers: bool, has_stepped: bool, is_known: bool) -> str:
     """The first reason that holds; `is_known`: whether any optimizer keeps a state of what it has updated."""
-    has_moments = facts.state is not None and any(map(_holds_something, facts.state.values()))
+    kept = [] if facts.state is None else [value for value in facts.state.values() if isinstance(value, torch.Tensor) and value.dim() > 0]
+    has_moments = any(bool(local_of(value).any()) for value in kept)  # a count of steps is no moment
     reasons = (
         (not facts.parameter.requires_grad, FROZEN),
         (has_optimizers and facts.group is None, "not in the optimizer"),
@@ -229,11 +203,6 @@ def _why_not(facts: ParameterFacts, *, has_optimizers: bool, has_stepped: bool, 
         (is_known, "no gradient"),
     )
     return next((reason for holds, reason in reasons if holds), "no gradient, or a zero gradient")
-
-
-def _holds_something(value: Any) -> bool:
-    """Whether it is a moment of an optimizer that is not zero; a count of steps is none."""
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and bool(local_of(value).any())
 
 
 def _distance(name: str, tensor: torch.Tensor, zero: ZeroState, problems: list[str]) -> float | None:

@@ -6,7 +6,7 @@ import copy
 import importlib.util
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,25 @@ _OTHERS = "$stepzero"
 
 @dataclass(frozen=True)
 class Trained:
-    """What is trained: models and optimizers, and the data that was named with them."""
+    """What is trained: models and optimizers, and the data that was named with them, by name."""
 
-    models: Mapping[str, torch.nn.Module]
-    optimizers: tuple[torch.optim.Optimizer, ...] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any]
+
+    @property
+    def models(self) -> dict[str, torch.nn.Module]:
+        """The models among them."""
+        return {name: value for name, value in self.values.items() if isinstance(value, torch.nn.Module)}
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers among them."""
+        return [value for value in self.values.values() if isinstance(value, torch.optim.Optimizer)]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """All others."""
+        kinds = (torch.nn.Module, torch.optim.Optimizer)
+        return {name: value for name, value in self.values.items() if not isinstance(value, kinds)}
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """By name, each once; of several models, after the name of its own."""
@@ -47,12 +61,14 @@ class Trained:
         return {**self.parameters(), **self.buffers()}
 
     def _named(self, what: str) -> dict[str, Any]:
-        named = (
-            (f"{model}.{name}" if len(self.models) > 1 else name, tensor)
-            for model, module in self.models.items()
-            for name, tensor in getattr(_inner(module), what)()
-        )
-        return {name: tensor for name, tensor in named if not torch.nn.parameter.is_lazy(tensor)}
+        named, models = {}, self.models
+        for model, module in models.items():
+            inner: Any = unwrapped(module)  # what a compiler or a parallel wrapper wraps, so that names are the model's own
+            inner = inner.module if isinstance(inner, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)) else inner
+            for name, tensor in getattr(inner, what)():
+                if not torch.nn.parameter.is_lazy(tensor):
+                    named[f"{model}.{name}" if len(models) > 1 else name] = tensor
+        return named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +128,8 @@ class ZeroState:
     @property
     def bytes(self) -> int:
         """Of all copies."""
-        held = [value for state in self.optimizers for entry in state["state"].values() for value in entry.values()]
-        return sum(map(_bytes, (*self.tensors.values(), *(one for one in held if isinstance(one, torch.Tensor)))))
-
-
-def _inner(module: torch.nn.Module) -> torch.nn.Module:
-    """What a compiler or a parallel wrapper wraps, so that names are the model's own."""
-    inner = unwrapped(module)
-    wrapped = inner.module if isinstance(inner, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)) else inner
-    return wrapped if isinstance(wrapped, torch.nn.Module) else inner
+        values = [value for state in self.optimizers for entry in state["state"].values() for value in entry.values()]
+        return sum(map(_bytes, (*self.tensors.values(), *(one for one in values if isinstance(one, torch.Tensor)))))
 
 
 def steps_of(optimizers: Iterable[torch.optim.Optimizer]) -> int | None:

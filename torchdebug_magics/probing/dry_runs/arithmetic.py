@@ -88,7 +88,7 @@ class Arithmetic(TorchDispatchMode):
             return func(*args, **kwargs)
         if any(issubclass(kind, NestedTensor) for kind in types):
             return NotImplemented  # it takes itself apart, and its parts come by again
-        if any(isinstance(one, torch.Tensor) and one.is_nested for one in args):
+        if any(isinstance(argument, torch.Tensor) and argument.is_nested for argument in args):
             self._formulas.leave_out(func)  # of the older kind, which has no sizes to count by
             return func(*args, **kwargs)
         self.has_shards = self.has_shards or any(map(is_shard_type, types))

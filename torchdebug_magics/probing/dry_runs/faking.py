@@ -26,7 +26,6 @@ from torchdebug_magics.probing.storages import held_of
 
 _MOST = 1 << 20
 """Elements up to which values are computed beside the fakes."""
-
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 _GROUPED: Any = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)
 _UNKNOWN_VALUES = ("empty", "rand", "bernoulli", "multinomial", "dropout", "normal", "uniform", "exponential", "resize")
@@ -174,8 +173,8 @@ def _found_in(values: Any) -> Iterator[torch.Tensor]:
     if isinstance(values, torch.Tensor):
         yield values
     elif isinstance(values, (tuple, list)):
-        for one in values:
-            yield from _found_in(one)
+        for value in values:
+            yield from _found_in(value)
     elif isinstance(values, dict):
         yield from _found_in(tuple(values.values()))
 
@@ -222,7 +221,7 @@ def as_on_device(func: Any, args: tuple[Any, ...], out: Any) -> Any:
     """What fakes tell wrong: the CPU keeps the mean and scale of a half-precision input in the precision of the weight."""
     if func._schema.name.partition("::")[2] not in _NORMS or out[1].fake_device.type != "cpu":
         return out
-    weight = next((one for one in args[1:] if isinstance(one, torch.Tensor)), None)
+    weight = next((argument for argument in args[1:] if isinstance(argument, torch.Tensor)), None)
     if weight is None or weight.dtype == out[1].dtype:
         return out
     return (out[0], *(torch.empty_like(one, dtype=weight.dtype) for one in out[1:]))

@@ -31,7 +31,7 @@ class Spec:
 
     def made(self, model: torch.nn.Module, zeros: Callable[..., torch.Tensor]) -> torch.Tensor:
         """``zeros(sizes, dtype, device)``, a valid index too, in the model's dtype and where it lives."""
-        first = next((one for one in model.parameters() if one.is_floating_point()), None)
+        first = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), None)
         device = first.device if first is not None else torch.device("cpu")
         dtype = (
             self.dtype or torch.int64

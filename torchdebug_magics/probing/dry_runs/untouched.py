@@ -79,16 +79,16 @@ def _keep_alone(stack: ExitStack, modules: list[torch.nn.Module]) -> None:
 
 def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
     """All parts, with those that stand in plain lists and behind compilers."""
-    found: dict[int, torch.nn.Module] = {}
+    modules: dict[int, torch.nn.Module] = {}
     todo: list[torch.nn.Module] = [model]
     while todo:
         for module in followed(unwrapped(todo.pop())):
-            if id(module) not in found:
-                found[id(module)] = module
+            if id(module) not in modules:
+                modules[id(module)] = module
                 if not isinstance(module, torch.jit.ScriptModule):
                     todo += _hidden(value for name, value in module.__dict__.items() if name not in _TABLES)
                     todo += (child for child in module._modules.values() if child is not None and unwrapped(child) is not child)
-    return list(found.values())
+    return list(modules.values())
 
 
 def _hidden(values: Iterable[Any], depth: int = 0) -> Iterator[torch.nn.Module]:

@@ -25,7 +25,6 @@ from torchdebug_magics.probing.outside.open_files import path_of_descriptor
 from torchdebug_magics.probing.source.code_owner import frames_above, owner
 
 Asker: TypeAlias = Literal["user", "library", "thread", "torch", "compiler", "own", "python"]
-
 _SAVER = "_open_zipfile_writer_file"
 """What `torch.save` writes a file with: it opens none in Python."""
 _USERS, _FOLLOWED = frozenset({"user"}), frozenset({"user", "library", "thread"})

@@ -145,7 +145,7 @@ def used_by(*roots: Any) -> list[Named]:
     `roots` are functions, objects of the user's classes, code objects and statements, and the namespaces of the last two.
     """
     spaces = [root for root in roots if type(root) is dict]
-    found: dict[str, Named] = {}
+    variables: dict[str, Named] = {}
     todo: list[tuple[Any, Mapping[str, Any]]] = [(root, space) for root in roots if type(root) is not dict for space in spaces or [{}]]
     seen: set[tuple[int, int]] = set()
     while todo:
@@ -158,12 +158,12 @@ def used_by(*roots: Any) -> list[Named]:
             todo += [(method, method.__globals__) for method in methods if is_user_code(method.__code__)]
             continue
         for name, value in used_in(root, space):
-            if name not in found or found[name].value is not value:
-                found[name] = Named(name, value)
+            if name not in variables or variables[name].value is not value:
+                variables[name] = Named(name, value)
             inner = value.__func__ if type(value) is MethodType else value
             if type(inner) is FunctionType and is_user_code(inner.__code__):
                 todo.append((inner, inner.__globals__))
-    return list(found.values())
+    return list(variables.values())
 
 
 def used_in(root: Any, space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -1,1 +1,1 @@
-"""Code as the interpreter runs it: whose a frame is, its local values, and the expression that it evaluates. Without torch."""
+"""The user's source: whose code a frame runs and at which line, what a statement reads and writes, and how a fix edits it."""

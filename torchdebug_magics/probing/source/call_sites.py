@@ -129,7 +129,7 @@ def function_node(code: CodeType) -> ast.AST | None:
     tree = tree_of(code.co_filename)
     if is_module_code(code):
         return tree
-    return next((one for one in nodes(FUNCTIONS, tree) if one.name == code.co_name and first_line(one) == code.co_firstlineno), None)
+    return next((node for node in nodes(FUNCTIONS, tree) if node.name == code.co_name and first_line(node) == code.co_firstlineno), None)
 
 
 def _attribute(value: Any, name: str) -> Any:

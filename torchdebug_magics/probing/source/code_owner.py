@@ -17,7 +17,6 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any, Literal, TypeAlias
 
 Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
-
 _SPEC = importlib.util.find_spec("torch")
 _TORCH = str(Path(_SPEC.origin).parent) if _SPEC is not None and _SPEC.origin else "<no torch>"
 _OWN = str(Path(__file__).parent.parent.parent)
@@ -110,7 +109,7 @@ def _ranges(code: CodeType) -> tuple[range, ...]:
 def _end(instructions: Sequence[dis.Instruction]) -> int:
     """Behind what puts back, after the loop, the variable that the first of these puts aside."""
     name = instructions[0].argval
-    loop = next(one for one in instructions if one.opname in _LOOPS)
+    loop = next(instruction for instruction in instructions if instruction.opname in _LOOPS)
     after = loop.argval if loop.opname == _LOOPS[0] else loop.offset
     return next(
         one.offset + 1 for one in instructions if one.offset >= after and one.opname.startswith(_PUTS_BACK) and name in _stored(one)
@@ -126,7 +125,7 @@ def _after_errors(code: CodeType, instructions: Sequence[dis.Instruction], bodie
     """What puts a variable back after an error; it begins without `PUSH_EXC_INFO`, as a handler of the user's would."""
     for entry in getattr(dis.Bytecode(code), "exception_entries", ()):
         if any(entry.start in body for body in bodies):
-            handler = [one for one in instructions if one.offset >= entry.target]
+            handler = [instruction for instruction in instructions if instruction.offset >= entry.target]
             if handler[0].opname != "PUSH_EXC_INFO":
                 yield range(entry.target, next(one.offset for one in handler if one.opname == "RERAISE"))
 

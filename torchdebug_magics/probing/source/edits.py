@@ -21,7 +21,6 @@ from torchdebug_magics.probing.source.syntax import names_in, nodes, parsed, roo
 from torchdebug_magics.report import Edit, Finding, Report, changed, parts_of
 
 ReportT = TypeVar("ReportT", bound=Report)
-
 _IN_PLACE = re.compile(r"\s*,?\s*(?:in place of|instead of|rather than|for)\s*$")
 _BECOMES = re.compile(r"\s*(?:by|with|becomes|->)\s*$")
 _BEFORE = re.compile(r"\b(?:before|above|ahead of|in front of)\b[^`]{0,20}$")

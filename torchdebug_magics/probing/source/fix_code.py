@@ -22,7 +22,6 @@ from torchdebug_magics.probing.source.where import running_shell
 from torchdebug_magics.report import Location, Report, changed, parts_of
 
 ReportT = TypeVar("ReportT", bound=Report)
-
 CODE = re.compile(r"`([^`\n]+)`")
 _FORMS = ("{}", "{} pass", "{}\ndef _(): pass", "try: pass\n{} pass")
 """What code of a fix may be: statements, the head of a block, a decorator, ``finally:``."""
@@ -185,7 +184,7 @@ class _Resolver:
                 return found or _fails(is_name=False)
             case ast.Call(func=function):
                 values = self._values(function)
-                options = {one.arg for one in node.keywords if one.arg is not None}
+                options = {keyword.arg for keyword in node.keywords if keyword.arg is not None}
                 for argument in (*node.args, *node.keywords):
                     self._values(argument)
                 if not any(_takes(value, options) for value in values):
@@ -242,7 +241,7 @@ def _takes(value: Any, options: set[str]) -> bool:
     if not options or type(function) is not FunctionType:
         return True
     parameters = inspect.signature(function, follow_wrapped=False).parameters
-    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()) or options <= parameters.keys()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()) or options <= parameters.keys()
 
 
 class _Place:
@@ -267,7 +266,7 @@ class _Place:
         self._names = {part for part in parts_of(report) if isinstance(part, str)}
         """As of parameters and modules, which are no code."""
         self._text = "\n".join("".join(linecache.getlines(file)) for file in files)
-        for file, line in {(one.file, one.line) for one in places}:
+        for file, line in {(place.file, place.line) for place in places}:
             self._read(file, line)
 
     def _read(self, file: str, line: int) -> None:
@@ -300,7 +299,7 @@ class _Place:
         """Whether it is only a name, such as ``clamp``, ``deque(maxlen=100)`` or an attribute of the user's, and no code to run."""
         match body:
             case [ast.Expr(value=ast.Call(func=ast.Name(), args=arguments, keywords=options))]:
-                return all(isinstance(one, ast.Constant) for one in (*arguments, *(option.value for option in options)))
+                return all(isinstance(argument, ast.Constant) for argument in (*arguments, *(option.value for option in options)))
             case [ast.Expr(value=ast.Name(id=name))]:
                 of_torch = any(name in vars(sys.modules[home]) for home in _HOMES if home in sys.modules)
                 return of_torch or re.search(rf"\.{name}\b", self._text) is not None
@@ -324,4 +323,4 @@ def _frames_of(error: BaseException | None) -> list[FrameType]:
     while step is not None:
         frames.append(step.tb_frame)
         step = step.tb_next
-    return [one for one in reversed(frames) if is_user_code(one.f_code)]
+    return [frame for frame in reversed(frames) if is_user_code(frame.f_code)]

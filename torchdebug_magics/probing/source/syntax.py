@@ -19,7 +19,6 @@ NodeT = TypeVar("NodeT", bound=ast.AST)
 OtherT = TypeVar("OtherT", bound=ast.AST)
 Span: TypeAlias = tuple[int, int, int, int]
 """Line, column, end line and end column, as `ast` counts them; a column of -1 stands for the whole line."""
-
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SCOPES = (*FUNCTIONS, ast.ClassDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -143,13 +142,13 @@ def enclosing(node: ast.AST | None, line: int) -> Iterator[ast.stmt]:
 
 def loops_around(node: ast.AST | None, line: int) -> list[Loop]:
     """The loops around a line in the same function, the outermost first."""
-    found: list[Loop] = []
+    loops: list[Loop] = []
     for statement in enclosing(node, line):
         if isinstance(statement, LOOPS):
-            found.append(statement)
+            loops.append(statement)
         elif isinstance(statement, FUNCTIONS):
-            found.clear()
-    return found
+            loops.clear()
+    return loops
 
 
 def statement_at(tree: ast.Module | None, line: int) -> ast.stmt | None:

@@ -62,8 +62,8 @@ def of_plain(value: Any) -> int:
 def number_of(values: Iterable[int]) -> int:
     """One number for all of them, in their order."""
     digest = EMPTY
-    for one in values:
-        digest = folded(digest, one)
+    for value in values:
+        digest = folded(digest, value)
     return digest
 
 

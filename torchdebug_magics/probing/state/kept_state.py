@@ -70,7 +70,7 @@ class KeptState:
 def _trained(objects: Snapshot) -> set[int]:
     """The ids of tensors that belong to a model or to an optimizer."""
     models = objects.of_kind(torch.nn.Module)
-    own = [one for model in models for one in (*model._parameters.values(), *model._buffers.values()) if one is not None]
+    own = [parameter for model in models for parameter in (*model._parameters.values(), *model._buffers.values()) if parameter is not None]
     for optimizer in objects.of_kind(torch.optim.Optimizer):
         own += [one for group in optimizer.param_groups for one in group["params"]]
         entries = [entry for entry in optimizer.state.values() if isinstance(entry, dict)]

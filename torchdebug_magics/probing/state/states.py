@@ -246,7 +246,7 @@ def _cache(function: Any) -> list[Any]:
     """The results that a function keeps. Where only so many are kept, the dict alone is not the whole of it: then it is left alone."""
     if function.cache_parameters()["maxsize"] is not None:
         return []
-    return [one for one in gc.get_referents(function) if type(one) is dict and one is not vars(function)]
+    return [referent for referent in gc.get_referents(function) if type(referent) is dict and referent is not vars(function)]
 
 
 _WAYS: dict[type, Kind] = {
@@ -265,5 +265,5 @@ _WAYS: dict[type, Kind] = {
     functools._lru_cache_wrapper: Kind(_cache, also=lambda function: [function.__wrapped__, vars(function)]),
     property: _leading_to("fget", "fset"),
     torch.Tensor: TENSOR,
-    **dict.fromkeys((zip, map, filter, enumerate, *(one for one in vars(itertools).values() if isinstance(one, type))), _TAKING),
+    **dict.fromkeys((zip, map, filter, enumerate, *(var for var in vars(itertools).values() if isinstance(var, type))), _TAKING),
 }

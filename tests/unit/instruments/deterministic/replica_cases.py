@@ -203,12 +203,6 @@ def with_head(rank: int, head: nn.Module, *, is_averaged: bool = False) -> nn.Mo
     return nn.ModuleList([body, head])
 
 
-@planted(Expected("replicas_part", 1, "head.weight", "optimizer.step()", "wrap its model"))
-def head_beside_ddp(rank: int) -> nn.Module:
-    seeded()
-    return with_head(rank, nn.Linear(4, 1))
-
-
 @planted(Expected("replicas_part", 1, "0.weight", "optimizer.step()", "outside `no_sync()`"))
 def no_sync_for_ever(rank: int) -> nn.Module:
     seeded()
@@ -273,15 +267,6 @@ def checkpoint_loaded_on_rank_0_before_ddp(rank: int) -> nn.Module:
     if rank == 0:
         model.load_state_dict({**model.state_dict(), "2.bias": torch.ones(1)})
     return train(DDP(model), sharded(rank))
-
-
-@planted(Expected("replicas_part", 1, "0.weight", "optimizer.step()"))
-def broadcast_and_never_averaged(rank: int) -> nn.Module:
-    seeded(rank)
-    model = net()
-    for one in model.parameters():
-        dist.broadcast(one.data, 0)
-    return train(model, sharded(rank))
 
 
 @planted(Expected("buffers_drift", 6, "1.running_mean", "model(x)"))

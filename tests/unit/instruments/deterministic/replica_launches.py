@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 import torchdebug_magics
 from tests.unit.instruments.deterministic.replica_cases import data, net, sharded, train
 from torchdebug_magics import catalog
-from torchdebug_magics.instrument import SCRIPT, CellContext
+from torchdebug_magics.instrument import SCRIPT
 
 
 def train_rank(rank: int, folder: str, kind: str) -> None:
@@ -27,7 +27,7 @@ def train_rank(rank: int, folder: str, kind: str) -> None:
         torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(net())
     loader: Any = DataLoader(data(), batch_size=4, shuffle=True) if kind == "unseeded" else sharded(rank)
-    train(model, loader, torch.optim.SGD(model.parameters(), lr=0.2 if kind == "another_rate" and rank else 0.1))
+    train(model, loader, torch.optim.SGD(model.parameters(), lr=0.1))
     del model  # else destroying the group may wait for ever
     dist.destroy_process_group()
 
@@ -41,27 +41,11 @@ def launch(kind: str, folder: Path) -> None:
         mp.start_processes(train_rank, args=(store, kind), nprocs=2, start_method="fork")
 
 
-def reported(run: Callable[[], object], *, kept: bool = False, **options: object) -> Any:
+def reported(run: Callable[[], object], **options: object) -> Any:
     instrument = catalog.instrument("deterministic")
-    context = _KeptContext(keeps_output=True) if kept else SCRIPT
-    with instrument.session_of_cell(options, context) as session:
+    with instrument.session_of_cell(options, SCRIPT) as session:
         run()
     return session.report
-
-
-class _Cell:
-    """What is known of the cell in which a session stands."""
-
-    refusal = ""
-    namespace: dict[str, object] = {}  # noqa: RUF012 - never written
-    variables: dict[str, object] = {}  # noqa: RUF012
-
-
-class _KeptContext(CellContext):
-    """As with `-o` above a cell."""
-
-    def body(self) -> Any:
-        return _Cell()
 
 
 def main(_rank: int, _size: int, folder: Path) -> None:
@@ -69,11 +53,6 @@ def main(_rank: int, _size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     reports: dict[str, Any] = {"unseeded": reported(lambda: launch("unseeded", folder))}
     reports["saved"] = reported(lambda: launch("good", folder), save=f"{folder}/run.json", ranks=True)
-    first = reports["kept"] = reported(lambda: launch("good", folder), kept=True)
-    reports["against_all"] = reported(lambda: launch("good", folder), against=first)
-    reports["against_another"] = reported(lambda: launch("another_rate", folder), against=first)
-    reports["against_one"] = reported(lambda: launch("another_rate", folder), against=first.rank(0).report)
-    reports["against_all_alone"] = reported(lambda: train(net(), DataLoader(data(), batch_size=4)), against=first)
     reports["helper"] = reported(lambda: mp.start_processes(without_torch, nprocs=1, start_method="fork"))
     with torchdebug_magics.deterministic() as alone:
         train(net(), DataLoader(data(), batch_size=4))

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from torchdebug_magics.instruments.nanhunt.rerun.buffers import BufferKeeper
+from torchdebug_magics.instruments.nanhunt.rerun.buffers import BufferKeeper, Held
 
 
 class Masked(torch.nn.Module):
@@ -14,6 +14,11 @@ class Masked(torch.nn.Module):
         self.register_buffer("mask", torch.ones(1000, 1000))
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
         self.register_buffer("absent", None)
+
+
+def put_back(held: list[Held]) -> None:
+    for one in held:
+        one.put_back()
 
 
 def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -34,7 +39,7 @@ def test_running_statistics_come_back_although_no_version_moves(module: torch.nn
     module(torch.randn(4, 3, 5))
     if module.training:
         assert not same(state(module), before)
-    held.put_back()
+    put_back(held)
     assert same(state(module), before)
 
 
@@ -44,7 +49,7 @@ def test_writes_in_place_rebound_names_and_data_come_back() -> None:
     held, mask, count = keeper.take(), module.mask, module.count
     module.mask[0] = 5.0
     module.count = module.count + 1
-    held.put_back()
+    put_back(held)
     assert same(state(module), before)
     assert module.mask is mask
     assert module.count is count
@@ -57,19 +62,19 @@ def test_each_moment_keeps_its_own_values() -> None:
     module.count += 1
     second = keeper.take()
     module.count += 1
-    first.put_back()
+    put_back(first)
     assert module.count == 0
-    second.put_back()
+    put_back(second)
     assert module.count == 1
 
 
 def test_a_large_constant_is_copied_once() -> None:
     module = Masked()
     keeper = BufferKeeper([module])
-    copies = [{one.name: one.copy for one in keeper.take().held} for _ in range(3)]
+    copies = [{one.name: one.copy for one in keeper.take()} for _ in range(3)]
     assert all(one["mask"] is copies[0]["mask"] for one in copies)
     module.mask[0] = 2.0
-    assert {one.name: one.copy for one in keeper.take().held}["mask"] is not copies[0]["mask"]
+    assert {one.name: one.copy for one in keeper.take()}["mask"] is not copies[0]["mask"]
 
 
 def test_a_change_after_a_return_is_seen() -> None:
@@ -77,11 +82,11 @@ def test_a_change_after_a_return_is_seen() -> None:
     keeper = BufferKeeper([module])
     held = keeper.take()
     module.count += 3
-    held.put_back()
+    put_back(held)
     module.count += 5
     again = keeper.take()
     module.count += 1
-    again.put_back()
+    put_back(again)
     assert module.count == 5
 
 
@@ -92,14 +97,14 @@ def test_writes_past_the_version_counter_come_back() -> None:
     module.count.data.fill_(7)  # no version bump is seen on `count`
     held = keeper.take()
     module.count.data.fill_(9)
-    held.put_back()
+    put_back(held)
     assert module.count == 7
 
 
 def test_a_graph_does_not_grow_into_buffers() -> None:
     module = Masked()
     held = BufferKeeper([module]).take()
-    held.put_back()
+    put_back(held)
     assert not module.mask.requires_grad
     assert module.mask.grad_fn is None
 
@@ -126,8 +131,8 @@ def test_no_kind_of_buffer_is_an_error(made: object) -> None:
     module = torch.nn.Module()
     module.register_buffer("odd", made())  # type: ignore[operator]
     keeper = BufferKeeper([module])
-    keeper.take().put_back()
-    keeper.take().put_back()
+    put_back(keeper.take())
+    put_back(keeper.take())
 
 
 def test_an_expanded_buffer_comes_back() -> None:
@@ -135,7 +140,7 @@ def test_an_expanded_buffer_comes_back() -> None:
     module.register_buffer("wide", torch.tensor([[1.0], [2.0]]).expand(2, 5))
     held = BufferKeeper([module]).take()
     module.wide[:, 0] = 7.0
-    held.put_back()
+    put_back(held)
     assert module.wide[:, 3].tolist() == [1.0, 2.0]
 
 
@@ -143,5 +148,5 @@ def test_a_buffer_made_under_inference_mode_is_left_alone() -> None:
     module = torch.nn.Module()
     with torch.inference_mode():
         module.register_buffer("fixed", torch.ones(2))
-    BufferKeeper([module]).take().put_back()
+    put_back(BufferKeeper([module]).take())
     assert module.fixed.tolist() == [1.0, 1.0]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torchdebug_magics import nanhunt
-from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry
 from torchdebug_magics.probing.state.rng import RandomState
 
 if TYPE_CHECKING:

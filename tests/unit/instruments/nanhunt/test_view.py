@@ -12,8 +12,17 @@ import pytest
 
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Chart, Code, Facts, Fold, Note, Page, Table
-from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, LiveNan, NanFinding, NanReport, PathStep, Sink
-from torchdebug_magics.instruments.nanhunt.verdict import headline, sentence
+from torchdebug_magics.instruments.nanhunt.report import (
+    Averaging,
+    LayerRow,
+    LiveNan,
+    NanFinding,
+    NanReport,
+    PathStep,
+    Sink,
+    headline,
+    sentence,
+)
 from torchdebug_magics.instruments.nanhunt.view import further_rows, live_page, page
 from torchdebug_magics.report import Location
 

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 
-from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Place, WeakSnapshot
+from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Namespace, WeakSnapshot
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.state.attributes import Names
 from torchdebug_magics.probing.state.snapshot import Bound, Snapshot
 
 
-def place(*values: Any) -> Place:
+def place(*values: Any) -> Namespace:
     """Where the user keeps them."""
     names = {f"name{number}": value for number, value in enumerate(values)}
     return Names(names, frozenset(names))

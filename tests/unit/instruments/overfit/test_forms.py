@@ -123,6 +123,24 @@ def test_it_learns_and_all_is_as_before(name: str) -> None:
     assert state_of(named) == before
 
 
+def test_a_scheduler_that_lowers_the_rate_too_early_is_named() -> None:
+    net, (x, y) = _net(), _data(8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return loss
+
+    report = torchdebug_magics.overfit(step)
+    assert (report.cause, report.verified) == ("learning_rate", True)
+    assert report.headline.startswith("The scheduler lowers the learning rate from 0.1 to ")
+
+
 def test_a_language_model_with_its_own_labels() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2)

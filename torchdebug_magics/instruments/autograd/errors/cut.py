@@ -176,7 +176,7 @@ class _Unwrap(ast.NodeTransformer):
             return node
         parts = node.args[0]
         if isinstance(parts, (ast.List, ast.Tuple)):
-            parts = ast.List([_stripped(one) for one in parts.elts], ast.Load())
+            parts = ast.List([_stripped(elt) for elt in parts.elts], ast.Load())
         elif isinstance(parts, (ast.ListComp, ast.GeneratorExp)):
             parts = ast.ListComp(_stripped(parts.elt), parts.generators)
         elif not self.of_list:
@@ -228,7 +228,7 @@ def _rewrapped(tape: Tape, ops: list[RecordedOp]) -> Iterator[Dropped]:
     readers = [one for one in tape.ops if one.name in _NUMBERS and any(use.requires_grad for use in one.reads)]
     read = {id(parent) for later in tape.ops for parent in later.parents}
     for op in ops:
-        before = [one for one in readers if one.index <= op.index]
+        before = [reader for reader in readers if reader.index <= op.index]
         is_fresh = op.name in _FRESH
         if op.note == "wraps a graph":
             yield Dropped(op, "list")

@@ -24,7 +24,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     out_of_place,
     through_the_base,
 )
-from torchdebug_magics.instruments.autograd.tape import Course, Tape
+from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.syntax import as_atom, called, nodes
 from torchdebug_magics.probing.source.where import location
@@ -63,13 +63,13 @@ _OTHER_FIXES = (
 )
 
 
-def explained(error: BaseException, tape: Tape | None = None, course: Course | None = None) -> AutogradFinding | None:
+def explained(error: BaseException, tape: Tape | None = None, course: EventCourse | None = None) -> AutogradFinding | None:
     """Of an error, or of one while which it was raised; None where autograd raised none. Nothing of the user's runs again."""
     seen: set[int] = set()
     inner: BaseException | None = error
     while inner is not None and id(inner) not in seen:
         seen.add(id(inner))
-        if (raised := Raised.of(inner, tape or Tape(), course or Course())) is not None:
+        if (raised := Raised.of(inner, tape or Tape(), course or EventCourse())) is not None:
             return _BY_KIND.get(raised.kind, _other_error)(raised)
         inner = inner.__cause__ or (None if inner.__suppress_context__ else inner.__context__)
     return None
@@ -199,7 +199,7 @@ def _integer(raised: Raised) -> AutogradFinding:
     fixed = fixed if fixed != source else re.sub(r"(\w+)\.requires_grad_\(", r"\1.float().requires_grad_(", source)
     # ``ids`` of ``ids.requires_grad_()``, of ``ids.requires_grad = True`` and of ``ids = torch.tensor(..., requires_grad=True)``
     attributes = (node.value for node in nodes(ast.Attribute, raised.statement) if node.attr in {"requires_grad_", "requires_grad"})
-    name = next((ast.unparse(one) for one in (*attributes, *getattr(raised.statement, "targets", ()))), None)
+    name = next((ast.unparse(attribute) for attribute in (*attributes, *getattr(raised.statement, "targets", ()))), None)
     return raised.finding(
         "an integer tensor cannot require a gradient",
         f"`{fixed}`" if fixed != source else "make the tensor floating point first: `.float()` or `dtype=torch.float32`",
@@ -242,7 +242,7 @@ def _subclasses(kind: type) -> Iterator[type]:
 def _return_of(function: object) -> Location | None:
     """The last ``return`` of a function."""
     code = getattr(function, "__code__", None)
-    lines = [one.lineno for one in nodes(ast.Return, function_node(code))] if code is not None else []
+    lines = [node.lineno for node in nodes(ast.Return, function_node(code))] if code is not None else []
     return location(code.co_filename, lines[-1], code.co_name) if lines and code is not None else None
 
 

@@ -38,7 +38,7 @@ def _all_on_tape(raised: Raised) -> Iterator[tuple[RecordedOp, Use, RecordedOp]]
         uses = [*saver.makes, *saver.reads]
         uses = [use for use in uses if complaint is not None and use.shape == complaint.shape] or uses
         writes = ((use, writer, version) for use in uses for writer, version in raised.tape.writers(use, saver))
-        later = (one for one in writes if one[2] > (one[0].version if complaint is None else complaint.expected))
+        later = (write for write in writes if write[2] > (write[0].version if complaint is None else complaint.expected))
         if (first := next(later, None)) is not None:
             yield saver, first[0], first[1]
 
@@ -129,7 +129,7 @@ def _updated(raised: Raised, node: Any, complaint: Complaint) -> tuple[str | Non
 def _write_of(raised: Raised, name: str) -> Location | None:
     """The last statement before the error that writes the variable in place, in the frames that see it."""
     for _, place in raised.frames:
-        simple = (one for one in nodes(ast.stmt, tree_of(place.file)) if not hasattr(one, "body"))
+        simple = (node for node in nodes(ast.stmt, tree_of(place.file)) if not hasattr(node, "body"))
         lines = [one.lineno for one in simple if name in written_names(one)]
         if lines:
             return location(place.file, max([line for line in lines if line <= place.line] or lines), place.function)

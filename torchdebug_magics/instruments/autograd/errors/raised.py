@@ -13,7 +13,7 @@ import torch
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import assigned_at, finding, named_members, statement_at, writes, written_names
-from torchdebug_magics.instruments.autograd.tape import Course, Tape
+from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.source.call_sites import MISSING, value_of
 from torchdebug_magics.probing.source.code_owner import is_user_code, local_values
@@ -81,10 +81,10 @@ class Raised:
     modules: tuple[torch.nn.Module, ...]
     """Those in whose forward it was raised, the innermost first."""
     tape: Tape
-    course: Course
+    course: EventCourse
 
     @classmethod
-    def of(cls, error: BaseException, tape: Tape, course: Course) -> Raised | None:
+    def of(cls, error: BaseException, tape: Tape, course: EventCourse) -> Raised | None:
         """None for an error that autograd did not raise."""
         trace: list[TracebackType] = []
         step = error.__traceback__
@@ -104,7 +104,7 @@ class Raised:
                 kind = "other"
         if kind is None:
             return None
-        in_forward: Iterator[Any] = (local_values(one).get("self") for one in frames if one.f_code.co_name == "forward")
+        in_forward: Iterator[Any] = (local_values(frame).get("self") for frame in frames if frame.f_code.co_name == "forward")
         return cls(
             kind,
             str(error),

@@ -10,7 +10,7 @@ from torchdebug_magics.format import byte_size, plural
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import carried_names, loop_around, simple_statements, statement_at
-from torchdebug_magics.instruments.autograd.tape import Backward, RecordedOp, Step
+from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.source.syntax import FUNCTIONS, LOOPS, bound_names, enclosing, nodes, parsed, targets_of, tree_of
 from torchdebug_magics.probing.source.where import location
 from torchdebug_magics.report import Location
@@ -20,7 +20,7 @@ def second_time(raised: Raised) -> AutogradFinding:
     """The ops that an earlier backward() went through are those that the two share."""
     graph = [op for root in raised.roots for op in raised.tape.ancestors(id(root), in_graph=True)]
     ops = {op.index for op in graph}
-    passed = [one for one in raised.course.events if isinstance(one, Backward) and one.ops & ops and not one.failed]
+    passed = [event for event in raised.course.events if isinstance(event, Backward) and event.ops & ops and not event.failed]
     first = max(passed, key=lambda one: len(one.ops & ops), default=None)
     if first is None:
         return _read_from_text(raised)
@@ -38,7 +38,7 @@ def second_time(raised: Raised) -> AutogradFinding:
         return _carried(raised, names or [name for name, _ in _carried_graphs(raised)], **more)
     after = raised.course.events[raised.course.events.index(first) + 1 :]
     used = {use.tensor for op in shared for use in op.reads if use.is_leaf}
-    trains_another = any(isinstance(one, Step) and one.parameters and not one.parameters & used for one in after)
+    trains_another = any(isinstance(one, OptimizerStep) and one.parameters and not one.parameters & used for one in after)
     return _shared(raised, names, _saved_bytes(shared), is_same_line=is_same_line, is_between_models=trains_another, **more)
 
 
@@ -116,7 +116,9 @@ def _shared(
 def _loss_of(where: Location | None) -> str:
     """What a line calls backward() on; empty where that is not its own text."""
     functions = (call.func for call in nodes(ast.Call, parsed(where.source) if where is not None else None))
-    return next((ast.unparse(one.value) for one in functions if isinstance(one, ast.Attribute) and one.attr == "backward"), "")
+    return next(
+        (ast.unparse(function.value) for function in functions if isinstance(function, ast.Attribute) and function.attr == "backward"), ""
+    )
 
 
 def _detached(name: str, value: object) -> str:
@@ -134,7 +136,7 @@ def _time_to_detach(names: list[str], raised: Raised) -> str:
         return "start"
     tree = tree_of(raised.here.file)
     functions = [one for one in enclosing(tree, loop.lineno) if isinstance(one, FUNCTIONS)]
-    before = [one for one in simple_statements(functions[-1] if functions else tree) if one.lineno < loop.lineno]
+    before = [statement for statement in simple_statements(functions[-1] if functions else tree) if statement.lineno < loop.lineno]
     begun = {name: one.value for one in before if isinstance(one, ast.Assign) for name in bound_names(one)}
     return "end" if any(isinstance(begun.get(name), ast.Constant) for name in names) else "start"
 

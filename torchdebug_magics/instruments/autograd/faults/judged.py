@@ -12,10 +12,10 @@ import torch
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak_finding
 from torchdebug_magics.instruments.autograd.faults.left_out import constant_gradients, missing_gradients, nothing_reached, wrong_tensors
-from torchdebug_magics.instruments.autograd.faults.watched import Facts, Watched, stale_finding, tensors_of
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining, stale_finding, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import finding, named_members
-from torchdebug_magics.instruments.autograd.tape import Backward, Event, RecordedOp, Step, Tape, Zeroed
+from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.syntax import last_name, nodes, tree_of
 from torchdebug_magics.probing.source.where import location
@@ -42,9 +42,9 @@ _PASSES_ON = frozenset(
 _MOST_OPS = 5_000
 
 
-def silent_faults(watched: Watched) -> list[AutogradFinding]:
+def silent_faults(watched: WatchedTraining) -> list[AutogradFinding]:
     """As far as the recorded steps tell until now."""
-    facts = Facts(watched)
+    facts = TrainingFacts(watched)
     return [fault for faults in _FAULTS for fault in faults(facts)]
 
 
@@ -57,22 +57,22 @@ def worst_first(findings: Sequence[AutogradFinding]) -> tuple[AutogradFinding, .
     return tuple(sorted(known.values(), key=lambda one: _ORDER.index(one.kind)))
 
 
-def _stale_values(facts: Facts) -> Iterator[AutogradFinding]:
+def _stale_values(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     if (stale := facts.watched.stale) is not None:
         yield stale_finding(stale, tuple(name for name, one in named_members(facts.roots) if facts.tape.numbers.of(one) == stale.memory))
 
 
-def _batch_leaks(facts: Facts) -> Iterator[AutogradFinding]:
+def _batch_leaks(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     if (mixing := facts.watched.leak.mixing) is not None:
         yield leak_finding(mixing)
 
 
-def wrong_order(facts: Facts) -> Iterator[AutogradFinding]:
+def wrong_order(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Updates that are missing, or that come before the gradients; gradients zeroed too early, or never."""
     yield from list(_never_stepped(facts))[:1] or list(_only_added_up(facts))
     events = facts.course.events
     for key in dict.fromkeys(step.optimizer for step in facts.course.steps):
-        places = [place for place, one in enumerate(events) if isinstance(one, Step) and one.is_recorded and one.optimizer == key]
+        places = [place for place, one in enumerate(events) if isinstance(one, OptimizerStep) and one.is_recorded and one.optimizer == key]
         steps = [one for one in facts.course.steps if one.optimizer == key]
         if not any(step.nonzero_count for step in steps) and steps[0].parameters:
             yield from _without_gradients(steps[0], events[: places[0]], events)
@@ -82,12 +82,12 @@ def wrong_order(facts: Facts) -> Iterator[AutogradFinding]:
             yield from _thrown_away(steps[0], between)
 
 
-def _reaching(events: Sequence[Event], step: Step) -> list[Backward]:
+def _reaching(events: Sequence[Event], step: OptimizerStep) -> list[Backward]:
     """The backward passes that reach the tensors of an update."""
-    return [one for one in events if isinstance(one, Backward) and one.leaves & step.parameters]
+    return [event for event in events if isinstance(event, Backward) and event.leaves & step.parameters]
 
 
-def _without_gradients(step: Step, before: Sequence[Event], events: Sequence[Event]) -> Iterator[AutogradFinding]:
+def _without_gradients(step: OptimizerStep, before: Sequence[Event], events: Sequence[Event]) -> Iterator[AutogradFinding]:
     """An update without gradients, or with zeros only."""
     name, reaching = step.name, _reaching(before, step)
     if not reaching:
@@ -118,7 +118,7 @@ def _without_gradients(step: Step, before: Sequence[Event], events: Sequence[Eve
         )
 
 
-def _thrown_away(step: Step, between: Sequence[Sequence[Event]]) -> Iterator[AutogradFinding]:
+def _thrown_away(step: OptimizerStep, between: Sequence[Sequence[Event]]) -> Iterator[AutogradFinding]:
     """Backward passes whose gradients are zeroed unread before each update, as in broken gradient accumulation."""
     wasted = [
         [
@@ -142,7 +142,7 @@ def _thrown_away(step: Step, between: Sequence[Sequence[Event]]) -> Iterator[Aut
         )
 
 
-def _never_zeroed(step: Step, between: Sequence[Sequence[Event]]) -> Iterator[AutogradFinding]:
+def _never_zeroed(step: OptimizerStep, between: Sequence[Sequence[Event]]) -> Iterator[AutogradFinding]:
     """An optimizer whose tensors still hold the previous gradients at every backward pass between two updates."""
     for events in between:
         reaching = [one for one in _reaching(events, step) if one.is_recorded]
@@ -158,7 +158,7 @@ def _never_zeroed(step: Step, between: Sequence[Sequence[Event]]) -> Iterator[Au
             return
 
 
-def _never_stepped(facts: Facts) -> Iterator[AutogradFinding]:
+def _never_stepped(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """An optimizer whose gradients are zeroed and computed repeatedly, but that never steps."""
     if any(_may_skip(scaler) for scaler in facts.scalers):
         return
@@ -166,22 +166,24 @@ def _never_stepped(facts: Facts) -> Iterator[AutogradFinding]:
     for optimizer in facts.all_optimizers:
         members = set(map(id, tensors_of(optimizer))) - facts.updated  # another optimizer may make the update for this one
         # A gradient of the inputs is asked for itself, as by a saliency map or an attack.
-        reached = [one for one in course.backwards if one.leaves & members and one.leaves <= facts.parameters.keys() | members]
-        zeroed = [one for one in course.events if isinstance(one, Zeroed) and one.parameters & members]
+        reached = [
+            backward for backward in course.backwards if backward.leaves & members and backward.leaves <= facts.parameters.keys() | members
+        ]
+        zeroed = [event for event in course.events if isinstance(event, Zeroed) and event.parameters & members]
         if id(optimizer) not in course.stepped and len(reached) >= _IN_A_LOOP and len(zeroed) >= _IN_A_LOOP - 1:
             name = variable_of(optimizer) or "optimizer"
             headline = f"`{name}.step()` is never called, after {len(reached)} backward passes"
             yield finding("never_stepped", headline, reached[0].where, f"add `{name}.step()` after `{reached[0].source}`")
 
 
-def _only_added_up(facts: Facts) -> Iterator[AutogradFinding]:
+def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A loop of backward passes in which nothing zeroes the gradients, and nothing uses them."""
     # A gradient of the inputs is asked for itself, as by a saliency map or an attack.
-    passes = [one for one in facts.course.backwards if one.leaves and one.leaves <= facts.parameters.keys()]
+    passes = [backward for backward in facts.course.backwards if backward.leaves and backward.leaves <= facts.parameters.keys()]
     loops = [one for earlier, one in pairwise(passes) if one.left_over & earlier.leaves and one.line is earlier.line]
     if not loops or facts.course.stepped or any(facts.is_written_by_hand(facts.parameters[key]) for key in loops[0].leaves):
         return
-    owner = next((one for one in facts.all_optimizers if loops[0].leaves & set(map(id, tensors_of(one)))), None)
+    owner = next((optimizer for optimizer in facts.all_optimizers if loops[0].leaves & set(map(id, tensors_of(optimizer)))), None)
     name = "" if owner is None else variable_of(owner)
     yield finding(
         "never_stepped",
@@ -199,7 +201,7 @@ def _may_skip(scaler: torch.amp.GradScaler) -> bool:
     return scaler.is_enabled() and (tracker is None or not int(tracker))
 
 
-def double_softmax(facts: Facts) -> Iterator[AutogradFinding]:
+def double_softmax(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Probabilities passed to a loss that applies softmax or sigmoid itself."""
     losses = (op for op in facts.tape.ops if op.name in {"_log_softmax", "binary_cross_entropy_with_logits"} and not op.in_backward)
     for op, maker in ((op, _maker(op)) for op in losses):
@@ -208,7 +210,7 @@ def double_softmax(facts: Facts) -> Iterator[AutogradFinding]:
         first, loss = ("softmax", "cross_entropy") if op.name == "_log_softmax" else ("sigmoid", "binary_cross_entropy_with_logits")
         is_module = maker.module_type in {"Softmax", "Softmax2d", "Sigmoid"}
         fix = f"remove {f'module `{maker.module}` ({maker.module_type})' if is_module else f'the {first}'} and pass the logits to the loss"
-        if op.note == "takes probabilities" and not all(one is maker or one.name in _PASSES_ON for one in op.parents):
+        if op.note == "takes probabilities" and not all(parent is maker or parent.name in _PASSES_ON for parent in op.parents):
             fix = "replace `F.cross_entropy(probabilities, target)` with `F.nll_loss(probabilities.log(), target)`"
         yield finding(
             "double_softmax",
@@ -232,12 +234,12 @@ def _maker(op: RecordedOp) -> RecordedOp | None:
     todo, seen = deque(op.parents if op.note == "takes probabilities" else ()), set[int]()
     while todo and (maker is None or maker.name != wanted):
         maker = todo.popleft()
-        todo.extend(one for one in maker.parents if one.index not in seen)
+        todo.extend(parent for parent in maker.parents if parent.index not in seen)
         seen.add(maker.index)
     return maker if maker is not None and maker.name == wanted and any(use.requires_grad for use in maker.reads) else None
 
 
-def evaluated_in_training_mode(facts: Facts) -> Iterator[AutogradFinding]:
+def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A model that is trained, called without gradients and with BatchNorm or Dropout in training mode."""
     for (_, with_gradients, training), seen in facts.watched.recorder.root_calls.items():
         is_suspect = not with_gradients and training and seen.modes and seen.parameters & facts.updated
@@ -253,14 +255,14 @@ def evaluated_in_training_mode(facts: Facts) -> Iterator[AutogradFinding]:
             )
 
 
-def trained_in_eval_mode(facts: Facts) -> Iterator[AutogradFinding]:
+def trained_in_eval_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A model whose last backward pass before an update came from a forward in evaluation mode."""
     ops = {op.index: op for op in facts.tape.ops}
     calls = [(root, seen) for (root, _, training), seen in facts.watched.recorder.root_calls.items() if not training and seen.modes]
     for place, step in enumerate(facts.course.events):
-        if not isinstance(step, Step) or not step.nonzero_count:
+        if not isinstance(step, OptimizerStep) or not step.nonzero_count:
             continue
-        passed = [one for one in facts.course.events[:place] if isinstance(one, Backward) and one.leaves & step.parameters]
+        passed = [event for event in facts.course.events[:place] if isinstance(event, Backward) and event.leaves & step.parameters]
         for root, seen in calls if passed else ():
             of_root = [ops[index] for index in sorted(passed[-1].ops) if index in ops and ops[index].root == root]
             if seen.parameters & step.parameters and of_root and not any(op.training for op in of_root):
@@ -293,7 +295,7 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
     return False
 
 
-_FAULTS: tuple[Callable[[Facts], Iterable[AutogradFinding]], ...] = (
+_FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _stale_values, nothing_reached, wrong_order, wrong_tensors, missing_gradients, constant_gradients, _batch_leaks, double_softmax,
     trained_in_eval_mode, evaluated_in_training_mode,
 )  # fmt: skip

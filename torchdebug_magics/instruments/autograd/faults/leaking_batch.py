@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.autograd.graph_recorder import Recorder
+from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.source_readings import finding
@@ -30,7 +30,7 @@ class Mixing(NamedTuple):
 class BatchLeak:
     """Asks the twins at the first backward pass."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: GraphRecorder) -> None:
         self._recorder = recorder
         self.mixing: Mixing | None = None
 
@@ -50,7 +50,7 @@ class BatchLeak:
         if _is_leak(samples, along_samples, rows):
             self.mixing = along_samples
         elif (along_samples is not None) if has_row_a_step else (samples.has_steps and rows[:1] == (second,)):
-            has_mixed = any(one.shape for op in steps.mixing() if op in passed for one in op.makes)
+            has_mixed = any(made.shape for op in steps.mixing() if op in passed for made in op.makes)
             apart_from_steps = along_samples if has_row_a_step and has_mixed else None
             self.mixing = along_steps if _is_leak(steps, along_steps, rows) else apart_from_steps
 
@@ -81,7 +81,7 @@ def _shape_before_reduction(passed: list[RecordedOp]) -> tuple[int, ...]:
     """Of the tensor that the loss reduces to a number."""
     for op in passed:
         shape = next((use.shape for use in op.reads if use.requires_grad and use.shape), ())
-        if shape and op.makes and not any(one.shape for one in op.makes):
+        if shape and op.makes and not any(made.shape for made in op.makes):
             return shape
     return ()
 
@@ -95,7 +95,7 @@ def _is_leak(twins: SampleTwins, mixing: Mixing | None, rows: tuple[int, ...]) -
     return len(rows) == 1 or not is_sequence or rows[1] != other
 
 
-def _first_mixing(recorder: Recorder, twins: SampleTwins, passed: list[RecordedOp]) -> Mixing | None:
+def _first_mixing(recorder: GraphRecorder, twins: SampleTwins, passed: list[RecordedOp]) -> Mixing | None:
     on_the_way = {op.index for op in passed}
     for op in sorted(passed, key=lambda one: one.index):
         is_users = op.line is not None and _RESHAPE_CALL.search(op.line.location.source) is not None
@@ -108,12 +108,12 @@ def _first_mixing(recorder: Recorder, twins: SampleTwins, passed: list[RecordedO
     return next((Mixing(op, is_scramble=False, samples_count=twins.samples_count) for op in mistaken), None)
 
 
-def _is_mistaken(recorder: Recorder, op: RecordedOp) -> bool:
+def _is_mistaken(recorder: GraphRecorder, op: RecordedOp) -> bool:
     """Whether the op is one that should not see several samples. Graphs, contrastive losses and statistics of a batch are meant to."""
     if op.name in {"_softmax", "_log_softmax"}:
         consumers = recorder.tape.consumers().get(op.index, ())
-        return bool(op.root) and not any(one.name.startswith("nll_loss") for one in consumers)  # the loss itself, or a part of it
-    roots = (root for one in recorder.root_calls.values() if (root := one.root()) is not None and id(root) == op.root)
+        return bool(op.root) and not any(consumer.name.startswith("nll_loss") for consumer in consumers)  # the loss itself, or a part of it
+    roots = (root for call in recorder.root_calls.values() if (root := call.root()) is not None and id(root) == op.root)
     part = next((one for root in roots for path, one in root.named_modules() if path == op.module), None)
     if not isinstance(part, (torch.nn.RNNBase, torch.nn.MultiheadAttention)) or part.batch_first:
         return False
@@ -145,7 +145,7 @@ def _other_dimension(mixing: Mixing) -> str:
     wanted = others[0] if len(others) == 1 else -1
     for node in nodes(ast.Call, parsed(source)):
         if called(node).endswith("softmax"):
-            given = next((one.value for one in node.keywords if one.arg == "dim"), node.args[-1] if node.args else None)
+            given = next((keyword.value for keyword in node.keywords if keyword.arg == "dim"), node.args[-1] if node.args else None)
             given = given.operand if isinstance(given, ast.UnaryOp) else given
             if isinstance(given, ast.Constant) and given.end_col_offset is not None and source.isascii() and given.value != wanted:
                 return f"`{source[: given.col_offset]}{wanted}{source[given.end_col_offset :]}`"

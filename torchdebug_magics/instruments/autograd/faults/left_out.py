@@ -12,7 +12,7 @@ import torch
 
 from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.autograd.errors.cut import Dropped, dropped_by, dropped_on_the_way, rewrapped_in
-from torchdebug_magics.instruments.autograd.faults.watched import Facts, tensors_of
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
 from torchdebug_magics.instruments.autograd.source_readings import (
     assigned_at,
@@ -23,7 +23,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     made_at,
     statement_at,
 )
-from torchdebug_magics.instruments.autograd.tape import Backward, RecordedOp, Step
+from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import called, exchanged, targets_of
@@ -34,15 +34,17 @@ _DEEPEST = 3
 _MOST_OPS = 20_000
 
 
-def wrong_tensors(facts: Facts) -> Iterator[AutogradFinding]:
+def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Compares the tensors that get gradients with those that the optimizers update, in the recorded steps."""
     if not facts.course.steps or not facts.course.backwards:
         return
     files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
     forgotten = facts.not_updated(facts.parameters)
-    updated = {id(one) for optimizer in facts.optimizers for one in tensors_of(optimizer)}
+    updated = {id(tensor) for optimizer in facts.optimizers for tensor in tensors_of(optimizer)}
     trained = [root for root in facts.roots if any(id(one) in updated for one in root.parameters())]
-    hidden = [one for root in trained for one in hidden_parameters(root) if id(one.parameter) in facts.reached - facts.held]
+    hidden = [
+        parameter for root in trained for parameter in hidden_parameters(root) if id(parameter.parameter) in facts.reached - facts.held
+    ]
     if hidden:
         optimizer, name = _in_charge(facts, {id(one.parameter) for one in hidden})
         kept = hidden[0].attribute
@@ -82,7 +84,7 @@ def wrong_tensors(facts: Facts) -> Iterator[AutogradFinding]:
         yield _not_updated(names, where, fix)
 
 
-def _in_no_module(facts: Facts, files: Iterable[str]) -> Iterator[AutogradFinding]:
+def _in_no_module(facts: TrainingFacts, files: Iterable[str]) -> Iterator[AutogradFinding]:
     """Parameters that the user's code holds in a variable only."""
     loose = facts.not_updated(facts.loose)
     names = tuple(name for one in loose.values() if (name := variable_of(one) or next(iter(held_as(one)), None)))
@@ -102,17 +104,17 @@ def _copy_of_trained(trained: list[torch.nn.Module], roots: list[torch.nn.Module
     def built(model: torch.nn.Module) -> tuple[type, dict[str, torch.Size]]:
         return type(model), {name: one.shape for name, one in model.named_parameters()}
 
-    whole = next((root for root in roots if {id(one) for one in root.parameters()} >= {id(one) for one in forgotten}), None)
+    whole = next((root for root in roots if {id(parameter) for parameter in root.parameters()} >= {id(one) for one in forgotten}), None)
     if whole is None or whole in trained or not any(built(whole) == built(root) for root in trained):
         return ""
     return variable_of(whole) or ""
 
 
-def _in_charge(facts: Facts, forgotten: set[int]) -> tuple[torch.optim.Optimizer, str]:
+def _in_charge(facts: TrainingFacts, forgotten: set[int]) -> tuple[torch.optim.Optimizer, str]:
     """(optimizer, name) of the one whose backward pass reaches the fewest tensors besides its own and the forgotten ones."""
     candidates: list[tuple[int, int]] = []
     for place, one in enumerate(facts.course.events):
-        step = next((later for later in facts.course.events[place:] if isinstance(later, Step) and later.is_recorded), None)
+        step = next((later for later in facts.course.events[place:] if isinstance(later, OptimizerStep) and later.is_recorded), None)
         if isinstance(one, Backward) and one.leaves & forgotten and step is not None:
             candidates.append((len(one.leaves - forgotten - step.parameters), step.optimizer))
     chosen = min(candidates)[1] if candidates else None
@@ -120,7 +122,7 @@ def _in_charge(facts: Facts, forgotten: set[int]) -> tuple[torch.optim.Optimizer
     return optimizer, _called(facts, optimizer)
 
 
-def _called(facts: Facts, optimizer: torch.optim.Optimizer) -> str:
+def _called(facts: TrainingFacts, optimizer: torch.optim.Optimizer) -> str:
     return next((step.name for step in reversed(facts.course.steps) if step.optimizer == id(optimizer)), "optimizer")
 
 
@@ -131,7 +133,7 @@ def _not_updated(names: tuple[str, ...], where: Location | None, fix: str, why: 
 
 
 def _missing_by_mistake(
-    facts: Facts, updated: set[int], forgotten: Mapping[int, torch.nn.Parameter], line: Location | None
+    facts: TrainingFacts, updated: set[int], forgotten: Mapping[int, torch.nn.Parameter], line: Location | None
 ) -> Iterator[torch.nn.Parameter]:
     """Part of an updated module, of a partly frozen model, or of a second model in training mode.
 
@@ -142,7 +144,7 @@ def _missing_by_mistake(
     for root in facts.roots:
         members = dict(root.named_parameters())
         mixed = {name.rpartition(".")[0] for name, one in members.items() if id(one) in updated}
-        is_frozen_in_part = any(not one.requires_grad for one in members.values())
+        is_frozen_in_part = any(not member.requires_grad for member in members.values())
         # Else an input is optimized, as an image.
         is_wanted = (is_frozen_in_part or not names_a_part) if mixed else root.training and trains_a_model
         for name, one in members.items():
@@ -178,7 +180,7 @@ def _parameters_in(value: object, prefix: str, depth: int = 0) -> Iterator[tuple
             yield from _parameters_in(part, f"{prefix}[{key!r}]", depth + 1)
 
 
-def nothing_reached(facts: Facts) -> Iterator[AutogradFinding]:
+def nothing_reached(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A loss set to require grad itself: backward() raises nothing, and reaches no parameter."""
     for seen in facts.course.backwards if facts.course.steps else ():
         dropped = dropped_on_the_way(facts.tape, seen.loss, seen.index)[0] if seen.loss_is_leaf else None
@@ -199,11 +201,11 @@ def nothing_reached(facts: Facts) -> Iterator[AutogradFinding]:
             return
 
 
-def missing_gradients(facts: Facts) -> Iterator[AutogradFinding]:
+def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Optimizer tensors without a gradient in every step, although others have one."""
-    if any(one.loss_is_leaf for one in facts.course.backwards):
+    if any(backward.loss_is_leaf for backward in facts.course.backwards):
         return
-    others_learn = any(one.nonzero_count for one in facts.course.steps)
+    others_learn = any(step.nonzero_count for step in facts.course.steps)
     counted = {op.index: op for seen in facts.course.backwards for op in facts.tape.ancestors(seen.loss, seen.index)}
     consumers = {key: [one for one in later if one.index in counted and one.is_forward] for key, later in facts.tape.consumers().items()}
     groups: dict[object, tuple[list[torch.Tensor], Dropped | None]] = {}
@@ -222,12 +224,12 @@ def missing_gradients(facts: Facts) -> Iterator[AutogradFinding]:
         yield _no_gradient(facts.names_of(tensors), len(tensors), dropped)
 
 
-def _never_with_gradient(facts: Facts) -> Iterator[torch.Tensor]:
+def _never_with_gradient(facts: TrainingFacts) -> Iterator[torch.Tensor]:
     for optimizer in facts.optimizers:
-        steps = [one for one in facts.course.steps if one.optimizer == id(optimizer)]
+        steps = [step for step in facts.course.steps if step.optimizer == id(optimizer)]
         without = frozenset.intersection(*(one.without for one in steps)) if steps else frozenset[int]()
         learnt_later = optimizer.state if facts.watched.steps[id(optimizer)] > len(steps) else ()
-        missed = [one for one in tensors_of(optimizer) if id(one) in without - facts.reached]
+        missed = [tensor for tensor in tensors_of(optimizer) if id(tensor) in without - facts.reached]
         yield from (one for one in missed if one.grad is None and one not in learnt_later)
 
 
@@ -244,11 +246,11 @@ def _dropped_after(readers: list[RecordedOp], consumers: Mapping[int, list[Recor
     return None
 
 
-def _is_unused_by_mistake(facts: Facts, tensor: torch.Tensor) -> bool:
+def _is_unused_by_mistake(facts: TrainingFacts, tensor: torch.Tensor) -> bool:
     """Of a tensor that no op read: whether its module stands for itself, in a model of the user's, and is no expert or head of several."""
     for root in facts.roots:
         for path, owner in root.named_modules():
-            if any(one is tensor for one in owner._parameters.values()):
+            if any(parameter is tensor for parameter in owner._parameters.values()):
                 steps = path.split(".") if path else []
                 around = [root, *(root.get_submodule(".".join(steps[: place + 1])) for place in range(len(steps)))]
                 chosen = any(isinstance(one, (torch.nn.ModuleList, torch.nn.ModuleDict)) for one in around[:-1])
@@ -284,16 +286,16 @@ def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | None) ->
     )
 
 
-def constant_gradients(facts: Facts) -> Iterator[AutogradFinding]:
+def constant_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A term of a loss that is computed from what ``autograd.grad()`` returned without a graph: a constant."""
-    asked = [one for one in facts.course.events if isinstance(one, Backward) and one.constants]
-    for seen in facts.course.backwards if asked else ():
+    events = [event for event in facts.course.events if isinstance(event, Backward) and event.constants]
+    for seen in facts.course.backwards if events else ():
         constants: dict[int, Backward] = {}
         named: list[tuple[str, Line | None]] = []
         for op in sorted(facts.tape.ancestors(seen.loss, seen.index), key=lambda one: one.index):
             returned = {use.tensor for use, maker in op.sources if maker.in_backward}
             calls = [constants[maker.index] for maker in op.parents if maker.index in constants]
-            calls += [one for one in asked if op.index >= one.index and one.constants & returned]
+            calls += [one for one in events if op.index >= one.index and one.constants & returned]
             if calls and not any(use.requires_grad for use in op.reads):
                 constants[op.index] = calls[0]
                 named += [(ast.unparse(target), op.line) for target in targets_of(statement_at(op.where))]
@@ -316,5 +318,5 @@ def _with_graph(node: ast.AST) -> ast.AST | None:
     """The call of ``grad()`` with ``create_graph=True``."""
     if not isinstance(node, ast.Call) or called(node) != "grad":
         return None
-    others = [one for one in node.keywords if one.arg != "create_graph"]
+    others = [keyword for keyword in node.keywords if keyword.arg != "create_graph"]
     return ast.Call(node.func, node.args, [*others, ast.keyword("create_graph", ast.Constant(value=True))])

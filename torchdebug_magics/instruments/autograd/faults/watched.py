@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.errors.inplace import is_packed, saved_in, saved_names
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import BatchLeak
-from torchdebug_magics.instruments.autograd.graph_recorder import Copied, Recorder
+from torchdebug_magics.instruments.autograd.graph_recorder import Copied, GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import (
     finding,
@@ -24,7 +24,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     stepped_name,
     written_names,
 )
-from torchdebug_magics.instruments.autograd.tape import Backward, Course, RecordedOp, Step, StorageNumbers, Use, Zeroed
+from torchdebug_magics.instruments.autograd.tape import Backward, EventCourse, OptimizerStep, RecordedOp, StorageNumbers, Use, Zeroed
 from torchdebug_magics.probing.graphs import leaves_of, upstream
 from torchdebug_magics.probing.modules import live, live_kinds, live_modules
 from torchdebug_magics.probing.names import variable_of
@@ -65,7 +65,7 @@ def stale_finding(stale: StaleValue, members: tuple[str, ...]) -> AutogradFindin
     )
 
 
-def stale_value(recorder: Recorder, tensors: tuple[torch.Tensor, ...]) -> StaleValue | None:
+def stale_value(recorder: GraphRecorder, tensors: tuple[torch.Tensor, ...]) -> StaleValue | None:
     """Of the graph that is about to run backward; None, without a look at it, where no write went unnoticed."""
     tape = recorder.settle()
     # A graph that saved this memory before cannot see the write: no version moved, or that of an alias only.
@@ -136,7 +136,7 @@ def _with_both(held: torch.Tensor, kept: Copied, compute: Callable[[], _Result])
 def _error(tensors: tuple[torch.Tensor, ...], nodes: list[Any], held: torch.Tensor, kept: Copied) -> float | None:
     """The relative error of the gradient: the true one is computed with the values that were saved, on the graph, which is kept."""
     leaves = [node.variable for node in nodes if hasattr(node, "variable")]
-    if not leaves or any(one.numel() != 1 for one in tensors) or _runs_code(nodes, leaves):
+    if not leaves or any(tensor.numel() != 1 for tensor in tensors) or _runs_code(nodes, leaves):
         return None
     with _disable_current_modes():
         now, true = _with_both(held, kept, lambda: torch.autograd.grad(tensors, leaves, retain_graph=True, allow_unused=True))
@@ -156,10 +156,10 @@ def _runs_code(nodes: list[Any], leaves: list[torch.Tensor]) -> bool:
     )
 
 
-class Watched:
+class WatchedTraining:
     """Fills the course; keeps no tensor and no optimizer alive."""
 
-    def __init__(self, recorder: Recorder, course: Course) -> None:
+    def __init__(self, recorder: GraphRecorder, course: EventCourse) -> None:
         self.recorder = recorder
         self.course = course
         self.stale: StaleValue | None = None
@@ -172,7 +172,7 @@ class Watched:
 
     def updated(self) -> set[int]:
         """The ids of the tensors that an optimizer has updated in a recorded step."""
-        return {key for one in self.course.steps for key in one.parameters}
+        return {key for step in self.course.steps for key in step.parameters}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that have stepped and are alive."""
@@ -207,16 +207,16 @@ class Watched:
             loss=id(loss),
         )
 
-    def step(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> Step:
+    def step(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> OptimizerStep:
         """An update begins: which of its tensors have a gradient; with a closure, that one computes them."""
         self.steps[id(optimizer)] += 1
         self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
         line = self.recorder.line_here()
         if not self.recorder.is_on or has_closure:
-            return Step(line, id(optimizer))
+            return OptimizerStep(line, id(optimizer))
         with _disable_current_modes(), torch.no_grad():
-            tensors = [one for one in tensors_of(optimizer) if one.requires_grad]
-            return Step(
+            tensors = [tensor for tensor in tensors_of(optimizer) if tensor.requires_grad]
+            return OptimizerStep(
                 line,
                 id(optimizer),
                 is_recorded=True,
@@ -232,7 +232,7 @@ class Watched:
             return Zeroed(self.recorder.line_here())
         tensors = list(tensors_of(holder) if isinstance(holder, torch.optim.Optimizer) else holder.parameters())
         tape, begun = self.recorder.settle(), self.course.backwards[-1:]
-        gradients = {tape.numbers.of(one.grad) for one in tensors if one.grad is not None}
+        gradients = {tape.numbers.of(tensor.grad) for tensor in tensors if tensor.grad is not None}
         later = [op for op in tape.since(begun[0].index) if not op.in_backward] if begun else []
         some = [(one, one.grad) for one in tensors[:_MOST_DROPPED] if one.grad is not None]
         dense = [(one, gradient) for one, gradient in some if gradient.layout is torch.strided and not gradient.is_meta]
@@ -252,7 +252,7 @@ def _with_shards(leaves: frozenset[int], tensors: tuple[torch.Tensor, ...], upda
     ends = leaves_of(tensors) if shards_may_be() else []
     is_all_updated = set(map(id, updated)).issuperset(map(id, ends))  # then nothing was gathered for it, and no module is looked for
     gathered = {} if is_all_updated else gathered_for(live_modules())
-    sharded = (gathered.get(id(one), one) for one in ends)
+    sharded = (gathered.get(id(end), end) for end in ends)
     return leaves - gathered.keys() | {id(one) for one in sharded if is_shard(one)}
 
 
@@ -269,10 +269,10 @@ def _is_nonzero(gradient: torch.Tensor | None) -> bool:
     return bool(values.count_nonzero())
 
 
-class Facts:
+class TrainingFacts:
     """What is known of the parameters that are alive. Held only while the recorded steps are judged."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: WatchedTraining) -> None:
         alive = live_kinds(torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.nn.Parameter)
         self.watched, self.course, self.tape = watched, watched.course, watched.recorder.tape
         self.roots = root_modules(alive[torch.nn.Module])
@@ -282,22 +282,22 @@ class Facts:
         self.all_optimizers: list[torch.optim.Optimizer] = [
             one for one in alive[torch.optim.Optimizer] if "param_groups" in vars(one)
         ]  # a constructor that raised may leave another
-        self.parameters = {id(one): one for root in self.roots for one in root.parameters()}
+        self.parameters = {id(parameter): parameter for root in self.roots for parameter in root.parameters()}
         """Of models, by their ids."""
         self.loose = {id(one): one for one in alive[torch.nn.Parameter] if id(one) not in self.parameters}
         """Parameters that are registered in no module."""
         self.names = {id(one): name for name, one in reversed(list(named_members(self.roots)))}
         """Of parameters and buffers, as in `state_dict`."""
-        self.reached = {key for one in self.course.backwards for key in one.leaves}
+        self.reached = {key for backward in self.course.backwards for key in backward.leaves}
         """The ids of the tensors that a recorded backward pass has reached."""
         self.updated = watched.updated()
-        self.held = self.updated | {id(tensor) for one in self.all_optimizers for tensor in tensors_of(one)}
+        self.held = self.updated | {id(tensor) for optimizer in self.all_optimizers for tensor in tensors_of(optimizer)}
         """The ids of the tensors that an optimizer has."""
         self._by_hand = self._written_by_hand()
 
     def names_of(self, tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
         """Of those that belong to a model."""
-        return tuple(self.names[id(one)] for one in tensors if id(one) in self.names)
+        return tuple(self.names[id(tensor)] for tensor in tensors if id(tensor) in self.names)
 
     def not_updated(self, parameters: Mapping[int, torch.nn.Parameter]) -> dict[int, torch.nn.Parameter]:
         """Those that get gradients, and that neither an optimizer nor the user's code updates."""

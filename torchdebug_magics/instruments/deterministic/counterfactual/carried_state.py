@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TypeAlias
@@ -13,11 +14,9 @@ from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.deterministic.counterfactual.effect import Effect, effect_of
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import (
     OF_GRADIENTS,
-    Kept,
-    Line,
+    KeptObject,
     StateNow,
     line_that_changes,
-    lines_before,
 )
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
 from torchdebug_magics.instruments.deterministic.report import Dependence
@@ -25,6 +24,7 @@ from torchdebug_magics.instruments.deterministic.twice.body import TooLong
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, raised_at
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.names import Named, values_found
+from torchdebug_magics.probing.source.syntax import enclosing, tree_of
 from torchdebug_magics.probing.source.where import location
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.state.process_settings import SETTINGS
@@ -32,7 +32,6 @@ from torchdebug_magics.report import Location
 
 _MOST_NAMES = 3
 _IN = " in "
-
 Sow: TypeAlias = "Callable[[ExitStack], object]"
 
 
@@ -44,14 +43,17 @@ def carried_by(runs: Runs, earlier: Recording, results: Mapping[str, int], same_
         same_seeds(stack)
         ends.append(StateNow(runs.body))
 
-    with runs.otherwise(at_end, from_end=lambda: True):
+    with runs.otherwise(at_end, from_end=True):
         effect = effect_of(runs, earlier, results, hears=True)
     if effect is None or not ends:
         return None, ()
     changed = start.changed(ends[0])
     places = ends[0].kept | start.kept
+    variables = tuple(name for name in changed if not places[name].is_elsewhere)
     if effect.prints is not None and changed:
-        return _of_print(runs, effect.prints, tuple(name for name in changed if places[name].write is None) or changed, places)
+        return _of_print(runs, effect.prints, variables or changed, places)
+    if not variables and not runs.files:  # torch itself sets variables of the environment: it is the last to be named
+        variables = changed
     if not effect.reached:
         return _of_error(runs, effect.error, changed)
     begin = min(effect.reached, key=lambda one: one.place)
@@ -59,13 +61,13 @@ def carried_by(runs: Runs, earlier: Recording, results: Mapping[str, int], same_
     names = _names_of_memory(effect, begin, known)
     at, other = begin.location, _writing(runs, effect, begin)
     if not all(_given(effect, one, known) for one in effect.begins):
-        held = _that_matter(runs, earlier, results, changed, start, ends[0], same_seeds)
-        gradients = tuple(name for name in held if name.endswith(OF_GRADIENTS))
-        held = gradients if begin.phase == "backward" and gradients else tuple(name for name in held if name not in gradients)
+        gradients = tuple(name for name in variables if name.endswith(OF_GRADIENTS))
+        held = gradients if begin.phase == "backward" and gradients else tuple(name for name in variables if name not in gradients)
         other = line_that_changes(runs, places[held[0]]) if held and not names and not gradients else other
         names = tuple(dict.fromkeys((*names, *held)))
-    if other is None and (not names or begin.op is None or begin.op.plan.base == "lift_fresh"):
-        at = _first_line(runs, begin, same_seeds) or at
+    if other is None and begin.kind == "way" and at is not None:  # the branch that the next run takes
+        branches = [one for one in enclosing(tree_of(at.file), at.line) if isinstance(one, ast.If)]
+        at = location(at.file, branches[-1].lineno, at.function) if branches else at
     what, fix = _of_mode(begin) if not effect.has_backward else ("", "")
     if not what:
         what, fix = _in_words(runs, names[:_MOST_NAMES])
@@ -74,26 +76,8 @@ def carried_by(runs: Runs, earlier: Recording, results: Mapping[str, int], same_
     return Dependence(on="carried_state", op=op, module=begin.module, location=first, other=second, what=what, fix=fix), names or runs.files
 
 
-def _that_matter(
-    runs: Runs, earlier: Recording, results: Mapping[str, int], changed: tuple[str, ...], start: StateNow, end: StateNow, same_seeds: Sow
-) -> tuple[str, ...]:
-    """Without what a class, a function or the process keeps, if the results are others though that is as at the start; else that alone."""
-    elsewhere = tuple(name for name in changed if start.is_elsewhere(name, end))
-    if not elsewhere or len(changed) == 1:
-        return changed
-
-    def vary(stack: ExitStack) -> None:
-        same_seeds(stack)
-        start.put_back(elsewhere, end)
-
-    with runs.otherwise(vary, from_end=lambda: True):
-        effect = effect_of(runs, earlier, results)
-    is_other = effect is not None and (effect.reached or effect.error is not None)
-    return tuple(name for name in changed if name not in elsewhere) or changed if is_other else elsewhere
-
-
 def _of_print(
-    runs: Runs, printing: Location, names: tuple[str, ...], places: Mapping[str, Kept]
+    runs: Runs, printing: Location, names: tuple[str, ...], places: Mapping[str, KeptObject]
 ) -> tuple[Dependence | None, tuple[str, ...]]:
     """The next run prints another number, and no tensor differs."""
     changing = line_that_changes(runs, places[names[0]])
@@ -113,15 +97,6 @@ def _of_error(runs: Runs, error: BaseException | None, names: tuple[str, ...]) -
     return Dependence(on="carried_state", op="", location=raised_at(error), what=what, fix=fix), names or runs.files
 
 
-def _first_line(runs: Runs, begin: Difference, same_seeds: Sow) -> Location | None:
-    """The last line on the way to the op that a run from the end and one from the start have in common, if they go different ways."""
-    start, end = lines_before(runs, begin.place), list[Line]()
-    with runs.otherwise(same_seeds, from_end=lambda: True):
-        end = lines_before(runs, begin.place)
-    common = next((number for number, pair in enumerate(zip(start, end, strict=False)) if pair[0] != pair[1]), 0)
-    return location(*start[common - 1]) if common else None
-
-
 def _named_memory(runs: Runs) -> dict[int, str]:
     """Names of tensors that the run has written to, by their storage."""
     names = (Named(name, value) for name, value in runs.body.left().items() if not name.startswith("_"))
@@ -135,7 +110,7 @@ def _has_memory(value: object) -> bool:
 
 def _names_of_memory(effect: Effect, first: Difference, known: Mapping[int, str]) -> tuple[str, ...]:
     """The user's variables whose tensors reached an op changed, those of what is told of first."""
-    ordered = sorted((one for one in effect.begins if one.kind == "given"), key=lambda one: one.place != first.place)
+    ordered = sorted((begin for begin in effect.begins if begin.kind == "given"), key=lambda one: one.place != first.place)
     paths = [known[memory] for one in ordered for memory in _given(effect, one, known)]
     return tuple(dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in paths))
 

@@ -6,7 +6,7 @@ import ast
 import inspect
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.deterministic.counterfactual.effect import Ef
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import last_line_that_changes, reached
 from torchdebug_magics.instruments.deterministic.influences.answers import Answers
 from torchdebug_magics.instruments.deterministic.influences.influence import ARRIVAL, LISTING, PROCESS
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, is_documented, repair
 from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
@@ -43,7 +43,7 @@ _ASKING = frozenset(
 )
 
 
-class Search:
+class DependenceSearch:
     """What the numbers of a cell depend on whose second run agreed. What is found before an interrupt stays."""
 
     def __init__(
@@ -58,16 +58,17 @@ class Search:
         quick: bool,
     ) -> None:
         self._runs, self._earlier, self._results = runs, earlier, results
-        self._draws, self._ritual = draws, ritual
-        self._found = [(1, one) for one in orders]
+        self._draws = draws
+        self._found = [(1, order) for order in orders]
         """How bad it is, and what; `orders` are those of sets."""
         self._carried: tuple[str, ...] = ()
-        self._looks = {"other seeds": self._of_seeds}
+        self._looks: dict[str, tuple[int, Callable[[], Iterable[Dependence | None]]]]
+        self._looks = {"other seeds": (0, lambda: draws.dependences(runs, earlier, results))}
         if not quick:
             self._looks |= {
-                "the determinism settings": self._of_settings,
-                "other orders of files and completed work": self._of_arrival,
-                "the next run": self._of_what_is_carried,
+                "the determinism settings": (3, lambda: [on_settings(runs, earlier, ritual)]),
+                "other orders of files and completed work": (2, lambda: [on_arrival(runs, earlier, results)]),
+                "the next run": (4, self._of_the_next_run),
             }
 
     @property
@@ -88,38 +89,23 @@ class Search:
     def run(self) -> bool:
         """Whether what was found holds: not if one more run with nothing otherwise differs, too."""
         is_steady = False
-        for name, look in list(self._looks.items()):
-            for found in look():
-                is_steady = is_steady or not self._differs_by_itself()
+        for name, (badness, look) in list(self._looks.items()):
+            for found in filter(None, look()):
                 if not is_steady:
-                    self._found.clear()
-                    return False
-                self._found.append(found)
+                    effect = effect_of(self._runs, self._earlier, self._results)
+                    if effect is not None and effect.reached:
+                        self._found.clear()
+                        return False
+                    is_steady = True
+                self._found.append((5 if not badness and found.on == "carried_state" else badness, found))
             del self._looks[name]
         return True
 
-    def _of_seeds(self) -> Iterator[tuple[int, Dependence]]:
-        for one in self._draws.dependences(self._runs, self._earlier, self._results):
-            yield (0 if one.on == "seed" else 5), one
-
-    def _of_settings(self) -> Iterator[tuple[int, Dependence]]:
-        if (found := on_settings(self._runs, self._earlier, self._ritual)) is not None:
-            yield 3, found
-
-    def _of_arrival(self) -> Iterator[tuple[int, Dependence]]:
-        if (found := on_arrival(self._runs, self._earlier, self._results)) is not None:
-            yield 2, found
-
-    def _of_what_is_carried(self) -> Iterator[tuple[int, Dependence]]:
+    def _of_the_next_run(self) -> Iterator[Dependence | None]:
         if self._runs.can_go_on:
             found, names = carried_by(self._runs, self._earlier, self._results, self._draws.sow_as_before)
-            if found is not None:
-                yield 4, found
-                self._carried = names
-
-    def _differs_by_itself(self) -> bool:
-        effect = effect_of(self._runs, self._earlier, self._results)
-        return effect is not None and bool(effect.reached)
+            yield found
+            self._carried = names if found is not None else ()
 
 
 def of_divergence(found: Divergence | None) -> tuple[Dependence, ...]:
@@ -144,8 +130,8 @@ def on_settings(runs: Runs, earlier: Recording, ritual: Ritual) -> Dependence | 
     def add(seen: Seen, _op: Op) -> None:
         recording.add(seen)
 
-    with ritual.with_only(""):
-        recorder = Recorder(recording, add, runs.guard, runs.hooks)
+    with ritual.left_off():
+        recorder = OpRecorder(recording, add, runs.guard, runs.hooks)
         error = runs.again(recorder, lambda: results.update(results_of(runs.body, recorder.is_unwritten)))
         effect = effect_of(runs, recording, results) if error is None and not recorder.failed else None
     if effect is None or not effect.reached:
@@ -188,7 +174,7 @@ def on_arrival(runs: Runs, earlier: Recording, results: Mapping[str, int]) -> De
 
 def _asks(runs: Runs) -> bool:
     _, codes = reached(runs.body)
-    in_body = {word for one in runs.body.statements for word in re.findall(r"\w+", ast.unparse(one))}
+    in_body = {word for statement in runs.body.statements for word in re.findall(r"\w+", ast.unparse(statement))}
     return bool(_ASKING & in_body) or any(_ASKING & (written.loaded | written.loaded_attributes) for written in map(writes_of, codes))
 
 
@@ -202,7 +188,7 @@ class Draws:
     """Which generators the first run has drawn from, and what changes when each of them has another seed."""
 
     def __init__(self, seedables: tuple[Seedable, ...]) -> None:
-        self._begin = [(one, one.read()) for one in seedables]
+        self._begin = [(seedable, seedable.read()) for seedable in seedables]
         self._processes = processes_count()
         self._drawn: tuple[Seedable, ...] = ()
         self._seeds = count(_FIRST_SEED)
@@ -228,19 +214,16 @@ class Draws:
             if effect is None or not (effect.reached or effect.prints):
                 continue
             if effect.prints is not None:
-                yield self._told(one, _seeded(one, effect.prints, "the number printed here comes"))
-                continue
-            begin = _begin_of(effect)
-            is_op = begin.op is not None and begin.op.plan.is_random
-            found = _dependence(one, begin, None if is_op else last_line_that_changes(runs, one.read, begin.place))
-            if not effect.has_backward:
-                found = _of_dropout(found, begin) or unloaded(found, effect.differing, runs.body) or found
-            yield self._told(one, found)
-
-    def _told(self, generator: Seedable, found: Dependence) -> Dependence:
-        if found.on == "carried_state":
-            self.carried += (_LIBRARY.get(generator.name, generator.name),)
-        return found
+                found = _seeded(one, effect.prints, "the number printed here comes")
+            else:
+                begin = _begin_of(effect)
+                is_op = begin.op is not None and begin.op.plan.is_random
+                found = _dependence(one, begin, None if is_op else last_line_that_changes(runs, one.read, begin.place))
+                if not effect.has_backward:
+                    found = _of_dropout(found, begin) or unloaded(found, effect.differing, runs.body) or found
+            if found.on == "carried_state":
+                self.carried += (_LIBRARY.get(one.name, one.name),)
+            yield found
 
 
 def _begin_of(effect: Effect) -> Difference:
@@ -248,17 +231,15 @@ def _begin_of(effect: Effect) -> Difference:
     first = min(effect.reached, key=lambda one: one.place)
     if first.op is not None and first.op.plan.is_random:
         return first
-    drawn = [one for one in effect.begins if one.op is not None and one.op.plan.is_random and one.place < first.place]
+    drawn = [begin for begin in effect.begins if begin.op is not None and begin.op.plan.is_random and begin.place < first.place]
     return drawn[-1] if drawn else first
 
 
 def _dependence(generator: Seedable, begin: Difference, drawn: Location | None) -> Dependence:
-    op = "" if begin.op is None else begin.op.plan.name
-    base = "" if begin.op is None else begin.op.plan.base
-    at = drawn or begin.location
-    drawing = f"`{base}` draws" if base and begin.op is not None and begin.op.plan.is_random else "this line draws"
-    found = replace(_seeded(generator, at, drawing), op=op, module=begin.module)
-    if found.on == "seed" and base == "randperm" and generator.name == "torch":
+    plan = None if begin.op is None else begin.op.plan
+    drawing = f"`{plan.base}` draws" if plan is not None and plan.is_random else "this line draws"
+    found = replace(_seeded(generator, drawn or begin.location, drawing), op="" if plan is None else plan.name, module=begin.module)
+    if found.on == "seed" and plan is not None and plan.base == "randperm" and generator.name == "torch":
         return replace(found, fix=f"{found.fix}, or pass `generator=torch.Generator().manual_seed(42)`")
     return found
 
@@ -311,7 +292,9 @@ def unloaded(found: Dependence, differing: Mapping[str, type], body: Body) -> De
         if is_dropped and isinstance(inspect.getattr_static(differing[left[0]], method, None), classmethod):
             why = f"{what}: `{method}` returns a new model, which is discarded"
             return replace(found, op="", location=at, what=why, fix=f"assign the result: `{model} = {ast.unparse(call)}`")
-        if method == "load_state_dict" and any(one.arg == "strict" and ast.unparse(one.value) == "False" for one in call.keywords):
+        if method == "load_state_dict" and any(
+            keyword.arg == "strict" and ast.unparse(keyword.value) == "False" for keyword in call.keywords
+        ):
             fix = "check the `missing_keys` that `load_state_dict` returns, and rename the saved keys; `strict=True` raises for them"
             return replace(found, op="", location=at, what=what, fix=fix)
     return None

@@ -73,7 +73,7 @@ def _attributes(value: Any, level: int) -> Iterable[int]:
     if isinstance(value, torch.optim.Optimizer):
         return [digest_of([part for name, part in group.items() if name != "params"], level) for group in value.param_groups]
     if isinstance(value, torch.nn.Module):
-        return [of_plain([name, part]) for one in value.modules() for name, part in vars(one).items() if type(part) in _PLAIN]
+        return [of_plain([name, part]) for module in value.modules() for name, part in vars(module).items() if type(part) in _PLAIN]
     if isinstance(value, FunctionType):
         return (digest_of(value.__defaults__, level), digest_of(value.__kwdefaults__, level))
     held = attributes_of(value) if is_users(type(value)) else None

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from types import FrameType
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import (
-    Comparison,
     Difference,
+    RunComparison,
     plain_results_of,
     results_of,
     tensors_left,
@@ -34,7 +34,7 @@ _ENTERING = "lift_fresh"
 """Data that enters torch is told as such."""
 
 
-class Effect(Comparison):
+class Effect(RunComparison):
     """Where each difference began, by the memory that holds its consequences; what is written over with equal numbers is forgotten."""
 
     def __init__(self, earlier: Recording, runs: Runs) -> None:
@@ -80,7 +80,7 @@ class Effect(Comparison):
                 self._holds.pop(memory, None)
             self._settled.update(changed)
             return
-        begin = min((self._holds[one] for one in self.recorder.inputs if one in self._holds), key=_place, default=None)
+        begin = min((self._holds[one] for one in self.recorder.inputs if one in self._holds), key=attrgetter("place"), default=None)
         if begin is None or op.plan.is_random:
             begin = self.described(kind, seen, op)
             self.begins.append(begin)
@@ -153,22 +153,13 @@ def _printed_otherwise(runs: Runs) -> Location | None:
     """The first line that has printed another number, does so again, and does not in a run with nothing otherwise: no clock then."""
     heard = runs.heard
     found = set(heard.other_numbers(runs.second_heard))
-    if found and runs.again(_Idle(runs)) is None:
+    if found and runs.unwatched() is None:
         found -= set(runs.heard.other_numbers(heard))
     if found:
         with runs.otherwise():
-            found = found - set(runs.heard.other_numbers(runs.second_heard)) if runs.again(_Idle(runs)) is None else set()
+            found = found - set(runs.heard.other_numbers(runs.second_heard)) if runs.unwatched() is None else set()
     place = heard.lines[min(found)][0] if found else None
     return None if place is None else location(*place)
-
-
-class _Idle:
-    """Only keeps what the run writes."""
-
-    def __init__(self, runs: Runs) -> None:
-        self._recorder = Recorder(Recording(), lambda _seen, _op: None, runs.guard, runs.hooks)
-        self.contents = self._recorder.contents
-        self.attach = self._recorder.attach
 
 
 def _is_asked_by_user(frame: FrameType) -> bool:
@@ -176,7 +167,3 @@ def _is_asked_by_user(frame: FrameType) -> bool:
     files = (one.f_code.co_filename for one in frames_above(frame))
     asking = next((file for file in files if owner(file) != "own" and not file.endswith(_PASSING)), "")
     return owner(asking) != "torch" or asking.endswith("_tensor_str.py")
-
-
-def _place(difference: Difference) -> int:
-    return difference.place

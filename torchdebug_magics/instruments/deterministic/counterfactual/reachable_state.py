@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +15,7 @@ import torch
 
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.counterfactual.digests import digest_of, is_users
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
@@ -36,75 +36,61 @@ _MOST_FUNCTIONS = 200
 _MOST_LINES = 20_000
 _MOST_S = 3.0
 """CPU time: another process that uses the machine shortens no look."""
-
-
 Line: TypeAlias = "tuple[str, int, str]"
 """(file, line, function)"""
 
 
-class Kept(NamedTuple):
+class KeptObject(NamedTuple):
     """A place where a value is kept from one run to the next."""
 
     read: Callable[[], Any]
     """`ABSENT` where nothing is kept."""
-    write: Callable[[Any], object] | None = None
-    """Of what a class, a function or the process keeps: those values are bound, so that the one from the start can be put there."""
+    is_elsewhere: bool = False
+    """Whether a class, a function or the process keeps it, and no variable."""
 
 
-def kept_by_name(body: Body) -> dict[str, Kept]:
+def _kept(body: Body) -> Iterator[tuple[str, KeptObject]]:
     """What the body reaches and a run may change: variables; what classes and functions of the user's keep; settings of the process."""
-    return dict(_kept(body))
-
-
-def _kept(body: Body) -> Iterator[tuple[str, Kept]]:
     found = {name: value for name in reached(body)[0] if (value := _value(body, name)) is not ABSENT}
-    found |= {one.__name__: one for one in body.roots if isinstance(one, FunctionType)}
+    found |= {root.__name__: root for root in body.roots if isinstance(root, FunctionType)}
     kinds: dict[type, None] = {}
     for name, value in found.items():
         kinds |= dict.fromkeys((value if isinstance(value, type) else type(value)).__mro__)
         if isinstance(value, FunctionType):
             yield from _of_function(name, value)
         if not isinstance(value, (type, ModuleType)):
-            yield name, Kept(functools.partial(_value, body, name))
+            yield name, KeptObject(functools.partial(_value, body, name))
         if isinstance(value, torch.nn.Module):
-            yield f"{name}{OF_GRADIENTS}", Kept(functools.partial(_gradients, value))
+            yield (
+                f"{name}{OF_GRADIENTS}",
+                KeptObject(functools.partial(lambda module: [parameter.grad for parameter in module.parameters()], value)),
+            )
     for kind in kinds:
         if kind.__module__ != "builtins" and is_users(kind):
-            names = (name for name, part in list(vars(kind).items()) if not name.startswith("__") and not _is_code(part))
-            yield from ((f"{kind.__name__}.{name}", _of_class(kind, name)) for name in names)
-    for name, setting in SETTINGS.items():
-        if setting.line:
-            yield name, Kept(setting.read, setting.write)
-    for name in list(os.environ):
-        yield f"os.environ[{name!r}]", _of_mapping(os.environ, name)
+            yield from ((f"{kind.__name__}.{name}", place) for name, place in _of_mapping(vars(kind)) if not name.startswith("__"))
+    yield from ((name, KeptObject(setting.read, is_elsewhere=True)) for name, setting in SETTINGS.items() if setting.line)
+    yield from ((f"os.environ[{name!r}]", place) for name, place in _of_mapping(os.environ))
 
 
 def _value(body: Body, name: str) -> Any:
     return body.namespace.get(name, body.variables.get(name, ABSENT))
 
 
-def _gradients(module: torch.nn.Module) -> list[torch.Tensor | None]:
-    return [one.grad for one in module.parameters()]
-
-
-def _of_function(name: str, function: FunctionType) -> Iterator[tuple[str, Kept]]:
+def _of_function(name: str, function: FunctionType) -> Iterator[tuple[str, KeptObject]]:
     if is_user_code(function.__code__):
-        yield from ((f"{name}.{key}", _of_mapping(vars(function), key)) for key, part in vars(function).items() if not _is_code(part))
+        yield from ((f"{name}.{key}", place) for key, place in _of_mapping(vars(function)))
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            place = Kept(functools.partial(getattr, cell, "cell_contents", ABSENT), functools.partial(setattr, cell, "cell_contents"))
+            place = KeptObject(functools.partial(getattr, cell, "cell_contents", ABSENT), is_elsewhere=True)
             if not _is_code(place.read()):
                 yield f"{variable}{_IN}{name}", place
 
 
-def _of_mapping(held: MutableMapping[str, Any], name: str) -> Kept:
-    return Kept(lambda: held.get(name, ABSENT), lambda value: held.pop(name, None) if value is ABSENT else held.update({name: value}))
-
-
-def _of_class(kind: type, name: str) -> Kept:
-    def write(value: Any) -> None:
-        type.__delattr__(kind, name) if value is ABSENT else type.__setattr__(kind, name, value)
-
-    return Kept(lambda: vars(kind).get(name, ABSENT), write)
+def _of_mapping(held: Mapping[str, Any]) -> Iterator[tuple[str, KeptObject]]:
+    return (
+        (name, KeptObject(functools.partial(held.get, name, ABSENT), is_elsewhere=True))
+        for name, part in list(held.items())
+        if not _is_code(part)
+    )
 
 
 def _is_code(part: object) -> bool:
@@ -116,32 +102,21 @@ class StateNow:
 
     def __init__(self, body: Body) -> None:
         self._body = body
-        self.kept = kept_by_name(body)
+        self.kept = dict(_kept(body))
         self._values = {name: (id(value := one.read()), digest_of(value), value) for name, one in self.kept.items()}
         """(identity, digest, the value)"""
 
     def changed(self, end: StateNow) -> tuple[str, ...]:
         """Names whose value was changed in place or is kept elsewhere than in a variable; else those that are read first and bound anew."""
         absent = (id(ABSENT), digest_of(ABSENT), ABSENT)
-        names = [*self.kept, *(name for name, one in end.kept.items() if one.write is not None and name not in self.kept)]
+        names = [*self.kept, *(name for name, one in end.kept.items() if one.is_elsewhere and name not in self.kept)]
         pairs = {name: (self._values.get(name, absent), end._values.get(name, absent)) for name in names}
         differing = [name for name, (one, other) in pairs.items() if one[1] != other[1]]
         in_place = tuple(name for name in differing if not name.isidentifier() or pairs[name][0][0] == pairs[name][1][0])
         return in_place or tuple(name for name in differing if _is_read_first(self._body, name))
 
-    def is_elsewhere(self, name: str, end: StateNow) -> bool:
-        """Whether a class, a function or the process keeps it."""
-        return (self.kept.get(name) or end.kept[name]).write is not None
 
-    def put_back(self, names: Iterable[str], end: StateNow) -> None:
-        """Of what is bound elsewhere than in a variable, while a run begins at the end: as it is in this state."""
-        for name in names:
-            place = self.kept.get(name) or end.kept[name]
-            if place.write is not None:
-                place.write(self._values[name][2] if name in self._values else ABSENT)
-
-
-def line_that_changes(runs: Runs, kept: Kept) -> Location | None:
+def line_that_changes(runs: Runs, kept: KeptObject) -> Location | None:
     """The line of the user's after which a value is another one than at the start; one run, as far as that line."""
     start = digest_of(kept.read())
     watch = _LineWatch(runs, lambda: digest_of(kept.read()) != start)
@@ -166,26 +141,13 @@ def last_line_that_changes(runs: Runs, read: Callable[[], Any], place: int) -> L
     return None if found is None else location(*found)
 
 
-def lines_before(runs: Runs, place: int) -> list[Line]:
-    """Those of the user's that a run executes on its way to the op at `place`."""
-    found: list[Line] = []
-
-    def look() -> bool:
-        found.extend([watch.last] if watch.last is not None else [])
-        return False
-
-    watch = _LineWatch(runs, look, place)
-    watch.run()
-    return found
-
-
 class _LineWatch:
     """Looks after each line, and at the op at `place`, which ends the run."""
 
     def __init__(self, runs: Runs, look: Callable[[], bool], place: int = sys.maxsize) -> None:
         self.last: Line | None = None
         self._runs = runs
-        self._recorder = Recorder(Recording(), self._seen, runs.guard, runs.hooks)
+        self._recorder = OpRecorder(Recording(), self._seen, runs.guard, runs.hooks)
         self._look, self._place = look, place
         self._is_over = self._is_found = False
         self._lines = 0
@@ -257,7 +219,7 @@ def _functions(value: object) -> Iterator[FunctionType]:
         return
     kind = value if isinstance(value, type) else type(value)
     if kind.__module__ != "builtins" and is_users(kind):
-        yield from (one for one in vars(kind).values() if isinstance(one, FunctionType))
+        yield from (var for var in vars(kind).values() if isinstance(var, FunctionType))
 
 
 def _is_read_first(body: Body, name: str) -> bool:

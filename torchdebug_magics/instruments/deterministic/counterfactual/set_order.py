@@ -189,7 +189,7 @@ class _Places:
         """The innermost around each node."""
         calls = list(nodes(ast.Call, *statements))
         self._settled = {id(inner) for node in calls if called(node) in _SETTLED for inner in nodes(ast.AST, *node.args)}
-        sorted_names = {dotted(one) for node in calls if called(node) == "sorted" for one in node.args}
+        sorted_names = {dotted(argument) for node in calls if called(node) == "sorted" for argument in node.args}
         sorted_names |= {dotted(node.func).removesuffix(".sort") for node in calls if method(node) == "sort"}
         self._sorted = sorted_names - {""}
 
@@ -222,7 +222,8 @@ class _Places:
                     )
             if isinstance(node, ast.Call) and dotted(node.func) == "hash" and len(node.args) == 1:
                 argument = node.args[0]
-                place = OrderingPlace(ast.unparse(argument), dotted(argument), "", is_set=True, is_hash=True, is_text=_is_text(argument))
+                is_text = isinstance(argument, ast.JoinedStr) or isinstance(getattr(argument, "value", None), (str, bytes))
+                place = OrderingPlace(ast.unparse(argument), dotted(argument), "", is_set=True, is_hash=True, is_text=is_text)
                 yield self._line(node), place
 
 
@@ -231,7 +232,7 @@ def _ordered(node: ast.AST) -> Iterator[ast.expr]:
     if isinstance(node, ast.For):
         yield node.iter
     elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)):
-        yield from (one.iter for one in node.generators)
+        yield from (generator.iter for generator in node.generators)
     elif isinstance(node, ast.Starred):
         yield node.value
     elif isinstance(node, ast.Call) and called(node) in _ORDERING:
@@ -264,7 +265,3 @@ def _inside(node: ast.expr) -> ast.expr:
     if isinstance(node, ast.BinOp):
         return _inside(node.left)
     return node
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))

@@ -34,8 +34,8 @@ from torchdebug_magics.instruments.deterministic.influences.influence import (
     PROCESS,
     PYTHON,
     TORCH,
-    Asked,
     Influence,
+    OutsideCall,
 )
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, owner
 from torchdebug_magics.probing.source.where import span
@@ -62,16 +62,16 @@ class Answers:
     def __init__(
         self,
         names: MutableMapping[str, Any],
-        earlier: Mapping[Asked, list[Any]] | None = None,
-        held: frozenset[Asked] = frozenset(),
-        turned: frozenset[Asked] | None = frozenset(),
+        earlier: Mapping[OutsideCall, list[Any]] | None = None,
+        held: frozenset[OutsideCall] = frozenset(),
+        turned: frozenset[OutsideCall] | None = frozenset(),
     ) -> None:
         self._names = names
         self._earlier = earlier or {}
         self._held, self._turned = held, turned
-        self.given: dict[Asked, list[Any]] = {}
+        self.given: dict[OutsideCall, list[Any]] = {}
         """By the call that asked, in the order in which they first did."""
-        self._places: dict[tuple[CodeType, int, Influence], Asked] = {}
+        self._places: dict[tuple[CodeType, int, Influence], OutsideCall] = {}
         self._urandom = os.urandom
 
     def attach(self, stack: ExitStack) -> None:
@@ -109,7 +109,7 @@ class Answers:
         given.append(answer)
         return turn(answer) if turn is not None and (self._turned is None or asked in self._turned) else answer
 
-    def _asked(self, influence: Influence, user: FrameType, frame: FrameType) -> Asked:
+    def _asked(self, influence: Influence, user: FrameType, frame: FrameType) -> OutsideCall:
         key = user.f_code, user.f_lasti, influence
         if key not in self._places:
             code, outer = user.f_code, user
@@ -118,7 +118,9 @@ class Answers:
             called = outer.f_code
             parameter = called.co_varnames[1] if called.co_argcount > 1 else ""
             line, text = user.f_lineno or 1, _text(code, user.f_lasti)
-            self._places[key] = Asked(influence, code.co_filename, line, called.co_name, parameter, text, _seed_of_library(frame, user))
+            self._places[key] = OutsideCall(
+                influence, code.co_filename, line, called.co_name, parameter, text, _seed_of_library(frame, user)
+            )
         return self._places[key]
 
     # --- who is asked ------------------------------------------------------------------------------------------------------------
@@ -257,13 +259,13 @@ def _asking_frame(caller: FrameType, *, is_direct: bool) -> FrameType | None:
     module = str(caller.f_globals.get("__name__", "")).partition(".")[0]
     if is_direct or module in _WAITING or owner(caller.f_code.co_filename) == "torch":
         return None
-    for one in frames_above(caller):
-        match owner(one.f_code.co_filename):
+    for frame in frames_above(caller):
+        match owner(frame.f_code.co_filename):
             case "user":
-                return one
+                return frame
             case "own":
                 return None
-        if one.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
             return None
     return None
 
@@ -271,10 +273,10 @@ def _asking_frame(caller: FrameType, *, is_direct: bool) -> FrameType | None:
 def _seed_of_library(caller: FrameType, user: FrameType) -> str:
     """The parameter for a seed of what the user's line called, if an installed library was asked there."""
     between = []
-    for one in frames_above(caller):
-        if one is user:
+    for frame in frames_above(caller):
+        if frame is user:
             break
-        between.append(one.f_code)
+        between.append(frame.f_code)
     if not between or owner(between[-1].co_filename) != "library":
         return ""
     parameters = between[-1].co_varnames[: between[-1].co_argcount + between[-1].co_kwonlyargcount]
@@ -287,7 +289,7 @@ def _text(code: CodeType, instruction: int) -> str:
     if place is None:
         return ""
     line, column, end_line, end_column = place
-    lines = [one.encode() for one in linecache.getlines(code.co_filename)[line - 1 : end_line]]
+    lines = [getline.encode() for getline in linecache.getlines(code.co_filename)[line - 1 : end_line]]
     if not lines:
         return ""
     lines[-1] = lines[-1][:end_column]

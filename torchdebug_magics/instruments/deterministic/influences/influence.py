@@ -23,10 +23,10 @@ class Influence:
     on: On | None
     what: str
     """A clause, with ``{text}`` for the call."""
-    fix: Callable[[Asked], str]
+    fix: Callable[[OutsideCall], str]
 
 
-class Asked(NamedTuple):
+class OutsideCall(NamedTuple):
     """A call in the user's code that asks, by itself or deep inside."""
 
     influence: Influence
@@ -63,16 +63,8 @@ class Asked(NamedTuple):
         return Dependence(on=influence.on or "entropy", op="", location=self.location, what=what, fix=influence.fix(self))
 
 
-def _constant(asked: Asked) -> str:
-    return f"replace `{asked.text}` with a constant: it reads the clock"
-
-
-def _drawn(asked: Asked) -> str:
-    return f"replace `{asked.text}` with a draw from a seeded generator, such as `random.Random({_SEED})`"
-
-
-def _seeded(otherwise: str) -> Callable[[Asked], str]:
-    def fix(asked: Asked) -> str:
+def _seeded(otherwise: str) -> Callable[[OutsideCall], str]:
+    def fix(asked: OutsideCall) -> str:
         """A seed within a function gives the same numbers at each call."""
         if asked.seed:
             return f"pass `{asked.seed}={_SEED}` to `{asked.path or asked.text}`"
@@ -86,11 +78,11 @@ def _seeded(otherwise: str) -> Callable[[Asked], str]:
     return fix
 
 
-def _manual(asked: Asked) -> str:
+def _manual(asked: OutsideCall) -> str:
     return f"use `{asked.path.removesuffix('seed')}manual_seed({_SEED})`" if asked.path else f"use `torch.Generator().manual_seed({_SEED})`"
 
 
-def _in_order(asked: Asked) -> str:
+def _in_order(asked: OutsideCall) -> str:
     name = called(asked.call)
     if name == "imap_unordered":
         return "use `imap` instead of `imap_unordered`, or sort the results"
@@ -99,11 +91,11 @@ def _in_order(asked: Asked) -> str:
     return "collect the results in submission order, or sort the results"
 
 
-def _zeros(asked: Asked) -> str:
+def _zeros(asked: OutsideCall) -> str:
     return f"use `{asked.path.replace('empty', 'zeros') if 'empty' in asked.path else 'np.zeros'}`, or write every element before reading"
 
 
-def _sorted(asked: Asked) -> str:
+def _sorted(asked: OutsideCall) -> str:
     match called(asked.call):
         case "":
             return "sort the files"
@@ -115,8 +107,15 @@ def _sorted(asked: Asked) -> str:
             return f"`sorted({asked.text})`"
 
 
-CLOCK = Influence("wall_clock", "clock", "{text} reads the clock", _constant)
-ENTROPY = Influence("os_entropy", "entropy", "{text} reads the operating system's entropy", _drawn)
+CLOCK = Influence(
+    "wall_clock", "clock", "{text} reads the clock", lambda asked: f"replace `{asked.text}` with a constant: it reads the clock"
+)
+ENTROPY = Influence(
+    "os_entropy",
+    "entropy",
+    "{text} reads the operating system's entropy",
+    lambda asked: f"replace `{asked.text}` with a draw from a seeded generator, such as `random.Random({_SEED})`",
+)
 _UNSEEDED = "{text} has no seed and takes one from the operating system"
 NUMPY = Influence("numpy_random", "seed", _UNSEEDED, _seeded("np.random.default_rng"))
 PYTHON = Influence("python_random", "seed", _UNSEEDED, _seeded("random.Random"))

@@ -6,26 +6,21 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING
-
-import torch
 
 from torchdebug_magics.instruments.deterministic.influences.answers import Answers
-from torchdebug_magics.instruments.deterministic.influences.influence import ADDRESS, Asked
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.influences.influence import ADDRESS, OutsideCall
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
-from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import RunComparison
+from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.modules import live_modules
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 
 _LEAST_TRIES, _MOST_TRIES, _MOST_S = 2, 8, 3.0
 """Of runs that are to agree, as two may by chance; only long ones are made less often."""
 
 
-def asked_by(runs: Runs, place: int | None, also: Callable[[ExitStack], object] = lambda _: None) -> tuple[Asked, ...]:
+def asked_by(runs: Runs, place: int | None, also: Callable[[ExitStack], object] = lambda _: None) -> tuple[OutsideCall, ...]:
     """Those that make what comes before and at the op at `place` differ, in the order in which they ask; none where no answer does.
 
     Without a place, what the whole run does. Each run begins after `also`.
@@ -51,7 +46,7 @@ class _Search:
         self._modules = list(live_modules())
         answers = Answers(runs.body.namespace)
         with self._answered(answers):
-            self._error = runs.again(Recorder(self._recording, self._first, runs.guard, runs.hooks))
+            self._error = runs.again(OpRecorder(self._recording, self._first, runs.guard, runs.hooks))
         self.asked = answers.given
 
     def _answered(self, answers: Answers) -> AbstractContextManager[None]:
@@ -66,13 +61,13 @@ class _Search:
         if op.place >= self._place:
             raise Enough
 
-    def agrees(self, held: frozenset[Asked]) -> bool:
+    def agrees(self, held: frozenset[OutsideCall]) -> bool:
         """Whether runs with these answers do what the first one did."""
         begin_s = time.monotonic()
         for count in range(_MOST_TRIES):
             if count >= _LEAST_TRIES and time.monotonic() - begin_s > _MOST_S:
                 break
-            run = _Until(self._recording, self._modules, self._runs, self._place)
+            run = RunComparison(self._recording, self._modules, self._runs.guard, self._runs.hooks, until=self._place)
             with self._answered(Answers(self._runs.body.namespace, self.asked, held)):
                 error = self._runs.again(run)
             if error is None and not run.is_over:
@@ -81,7 +76,7 @@ class _Search:
                 return False
         return True
 
-    def needed(self, group: tuple[Asked, ...], held: frozenset[Asked]) -> tuple[Asked, ...]:
+    def needed(self, group: tuple[OutsideCall, ...], held: frozenset[OutsideCall]) -> tuple[OutsideCall, ...]:
         """Those of a group without which runs that hold all others differ."""
         if self.agrees(held.difference(group)):
             return ()
@@ -89,18 +84,3 @@ class _Search:
             return group
         half = len(group) // 2
         return (*self.needed(group[:half], held), *self.needed(group[half:], held)) or group[:1]
-
-
-class _Until(Comparison):
-    """As far as an op."""
-
-    def __init__(self, earlier: Recording, modules: list[torch.nn.Module], runs: Runs, place: int) -> None:
-        super().__init__(earlier, modules, runs.guard, runs.hooks)
-        self._place = place
-        self.is_over = False
-
-    def _seen(self, seen: Seen, op: Op) -> None:
-        super()._seen(seen, op)
-        if op.place >= self._place:
-            self.is_over = True
-            raise Enough

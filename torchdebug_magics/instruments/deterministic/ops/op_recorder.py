@@ -50,7 +50,7 @@ _DISABLED = "DisableContext."
 """In the name of what torch puts around functions of its own that are not to be compiled, such as `zero_grad`, and around compiled ones."""
 
 
-class Recorder:
+class OpRecorder:
     """Gives each op to `seen`, with its digests; keeps what tensors from before the run held, before they are written.
 
     Every tensor is read once: when an op has made it, or when it is met for the first time. Only the thread that runs the cell is seen,
@@ -82,8 +82,6 @@ class Recorder:
         self._hooks = hooks
         self._keeps = keeps
         """Whether what is written is to be put back."""
-        self.ahead: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
-        """Told of each op before it runs."""
         self._poison = poison
         """Whether new memory is filled with something else than torch fills it with."""
         self._thorough_at = thorough_at
@@ -136,8 +134,6 @@ class Recorder:
         self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
 
     def _look_at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.ahead is not None:
-            self.ahead(func, args, kwargs)
         self._kwargs = kwargs
         self._written = written_by(func, args, kwargs)
         for tensor in self._written:

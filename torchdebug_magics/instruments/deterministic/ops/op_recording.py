@@ -139,7 +139,7 @@ def size_bytes(tensor: torch.Tensor) -> int:
 
 def numbers(results: list[torch.Tensor]) -> list[torch.Tensor]:
     """Without the bytes beside them that an op keeps for its backward: scratch memory, of which a part is never written."""
-    return [one for one in results if one.dtype is not torch.uint8] or results
+    return [result for result in results if result.dtype is not torch.uint8] or results
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -18,8 +18,8 @@ from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint, OpPrint, Update
 from torchdebug_magics.instruments.deterministic.ops.op_recording import is_collective
 from torchdebug_magics.instruments.deterministic.prints.alignment import (
-    Edit,
-    Run,
+    EditedLine,
+    PrintedRun,
     edit_behind,
     edit_with,
     edited_lines,
@@ -29,7 +29,6 @@ from torchdebug_magics.instruments.deterministic.prints.alignment import (
     roots,
     text_of,
 )
-from torchdebug_magics.instruments.deterministic.prints.printing import PrintsByRank, prints_of_ranks
 from torchdebug_magics.instruments.deterministic.report import Cause, DeterministicReport, Divergence
 from torchdebug_magics.probing.source.syntax import nodes, parsed
 from torchdebug_magics.ranks.report import RanksReport
@@ -39,13 +38,9 @@ MADE_ANEW = "create or load the data and the model in the cell itself: weights t
 _AGAIN = "`torch.manual_seed(...)`"
 
 
-def earlier_print(named: object, namespace: Mapping[str, object]) -> Fingerprint | PrintsByRank:
+def earlier_print(named: object, namespace: Mapping[str, object]) -> Fingerprint:
     """The fingerprint in a report, in the variable of that name, or in a file; a `TorchDebugError` where there is none."""
     value = namespace.get(named, named) if isinstance(named, str) else named
-    if isinstance(value, PrintsByRank):
-        return value
-    if isinstance(value, RanksReport) and (by_rank := prints_of_ranks(value)) is not None:
-        return by_rank
     if isinstance(value, (DeterministicReport, RanksReport)):
         if isinstance(value, RanksReport) or value.fingerprint is None:
             msg = f"--against {named}: that report has no fingerprint: rerun its cell with `-o {named}` or `--save FILE`"
@@ -66,7 +61,7 @@ def compared(earlier: Fingerprint, later: Fingerprint, *, rtol: float | None) ->
     """The op from which the later run has other results; with `rtol`, the first whose sums are further apart."""
     if rtol is None:
         return None if earlier.records == later.records and earlier.ops == later.ops else difference(earlier, later)
-    run, foreign = Run(later), None
+    run, foreign = PrintedRun(later), None
     for before, now in _aligned(tuple(earlier), run.ops):
         if foreign is None and before.given != run.ops[now].given:
             foreign = run.ops[now]
@@ -80,7 +75,7 @@ def compared(earlier: Fingerprint, later: Fingerprint, *, rtol: float | None) ->
 
 def agreeing_count(earlier: Fingerprint, later: Fingerprint) -> int:
     """How many ops of the later run gave nothing that the earlier one did not have."""
-    run = Run(earlier)
+    run = PrintedRun(earlier)
     return sum(not is_new(op, run) for op in later)
 
 
@@ -102,33 +97,30 @@ def _close(before: OpPrint, now: OpPrint, rtol: float) -> bool:
 
 def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
     """None where every result that both runs come to is the same, to the last bit."""
-    earlier, later = Run(before), Run(now)
+    earlier, later = PrintedRun(before), PrintedRun(now)
     edited = edited_lines(earlier, later)
     found = roots(earlier, later, edited)
     if not found:
         return _of_strangers(earlier, later)
     first = found[0]
     edit = edit_behind(earlier, later, edited, later.ops[first].place)
-    may_be_others = edit is None and _received(later, first) is not None
-    shift = None if may_be_others else shifted(earlier, later, edited, first)
-    if shift is not None:
-        edit = edit or edit_with(("seed",) if shift.other is None else (), earlier, later, edited)
-        if edit is None or shift.other is not None:
-            return divergence(later, shift.number, "unseeded_generator", shift.explanation, shift.fix, other=shift.other)
-        return _of_edit(later, first, edit)
-    again = None if may_be_others else repeated(earlier, later, first)
-    if again is not None:
-        return divergence(later, again.number, "state_leak", again.explanation, again.fix, other=again.other)
-    updated = None if may_be_others else updated_otherwise(earlier, later, first)
-    if updated is not None:
-        edit = edit or edit_with(updated.words, earlier, later, edited)
-        if edit is None or not updated.words:
-            return divergence(later, first, "state_leak", updated.explanation, updated.fix)
+    if edit is not None or _received(later, first) is None:  # else what other ranks have sent may be behind it
+        drawn = shifted(earlier, later, edited, first)
+        if drawn is not None:
+            edit = edit or (edit_with(("seed",), earlier, later, edited) if drawn.other is None else None)
+            return drawn if edit is None or drawn.other is not None else _of_edit(later, first, edit)
+        if (again := repeated(earlier, later, first)) is not None:
+            return again
+        updated, words = updated_otherwise(earlier, later, first)
+        if updated is not None:
+            edit = edit or edit_with(words, earlier, later, edited)
+            if edit is None or not words:
+                return updated
     edit = edit or _line_gone(earlier, later, edited) or edit_with(("seed",), earlier, later, edited)
     return _of_inputs(earlier, later, first, edited, (before, now)) if edit is None else _of_edit(later, first, edit)
 
 
-def _of_strangers(earlier: Run, later: Run) -> Divergence | None:
+def _of_strangers(earlier: PrintedRun, later: PrintedRun) -> Divergence | None:
     """Other code altogether is not the same numbers; None where the runs have a result in common."""
     of_later_alone = [number for number, op in enumerate(later.ops) if is_new(op, earlier)]
     if not of_later_alone or not earlier.values.keys().isdisjoint(later.values):
@@ -136,26 +128,32 @@ def _of_strangers(earlier: Run, later: Run) -> Divergence | None:
     return divergence(later, of_later_alone[0], "control_flow", "the two runs share no result and no line of code")
 
 
-def _line_gone(earlier: Run, later: Run, edited: Mapping[str, str]) -> Edit | None:
+def _line_gone(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str]) -> EditedLine | None:
     """The line of the earlier run's that made what the later one lacks, if it is there no more."""
     gone = roots(later, earlier, {old: new for new, old in edited.items()})
     place = earlier.ops[gone[0]].place if gone else None
-    return None if place is None or text_of(place) in later.lines else Edit(None, place)
+    return None if place is None or text_of(place) in later.lines else EditedLine(None, place)
 
 
-def _of_inputs(earlier: Run, later: Run, first: int, edited: Mapping[str, str], prints: tuple[Fingerprint, Fingerprint]) -> Divergence:
+def _of_inputs(
+    earlier: PrintedRun, later: PrintedRun, first: int, edited: Mapping[str, str], prints: tuple[Fingerprint, Fingerprint]
+) -> Divergence:
     """No edited line is behind it: what came in from outside of torch, or an op that did not give the same on the same."""
     op = later.ops[first]
     foreign = _foreign(earlier, later, first)
     if foreign is not None:
         said = f"`{later.ops[foreign].op}` received different input than in the earlier run, created outside PyTorch"
         return divergence(later, foreign, "outside_data", said, MADE_ANEW)
-    partner = _partner(earlier, later, first)
+    text, which = text_of(op.place), later.occurrence(first)
+    alike = [number for number, other in enumerate(earlier.ops) if (other.op, text_of(other.place)) == (op.op, text)]
+    partner = alike[which - 1] if which <= len(alike) else None
     received = _received(later, first)
     if received is not None:
         said = f"`{op.op}` differs after `{received.op}` received numbers from other ranks, which are not compared: see their reports"
         return divergence(later, first, "outside_data", said)
-    if partner is not None and _same_inputs(earlier, partner, later, first):
+    runs = ((earlier, partner), (later, first))
+    inputs = [[(run.ops[one].given, run.ops[one].gave) for one in run.reads[at]] for run, at in runs if at is not None]
+    if partner is not None and inputs[0] == inputs[1]:
         return divergence(later, first, *reason(*prints, op, "gave different bits"))
     edit = edit_with(("",), earlier, later, edited)
     said = f"`{op.op}` computes with different tensors than in the earlier run"
@@ -165,17 +163,17 @@ def _of_inputs(earlier: Run, later: Run, first: int, edited: Mapping[str, str], 
     return divergence(later, first, "control_flow", f"{said}: the same tensors arrive in a different order", other=other)
 
 
-def _received(later: Run, number: int) -> OpPrint | None:
+def _received(later: PrintedRun, number: int) -> OpPrint | None:
     """The last collective before an op: what other ranks sent may be behind any difference from there on."""
     return next((one for one in reversed(later.ops[:number]) if is_collective(one.op)), None)
 
 
-def _of_edit(later: Run, number: int, edit: Edit) -> Divergence:
+def _of_edit(later: PrintedRun, number: int, edit: EditedLine) -> Divergence:
     found = divergence(later, number, "control_flow", edit.explanation, other=edit.before)
     return found if edit.now is None else replace(found, location=edit.now)
 
 
-def _foreign(earlier: Run, later: Run, number: int) -> int | None:
+def _foreign(earlier: PrintedRun, later: PrintedRun, number: int) -> int | None:
     """The op that met data, or was given a number, that the earlier run did not have."""
     known: dict[tuple[str, str], set[int]] = defaultdict(set)
     for op in earlier.ops:
@@ -185,17 +183,6 @@ def _foreign(earlier: Run, later: Run, number: int) -> int | None:
         if then is not None and later.ops[one].given not in then:
             return one
     return None
-
-
-def _partner(earlier: Run, later: Run, number: int) -> int | None:
-    op, text, which = later.ops[number].op, text_of(later.ops[number].place), later.occurrence(number)
-    same = [one for one, other in enumerate(earlier.ops) if other.op == op and text_of(other.place) == text]
-    return same[which - 1] if which <= len(same) else None
-
-
-def _same_inputs(earlier: Run, partner: int, later: Run, number: int) -> bool:
-    then, now = ([(run.ops[one].given, run.ops[one].gave) for one in run.reads[at]] for run, at in ((earlier, partner), (later, number)))
-    return then == now
 
 
 def reason(before: Fingerprint, now: Fingerprint, op: OpPrint, beyond: str) -> tuple[Cause, str]:
@@ -213,7 +200,7 @@ def reason(before: Fingerprint, now: Fingerprint, op: OpPrint, beyond: str) -> t
     return "nondeterministic_op", f"`{op.op}` {beyond} on equal inputs"
 
 
-def divergence(run: Run, number: int, cause: Cause, said: str, fix: str = "", *, other: Location | None = None) -> Divergence:
+def divergence(run: PrintedRun, number: int, cause: Cause, said: str, fix: str = "", *, other: Location | None = None) -> Divergence:
     """Of an op of the later run."""
     op = run.ops[number]
     return Divergence(
@@ -229,63 +216,43 @@ def divergence(run: Run, number: int, cause: Cause, said: str, fix: str = "", *,
     )
 
 
-class UpdatedOtherwise(NamedTuple):
-    """What an optimizer's step began with, that the earlier run's did not."""
+def updated_otherwise(earlier: PrintedRun, later: PrintedRun, number: int) -> tuple[Divergence | None, tuple[str, ...]]:
+    """What the optimizer's step that the op is in began with, and the earlier run's did not; None where there is no such step.
 
-    explanation: str
-    fix: str
-    words: tuple[str, ...]
-    """One of them is in the line that was edited, if one was; none where the run was resumed."""
-
-
-def updated_otherwise(earlier: Run, later: Run, number: int) -> UpdatedOtherwise | None:
-    """Of the step that the op with that number is in; None where it is in none, or both began alike."""
+    The words say which line was edited, if one of them is in one; none where the run was resumed.
+    """
     now = next((update for update in later.updates if update.first <= number < update.end), None)
     then = None if now is None else _same_step(earlier, later, now)
     if now is None or then is None:
-        return None
+        return None, ()
     place = later.ops[number].place
     receiver = re.search(r"([\w.]+)\.step\(", "" if place is None else place.source)
-    name = receiver.group(1) if receiver else now.optimizer
+    name, words = receiver.group(1) if receiver else now.optimizer, tuple[str, ...]()
     missing = [f"`{one}`" for one in then.state if one not in now.state]
-    if missing:
-        said = f"`{name}` is new and lacks {listed(missing)}, which the earlier run had"
-        return UpdatedOtherwise(
-            said, f"save `{name}.state_dict()` with the checkpoint, and load it with `{name}.load_state_dict(...)`", words=()
-        )
     values = dict(now.settings)
     changed = [(setting, value, values[setting]) for setting, value in then.settings if values.get(setting, value) != value]
-    if not changed:
-        return None
-    said = listed([f"`{setting}` of `{name}` was {value} in the earlier run and is {present} now" for setting, value, present in changed])
-    setting, value, _ = changed[0]
-    if earlier.updates.index(then) != later.updates.index(now):
-        fix = (
-            "save the scheduler's `state_dict()` with the checkpoint, and load it with `load_state_dict`"
-            if setting.startswith("lr")
-            else f"set `{setting}={value}`"
-        )
-        return UpdatedOtherwise(said, fix, ())
-    return UpdatedOtherwise(said, f"set `{setting}={value}`", ("sched", name.rsplit(".", 1)[-1]))
+    if missing:
+        said = f"`{name}` is new and lacks {listed(missing)}, which the earlier run had"
+        fix = f"save `{name}.state_dict()` with the checkpoint, and load it with `{name}.load_state_dict(...)`"
+    elif not changed:
+        return None, ()
+    else:
+        parts = [f"`{setting}` of `{name}` was {value} in the earlier run and is {present} now" for setting, value, present in changed]
+        said, fix = listed(parts), f"set `{changed[0][0]}={changed[0][1]}`"
+        if earlier.updates.index(then) == later.updates.index(now):
+            words = "sched", name.rsplit(".", 1)[-1]
+        elif changed[0][0].startswith("lr"):
+            fix = "save the scheduler's `state_dict()` with the checkpoint, and load it with `load_state_dict`"
+    return divergence(later, number, "state_leak", said, fix), words
 
 
-def _same_step(earlier: Run, later: Run, now: Update) -> Update | None:
+def _same_step(earlier: PrintedRun, later: PrintedRun, now: Update) -> Update | None:
     """The earlier run's step after the same gradients: the last results of a backward pass that both runs had."""
     for number in reversed(range(now.first)):
         op = later.ops[number]
         if op.is_backward and op.gave in earlier.values:
             return next((update for update in earlier.updates if update.first > earlier.values[op.gave]), None)
     return None
-
-
-class Shift(NamedTuple):
-    """Why numbers are drawn otherwise."""
-
-    number: int
-    """The op of the later run at which it shows: the draw that is new, else the first that is other."""
-    other: Location | None
-    explanation: str
-    fix: str
 
 
 class _Draw(NamedTuple):
@@ -295,8 +262,11 @@ class _Draw(NamedTuple):
     """The op, and the text of its line."""
 
 
-def shifted(earlier: Run, later: Run, edited: Mapping[str, str], last: int) -> Shift | None:
-    """None where nothing was drawn otherwise on the way to the op with that number."""
+def shifted(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str], last: int) -> Divergence | None:
+    """Why numbers are drawn otherwise: at the draw that is new, else the first that is other.
+
+    None where nothing was drawn otherwise on the way to the op with that number.
+    """
     before, now = _draws(earlier, {}), _draws(later, edited)
     surplus = Counter(draw.key for draw in now)
     surplus.subtract(draw.key for draw in before)
@@ -332,7 +302,7 @@ def shifted(earlier: Run, later: Run, edited: Mapping[str, str], last: int) -> S
     return None
 
 
-def repeated(earlier: Run, later: Run, last: int) -> Shift | None:
+def repeated(earlier: PrintedRun, later: PrintedRun, last: int) -> Divergence | None:
     """Where a run that goes on with another one's results draws from the beginning again: the generator's state was not loaded."""
     drawn = [number for number in range(last) if later.ops[number].is_random and later.live_at[number]]
     if not drawn or later.ops[drawn[-1]].gave not in earlier.values:
@@ -347,46 +317,45 @@ def repeated(earlier: Run, later: Run, last: int) -> Shift | None:
         return None
     said = f"`{later.ops[number].op}` draws the numbers that the earlier run drew much earlier: the RNG state was not restored"
     fix = "save `torch.get_rng_state()` with the checkpoint, and restore it with `torch.set_rng_state(...)`"
-    return Shift(number, earlier.ops[since[-1]].place, said, fix)
+    return divergence(later, number, "state_leak", said, fix, other=earlier.ops[since[-1]].place)
 
 
-def _draws(run: Run, edited: Mapping[str, str]) -> list[_Draw]:
+def _draws(run: PrintedRun, edited: Mapping[str, str]) -> list[_Draw]:
     texts = ((number, op, text_of(op.place)) for number, op in enumerate(run.ops) if op.is_random)
     return [_Draw(number, op.gave, (op.op, edited.get(text, text))) for number, op, text in texts]
 
 
-def _told(earlier: Run, later: Run, added: list[_Draw], gone: list[_Draw], drawn: int, *, is_moved: bool) -> Shift:
+def _told(earlier: PrintedRun, later: PrintedRun, added: list[_Draw], gone: list[_Draw], drawn: int, *, is_moved: bool) -> Divergence:
     op, place = later.ops[drawn], later.ops[drawn].place
+    first, other, number = None, place, drawn
+    said = f"`{op.op}` drew different numbers than in the earlier run: a different seed, or an unseeded generator"
+    fix, onwards = "", f"`{op.op}` at {place} draws different numbers from there on"
     if added:
-        first = later.ops[added[0].number].place
+        number = added[0].number
+        first = later.ops[number].place
         if is_moved:
             said = f"{quoted(first)} is created before {quoted(place)}: the random numbers go to different layers"
             fix = f"create {quoted(place)} before {quoted(first)}, or call {_AGAIN} before each of them"
-            return Shift(added[0].number, place, said, fix)
-        what = "a seed" if later.ops[added[0].number].magnitude == 0 else "random numbers"
-        then = "more often than in the earlier run" if text_of(first) in earlier.lines else "which the earlier run did not"
-        said = f"{quoted(first)} draws {what}, {then}: `{op.op}` at {place} draws different numbers from there on"
-        drawing = f"the call of `{first.function}`" if first is not None and first.source.startswith("return") else quoted(first)
-        fix = _apart(place) or f"call {_AGAIN} again after {drawing}, or give it its own generator"
-        if _is_dropout(later, added[0].number) and added[0].key[1] == text_of(first):
-            fix = "call `eval()` before it, and `train()` after it: dropout is active"
-        return Shift(added[0].number, place, said, fix)
-    if gone:
-        first = earlier.ops[gone[0].number].place
-        rarer = (
-            "draws random numbers less often than in the earlier run"
-            if text_of(first) in later.lines
-            else "no longer draws random numbers before it"
-        )
-        said = f"{quoted(first)} {rarer}: `{op.op}` draws different numbers from there on"
-        is_off = _is_dropout(earlier, gone[0].number) and text_of(first) in later.lines
-        return Shift(
-            drawn, first, said, "call `train()` before it: dropout is inactive" if is_off else _apart(place) or f"call {_AGAIN} before it"
-        )
-    return Shift(drawn, None, f"`{op.op}` drew different numbers than in the earlier run: a different seed, or an unseeded generator", "")
+        else:
+            what = "a seed" if later.ops[number].magnitude == 0 else "random numbers"
+            then = "more often than in the earlier run" if text_of(first) in earlier.lines else "which the earlier run did not"
+            said = f"{quoted(first)} draws {what}, {then}: {onwards}"
+            drawing = f"the call of `{first.function}`" if first is not None and first.source.startswith("return") else quoted(first)
+            fix = _apart(place) or f"call {_AGAIN} again after {drawing}, or give it its own generator"
+            if _is_dropout(later, number) and added[0].key[1] == text_of(first):
+                fix = "call `eval()` before it, and `train()` after it: dropout is active"
+    elif gone:
+        first = other = earlier.ops[gone[0].number].place
+        is_there = text_of(first) in later.lines
+        rarer = "draws random numbers less often than in the earlier run" if is_there else "no longer draws random numbers before it"
+        said = f"{quoted(first)} {rarer}: {onwards.replace(f' at {place}', '')}"
+        fix = _apart(place) or f"call {_AGAIN} before it"
+        if is_there and _is_dropout(earlier, gone[0].number):
+            fix = "call `train()` before it: dropout is inactive"
+    return divergence(later, number, "unseeded_generator", said, fix, other=None if first is None else other)
 
 
-def _is_dropout(run: Run, number: int) -> bool:
+def _is_dropout(run: PrintedRun, number: int) -> bool:
     return run.ops[number].op.split(".")[1] in {"bernoulli_", "native_dropout", "_fused_dropout"}
 
 

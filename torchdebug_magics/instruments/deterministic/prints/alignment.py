@@ -8,7 +8,7 @@ import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache, cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -25,15 +25,15 @@ _ALIKE = 0.5
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
-class Run:
+class PrintedRun:
     """One run, read once."""
 
     def __init__(self, fingerprint: Fingerprint) -> None:
         self.ops: tuple[OpPrint, ...] = tuple(fingerprint)
         flows = tuple(fingerprint.flows())
-        self.reads: tuple[tuple[int, ...], ...] = tuple(flow.read for flow in flows)
+        self.reads: tuple[tuple[int, ...], ...] = tuple(read for read, _ in flows)
         self.updates = fingerprint.updates
-        self._overwritten = {number for flow in flows for number in flow.overwritten}
+        self._overwritten = {number for _, overwritten in flows for number in overwritten}
         self.values = {op.gave: number for number, op in enumerate(self.ops) if _has_value(op)}
         """What each op gave -> the last op that did."""
         self.lines: dict[str, Location] = {}
@@ -71,27 +71,21 @@ def _code_of(source: str) -> str:
     return " ".join(words) or source
 
 
-def edited_lines(earlier: Run, later: Run) -> Mapping[str, str]:
+def edited_lines(earlier: PrintedRun, later: PrintedRun) -> Mapping[str, str]:
     """The text of lines that are new, with the one that each has replaced."""
     before, now = list(earlier.lines), list(later.lines)
     found: dict[str, str] = {}
     for kind, i, j, k, m in SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
-        old = [text for text in before[i:j] if text not in later.lines] if kind == "replace" else []
-        for text in now[k:m] if old else ():
-            if text not in earlier.lines and old:
-                closest = max(old, key=lambda one: SequenceMatcher(None, one, text).ratio())
-                if SequenceMatcher(None, closest, text).ratio() >= _ALIKE:
-                    found[text] = closest
-                    old.remove(closest)
+        if kind == "replace":
+            old = [text for text in before[i:j] if text not in later.lines]
+            for text in now[k:m]:
+                if text not in earlier.lines and (closest := get_close_matches(text, old, 1, cutoff=_ALIKE)):
+                    found[text] = closest[0]
+                    old.remove(closest[0])
     return found
 
 
-class _Line(NamedTuple):
-    earlier: list[int]
-    later: list[int]
-
-
-def roots(earlier: Run, later: Run, edited: Mapping[str, str]) -> list[int]:
+def roots(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str]) -> list[int]:
     """The ops of the later run from which the last result that differs has its difference, first to last; none where none differs."""
     differing = _differing(earlier, later, edited)
     last = next((number for number in sorted(differing, reverse=True) if later.live_at[number]), None)
@@ -108,7 +102,7 @@ def roots(earlier: Run, later: Run, edited: Mapping[str, str]) -> list[int]:
     return sorted(found)
 
 
-def _behind_copies(run: Run, number: int) -> set[int]:
+def _behind_copies(run: PrintedRun, number: int) -> set[int]:
     """The op, or where it is a copy, those whose results it is a copy of."""
     found, todo = set(), [number]
     while todo:
@@ -120,7 +114,7 @@ def _behind_copies(run: Run, number: int) -> set[int]:
     return found
 
 
-def is_new(op: OpPrint, other: Run) -> bool:
+def is_new(op: OpPrint, other: PrintedRun) -> bool:
     """Whether the other run has nowhere had this result."""
     return _has_value(op) and op.gave not in other.values
 
@@ -135,20 +129,20 @@ def is_copy(op: OpPrint) -> bool:
     return op.op.split(".")[1] in _COPIES
 
 
-def _differing(earlier: Run, later: Run, edited: Mapping[str, str]) -> set[int]:
+def _differing(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str]) -> set[int]:
     """Results that stand where the earlier run has others. What one of them has besides, such as further epochs, does not differ."""
-    lines: dict[str, _Line] = defaultdict(lambda: _Line([], []))
+    lines: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for number, op in enumerate(earlier.ops):
         if _has_value(op):
-            lines[text_of(op.place)].earlier.append(number)
+            lines[text_of(op.place)][0].append(number)
     for number, op in enumerate(later.ops):
         if _has_value(op):
             text = text_of(op.place)
-            lines[edited.get(text, text)].later.append(number)
-    return {number for line in lines.values() for number in _replaced([earlier.ops[one].gave for one in line.earlier], line.later, later)}
+            lines[edited.get(text, text)][1].append(number)
+    return {one for before, now in lines.values() for one in _replaced([earlier.ops[number].gave for number in before], now, later)}
 
 
-def _replaced(before: Sequence[int], now: Iterable[int], later: Run) -> list[int]:
+def _replaced(before: Sequence[int], now: Iterable[int], later: PrintedRun) -> list[int]:
     """The new results among those of one line that stand where one is gone; the gaps end at results which the line had only once."""
     places: dict[int, list[int]] = defaultdict(list)
     for place, value in enumerate(before):
@@ -171,7 +165,7 @@ def _replaced(before: Sequence[int], now: Iterable[int], later: Run) -> list[int
     return found + (gap if gone[-1] > gone[reached] else [])
 
 
-class Edit(NamedTuple):
+class EditedLine(NamedTuple):
     """A line that is not as it was."""
 
     now: Location | None
@@ -192,7 +186,7 @@ class Edit(NamedTuple):
         return self.explanation if self.now is None else self.explanation.replace("this line", str(self.now), 1)
 
 
-def edit_behind(earlier: Run, later: Run, edited: Mapping[str, str], place: Location | None) -> Edit | None:
+def edit_behind(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str], place: Location | None) -> EditedLine | None:
     """The line itself where it was edited, else the nearest edited one that binds what it uses, at first or second hand."""
     changed = {text: line for text, line in later.lines.items() if text not in earlier.lines}
     if place is None or not changed:
@@ -213,19 +207,21 @@ def edit_behind(earlier: Run, later: Run, edited: Mapping[str, str], place: Loca
         names = {name for text in behind for name in _NAME.findall(text)}
 
 
-def edit_with(words: Iterable[str], earlier: Run, later: Run, edited: Mapping[str, str]) -> Edit | None:
+def edit_with(words: Iterable[str], earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str]) -> EditedLine | None:
     """The first line that was edited, or else is gone, with one of the words in it."""
     for word in words:
         now = [_edit(text, line, earlier, edited) for text, line in later.lines.items() if word in text and text not in earlier.lines]
         old = set(edited.values())
-        gone = [Edit(None, line) for text, line in earlier.lines.items() if word in text and text not in later.lines and text not in old]
+        gone = [
+            EditedLine(None, line) for text, line in earlier.lines.items() if word in text and text not in later.lines and text not in old
+        ]
         if now or gone:
             return (*now, *gone)[0]
     return None
 
 
-def _edit(text: str, line: Location, earlier: Run, edited: Mapping[str, str]) -> Edit:
-    return Edit(line, earlier.lines[edited[text]] if text in edited else None)
+def _edit(text: str, line: Location, earlier: PrintedRun, edited: Mapping[str, str]) -> EditedLine:
+    return EditedLine(line, earlier.lines[edited[text]] if text in edited else None)
 
 
 def _bound(place: Location) -> frozenset[str]:

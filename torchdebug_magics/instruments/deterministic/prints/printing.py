@@ -7,16 +7,14 @@ import math
 import sys
 import weakref
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torchdebug_magics.instruments.deterministic.fingerprint import OVERWRITTEN, RECORD, Fingerprint, Update
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
-from torchdebug_magics.instruments.deterministic.report import DeterministicReport
 from torchdebug_magics.probing.compiled_calls import away_from_the_compiler
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
@@ -25,11 +23,7 @@ from torchdebug_magics.probing.source.code_owner import frames_above, is_user_co
 from torchdebug_magics.probing.source.where import location
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import tensors_in
-from torchdebug_magics.ranks.rank_session import rank_here
-from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.report import Location
-
-NOT_OF_RANKS = "the earlier run had several ranks, and this process is not one of them"
 
 
 class Printer:
@@ -83,7 +77,7 @@ class Printer:
     def seen(self, seen: Seen, op: Op) -> None:
         """One more op."""
         if not self._count:
-            self._files = dict.fromkeys(one.f_code.co_filename for one in frames_above(sys._getframe(1)) if is_user_code(one.f_code))
+            self._files = dict.fromkeys(frame.f_code.co_filename for frame in frames_above(sys._getframe(1)) if is_user_code(frame.f_code))
         running = self._calls.current
         module = self._modules.setdefault("" if running is None else running.path, len(self._modules))
         is_backward = torch._C._current_autograd_node() is not None
@@ -138,32 +132,3 @@ class Printer:
                 total += plain.sum(dtype=torch.float64).item()
                 magnitude += plain.abs().sum(dtype=torch.float64).item()
         return total, magnitude if not math.isnan(total) else math.nan
-
-
-@dataclass(frozen=True)
-class PrintsByRank:
-    """To be compared each with the same rank of a later run."""
-
-    prints: Mapping[int, Fingerprint]
-    name: str = ""
-    """What the user calls them."""
-
-    def __str__(self) -> str:
-        return self.name
-
-    def of_this_process(self) -> Fingerprint | None:
-        """None where the earlier run had no such rank."""
-        number = rank_here()
-        return None if number is None else self.prints.get(number)
-
-
-def for_ranks(earlier: Fingerprint | PrintsByRank, name: str) -> PrintsByRank:
-    """What the ranks of a later run are compared with; that of one process is rank 0's."""
-    return PrintsByRank(earlier.prints if isinstance(earlier, PrintsByRank) else {0: earlier}, name)
-
-
-def prints_of_ranks(report: RanksReport) -> PrintsByRank | None:
-    """None where no rank wrote one."""
-    reports = {one.rank: one.report for one in report.ranks if isinstance(one.report, DeterministicReport)}
-    prints = {rank: one.fingerprint for rank, one in reports.items() if one.fingerprint is not None}
-    return PrintsByRank(prints) if prints else None

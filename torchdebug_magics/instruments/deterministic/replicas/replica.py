@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from array import array
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import distributed
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdebug_magics.instruments.deterministic.replicas.sample_watch import Batch
-from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.instruments.deterministic.replicas.step_batches import Batch
 from torchdebug_magics.probing.state.digest import number_of, of_plain, of_tensor
 from torchdebug_magics.probing.storages import storages
-from torchdebug_magics.probing.wrappers import wrap
 from torchdebug_magics.ranks.compared import Details, Moment
 from torchdebug_magics.ranks.report import RankFindingKind
 from torchdebug_magics.report import Location
@@ -31,25 +28,26 @@ _MOST_DIGESTS = 1 << 17
 T = TypeVar("T")
 Group = tuple[int, ...]
 """Ranks of a process group."""
-_MOST_NOTES = 1 << 16
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters that are whole on this rank."""
-    return {name: one for name, one in model.named_parameters() if type(one) in _PLAIN}
+    return {name: weight for name, weight in model.named_parameters() if type(weight) in _PLAIN}
 
 
 def digests_of(tensors: dict[str, torch.Tensor]) -> Digests:
     """Digest each tensor."""
-    return {name: of_tensor(one) for name, one in tensors.items()}
+    return {name: of_tensor(tensor) for name, tensor in tensors.items()}
 
 
-def _buffers_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Buffers that a checkpoint would hold: others are caches, which may differ in length."""
-    for path, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if type(buffer) in _PLAIN and buffer is not None and name not in module._non_persistent_buffers_set:
-                yield f"{path}.{name}".lstrip("."), buffer
+    named = ((path, name, buffer, part) for path, part in model.named_modules() for name, buffer in part._buffers.items())
+    return {
+        f"{path}.{name}".lstrip("."): buffer
+        for path, name, buffer, part in named
+        if type(buffer) in _PLAIN and buffer is not None and name not in part._non_persistent_buffers_set
+    }
 
 
 class Replica:
@@ -60,67 +58,92 @@ class Replica:
         model: torch.nn.Module,
         group: Group,
         *,
-        names: Collection[str] | None,
-        but: Collection[str],
+        wrapper: DistributedDataParallel | None = None,
+        names: Collection[str] | None = None,
+        forgotten: Collection[str] = (),
         every: bool,
         place: Location | None,
     ) -> None:
-        weights = self._chosen(weights_of(model), names, but)
         self.model = weakref.ref(model)
-        self.wrapper: weakref.ref[Any] | None = None
-        """The DistributedDataParallel around the model."""
+        self._wrapper: Callable[[], DistributedDataParallel | None] = (lambda: None) if wrapper is None else weakref.ref(wrapper)
+        """The DistributedDataParallel around the model; none if the user's loop averages its gradients."""
+        self._is_wrapped = wrapper is not None
+        self._names, self._but = names, frozenset() if wrapper is None else frozenset(wrapper.parameters_to_ignore)
+        self._forgotten = frozenset(forgotten)
+        """Weights that are not averaged while most are: meant to be, where they begin alike, and else each rank's own."""
         self.label = ""
         """Before the names of its tensors, where there are several replicas."""
-        self.compares_buffers = True
-        self.is_whole = True
-        """Whether nothing of the model is the rank's own: then its batches are, or should be."""
-        self.is_averaged = True
-        """Whether its gradients are known to be; else its weights were broadcast, and no more."""
-        self.forgotten: frozenset[str] = frozenset()
-        """Weights that are not averaged while most are: meant to be, where they begin alike, and else each rank's own."""
         self.initial: Digests | None = None
         self.batches: dict[int, Batch] = {}
-        self.cause = ""
-        """Why its gradients are not averaged, or differ after that, as far as its wrapper tells; see `FIXES`."""
         self.place = place
         """The line at which it was made."""
         self.called: Location | None = None
         self.step_place: Location | None = None
-        self._names, self._but = names, but
         self.steps_count = 0
         self._passes_count = -1
         """At its last step."""
+        weights = self._weights(model)
         self._noted: Checkpoints[tuple[tuple[str, ...], array[int]]] = Checkpoints(len(weights), every=every)
         self._first_buffers: Digests = {}
         self._last_buffers: Digests = {}
-        self._names_of: dict[int, str] = {}
-        """Tensor names by storage address."""
+        self._buffer_names: dict[int, str] = {}
+        """By storage address."""
         self._shared: set[str] = set()
-        """Tensors that the user's own collectives make equal: they may differ between two of these collectives."""
-        kinds = [f"{name} {tuple(one.shape)} {one.dtype} {one.device.type}" for name, one in weights.items()]
+        """Buffers that the user's own collectives make equal: they may differ between two of these collectives."""
+        self._cause = ""
+        """Why its gradients are not averaged, or differ after that, as far as its wrapper tells: a slug of `ranks.disagreements`."""
+        trained = () if wrapper is None else [weight for weight in wrapper.parameters() if weight.requires_grad]
+        self._averaged = WeakIdKeyDictionary(dict.fromkeys(trained, True))
+        self._is_called = self._is_bypassed = self._is_synced = False
+        kinds = [f"{name} {tuple(weight.shape)} {weight.dtype} {weight.device.type}" for name, weight in weights.items()]
         self.of = of_plain([*map(str, group), *kinds]) & 0x7FFFFFFF
-
-    @property
-    def is_local(self) -> bool:
-        """Whether its gradients stay on this rank on purpose, and weights are averaged now and then."""
-        hooks = getattr(self.wrapper() if self.wrapper is not None else None, "_comm_hooks", ())
-        return any("localsgd" in getattr(hook, "__name__", "").lower() for hook, _ in hooks)
 
     def holds(self, ids: Collection[int]) -> bool:
         """Whether one of these is a parameter of its model."""
         model = self.model()
-        return model is not None and any(id(one) in ids for one in model.parameters())
+        return model is not None and any(id(weight) in ids for weight in model.parameters())
 
-    def share(self, storage: int) -> bool:
-        """Note that a tensor of its model goes through a collective, if this is the storage of one."""
-        if storage in self._names_of:
-            self._shared.add(self._names_of[storage])
-        return storage in self._names_of
+    def share(self, storage: int) -> None:
+        """Note that the storage at an address goes through a collective."""
+        if storage in self._buffer_names:
+            self._shared.add(self._buffer_names[storage])
 
-    def begin(self) -> None:
-        """Its first step begins."""
-        self._note(0)
-        self._first_buffers = self._last_buffers
+    def calls(self, module: torch.nn.Module) -> None:
+        """A model is called for training, not by another model."""
+        wrapper = self._wrapper()
+        if wrapper is module:
+            self._is_called = True
+            self._is_synced = self._is_synced or bool(wrapper.require_backward_grad_sync)
+        elif wrapper is not None and module is wrapper.module:
+            self._is_bypassed = True
+
+    def step_begins(self, trained: Collection[int]) -> None:
+        """The gradients of the parameters with these ids are as the optimizer gets them: what the wrapper did shows the first time."""
+        wrapper = self._wrapper()
+        own = [] if wrapper is None else [weight for weight in wrapper.parameters() if id(weight) in trained and weight.grad is not None]
+        if own and self._cause in {"", "averaged"}:
+            if not self._is_called:
+                self._cause = "bypassed" if self._is_bypassed else ""
+            elif not self._is_synced:
+                self._cause = "unsynced"
+            else:
+                self._cause = "late" if any(weight not in self._averaged for weight in own) else "averaged"
+        if own:
+            self._is_called = self._is_bypassed = self._is_synced = False
+        if not self.steps_count:
+            self._note(0)
+            self._first_buffers = self._last_buffers
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the model is the rank's own: then its batches are, or should be."""
+        return not self._forgotten
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its gradients stay on this rank on purpose, and weights are averaged now and then."""
+        hooks = getattr(self._wrapper(), "_comm_hooks", ())
+        return any("localsgd" in getattr(hook, "__name__", "").lower() for hook, _ in hooks)
 
     def stepped(self, passes_count: int) -> bool:
         """An optimizer has taken a step, after so many passes; whether that is one to be noted."""
@@ -133,10 +156,11 @@ class Replica:
             self._note(self.steps_count)
         return is_due
 
-    def digests(self) -> Digests:
-        """Digest its weights now."""
+    def begins_with(self, digests: Digests | None = None) -> None:
+        """Its weights as they were made, which are those of now if they are not given."""
         model = self.model()
-        return {} if model is None else digests_of(self._weights(model))
+        digests = digests_of(self._weights(model)) if digests is None and model is not None else digests or {}
+        self.initial = {name: value for name, value in digests.items() if name not in self._but | self._forgotten}
 
     def moments(self, *, with_batches: bool) -> Iterator[tuple[Moment, Details]]:
         """States that should be equal on the ranks of its group, in order of time."""
@@ -145,44 +169,38 @@ class Replica:
         if with_batches and len({digest for digest, _ in self.batches.values()}) > 1:  # always the same one is a test's
             for step, (digest, place) in self.batches.items():
                 yield Moment("same_batch", step, digest, place, self.of), {}
-        first = dict(zip(*self._noted.held[0], strict=True)) if self._noted.held else {}
-        begun = number_of(first.get(name, 0) for name in sorted(self.forgotten)) & 0x7FFFFFFF
+        begun: int | None = None
         for step, (names, values) in self._noted.held.items():
-            weights = self._but_for(dict(zip(names, values, strict=True)), self._shared)
-            yield self._moment("replicas_part", step, self._but_for(weights, self.forgotten), self.step_place)
-            if self.forgotten:
-                yield self._moment("replicas_part", step, self._but_for(weights, weights.keys() - self.forgotten), self.step_place, begun)
+            weights = dict(zip(names, values, strict=True))
+            own = {name: weights.pop(name, 0) for name in sorted(self._forgotten)}
+            begun = number_of(own.values()) & 0x7FFFFFFF if begun is None else begun
+            yield self._moment("replicas_part", step, weights, self.step_place)
+            if own:
+                yield self._moment("replicas_part", step, own, self.step_place, begun)
         moved = {name: value for name, value in self._last_buffers.items() if self._first_buffers.get(name) != value}
-        moved = self._but_for(moved, self._shared)
-        if moved:
+        if moved := {name: value for name, value in moved.items() if name not in self._shared}:
             yield self._moment("buffers_drift", max(self._noted.held, default=0), moved, self.called)
-
-    @staticmethod
-    def _but_for(digests: Digests, names: Collection[str]) -> Digests:
-        return {name: value for name, value in digests.items() if name not in names}
 
     def _moment(self, kind: RankFindingKind, step: int, digests: Digests, place: Location | None, begun: int = 0) -> tuple[Moment, Details]:
         digest = number_of((of_plain(list(digests)), *digests.values())) & 0xFFFFFFFF
-        cause = self.cause if kind == "replicas_part" and step else "own_buffers" if kind == "buffers_drift" and self.wrapper else ""
+        cause = self._cause if kind == "replicas_part" and step else "own_buffers" if kind == "buffers_drift" and self._is_wrapped else ""
         return Moment(kind, step, digest, place, self.of ^ begun, cause), {self.label + name: value for name, value in digests.items()}
 
     def _note(self, step: int) -> None:
-        model = self.model()
+        model, wrapper = self.model(), self._wrapper()
         if model is None:
             return
         weights = self._weights(model)
-        buffers = {name: one for name, one in _buffers_of(model) if name not in self._but} if self.compares_buffers else {}
-        named = {**weights, **buffers}
-        self._names_of = {storage._cdata: name for name, one in named.items() for storage in storages(one)}
         self._noted.note(step, (tuple(weights), array("Q", map(of_tensor, weights.values()))))
+        # Those that the wrapper broadcasts are rank 0's from the next call on.
+        buffers = {} if wrapper is not None and wrapper.broadcast_buffers else _buffers_of(model)
+        buffers = {name: buffer for name, buffer in buffers.items() if name not in self._but}
+        self._buffer_names = {storage._cdata: name for name, buffer in buffers.items() for storage in storages(buffer)}
         self._last_buffers = digests_of(buffers)
 
     def _weights(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        return self._chosen(weights_of(model), self._names, self._but)
-
-    @staticmethod
-    def _chosen(weights: dict[str, torch.Tensor], names: Collection[str] | None, but: Collection[str]) -> dict[str, torch.Tensor]:
-        return {name: one for name, one in weights.items() if name not in but and (names is None or name in names)}
+        chosen, names = weights_of(model), self._names
+        return {name: weight for name, weight in chosen.items() if name not in self._but and (names is None or name in names)}
 
 
 class Checkpoints(Generic[T]):
@@ -204,7 +222,7 @@ class Checkpoints(Generic[T]):
         self.held[step] = value
         if len(self.held) >= self._most:
             steps, half = list(self.held), len(self.held) // 2
-            self.held = {one: self.held[one] for one in (*steps[:half], *steps[half::2])}
+            self.held = {kept: self.held[kept] for kept in (*steps[:half], *steps[half::2])}
             self._spacing *= 2
         self._next = step + self._spacing * (1 if self._every else max(1, step // 4))
 
@@ -215,46 +233,3 @@ def group_of(group: Any) -> Group:
         return tuple(distributed.get_process_group_ranks(group or distributed.group.WORLD))
     except (AttributeError, KeyError, ValueError):
         return ()
-
-
-class CollectiveNotes:
-    """Tensors that were reduced or broadcast since the last optimizer step."""
-
-    def __init__(self, owner: object, guard: Guard, shared: Callable[[int], bool]) -> None:
-        self._owner = owner
-        self._guard = guard
-        self._shared = shared
-        """Told of each storage; whether it belongs to a replica that is known."""
-        self._storages: dict[int, tuple[StorageWeakRef, Group]] = {}
-        """By storage address; the weak reference keeps the address from being used again."""
-
-        self.sums_count = 0
-        """Reduced tensors of several elements that do not belong to a replica."""
-
-    def attach(self, stack: ExitStack) -> None:
-        """Record collectives until the stack closes."""
-        if distributed.is_available():
-            wrap(stack, self._owner, distributed, "all_reduce", functools.partial(self._around, 1))
-            wrap(stack, self._owner, distributed, "broadcast", functools.partial(self._around, 0))
-
-    def forget(self) -> None:
-        """Forget the collectives of a finished step."""
-        self._storages.clear()
-
-    def group(self, tensor: torch.Tensor | None) -> Group:
-        """The ranks of the collective that a tensor went through; empty if there was none."""
-        noted = (self._storages.get(one._cdata) for one in storages(tensor)) if tensor is not None else ()
-        return next((group for _, group in filter(None, noted)), ())
-
-    def _around(self, sums: int, original: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        self._guard.run("the look at a collective", self._note, sums, *args, **kwargs)
-        return original(*args, **kwargs)
-
-    def _note(self, sums: int, tensor: torch.Tensor, _op_or_source: Any = None, group: Any = None, *_: Any, **__: Any) -> None:
-        ranks = group_of(group)
-        if len(ranks) > 1 and len(self._storages) < _MOST_NOTES:
-            for one in storages(tensor):
-                if not self._shared(one._cdata):
-                    self.sums_count += sums * (tensor.numel() > 1)
-                    self._storages[one._cdata] = StorageWeakRef(one), ranks

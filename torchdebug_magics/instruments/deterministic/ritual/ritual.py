@@ -11,9 +11,9 @@ import random
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, SupportsIndex
 
 import torch
@@ -21,14 +21,12 @@ import torch
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.deterministic.ops.op_recording import repair
 from torchdebug_magics.instruments.deterministic.report import Setting, Warned
-from torchdebug_magics.instruments.deterministic.ritual.status import Held, Seedable, Sources, seedables, sow_numpy, too_late
+from torchdebug_magics.instruments.deterministic.ritual.status import Seedable, Sources, derived_seed, seedables, sow_numpy, too_late
 from torchdebug_magics.instruments.deterministic.ritual.switches import COMPILER, INDUCTOR, Switch, mode, switches
 from torchdebug_magics.probing.after_import import AfterImport
-from torchdebug_magics.probing.names import Named
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.where import locate, user_frame
-from torchdebug_magics.probing.state.rng import RandomState
-from torchdebug_magics.report import Location
+from torchdebug_magics.probing.state.rng import RandomState, same_state
 
 MOST = 2**32 - 1
 """NumPy and PYTHONHASHSEED take no larger one."""
@@ -70,22 +68,22 @@ class Ritual:
         """Set everything; the stack undoes it."""
         sources = self._guard.run("looking for generators and loaders", Sources.found_from, sys._getframe()) or Sources((), ())
         self.too_late = tuple(too_late(sources.loaders))
-        self.generators = tuple(one.name for one in sources.generators)
-        self.seedables = self._guard.run("looking for seeds", seedables, sources.generators) or ()
+        self.generators = tuple(generator.name for generator in sources.generators)
+        self.seedables = self._guard.run("looking for seeds", seedables, sources.generators, self._guard) or ()
         self.threads_count = torch.get_num_threads()
         stack.callback(self.undo)
         self._alerts.attach(stack)
         self._turn_all()
         if COMPILER not in sys.modules:
             stack.enter_context(AfterImport(COMPILER, self._compiler_imported))
-        self._seeds.attach(stack, sources.generators, keep=self._keep_rng)
+        self._seeds.attach(stack, [seedable for seedable in self.seedables if not seedable.is_global], keep=self._keep_rng)
 
     @contextmanager
-    def with_only(self, name: str) -> Iterator[None]:
-        """Meanwhile no setting holds but that one, if there is one of that name: to see what it costs."""
+    def left_off(self) -> Iterator[None]:
+        """Meanwhile every setting is as before the ritual."""
         try:
             for one in self._switches:
-                one.turn(self._during[one.name] if one.name == name else self._before[one.name])
+                one.turn(self._before[one.name])
             yield
         finally:
             for one in self._switches:
@@ -94,7 +92,7 @@ class Ritual:
     def undo(self) -> None:
         """Put the switches back, and the generators unless they are to be kept; harmless the second time."""
         if INDUCTOR in self._before and self._before[INDUCTOR] is None:  # imported by another thread, if at all: it was never set
-            self._before[INDUCTOR] = self._during[INDUCTOR] = next(one.read() for one in self._switches if one.name == INDUCTOR)
+            self._before[INDUCTOR] = self._during[INDUCTOR] = next(switch.read() for switch in self._switches if switch.name == INDUCTOR)
         self._guard.run("looking at what the cell has set", self._note_overruled)
         for one in self._switches:
             if one.name in self._pending:
@@ -112,13 +110,13 @@ class Ritual:
     @property
     def restored(self) -> bool:
         """Whether a look at all of it finds it as before."""
-        return all(one.read() == self._before[one.name] for one in self._switches) and (self._keep_rng or self._seeds.are_back())
+        return all(switch.read() == self._before[switch.name] for switch in self._switches) and (self._keep_rng or self._seeds.are_back())
 
     def _turn_all(self) -> None:
         # Where the user has torch raise, it goes on to raise.
         self._switches = switches(self.seed, strict=self._strict or mode() == "on")
         # All are read before the first is set, as some move others.
-        self._before = {one.name: one.read() for one in self._switches}
+        self._before = {switch.name: switch.read() for switch in self._switches}
         for one in self._switches:
             self._pending.add(one.name)
             self._guard.run(f"setting {one.name}", one.set)
@@ -127,7 +125,7 @@ class Ritual:
 
     def _compiler_imported(self) -> None:
         """Its setting is there only now."""
-        one = next(one for one in self._switches if one.name == INDUCTOR)
+        one = next(switch for switch in self._switches if switch.name == INDUCTOR)
         if one.name in self._pending and self._before[one.name] is None:
             self._before[one.name] = one.read()
             self._guard.run(f"setting {one.name}", one.set)
@@ -135,10 +133,10 @@ class Ritual:
 
     def _note_overruled(self) -> None:
         self.overruled += tuple(
-            f"the cell changed {one.name} to {_value(now)}; restored to {_value(before)}"
-            for one in self._switches
-            if one.name in self._pending and one.name in self._during
-            if (now := one.read()) != self._during[one.name] and now != (before := self._before[one.name])
+            f"the cell changed {switch.name} to {_value(now)}; restored to {_value(before)}"
+            for switch in self._switches
+            if switch.name in self._pending and switch.name in self._during
+            if (now := switch.read()) != self._during[switch.name] and now != (before := self._before[switch.name])
         )
 
 
@@ -165,39 +163,40 @@ class Seeds:
         self.seed = seed
         self._guard = guard
         self._before: RandomState | None = None
-        self._held = Held((), guard)
+        self._own: list[tuple[Seedable, Any]] = []
+        """The user's generators, and where they stood."""
         self._queued = QueuedSeeds()
         self._is_open = False
 
-    def attach(self, stack: ExitStack, generators: Sequence[Named], *, keep: bool) -> None:
-        """Seed all; unless `keep`, they go on from where they stood when the stack closes."""
+    def attach(self, stack: ExitStack, own: Iterable[Seedable], *, keep: bool) -> None:
+        """Seed all; unless `keep`, they go on from where they stood when the stack closes. CUDA is seeded when torch starts it."""
         self._before = RandomState.take()
         self._queued.take()
-        self._held = Held(generators, self._guard)
+        # All are read before the first is seeded: two may draw from the same source.
+        self._own = [(one, state) for one in own if (state := self._guard.run(f"reading {one.name}", one.read))]
         self._is_open = True
         if not keep:
             stack.callback(self.put_back)
-        self.sow()
-
-    def sow(self) -> None:
-        """Begin all anew, once more. CUDA is not started for it: torch seeds it when it starts."""
         random.seed(self.seed)
         if "numpy" in sys.modules:
             self._guard.run("seeding NumPy", sow_numpy, self.seed)
         torch.manual_seed(self.seed)
-        self._held.seed(self.seed)
+        for one, _ in self._own:
+            self._guard.run(f"seeding {one.name}", one.sow, derived_seed(self.seed, one.name))
 
     def put_back(self) -> None:
         """As they were before; harmless the second time."""
         if self._before is not None and self._is_open:
             self._before.put_back()
             self._queued.put_back()
-            self._held.put_back()
+            for one, state in self._own:
+                self._guard.run(f"putting back {one.name}", one.write, state)
             self._is_open = False
 
     def are_back(self) -> bool:
         """Whether all stand where they stood."""
-        return self._before is not None and self._before.holds() and self._queued.are_back() and self._held.is_back()
+        is_back = all(same_state(one.read(), state) for one, state in self._own)
+        return self._before is not None and self._before.holds() and self._queued.are_back() and is_back
 
 
 class QueuedSeeds:
@@ -234,14 +233,6 @@ def _begin(device: Any, calls: list[Any]) -> None:
         call[0]()
 
 
-@dataclass
-class _Met:
-    op: str
-    location: Location | None
-    message: str
-    count: int = 1
-
-
 class Alerts:
     """What torch says of ops that it knows to be non-deterministic, each op of a line once.
 
@@ -251,7 +242,7 @@ class Alerts:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._shown = False
-        self._met: dict[tuple[str, str, int], _Met] = {}
+        self._met: dict[tuple[str, str, int], Warned] = {}
         self._is_open = False
         self._before: Callable[..., None] = warnings.showwarning
         self._hook: Callable[..., None] = self._show
@@ -281,9 +272,7 @@ class Alerts:
     @property
     def warned(self) -> tuple[Warned, ...]:
         """What was met, in the order in which it was."""
-        return tuple(
-            Warned(op=one.op, location=one.location, message=one.message, count=one.count, fix=repair(one.op)) for one in self._met.values()
-        )
+        return tuple(self._met.values())
 
     def _show(self, message: Any, category: Any, *rest: Any, **named: Any) -> None:
         known = re.match(_MESSAGE, str(message)) if self._is_open else None
@@ -297,6 +286,7 @@ class Alerts:
         key = (op, "", 0) if frame is None else (op, frame.f_code.co_filename, frame.f_lineno)
         met = self._met.get(key)
         if met is not None:
-            met.count += 1
+            self._met[key] = replace(met, count=met.count + 1)
         elif len(self._met) < _MOST:
-            self._met[key] = _Met(op, None if frame is None else locate(frame), message)
+            place = None if frame is None else locate(frame)
+            self._met[key] = Warned(op=op, location=place, message=message, fix=repair(op))

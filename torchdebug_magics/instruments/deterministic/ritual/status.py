@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import operator
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -21,8 +20,6 @@ from torchdebug_magics.instruments.deterministic.report import LiveRitual, Loade
 from torchdebug_magics.instruments.deterministic.ritual.switches import switches
 from torchdebug_magics.probing.names import Named, user_names, values_found
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.state.kinds import Kind
-from torchdebug_magics.probing.state.rng import same_state
 from torchdebug_magics.probing.state.states import is_generator, ways_of
 
 _DEFAULT_SEED = 67280421310721
@@ -38,13 +35,13 @@ def status(on: LiveRitual | None = None) -> StatusReport:
     """As everything stands now, with what is known of a ``%deterministic`` that is on. CUDA is not started for it."""
     guard = Guard()
     found = guard.run("looking for generators and loaders", Sources.found_from, sys._getframe()) or Sources((), ())
-    names = {id(one.value): one.name for one in found.generators}
+    names = {id(generator.value): generator.name for generator in found.generators}
     own = (guard.run(f"looking at {one.name}", source_of, one) for one in found.generators)
     sources = (*global_sources(), *filter(None, own))
     return StatusReport(
-        sources=sources if on is None else tuple(_under(on, one) for one in sources),
-        settings={one.name: one.read() for one in switches(0, strict=False)},
-        loaders=tuple(_loader(one, names) for one in found.loaders),
+        sources=sources if on is None else tuple(_under(on, source) for source in sources),
+        settings={switch.name: switch.read() for switch in switches(0, strict=False)},
+        loaders=tuple(_loader(loader, names) for loader in found.loaders),
         threads_count=torch.get_num_threads(),
         hash_seed=(began_with("PYTHONHASHSEED") or "random") if sys.flags.hash_randomization else "0",
         problems=tuple(guard.problems),
@@ -83,7 +80,7 @@ def source_of(found: Named) -> Source:
         kind=f"{kind.__module__.partition('.')[0]}.{kind.__name__}",
         seed=None if seed is None or seed >= _BY_HAND or sequence.spawn_key else seed,
         seeded=_seeded(seed),
-        state=_letters(state_of(found.value)),
+        state=_letters(ways_of(found.value)[0].read(found.value)),
     )
 
 
@@ -152,41 +149,8 @@ def derived_seed(seed: int, name: str) -> int:
     return crc32(name.encode(), seed)
 
 
-def state_of(generator: Any) -> Any:
-    """Where it stands; `same_state` compares two of them."""
-    return _kind(generator).read(generator)
-
-
-def put_state(generator: Any, state: Any) -> None:
-    """Let it go on from there."""
-    _kind(generator).write(generator, state)
-
-
-class Held:
-    """Some generators, and where they stood."""
-
-    def __init__(self, generators: Sequence[Named], guard: Guard) -> None:
-        self._guard = guard
-        # All are read before the first is seeded: two may draw from the same source.
-        self._states = [(one, state) for one in generators if (state := guard.run(f"reading {one.name}", state_of, one.value))]
-
-    def seed(self, seed: int) -> None:
-        """Begin each anew."""
-        for one, _ in self._states:
-            self._guard.run(f"seeding {one.name}", seed_generator, one.value, derived_seed(seed, one.name))
-
-    def put_back(self) -> None:
-        """Make each go on from where it stood."""
-        for one, state in self._states:
-            self._guard.run(f"putting back {one.name}", put_state, one.value, state)
-
-    def is_back(self) -> bool:
-        """Whether each stands where it stood."""
-        return all(same_state(state_of(one.value), state) for one, state in self._states)
-
-
-def seed_generator(generator: Any, seed: int) -> None:
-    """Begin it anew."""
+def _sow(generator: Any, seed: int) -> None:
+    """Begin a generator of the user's anew."""
     if isinstance(generator, torch.Generator):
         generator.manual_seed(seed)
     elif isinstance(generator, random.Random) or not hasattr(generator, "bit_generator"):
@@ -194,10 +158,6 @@ def seed_generator(generator: Any, seed: int) -> None:
     else:
         source = generator.bit_generator
         source.state = type(source)(seed).state
-
-
-def _kind(generator: Any) -> Kind:
-    return ways_of(generator)[0]
 
 
 def is_shared(generator: object) -> bool:
@@ -226,7 +186,7 @@ def too_late(loaders: Iterable[Named]) -> Iterator[str]:
             "CUBLAS_WORKSPACE_CONFIG needs a restart: it is read when CUDA is initialized, which has already happened. This PyTorch no "
             "longer needs it for matrix products, but cuDNN RNN layers do: for those, restart the kernel and open the session first."
         )
-    for name in (one.name for one in loaders if has_workers(one.value)):
+    for name in (loader.name for loader in loaders if has_workers(loader.value)):
         yield (
             f"`{name}` keeps its workers' seeds: they have been running since an earlier cell (persistent_workers=True). "
             f"Create `{name}` in this cell."
@@ -263,46 +223,38 @@ class Seedable(NamedTuple):
     is_global: bool = True
 
 
-def seedables(named: Iterable[Named]) -> tuple[Seedable, ...]:
+def seedables(named: Iterable[Named], guard: Guard) -> tuple[Seedable, ...]:
     """The global generators, and the user's own; to be asked before the magic seeds them."""
-    own = (_own(one) for one in named)
-    return (*_global(), *own)
+    own = (guard.run(f"reading {one.name}", _own, one) for one in named)
+    return (*_global(), *filter(None, own))
 
 
 def _global() -> Iterator[Seedable]:
     if "numpy" in sys.modules:
         importlib.import_module("numpy.random")  # which NumPy itself puts off until somebody draws
-    seeded = {one.name: one.seeded for one in global_sources()}
+    seeded = {source.name: source.seeded for source in global_sources()}
     yield Seedable("torch", seeded["torch"], torch.get_rng_state, torch.set_rng_state, torch.manual_seed, "torch.manual_seed(42)")
     if "numpy.random" in seeded:
-        yield Seedable("numpy.random", seeded["numpy.random"], _numpy_state, _set_numpy_state, sow_numpy, "np.random.seed(42)")
+        numpy: Any = sys.modules["numpy.random"]
+        yield Seedable("numpy.random", seeded["numpy.random"], numpy.get_state, numpy.set_state, sow_numpy, "np.random.seed(42)")
     is_by_hand = seeded["torch"] == seeded.get("numpy.random") == "hand"  # who seeds both by hand seeds all three
     yield Seedable("random", "hand" if is_by_hand else "unknown", random.getstate, random.setstate, random.seed, "random.seed(42)")
 
 
 def _own(found: Named) -> Seedable:
-    value = found.value
-    make = next(
-        (text for name, text in _MADE.items() if type(value).__name__ == name and not isinstance(value, torch.Generator)),
-        "torch.Generator().manual_seed(42)",
-    )
+    value, way = found.value, ways_of(found.value)[0]
+    is_torchs = isinstance(value, torch.Generator)
+    make = "torch.Generator().manual_seed(42)" if is_torchs else _MADE.get(type(value).__name__, "torch.Generator().manual_seed(42)")
+    seeded = source_of(found).seeded
     return Seedable(
-        found.name,
-        source_of(found).seeded,
-        lambda: state_of(value),
-        lambda state: put_state(value, state),
-        lambda seed: seed_generator(value, seed),
-        f"{found.name} = {make}",
+        name=found.name,
+        seeded=seeded,
+        read=lambda: way.read(value),
+        write=lambda state: way.write(value, state),
+        sow=lambda seed: _sow(value, seed),
+        fix=f"{found.name} = {make}",
         is_global=False,
     )
-
-
-def _numpy_state() -> Any:
-    return operator.attrgetter("random.get_state")(sys.modules["numpy"])()
-
-
-def _set_numpy_state(state: Any) -> None:
-    operator.attrgetter("random.set_state")(sys.modules["numpy"])(state)
 
 
 def sow_numpy(seed: int) -> None:

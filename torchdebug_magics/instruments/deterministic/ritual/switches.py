@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from operator import attrgetter
+from typing import Any, Final
 
 import torch
 
@@ -48,7 +49,7 @@ def switches(seed: int, *, strict: bool) -> tuple[Switch, ...]:
         _attribute("fill_uninitialized_memory", torch.utils.deterministic, "fill_uninitialized_memory", _always(True)),  # noqa: FBT003 - the value
         _attribute("cudnn.deterministic", torch.backends.cudnn, "deterministic", _always(True)),  # noqa: FBT003 - the value
         _attribute("cudnn.benchmark", torch.backends.cudnn, "benchmark", _always(False)),  # noqa: FBT003 - the value
-        *(Switch(one.name, one.read, one.write, full) for one in PRECISIONS),
+        *_PRECISIONS,
         *_attention(strict=strict),
         _variable("CUBLAS_WORKSPACE_CONFIG", lambda now: now or _WORKSPACE),
         _variable("PYTHONHASHSEED", _always(str(seed))),
@@ -114,55 +115,29 @@ def _variable(name: str, wanted: Callable[[Any], Any]) -> Switch:
 
 # Both must say the same: once only the new ones are changed, whoever reads an old one, as ``cudnn.flags()`` does, gets a RuntimeError.
 # So the old ones are set first, where they can be read; the new ones then say what is left to say, from the whole to the part.
-class Precision(NamedTuple):
-    """One of the words. It reads as None where old and new ones are at odds: then the old ones are nothing that could be kept."""
-
-    name: str
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
-
-
-def full(now: object) -> object:
+def _full(now: object) -> object:
     """The same, or what is as precise as float32 is."""
     return _LESS.get(now, now) if isinstance(now, (str, bool)) else now
 
 
-def _old(name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> Precision:
+def _old(name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> Switch:
+    """It reads as None where old and new ones are at odds: then the old ones are nothing that could be kept."""
+
     def readable() -> Any:
         try:
             return read()
         except RuntimeError:  # "mix of the legacy and new APIs"
             return None
 
-    return Precision(name, readable, lambda value: None if value is None else write(value))
+    return Switch(name, readable, lambda value: None if value is None else write(value), _full)
 
 
-def _new(name: str, backend: Any) -> Precision:
-    return Precision(
-        f"{name}.fp32_precision".lstrip("."),
-        lambda: backend.fp32_precision,
-        lambda value: setattr(backend, "fp32_precision", value),
-    )
+def _new(path: str) -> Switch:
+    return _attribute(f"{path}.fp32_precision".lstrip("."), attrgetter(path)(_BACKENDS) if path else _BACKENDS, "fp32_precision", _full)
 
 
-def _cudnn_tf32() -> bool:
-    return bool(torch.backends.cudnn.allow_tf32)
-
-
-def _set_cudnn_tf32(value: bool) -> None:
-    torch.backends.cudnn.allow_tf32 = value
-
-
-PRECISIONS = (
+_PRECISIONS = (
     _old("float32_matmul_precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    _old("cudnn.allow_tf32", _cudnn_tf32, _set_cudnn_tf32),
-    _new("", _BACKENDS),
-    _new("cudnn", _BACKENDS.cudnn),
-    _new("mkldnn", _BACKENDS.mkldnn),
-    _new("cuda.matmul", _BACKENDS.cuda.matmul),
-    _new("cudnn.conv", _BACKENDS.cudnn.conv),
-    _new("cudnn.rnn", _BACKENDS.cudnn.rnn),
-    _new("mkldnn.matmul", _BACKENDS.mkldnn.matmul),
-    _new("mkldnn.conv", _BACKENDS.mkldnn.conv),
-    _new("mkldnn.rnn", _BACKENDS.mkldnn.rnn),
+    _old("cudnn.allow_tf32", lambda: _BACKENDS.cudnn.allow_tf32, lambda value: setattr(_BACKENDS.cudnn, "allow_tf32", value)),
+    *map(_new, ("", "cudnn", "mkldnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")),
 )

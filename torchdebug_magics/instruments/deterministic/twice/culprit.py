@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import Ordering, dependence_of
-from torchdebug_magics.instruments.deterministic.influences.influence import CLOCK, ENTROPY, Asked
+from torchdebug_magics.instruments.deterministic.influences.influence import CLOCK, ENTROPY, OutsideCall
 from torchdebug_magics.instruments.deterministic.influences.search import asked_by
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
-from torchdebug_magics.instruments.deterministic.ops.op_recording import Empty, Op, Recording, Seen, repair
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Empty, Op, Seen, repair
 from torchdebug_magics.instruments.deterministic.report import Cause, Divergence
 from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong
-from torchdebug_magics.instruments.deterministic.twice.run_comparison import Comparison, Difference, drawn_from, raised_at
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, RunComparison, drawn_from, raised_at
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.instruments.deterministic.twice.workers import processes_count, workers_here
 from torchdebug_magics.probing.source.syntax import enclosing, tree_of
@@ -29,12 +29,11 @@ class Culprit:
     """What differed between the first run and the second, and why."""
 
     def __init__(
-        self, comparison: Comparison, error: BaseException | None, runs: Runs, used_up: Sequence[str], orders: Iterable[Ordering]
+        self, comparison: RunComparison, error: BaseException | None, runs: Runs, used_up: Sequence[str], orders: Iterable[Ordering]
     ) -> None:
         self._comparison = comparison
         self._error = error
         self._runs = runs
-        self._reruns = OpReruns(runs, comparison.earlier)
         self._used_up = used_up
         self._orders = orders
         """Of the second run."""
@@ -72,7 +71,7 @@ class Culprit:
         text = str(error).strip().splitlines()
         said = f"the second run raised {type(error).__name__}: {text[0][:200] if text else ''}"
         found = self._of_leak(said) or self._of_answers(len(self._comparison.earlier))
-        if found is None and self._reruns.raises_again(error):
+        if found is None and self._raises_again(error):
             return self._told("state_leak", f"{said}: {_FIRST_ALONE}", _IN_THE_CELL)
         return found or self._told("outside_data", said)
 
@@ -86,7 +85,7 @@ class Culprit:
         return self._of_outside(op, difference) if difference.kind == "given" else self._of_result(op, difference)
 
     def _of_result(self, op: Op, difference: Difference) -> Divergence:
-        agree = self._reruns.inputs_agree(difference.place)
+        agree = self._inputs_agree(difference.place)
         kernel = self._of_kernel(op)
         is_known = agree and (kernel.fix or not op.plan.name.startswith("aten."))
         if not is_known and (asked := self._of_answers(op.place)) is not None:  # two further runs may agree by chance
@@ -158,7 +157,7 @@ class Culprit:
             line_asked = found.other or found.location
             other = None if line_asked == at else line_asked
             return replace(found, cause="control_flow", explanation=f"{said}: {found.explanation}", op=name, location=at, other=other)
-        is_leak = self._reruns.is_first_alone(difference)
+        is_leak = self._is_first_alone(difference)
         said, fix = (f"{said}: {_FIRST_ALONE}", _IN_THE_CELL) if is_leak else (said, "")
         return self._told("state_leak" if is_leak else "control_flow", said, fix, op=name, location=at, other=other)
 
@@ -169,17 +168,17 @@ class Culprit:
             found := self._of_leak(said) or self._of_answers(op.place) or self._of_set()
         ) is not None:  # after a leak, each run uses up more
             return found
-        if self._reruns.is_first_alone(difference):
+        if self._is_first_alone(difference):
             return self._told("state_leak", f"{said}: {_FIRST_ALONE}", _IN_THE_CELL)
         return self._told("outside_data", said)
 
     def _of_set(self) -> Divergence | None:
         """Objects in a set stand where their addresses put them, and those differ in each run."""
-        found = next((one for one in self._orders if one.kind != "salted"), None)
-        if found is None:
+        order = next((order for order in self._orders if order.kind != "salted"), None)
+        if order is None:
             return None
-        dependence = dependence_of(found)
-        return self._told("hash_order", dependence.what, dependence.fix, other=found.location, on="order")
+        dependence = dependence_of(order)
+        return self._told("hash_order", dependence.what, dependence.fix, other=order.location, on="order")
 
     def _of_leak(self, said: str) -> Divergence | None:
         if self._used_up:
@@ -198,14 +197,14 @@ class Culprit:
         found = asked_by(self._runs, None, also=workers_here) if processes_count() != processes else ()
         return self._of_worker(found[0], self._of_asked(found)) if found else None
 
-    def _of_asked(self, found: Sequence[Asked]) -> Divergence:
+    def _of_asked(self, found: Sequence[OutsideCall]) -> Divergence:
         first, *others = found
         influence, told = first.influence, first.dependence
-        further = tuple(one.dependence for one in others if one.influence.on is not None and one.influence is not influence)
+        further = tuple(other.dependence for other in others if other.influence.on is not None and other.influence is not influence)
         return self._told(influence.cause, told.what, told.fix, other=told.location, on=influence.on, further=further)
 
     @staticmethod
-    def _of_worker(asked: Asked, told: Divergence) -> Divergence:
+    def _of_worker(asked: OutsideCall, told: Divergence) -> Divergence:
         if asked.influence in {CLOCK, ENTROPY}:
             fix = f"in a worker, replace `{asked.text}` with `torch.initial_seed() % 2**32`: the DataLoader seeds torch in each worker"
             return replace(told, fix=fix)
@@ -214,29 +213,24 @@ class Culprit:
         fix = f"replace `{asked.text}` with a draw from torch (`torch.rand`, `torch.randint`): the DataLoader seeds torch in each worker"
         return replace(told, cause="worker_seed", fix=fix)
 
+    # --- further runs
 
-def _depth(location: Location | None) -> int:
-    """How many statements a line stands in."""
-    return 0 if location is None else len([*enclosing(tree_of(location.file), location.line)])
-
-
-class OpReruns:
-    """Of one body; `earlier` is its first run."""
-
-    def __init__(self, runs: Runs, earlier: Recording) -> None:
-        self._runs = runs
-        self._earlier = earlier
-
-    def raises_again(self, error: BaseException | None) -> bool:
+    def _raises_again(self, error: BaseException | None) -> bool:
         """Whether one more run raises an error of that kind, too."""
-        return type(self._runs.again(self._recorder(_look_on))) is type(error)
+        return type(self._runs.unwatched()) is type(error)
 
-    def is_first_alone(self, difference: Difference) -> bool:
+    def _is_first_alone(self, difference: Difference) -> bool:
         """Whether two more runs do what the second one did: then the first one has left something that it did not find itself."""
         seen = None if difference.seen is None else difference.seen._replace(gave=0)
         return all(self._seen_at(difference.place) == seen for _ in range(2))
 
-    def _seen_at(self, place: int) -> Seen | None:
+    def _inputs_agree(self, place: int) -> bool:
+        """Whether an op is given the same in two more runs, each of its inputs read just before it; not where it was not reached."""
+        first = self._seen_at(place, thorough_at=place)
+        return first is not None and first == self._seen_at(place, thorough_at=place)
+
+    def _seen_at(self, place: int, *, thorough_at: int = -1) -> Seen | None:
+        """The op at a place of one more run, and what it is given; None where the run ends before."""
         found: list[Seen] = []
 
         def seen(seen: Seen, op: Op) -> None:
@@ -244,29 +238,10 @@ class OpReruns:
                 found.append(seen._replace(gave=0))
                 raise Enough
 
-        self._runs.again(self._recorder(seen, recording=self._earlier.another()))
+        self._runs.again(OpRecorder(self._comparison.earlier.another(), seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at))
         return found[0] if found else None
 
-    def inputs_agree(self, place: int) -> bool:
-        """Whether an op is given the same in two more runs, each of its inputs read just before it; not where it was not reached."""
-        one = self._given_at(place)
-        return one is not None and one == self._given_at(place)
 
-    def _given_at(self, place: int) -> tuple[str, Location | None, int] | None:
-        given: list[tuple[str, Location | None, int]] = []
-
-        def seen(seen: Seen, op: Op) -> None:
-            if op.place >= place:
-                if op.place == place:
-                    given.append((op.plan.name, None if op.line is None else op.line.location, seen.given))
-                raise Enough
-
-        self._runs.again(self._recorder(seen, thorough_at=place))
-        return given[0] if given else None
-
-    def _recorder(self, seen: Callable[[Seen, Op], None], *, recording: Recording | None = None, thorough_at: int = -1) -> Recorder:
-        return Recorder(Recording() if recording is None else recording, seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at)
-
-
-def _look_on(_seen: Seen, _op: Op) -> None:
-    return None
+def _depth(location: Location | None) -> int:
+    """How many statements a line stands in."""
+    return 0 if location is None else len([*enclosing(tree_of(location.file), location.line)])

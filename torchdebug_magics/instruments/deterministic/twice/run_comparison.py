@@ -15,7 +15,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instrument import Body
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import Recorder
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
 from torchdebug_magics.instruments.deterministic.report import Divergence
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
@@ -70,7 +70,7 @@ class Difference:
         return next((name for name, value in held if value._cdata == known._cdata), "")
 
 
-class Comparison:
+class RunComparison:
     """Compares a run with an earlier recording, op by op while it goes on, and ends it at the first difference."""
 
     def __init__(
@@ -82,12 +82,17 @@ class Comparison:
         *,
         to_its_end: bool = False,
         poison: bool = False,
+        until: int = sys.maxsize,
     ) -> None:
         self.earlier = earlier
+        self._until = until
+        """The last op that is compared."""
+        self.is_over = False
+        """Whether the run was ended there."""
         self._to_its_end = to_its_end
         """Whether the run goes on after the difference: to end it kills the generators that it stands in."""
         self.difference: Difference | None = None
-        self.recorder = Recorder(earlier.another(), self._seen, guard, hooks, poison=poison)
+        self.recorder = OpRecorder(earlier.another(), self._seen, guard, hooks, poison=poison)
         self._calls = ModuleCalls(modules, hooks)
         self._keep_away = functools.partial(away_from_the_compiler, hooks=hooks, guard=guard)
 
@@ -119,6 +124,9 @@ class Comparison:
             return
         kind = self.kind_of(seen, op)
         if kind is None:
+            self.is_over = op.place >= self._until
+            if self.is_over:
+                raise Enough
             return
         self.difference = self.described(kind, seen, op)
         if not self._to_its_end:
@@ -164,7 +172,9 @@ class Comparison:
 
 def drawn_from(op: Op) -> torch.Generator:
     """The generator that an op takes its numbers from."""
-    return next((one for one in (*op.args, *op.kwargs.values()) if isinstance(one, torch.Generator)), torch.default_generator)
+    return next(
+        (argument for argument in (*op.args, *op.kwargs.values()) if isinstance(argument, torch.Generator)), torch.default_generator
+    )
 
 
 def raised_at(error: BaseException) -> Location | None:
@@ -191,7 +201,7 @@ def _is_plain(value: object) -> bool:
 
 def tensors_left(body: Body) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor that a name of the user's leads to, after a run."""
-    return (one for name, value in body.left().items() for one in _tensors(name, value))
+    return (tensor for name, value in body.left().items() for tensor in _tensors(name, value))
 
 
 def different(first: Mapping[str, int], second: Mapping[str, int], body: Body) -> Divergence | None:

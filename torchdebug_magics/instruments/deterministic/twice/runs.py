@@ -23,8 +23,10 @@ import torch
 
 from torchdebug_magics.errors import DeterminismError
 from torchdebug_magics.instrument import Body
+from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
 from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong, bounded
-from torchdebug_magics.instruments.deterministic.twice.start_state import State
+from torchdebug_magics.instruments.deterministic.twice.start_state import StartState
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
@@ -53,11 +55,7 @@ def _nothing(_stack: ExitStack) -> None:
     return None
 
 
-def _never() -> bool:
-    return False
-
-
-class Watch(Protocol):
+class RunWatch(Protocol):
     """Sees the ops of one run."""
 
     @property
@@ -76,19 +74,19 @@ class Runs:
         self.guard = guard
         self.hooks = hooks
         self._outside = outside
-        self._start = State(body, guard)
+        self._start = StartState(body, guard)
         self._imported = Imported()
         self._context = contextvars.copy_context()
         self._unheard = Unheard()
         # Compiled code writes where no op is seen: what it may write is copied whole.
         self._unseen = self._start.contents() if _is_compiled(body) else Contents()
         self._unseen_end = Contents()
-        self._end: State | None = None
+        self._end: StartState | None = None
         self._written: Contents | None = None
         self._undo = Contents()
         """What tensors held at the start, while a run begins at the end of the first one."""
         self._vary: Callable[[ExitStack], object] = _nothing
-        self._from_end: Callable[[], bool] = _never
+        self._from_end = False
         self.heard = self.second_heard = Heard()
         """What the last run has printed, and what the second one has."""
         self.writers: Mapping[int, Line] = {}
@@ -122,7 +120,7 @@ class Runs:
         """The first run has ended, having written what is in `contents`: back to the start."""
         self._first_s = time.process_time() - self._began_s
         with interrupts_held():
-            self._end = State(self.body, self.guard, also=self._start.names)
+            self._end = StartState(self.body, self.guard, also=self._start.names)
             for tensor in self._unseen.tensors():
                 self._unseen_end.keep(tensor)
             self._written = Contents()
@@ -132,7 +130,7 @@ class Runs:
             self._start.put_back()
 
     @contextmanager
-    def otherwise(self, vary: Callable[[ExitStack], object] = _nothing, *, from_end: Callable[[], bool] = _never) -> Iterator[None]:
+    def otherwise(self, vary: Callable[[ExitStack], object] = _nothing, *, from_end: bool = False) -> Iterator[None]:
         """Meanwhile each run begins after `vary`, which may register what to undo; if `from_end`, it begins where the first run ended."""
         before = self._vary, self._from_end
         self._vary, self._from_end = vary, from_end
@@ -141,10 +139,11 @@ class Runs:
         finally:
             self._vary, self._from_end = before
 
-    def again(self, watch: Watch, at_end: Callable[[], object] = lambda: None) -> BaseException | None:
+    def again(self, watch: RunWatch, at_end: Callable[[], object] = lambda: None) -> BaseException | None:
         """One more run; what it raised, if it raised. An interrupt passes. `at_end` sees what a whole run has left."""
         try:
-            self.through(watch)
+            with ExitStack() as stack:
+                self._run(watch, stack)
             at_end()
         except Enough:
             return None
@@ -156,40 +155,37 @@ class Runs:
         except BaseException as error:  # noqa: BLE001 - the user's code in a hidden run: what it raises is what differs
             return error
         finally:
-            self.back(watch)
+            with interrupts_held():
+                watch.contents.put_back()
+                watch.contents.forget()  # the frames of the run may hold its watch until Python's collector comes
+                self._undo.put_back()
+                self._undo = Contents()
+                self._unseen.put_back()
+                self._imported.drop()
+                self._start.put_back()
         return None
 
-    def through(self, watch: Watch) -> None:
-        """The same, and whatever it raises is raised; to be followed by `back`."""
-        with ExitStack() as stack:
-            self.count += 1
-            is_from_end = self._from_end()
-            state = self._to_end() if is_from_end else self._start
-            self.heard = stack.enter_context(self._unheard.meanwhile())  # after the state, which holds the standard streams, too
-            self._outside.again(stack, as_left=is_from_end)
-            state.stand_in()
-            self.guard.run("changing one thing", self._vary, stack)
-            watch.attach(stack)
-            most_s = _MOST_TIMES * self._first_s + _MORE_S
-            try:
-                with bounded(most_s if sys.gettrace() is None else _TRACED_TIMES * most_s):
-                    self._context.copy().run(self.body.run)
-            except Enough as enough:
-                traceback.clear_frames(enough.__traceback__)  # what was made in part and complains as it goes, goes unheard
-                raise
+    def unwatched(self) -> BaseException | None:
+        """One more run of which no op is compared."""
+        return self.again(OpRecorder(Recording(), lambda _seen, _op: None, self.guard, self.hooks))
 
-    def back(self, watch: Watch) -> None:
-        """To where it began. Harmless the second time."""
-        with interrupts_held():
-            watch.contents.put_back()
-            watch.contents.forget()  # the frames of the run may hold its watch until Python's collector comes
-            self._undo.put_back()
-            self._undo = Contents()
-            self._unseen.put_back()
-            self._imported.drop()
-            self._start.put_back()
+    def _run(self, watch: RunWatch, stack: ExitStack) -> None:
+        self.count += 1
+        state = self._to_end() if self._from_end else self._start
+        self.heard = stack.enter_context(self._unheard.meanwhile())  # after the state, which holds the standard streams, too
+        self._outside.again(stack, as_left=self._from_end)
+        state.stand_in()
+        self.guard.run("changing one thing", self._vary, stack)
+        watch.attach(stack)
+        most_s = _MOST_TIMES * self._first_s + _MORE_S
+        try:
+            with bounded(most_s if sys.gettrace() is None else _TRACED_TIMES * most_s):
+                self._context.copy().run(self.body.run)
+        except Enough as enough:
+            traceback.clear_frames(enough.__traceback__)  # what was made in part and complains as it goes, goes unheard
+            raise
 
-    def _to_end(self) -> State:
+    def _to_end(self) -> StartState:
         """From the start to where the first run ended, the generators of random numbers left as they are."""
         assert self._end is not None
         assert self._written is not None
@@ -217,7 +213,7 @@ def _is_compiled(body: Body) -> bool:
     """Whether a compiler may be at work in it, as far as can be seen."""
     return (
         any(node.attr == "compile" for node in nodes(ast.Attribute, *body.statements))
-        or any(is_compiled(one) or unwrapped(one) is not one for one in live_modules())
+        or any(is_compiled(module) or unwrapped(module) is not module for module in live_modules())
         or any(hasattr(value, "_torchdynamo_orig_callable") for value in body.variables.values() if isinstance(value, FunctionType))
     )
 
@@ -255,7 +251,7 @@ def _is_users(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if not isinstance(file, str) or not file.endswith(".py") or owner(file) != "user":
         return False
-    return not any(isinstance(one, torch.library.Library) for one in list(vars(module).values()))
+    return not any(isinstance(var, torch.library.Library) for var in list(vars(module).values()))
 
 
 class Outside:

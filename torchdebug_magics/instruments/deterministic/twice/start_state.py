@@ -7,9 +7,9 @@ import gc
 import itertools
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from queue import Queue
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -19,7 +19,7 @@ from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.where import runs_alone
 from torchdebug_magics.probing.state.attributes import Names, attributes_of
 from torchdebug_magics.probing.state.contents import Contents
-from torchdebug_magics.probing.state.kinds import hashes_by_itself
+from torchdebug_magics.probing.state.kinds import ABSENT, hashes_by_itself
 from torchdebug_magics.probing.state.snapshot import Bound, Snapshot
 
 _OF_COMPILERS = "__"
@@ -31,7 +31,7 @@ _GONE_THROUGH: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "\xe9", 
 _GONE_BACK: tuple[Any, ...] = ([], {}, {}.values(), {}.items())
 
 
-class State:
+class StartState:
     """Of everything that a body can reach, at one moment. What tensors hold is not in it: see `Contents`."""
 
     def __init__(self, body: Body, guard: Guard, also: Iterable[str] = ()) -> None:
@@ -41,7 +41,6 @@ class State:
         self._has_figures = bool(figures())
         self._snapshot = Snapshot([Names(body.namespace, self.names | frozenset(also)), *body.roots, figures()], _ALL)
         self._stand_ins = StandIns(self._snapshot.objects())
-        self._queues = [(one, one.unfinished_tasks, list(one.queue)) for one in self._snapshot.of_kind(Queue)]
 
     @property
     def is_whole(self) -> bool:
@@ -69,24 +68,18 @@ class State:
         for name in self._body.namespace.keys() - self._body.hidden - self.names:
             if not name.startswith(_OF_COMPILERS):
                 del self._body.namespace[name]
-        self._snapshot.put_back(self._guard)
         if runs_alone():  # else what a thread has put there meanwhile stays
-            for queue, unfinished, items in self._queues:
-                _fill(queue, unfinished, items)
+            for queue in self._snapshot.of_kind(Queue):
+                with queue.mutex:
+                    queue.queue.clear()
+        self._snapshot.put_back(self._guard)
         if not self._has_figures:  # pyplot itself may be new
             figures().clear()
 
 
-def _fill(queue: Queue[Any], unfinished: int, items: list[Any]) -> None:
-    with queue.mutex:
-        queue.unfinished_tasks = unfinished
-        queue.queue.clear()
-        queue.queue.extend(items)
-
-
 _ITERATORS = frozenset(
     {enumerate, zip, map, filter, reversed, type(iter(int, 1)), type(itertools.tee(())[0])}
-    | {one for one in vars(itertools).values() if isinstance(one, type)}
+    | {var for var in vars(itertools).values() if isinstance(var, type)}
     | {type(iter(one)) for one in _GONE_THROUGH}
     | {type(reversed(one)) for one in _GONE_BACK}
 )
@@ -106,8 +99,8 @@ class StandIns:
     def made(self) -> dict[int, Any]:
         """New ones, by the `id` of what they stand for."""
         made: dict[int, Any] = {}
-        for _, make in self._found.values():
-            make(made)
+        for value, _ in self._found.values():
+            self._anew(value, made)
         return made
 
     def _take(self, value: Any) -> bool:
@@ -119,9 +112,12 @@ class StandIns:
             self._found[id(value)] = value, make
         return make is not None
 
+    def _of_cache(self, function: Any) -> _Make | None:
+        results = _results_of(function)
+        return None if results is None else lambda _: _cache(function, results)
+
     def _of_iterator(self, value: Any) -> _Make | None:
-        kind = type(value)
-        if kind not in _ITERATORS:
+        if type(value) not in _ITERATORS:
             return None
         try:
             with warnings.catch_warnings():
@@ -134,12 +130,10 @@ class StandIns:
             return None
 
         def make(made: dict[int, Any]) -> Any:
-            if id(value) not in made:
-                iterator = function(*(self._anew(one, made) for one in given))
-                for one in state:
-                    iterator.__setstate__(self._anew(_copied(one), made))
-                made[id(value)] = iterator
-            return made[id(value)]
+            iterator = function(*(self._anew(one, made) for one in given))
+            for one in state:
+                iterator.__setstate__(self._anew(_copied(one), made))
+            return iterator
 
         return make
 
@@ -151,20 +145,9 @@ class StandIns:
     def _anew(self, part: Any, made: dict[int, Any]) -> Any:
         if isinstance(part, tuple):
             return tuple(self._anew(one, made) for one in part)
-        known = self._found.get(id(part))
-        return part if known is None else known[1](made)
-
-    def _of_cache(self, function: Any) -> _Make | None:
-        entries = _entries(function)
-        if entries is None:
-            return None
-
-        def make(made: dict[int, Any]) -> Any:
-            if id(function) not in made:
-                made[id(function)] = _cache(function, entries)
-            return made[id(function)]
-
-        return make
+        if id(part) in self._found and id(part) not in made:
+            made[id(part)] = self._found[id(part)][1](made)
+        return made.get(id(part), part)
 
 
 def _copied(state: Any) -> Any:
@@ -179,54 +162,38 @@ def _inside(state: Any) -> Iterator[Any]:
             yield one
 
 
-# --- `functools.lru_cache`: only calls put something in, so a new one is called with what was kept -----------------------------
-class _Entry(NamedTuple):
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
-
-
-def _entries(function: Any) -> list[_Entry] | None:
-    """What it keeps, the oldest first; None where it keeps without a limit, or where that cannot be told."""
-    parameters = function.cache_parameters()
-    if parameters["maxsize"] is None:
+def _results_of(function: Any) -> dict[Any, Any] | None:
+    """What a `functools.lru_cache` keeps, the oldest first; None where it keeps without a limit, or where that cannot be told."""
+    referents = [
+        referent
+        for referent in gc.get_referents(function)
+        if getattr(referent, "__name__", "") not in {"_lru_list_elem", "_lru_cache_wrapper"}
+    ]
+    table = next((place for place, one in enumerate(referents) if type(one) is dict and one is not vars(function)), None)
+    if function.cache_parameters()["maxsize"] is None or table is None or table != 2 * len(referents[table]):
         return None
-    held = [one for one in gc.get_referents(function) if getattr(one, "__name__", "") not in {"_lru_list_elem", "_lru_cache_wrapper"}]
-    table = next((place for place, one in enumerate(held) if type(one) is dict and one is not vars(function)), None)
-    if table is None or table != 2 * len(held[table]):
-        return None
-    keys = {id(key) for key in held[table]}
-    marks = {id(one) for one in held[table:] if type(one) is object}
-    pairs = list(zip(held[:table:2], held[1:table:2], strict=True))
-    if any(id(key) not in keys or not hashes_by_itself(key) for key, _ in pairs):
-        return None
-    return [_Entry(*_arguments(key, marks, is_typed=parameters["typed"]), result) for key, result in pairs]
+    keys = referents[:table:2]
+    is_known = {*map(id, keys)} == {*map(id, referents[table])} and all(map(hashes_by_itself, keys))
+    return dict(zip(keys, referents[1:table:2], strict=True)) if is_known else None
 
 
-def _arguments(key: Any, marks: set[int], *, is_typed: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Of the call that was kept under a key, as Python makes it: the arguments, a mark, names with values, and the types of all."""
-    if type(key) is not tuple:
-        return (key,), {}
-    mark = next((place for place, one in enumerate(key) if id(one) in marks), None)
-    if mark is None:
-        return (key[: len(key) // 2] if is_typed else key), {}
-    rest = len(key) - mark - 1
-    pairs = (rest - mark) // 3 if is_typed else rest // 2
-    named = key[mark + 1 : mark + 1 + 2 * pairs]
-    return key[:mark], dict(zip(named[::2], named[1::2], strict=True))
-
-
-def _cache(function: Any, entries: list[_Entry]) -> Any:
-    kept = (one.result for one in entries)
-    is_filled = False
+def _cache(function: Any, results: Mapping[Any, Any]) -> Any:
+    """A new cache that gives what the other one kept: only calls put something in, so each result is handed over when it is asked for."""
+    parameters, kept = function.cache_parameters(), dict(results)
+    mark = [referent for referent in gc.get_referents(function) if type(referent) is object][
+        -1:
+    ]  # stands between arguments and those with a name
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        return function.__wrapped__(*args, **kwargs) if is_filled else next(kept)
+        key: Any = functools._make_key(args, kwargs, parameters["typed"], tuple(mark))
+        result = kept.pop(tuple(key) if isinstance(key, list) else key, ABSENT)
+        if result is not ABSENT:
+            return result
+        if kept and len(kept) + cache.cache_info().currsize >= parameters["maxsize"]:
+            del kept[next(iter(kept))]
+        return function.__wrapped__(*args, **kwargs)
 
-    cache: Any = functools.lru_cache(**function.cache_parameters())(called)
-    for one in entries:
-        cache(*one.args, **one.kwargs)
-    is_filled = True
+    cache: Any = functools.lru_cache(**parameters)(called)
     vars(cache).update(vars(function))
     return cache
 

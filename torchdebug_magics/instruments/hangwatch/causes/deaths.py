@@ -8,12 +8,13 @@ from collections import Counter
 from typing import Any
 
 from torchdebug_magics.format import listed, one_line, plural
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Issued, Participant, RankState
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Issued, Participant
 from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.source.syntax import covers, loops_around, tree_of
 from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.ranks.report import signal_name
 from torchdebug_magics.report import Location
 
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -28,15 +29,15 @@ _USE_ALL = "pass `find_unused_parameters=True` to `DistributedDataParallel`, or 
 
 def failed(case: Evidence) -> HangFinding | None:
     """The first participant that ended by an error, a signal or an exit code while the main thread waits, directly or not."""
-    waiting = [state for state in case.ranks if (state.pending is not None or state.one.kind == "collective") and state.one.error is None]
+    waiting = [rank for rank in case.ranks if (rank.pending is not None or rank.kind == "collective") and rank.error is None]
     everybody = case.look.everybody.values()
     dead = [one for one in everybody if one.kind == "dead" and (one.exit_code or one.error) and _matters(case, one)]
-    dead += [state.one for state in case.ranks if state.one.error is not None and waiting]  # it waits in a `finally:`
+    dead += [one for one in case.ranks if one.error is not None and waiting]  # it waits in a `finally:`
     if not dead or any(case.moved.get(one.who) for one in case.chain.path):
         return None
     first = min(dead, key=lambda one: (one.error is None, (one.error or {}).get("at_s", 0.0)))
     if waiting:
-        return _rank(case, first, f"{waiting[0].one.who} waits for it in {waiting[0].pending or waiting[0].one.what}")
+        return _rank(case, first, f"{waiting[0].who} waits for it in {waiting[0].pending or waiting[0].what}")
     whose = next((one for one in reversed(case.chain.path) if one is not first), case.main)
     what = f"{first.name} {how_it_ended(first)}, and {whose.name} waits for {whose.what or 'it'}"
     fix = error_fix(first) if first.error else exit_fix(first.exit_code)
@@ -56,7 +57,7 @@ def how_it_ended(one: Participant) -> str:
         return f"raised {short_error(one.error)}"
     code = one.exit_code
     if code is not None and code < 0:
-        return f"was killed by {_signal(-code)}"
+        return f"was killed by {signal_name(-code)}"
     return "has ended" if not code else f"ended with exit code {code}"
 
 
@@ -90,14 +91,7 @@ def exit_fix(code: int | None) -> str:
     """What to change where a process ended with this code."""
     if code is None or code >= 0:
         return "raise an exception instead of calling `os._exit`, so that the waiting process sees it"
-    return _SIGNAL_FIXES.get(_signal(-code), "run its code in this process (`num_workers=0`) to see the crash")
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return _SIGNAL_FIXES.get(signal_name(-code), "run its code in this process (`num_workers=0`) to see the crash")
 
 
 def last_line(error: dict[str, Any] | None) -> Location | None:
@@ -118,58 +112,55 @@ def differ(case: Evidence) -> HangFinding | None:
     joining = [one for one in case.chain.path if one.facts.get("op") == "init_process_group"]
     if joining:
         return _not_joined(case, joining[0])
-    waiting = [(state, state.pending) for state in case.ranks if state.pending is not None and state.one.kind == "collective"]
+    waiting = [(one, one.pending) for one in case.ranks if one.pending is not None and one.kind == "collective"]
     if not waiting:
         return None
-    group = next((call.group for one in case.chain.path for state, call in waiting if state.one is one), waiting[0][1].group)
+    group = next((call.group for one in case.chain.path for rank, call in waiting if rank is one), waiting[0][1].group)
     ahead, pending = max((pair for pair in waiting if pair[1].group == group), key=lambda pair: pair[1].number)
-    members = [state for state in case.ranks if ahead.needs(state, group)]
-    calls = [(state, call) for state in members if (call := state.call(pending)) is not None]
+    members = [one for one in case.ranks if ahead.needs(one, group)]
+    calls = [(member, call) for member in members if (call := member.call(pending)) is not None]
     if len({call.key for _, call in calls}) > 1:
         return _mismatch(case, calls)
-    late = [state for state in members if state.number(group) < pending.number]
-    elsewhere = [(state, call) for state, call in waiting if state in late and call.group != group and state.needs(ahead, call.group)]
+    late = [one for one in members if one.latest_in(group) < pending.number]
+    elsewhere = [(one, call) for one, call in waiting if one in late and call.group != group and one.needs(ahead, call.group)]
     if elsewhere and case.chain.is_circle:  # each waits for the other in another group
         return _mismatch(case, [(ahead, pending), *elsewhere])
     gone = [one for one in case.look.everybody.values() if one.kind == "dead" and one.child is not None]
-    for one in [*(state.one for state in late), *gone]:
+    for one in (*late, *gone):
         if case.root is one or case.root.kind == "collective" or case.chain.is_circle:
-            state = next((other for other in late if other.one is one), None)
-            return _missing(case, ahead, pending, one, state)
+            return _missing(case, ahead, pending, one)
     return None
 
 
-def _missing(case: Evidence, ahead: RankState, pending: Issued, one: Participant, state: RankState | None) -> HangFinding:
+def _missing(case: Evidence, ahead: Participant, pending: Issued, one: Participant) -> HangFinding:
     now = how_it_ended(one) if one.kind == "dead" else f"is at {one.location}" if one.location is not None else "runs none of your code"
-    at = one if one.location is not None else ahead.one
+    at = one if one.location is not None else ahead
     if ahead.in_backward:
-        return _left_training(case, ahead, pending, one, state, f"{one.who} {now}")
-    line = f"; {ahead.one.who} calls it at {ahead.one.location}: `{ahead.one.location.source}`" if ahead.one.location is not None else ""
+        return _left_training(case, ahead, pending, one, f"{one.who} {now}")
+    line = f"; {ahead.who} calls it at {ahead.location}: `{ahead.location.source}`" if ahead.location is not None else ""
     return case.found(
-        "collective_missing", f"{one.who} never called {pending}, in which {ahead.one.who} waits",
-        f"call `{pending.op}` on every rank: move it out of the branch that only {ahead.one.who} takes", f"{one.who} {now}{line}", at=at,
+        "collective_missing", f"{one.who} never called {pending}, in which {ahead.who} waits",
+        f"call `{pending.op}` on every rank: move it out of the branch that only {ahead.who} takes", f"{one.who} {now}{line}", at=at,
     )  # fmt: skip
 
 
-def _left_training(
-    case: Evidence, ahead: RankState, pending: Issued, one: Participant, state: RankState | None, now: str
-) -> HangFinding:  # fmt: skip
+def _left_training(case: Evidence, ahead: Participant, pending: Issued, one: Participant, now: str) -> HangFinding:
     """A rank waits in backward for another that has left the step: with parameters that got no gradient, or out of batches."""
-    at = one if one.location is not None else ahead.one
+    at = one if one.location is not None else ahead
     unused = one.process.get("unused_parameters") or []
     if unused:
         names = listed([f"`{name}`" for name in unused])
         return case.found(
-            "unused_parameters", f"{one.who} computed no gradient for {names}; {ahead.one.who} waits in backward ({pending})",
+            "unused_parameters", f"{one.who} computed no gradient for {names}; {ahead.who} waits in backward ({pending})",
             _USE_ALL, now, at=at,
         )  # fmt: skip
-    if state is not None and (not state.has_done(pending) or _same_loop(ahead.one.location, one.location)):
+    if one.kind != "dead" and (not one.has_done(pending) or _same_loop(ahead.location, one.location)):
         return case.found(
-            "collective_missing", f"{one.who} never called backward(), in which {ahead.one.who} waits ({pending})",
+            "collective_missing", f"{one.who} never called backward(), in which {ahead.who} waits ({pending})",
             "call forward and backward of the DistributedDataParallel model equally often on every rank", now, at=at,
         )  # fmt: skip
     return case.found(
-        "uneven_batches", f"{one.who} has run out of batches, and {ahead.one.who} waits for it in backward ({pending})",
+        "uneven_batches", f"{one.who} has run out of batches, and {ahead.who} waits for it in backward ({pending})",
         "wrap the loop in `with model.join():`, or give every rank equally many batches (`DistributedSampler`, `drop_last=True`)",
         now, at=at,
     )  # fmt: skip
@@ -182,26 +173,22 @@ def _same_loop(ours: Location | None, theirs: Location | None) -> bool:
     return any(covers(loop, theirs.line) for loop in loops_around(tree_of(ours.file), ours.line)[-1:])
 
 
-def _mismatch(case: Evidence, calls: list[tuple[RankState, Issued]]) -> HangFinding:
+def _mismatch(case: Evidence, calls: list[tuple[Participant, Issued]]) -> HangFinding:
     keys = [(call.group, call.key) for _, call in calls]
     usual = Counter(keys).most_common(1)[0][0]
     at = next((at for at in reversed(range(len(calls))) if keys[at] != usual), len(calls) - 1)
     (odd, theirs), (other, ours) = calls[at], next(call for call, key in zip(calls, keys, strict=True) if key != keys[at])
-    lines = [f"{state.one.who}: {call} at {state.one.location}" for state, call in calls]
+    lines = "; ".join(f"{one.who}: {call} at {one.location}" for one, call in calls)
     if other.in_backward != odd.in_backward:
-        ahead, behind = (other, odd) if other.in_backward else (odd, other)
-        pending = ours if other.in_backward else theirs
-        return _left_training(case, ahead, pending, behind.one, behind, "; ".join(lines))
-    is_same = ours.op == theirs.op and ours.group == theirs.group
-    what = "use the same shape and dtype" if is_same else "issue collectives in the same order"
-    return case.found(
-        "collective_mismatch", f"{_calls(odd, theirs, ours)} where {_calls(other, ours, theirs)}",
-        f"{what} on every rank", "; ".join(lines), at=odd.one,
-    )  # fmt: skip
-
-
-def _calls(state: RankState, call: Issued, other: Issued) -> str:
-    return f"{state.one.who} calls {call}" + (f" in process group {call.group}" if call.group != other.group else "")
+        ahead, behind, pending = (other, odd, ours) if other.in_backward else (odd, other, theirs)
+        return _left_training(case, ahead, pending, behind, lines)
+    is_same_group = theirs.group == ours.group
+    said = [
+        f"{one.who} calls {call}" + ("" if is_same_group else f" in process group {call.group}")
+        for one, call in ((odd, theirs), (other, ours))
+    ]
+    what = "use the same shape and dtype" if ours.op == theirs.op and is_same_group else "issue collectives in the same order"
+    return case.found("collective_mismatch", " where ".join(said), f"{what} on every rank", lines, at=odd)
 
 
 def _not_joined(case: Evidence, one: Participant) -> HangFinding:

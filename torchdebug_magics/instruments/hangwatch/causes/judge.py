@@ -6,20 +6,16 @@ import ast
 import os
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import byte_size, duration, listed
 from torchdebug_magics.instruments.hangwatch.causes.deaths import differ, failed, last_line, short_error
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant, follow, goes_on, moving, named, rank_states
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant, follow, goes_on, moving, named
 from torchdebug_magics.instruments.hangwatch.hang_evidence import Cause, Evidence, Row, first
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.machine.limits import memory_pressure
 from torchdebug_magics.probing.source.syntax import last_name, nodes, tree_of
 from torchdebug_magics.report import located
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
-
 
 _LEFT_UNDONE = frozenset({"queue_never_fed", "event_never_set", "lock_never_released"})
 _FEEDS = frozenset({"queue", "io", "event"})
@@ -49,7 +45,7 @@ def debugger_now(look: Look, progress: Progress) -> HangFinding | None:
 
 def _evidence(looks: list[Look], progress: Progress, still_s: float, doing: Counter[str]) -> Evidence:
     moved = moving(looks) if len(looks) > 1 else {}
-    return Evidence(looks, follow(looks[-1], moved, still_s), moved, rank_states(looks[-1]), progress, still_s, doing)
+    return Evidence(looks, follow(looks[-1], moved, still_s), moved, looks[-1].ranks(), progress, still_s, doing)
 
 
 def stopped(case: Evidence) -> HangFinding | None:
@@ -269,7 +265,7 @@ def _initializer(worker: Participant) -> str:
     """The function in which a worker stands, where a DataLoader was given it as ``worker_init_fn``."""
     for call in worker.stack:
         keywords = nodes(ast.keyword, tree_of(call.file))
-        if any(one.arg == "worker_init_fn" and last_name(one.value) == call.function for one in keywords):
+        if any(keyword.arg == "worker_init_fn" and last_name(keyword.value) == call.function for keyword in keywords):
             return call.function
     return ""
 

@@ -9,9 +9,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant, link_ranks
 from torchdebug_magics.instruments.hangwatch.waits.process_facts import CALL, facts_of_this_process
@@ -19,6 +19,7 @@ from torchdebug_magics.machine.process_state import (
     ProcessState,
     catches,
     child_pids,
+    descendants,
     open_pipes,
     process_state,
     thread_cpu_s,
@@ -27,11 +28,8 @@ from torchdebug_magics.machine.process_state import (
 )
 from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.ranks.agent import dump_signal, socket_path
-
-if TYPE_CHECKING:
-    from torchdebug_magics.ranks.launching import Children
-    from torchdebug_magics.ranks.rank_traces import Child
-
+from torchdebug_magics.ranks.launching import Children
+from torchdebug_magics.ranks.rank_traces import Child
 
 _MOST_PROCESSES = 256
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
@@ -40,63 +38,51 @@ _SILENT_S = 2.0
 """Without an answer, after which one call holds the GIL there: then its frames stand still and can be read."""
 
 
-def look_around(children: Children | None) -> Look:
+def look_around(children: Children) -> Look:
     """Look at this process, and ask every process that it has started."""
     look = Look(time.monotonic(), {})
     own = facts_of_this_process()
     names: dict[tuple[int, int], str] = {}
-    for thread in own["threads"]:
-        _add(look, names, _thread(own, thread, "main" if thread["is_main"] else _thread_name(thread)))
-    known = dict(children.started) if children is not None else {}
-    for pid in _processes(own, children):
-        for one in _process(pid, known.get(pid), children):
-            _add(look, names, one)
+    everybody = [_thread(own, thread, "main" if thread["is_main"] else _thread_name(thread)) for thread in own["threads"]]
+    known = dict(children.started)
+    for one in (*everybody, *(one for pid in _processes(own, known, children) for one in _process(pid, known.get(pid), children))):
+        if one.who in look.everybody:
+            one.who = f"{one.who} (pid {one.pid})" if one.is_main_thread else f"{one.who} ({one.ident})"
+        look.everybody[one.who] = one
+        names[one.pid, one.ident] = one.who
+        if one.is_main_thread:
+            names[one.pid, 0] = one.who
     for one in look.everybody.values():
         for name in ("targets", "able"):
             setattr(one, name, list(dict.fromkeys(names[number] for number in one.facts.pop(name, ()) if number in names)))
     return look
 
 
-def _add(look: Look, names: dict[tuple[int, int], str], one: Participant) -> None:
-    if one.who in look.everybody:
-        one.who = f"{one.who} (pid {one.pid})" if one.is_main_thread else f"{one.who} ({one.ident})"
-    look.everybody[one.who] = one
-    names[one.pid, one.ident] = one.who
-    if one.is_main_thread:
-        names[one.pid, 0] = one.who
+def _processes(own: dict[str, Any], known: Mapping[int, Child], children: Children) -> list[int]:
+    """Those that were started while we watched, those that they have started, and those that a thread here waits for; the ended last."""
+    targets = (target for thread in own["threads"] for target in (thread["waiting"] or {}).get("targets", ()))
+    waited = [number for kind, number in targets if kind == "process"]
+    everybody = dict.fromkeys([*known, *processes_with_agents(children.folder), *waited, *child_pids(os.getpid())])
+    everybody.pop(os.getpid(), None)
+    ended = [pid for pid in everybody if pid in known and not known[pid].is_alive()]
+    return [*(pid for pid in everybody if pid not in ended), *reversed(ended)][:_MOST_PROCESSES]
 
 
-def _processes(own: dict[str, Any], children: Children | None) -> list[int]:
-    """Those that were started while we watched, those that they have started, and those that a thread here waits for."""
-    found: dict[int, None] = {}
-    if children is not None:
-        found.update(dict.fromkeys(children.started))
-        found.update(dict.fromkeys(processes_with_agents(children.folder)))
-    for thread in own["threads"]:
-        found.update(dict.fromkeys(pid for kind, pid in (thread["waiting"] or {}).get("targets", ()) if kind == "process"))
-    found.update(dict.fromkeys(child_pids(os.getpid())))
-    ended = {pid for pid, child in (children.started if children is not None else {}).items() if not child.is_alive()}
-    told = [pid for pid in found if pid != os.getpid()]
-    return [*(pid for pid in told if pid not in ended), *reversed([pid for pid in told if pid in ended])][:_MOST_PROCESSES]
-
-
-def _process(pid: int, child: Child | None, children: Children | None) -> Iterator[Participant]:
-    silent = children.silent if children is not None else {}
+def _process(pid: int, child: Child | None, children: Children) -> Iterator[Participant]:
     state = process_state(pid)
-    error = None if children is None else left_error(children.folder, pid)
     if state is None or state.is_zombie or (child is not None and not child.is_alive()):
         if child is not None:
-            yield _ended(child, error, children)
+            yield ended(child, children.folder)
         return
     try:
-        facts = ask(children.folder if children is not None else "", pid, CALL, _ASK_S)
+        facts = ask(children.folder, pid, CALL, _ASK_S)
     except AgentError as failure:
-        silent_s = time.monotonic() - silent.setdefault(pid, time.monotonic()) if failure.is_silent else 0.0
+        silent_s = time.monotonic() - children.silent.setdefault(pid, time.monotonic()) if failure.is_silent else 0.0
         yield _unasked(pid, child, state, children, silent_s)
         return
-    silent.pop(pid, None)
-    if children is not None:
-        children.dumped.pop(pid, None)
+    children.silent.pop(pid, None)
+    children.dumped.pop(pid, None)
+    error = left_error(children.folder, pid)
     who = f"rank {facts['rank']}" if facts["rank"] is not None else f"process {facts['name']}"
     who = f"worker {facts['worker']}" if facts["worker"] is not None else who
     for thread in facts["threads"]:
@@ -120,12 +106,13 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
         cpu_s = state.cpu_s - sum(thread_cpu_s(pid, number) or 0.0 for number in ours)  # what it has called may compute in other threads
         cpu_s += waited_for_core_s(pid, thread["number"])  # on a busy machine it gets no turn, and is not stuck
     numbers = [*((facts["collectives"] or {}).get("status", {}).values())]
+    frames = [tuple(frame) for frame in thread["frames"]]
     one = Participant(
         who=who,
         pid=pid,
         ident=thread["ident"],
-        frames=[tuple(frame) for frame in thread["frames"]],
-        at=(tuple(thread["at"]), tuple(tuple(frame) for frame in thread["frames"]), repr(thread["values"]), repr(numbers)),
+        frames=frames,
+        at=(tuple(thread["at"]), tuple(frames), repr(thread["values"]), repr(numbers)),
         cpu_s=cpu_s,
         kind=waiting.pop("kind", "python"),
         what=waiting.pop("what", ""),
@@ -140,46 +127,40 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
     return one
 
 
-def _ended(child: Child, error: dict[str, Any] | None, children: Children | None) -> Participant:
-    frames = [] if children is None else dumped_stack(children.folder, child.pid, is_alive=False)
-    code, how = child.exit_code(), "exited"
+def ended(child: Child, folder: str, who: str = "") -> Participant:
+    """A process that is no more: how it ended, and the line, where its agent has left that in the folder."""
+    error, code = left_error(folder, child.pid), child.exit_code()
+    how = "ended" if not code else "exited" if code > 0 else f"was killed by signal {-code}"
+    frames = dumped_stack(folder, child.pid, is_alive=False)
     if error:
         how, frames = f"raised {error['type']}", [tuple(frame) for frame in reversed(error["frames"])]
-    elif not code:
-        how = "ended"
-    elif code < 0:
-        how = f"was killed by signal {-code}"
-    return Participant(f"process {child.name}", child.pid, frames=frames, kind="dead", what=how, child=child, exit_code=code, error=error)
+    who = who or f"process {child.name}"
+    return Participant(who, child.pid, frames=frames, kind="dead", what=how, child=child, exit_code=code, error=error)
 
 
-def _unasked(pid: int, child: Child | None, state: ProcessState, children: Children | None, silent_s: float) -> Participant:
+def _unasked(pid: int, child: Child | None, state: ProcessState, children: Children, silent_s: float) -> Participant:
     """Of a process without an agent, or in which none gets a turn, what the system says."""
     is_silent = silent_s > _SILENT_S  # else it may only be starting
     stack: list[tuple[str, int, str]] = []
-    if is_silent and children is not None and (state.status == "running" or pid in children.dumped):
+    if is_silent and (state.status == "running" or pid in children.dumped):
         if pid not in children.dumped:  # once: a signal cuts short what waits in native code
             children.dumped[pid] = dumped_stack(children.folder, pid, is_alive=True)
         stack = children.dumped[pid]
+    cpu_s = state.cpu_s + sum(one.cpu_s for one in map(process_state, descendants(pid)) if one is not None)  # a shell only waits
     sleeps_in = waits_in(pid)
     kind = "gil" if is_silent else "io" if sleeps_in.startswith(("read", "write", "receive", "connect")) else "native"
     kind = "sleep" if sleeps_in == "sleep" else kind
     name = f"process {child.name if child is not None else state.name}"
     return Participant(
-        name, pid, frames=stack, at=(tuple(stack), sleeps_in), cpu_s=_tree_cpu_s(state), kind=kind, what=sleeps_in, child=child,
+        name, pid, frames=stack, at=(tuple(stack), sleeps_in), cpu_s=cpu_s, kind=kind, what=sleeps_in, child=child,
         is_silent=is_silent, sleeps_in=sleeps_in,
     )  # fmt: skip
-
-
-def _tree_cpu_s(state: ProcessState) -> float:
-    """With that of what it has started, as a shell only waits."""
-    inner: Iterable[ProcessState | None] = (process_state(pid) for pid in child_pids(state.pid))
-    return state.cpu_s + sum(_tree_cpu_s(one) for one in inner if one is not None)
 
 
 def link(look: Look, ranks: dict[int, int]) -> None:
     """Complete a look; `ranks` remembers the rank of each process from look to look."""
     for one in look.ranks():
-        ranks[one.pid] = int(one.process["rank"])
+        ranks[one.pid] = one.rank or 0
     for one in [*look.everybody.values()]:
         if one.kind == "batch" and one.targets:
             _rename(look, one.targets[0], f"worker {one.facts['worker']}")
@@ -190,24 +171,27 @@ def link(look: Look, ranks: dict[int, int]) -> None:
         elif "semaphore" in one.facts and not one.targets:
             one.able += [other.who for other in look.everybody.values() if other.pid != one.pid and _may_write(other, one)]
         elif one.facts.get("future") and not one.targets:
-            one.targets = [other.who for other in look.everybody.values() if _works_for_pool(other)]
+            working = (other for other in look.everybody.values() if other.is_main_thread and not other.facts.get("idle"))
+            one.targets = [other.who for other in working if any(name == "_process_worker" for _, _, name in other.frames)]
             one.kind = "join" if one.targets else one.kind
         elif not one.process and one.sleeps_in.startswith("read pipe"):
             one.facts["our_pipe"] = one.sleeps_in.partition(" ")[2] in open_pipes(os.getpid(), for_writing=True)
         if not one.process and one.sleeps_in.startswith(("read pipe", "write pipe")):
-            one.facts["may_end"] = _is_held_by_others(one)
+            # Whether a program that is none of ours to ask has the other end.
+            call, _, pipe = one.sleeps_in.partition(" ")
+            others = (pid for pid in descendants(os.getpid()) if pid != one.pid)
+            one.facts["may_end"] = any(pipe in open_pipes(pid, for_writing=call == "read") for pid in others)
     link_ranks(look)
 
 
 def _link_to_writers(look: Look, reader: Participant) -> None:
     """Programs at the other end of a pipe; else every process that has work, as all have the pipe or the semaphore, and their threads."""
-    pipe = reader.facts.get("pipe", "-")
-    alive = [other for other in look.everybody.values() if not other.process and other.kind != "dead"]
-    programs = [other.who for other in alive if pipe in open_pipes(other.pid)]
-    others = [other for other in look.everybody.values() if other.pid != reader.pid and bool(other.process) and _may_write(other, reader)]
-    known = [*reader.targets, *(programs or [other.who for other in others if other.is_main_thread])]
-    reader.targets = list(dict.fromkeys(known))
-    reader.able += [other.who for other in look.everybody.values() if other.facts.get("shares") and _may_write(other, reader)]
+    pipe, everybody = reader.facts.get("pipe", "-"), look.everybody.values()
+    writers = [other.who for other in everybody if not other.process and other.kind != "dead" and pipe in open_pipes(other.pid)]
+    able = [other for other in everybody if _may_write(other, reader)]
+    writers = writers or [other.who for other in able if other.pid != reader.pid and other.process and other.is_main_thread]
+    reader.targets = list(dict.fromkeys([*reader.targets, *writers]))
+    reader.able += [other.who for other in able if other.facts.get("shares")]
 
 
 def _may_write(other: Participant, reader: Participant) -> bool:
@@ -216,39 +200,17 @@ def _may_write(other: Participant, reader: Participant) -> bool:
     return not waits_for_same and other.kind != "dead" and not other.facts.get("idle")
 
 
-def _is_held_by_others(program: Participant) -> bool:
-    """Whether a program that is none of ours to ask has the other end of the pipe at which this one waits."""
-    call, _, pipe = program.sleeps_in.partition(" ")
-    others = [pid for pid in _descendants(os.getpid()) if pid != program.pid]
-    return any(pipe in open_pipes(pid, for_writing=call == "read") for pid in others)
-
-
-def _descendants(pid: int) -> list[int]:
-    return [each for child in child_pids(pid) for each in (child, *_descendants(child))]
-
-
-def _works_for_pool(other: Participant) -> bool:
-    """Whether it is a process of a `ProcessPoolExecutor` that has work."""
-    return not other.facts.get("idle") and other.is_main_thread and any(name == "_process_worker" for _, _, name in other.frames)
-
-
 def _name_dead_ranks(look: Look, ranks: dict[int, int]) -> None:
     sizes = [one.process.get("world_size") for one in look.ranks()]
+    dead = [one for one in look.everybody.values() if one.kind == "dead" and one.who.startswith("process ")]
+    ranks.update({one.pid: one.error["rank"] for one in dead if one.error and one.error.get("rank") is not None})
     if not sizes and not any((one.error or {}).get("rank") is not None for one in look.everybody.values()):
         return
-    dead = [one for one in look.everybody.values() if one.kind == "dead" and one.who.startswith("process ")]
+    absent = sorted(set(range((sizes or [0])[0] or 0)) - {ranks[one.pid] for one in [*look.ranks(), *dead] if one.pid in ranks})
+    unnamed = sorted((one for one in dead if one.pid not in ranks), key=lambda one: one.pid)
+    likely = {one.pid: rank for one, rank in zip(unnamed, absent, strict=True)} if len(unnamed) == len(absent) else {}
     for one in dead:
-        recorded = (one.error or {}).get("rank")
-        rank = recorded if recorded is not None else ranks.get(one.pid)
-        if rank is not None:
-            ranks[one.pid] = rank
-            _rename(look, one.who, f"rank {rank}")
-    unnamed = [one for one in dead if one.who.startswith("process ")]
-    absent = sorted(
-        set(range(sizes[0] if sizes and sizes[0] else 0)) - {ranks[one.pid] for one in [*look.ranks(), *dead] if one.pid in ranks}
-    )
-    if len(unnamed) == len(absent):
-        for one, rank in zip(sorted(unnamed, key=lambda one: one.pid), absent, strict=True):
+        if (rank := ranks.get(one.pid, likely.get(one.pid))) is not None:
             _rename(look, one.who, f"rank {rank}")
 
 
@@ -307,12 +269,11 @@ def ask(folder: str, pid: int, call: str, timeout_s: float = 1.0, **values: obje
                 parts.append(part)
                 connection.settimeout(max(0.01, end_s - time.monotonic()))
         answer = json.loads(b"".join(parts))
-    except TimeoutError:
-        msg = f"process {pid} did not answer within {timeout_s:g} s"
-        raise AgentError(msg, is_silent=True) from None
     except (OSError, ValueError, AttributeError) as error:
-        msg = f"process {pid} could not be asked: {type(error).__name__}: {error}"
-        raise AgentError(msg) from None
+        is_silent = isinstance(error, TimeoutError)
+        why = f"did not answer within {timeout_s:g} s" if is_silent else f"could not be asked: {type(error).__name__}: {error}"
+        msg = f"process {pid} {why}"
+        raise AgentError(msg, is_silent=is_silent) from None
     if "failure" in answer:
         msg = f"process {pid} could not answer: {answer['failure']}"
         raise AgentError(msg)
@@ -340,13 +301,10 @@ def dumped_stack(folder: str, pid: int, *, is_alive: bool) -> list[tuple[str, in
             os.truncate(file, 0)
             os.kill(pid, number)
             time.sleep(0.05)
+    text = ""
     with contextlib.suppress(OSError):
-        return _parsed(file.read_text(encoding="utf-8", errors="replace"))
-    return []
-
-
-def _parsed(text: str) -> list[tuple[str, int, str]]:
-    """Parse the stack that faulthandler wrote for the thread that runs Python, or else for the last thread, which is the main one."""
+        text = file.read_text(encoding="utf-8", errors="replace")
+    # Of what faulthandler wrote, the thread that runs Python, or else the last thread, which is the main one.
     stacks = [part for part in text.split("\n\n") if "  File " in part]
     current = [part for part in stacks if part.lstrip().startswith(("Current thread", "Fatal"))] or stacks[-1:]
     return [(file, int(line), function) for part in current[:1] for file, line, function in _FRAME.findall(part)]

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import linecache
-import operator
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import BuiltinFunctionType, FrameType
-from typing import Any
 
-from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, value_of
+from torchdebug_magics.probing.source.call_sites import function_node, line_of, value_of
 from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code, owner
-from torchdebug_magics.probing.source.syntax import dotted, enclosing
+from torchdebug_magics.probing.source.syntax import dotted, enclosing, exchanged
 
 _HARMLESS = frozenset({"print", "len", "abs", "min", "max", "int", "float", "str", "bool", "range", "isinstance", "id", "round"})
 _ENDS = re.compile("KeyboardInterrupt|SystemExit|GeneratorExit")
 _FIXED = (bool, int, float, str, bytes, type(None))
 _SIMPLE = (ast.Expr, ast.Pass, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Continue)
 """Statements that neither leave a loop nor bind a name in another way than by an assignment."""
-_COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-    ast.Is: operator.is_, ast.IsNot: operator.is_not,
-}  # fmt: skip
+_CONTAINERS = (list, tuple, dict, set, str)
+_FORMS = (ast.Constant, ast.UnaryOp, ast.Not, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop)
+"""What a condition is made of that is computed from constants alone, and calls nothing."""
 
 
 def endless_loop(frame: FrameType | None, *, alone: bool) -> tuple[int, str] | None:
@@ -55,32 +53,28 @@ class _Test:
 
     def holds(self, node: ast.expr) -> bool | None:
         """What a condition is now, and stays while none of `names` is stored; None where that is not certain."""
-        value = self._value(node)
-        return None if value is MISSING else bool(value)
+        fixed = exchanged(node, self._constant)
+        if not all(isinstance(part, _FORMS) for part in ast.walk(fixed)):
+            return None
+        with contextlib.suppress(TypeError):  # what cannot be compared ends the loop
+            return bool(eval(compile(ast.Expression(fixed), "<condition>", "eval"), {}))  # noqa: S307 - constants alone
+        return None
 
-    def _value(self, node: ast.expr) -> Any:  # noqa: PLR0911 - one for each kind of node
+    def _constant(self, node: ast.AST) -> ast.expr | None:
+        """The value of a name, or of ``len(name)``, in its place; None for any other node, and for what may change."""
         match node:
-            case ast.Constant(value):
-                return value
-            case ast.Name(name):
-                value = value_of(node, self._frame)
-                self.names.add(name)
-                return value if type(value) in _FIXED and self._is_ours(name) else MISSING
-            case ast.UnaryOp(ast.Not(), inner):
-                value = self._value(inner)
-                return MISSING if value is MISSING else not value
-            case ast.Call(ast.Name("len"), [ast.Name(name)], []) if self._alone:
-                value = value_of(node.args[0], self._frame)
-                self.names.add(name)
+            case ast.Call(ast.Name("len"), [ast.Name() as name], []) if self._alone:
+                kinds: tuple[type, ...] = _CONTAINERS
                 self.has_containers = True
-                return len(value) if type(value) in {list, tuple, dict, set, str} and self._is_ours(name) else MISSING
-            case ast.Compare(left, [how], [right]) if type(how) in _COMPARE:
-                values = self._value(left), self._value(right)
-                return MISSING if MISSING in values else _COMPARE[type(how)](*values)
-            case ast.BoolOp(_, parts):
-                found = [self._value(part) for part in parts]
-                return MISSING if MISSING in found else (all(found) if isinstance(node.op, ast.And) else any(found))
-        return MISSING
+            case ast.Name() as name:
+                kinds = _FIXED
+            case _:
+                return None
+        value = value_of(name, self._frame)
+        self.names.add(name.id)
+        if type(value) not in kinds or not self._is_ours(name.id):
+            return None
+        return ast.copy_location(ast.Constant(value if kinds is _FIXED else len(value)), name)
 
     def _is_ours(self, name: str) -> bool:
         """Whether nobody else can store it: a plain local name, or a global one while no other thread can run code of the user's."""
@@ -148,10 +142,9 @@ def _is_harmless(call: ast.Call, frame: FrameType) -> bool:
 
 def is_alone() -> bool:
     """Whether no other thread can run code of the user's."""
-    stacks = sys._current_frames()
-    main = threading.main_thread()
+    stacks, main = sys._current_frames(), threading.main_thread()
     try:
-        return not any(_runs_users(one, stacks.get(one.ident or 0)) for one in threading.enumerate() if one is not main)
+        return not any(_runs_users(thread, stacks.get(thread.ident or 0)) for thread in threading.enumerate() if thread is not main)
     finally:
         stacks.clear()  # the frame that looks is in it
 

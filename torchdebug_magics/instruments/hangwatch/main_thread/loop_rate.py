@@ -1,13 +1,13 @@
-"""How fast a counted loop of the user's goes, how far it has come, and how long it will take."""
+"""How far a counted loop of the user's has come, what slows it down, where it stands, and what it writes."""
 
 from __future__ import annotations
 
 import ast
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -22,40 +22,11 @@ from torchdebug_magics.probing.source.syntax import called, dotted, loops_around
 from torchdebug_magics.probing.source.where import adopt_timed, locate, location
 from torchdebug_magics.report import Location
 
-_MOST_COUNTS = 40
 _BUILT_IN = frozenset({list, tuple, dict, set, str, range})
 _MODES = {"__torch_dispatch__": "TorchDispatchMode", "__torch_function__": "TorchFunctionMode"}
 _REST_S = 1.0
 _ALMOST, _EVERY_S = 0.7, 0.25
 _TAIL = 4000
-
-
-class LoopRate:
-    """From the values of the loop's variable at the latest looks."""
-
-    def __init__(self) -> None:
-        self._counts: deque[tuple[float, int]] = deque(maxlen=_MOST_COUNTS)
-        self._bound: int | None = None
-
-    def look(self, frame: FrameType | None, now_s: float) -> None:
-        """Note how far the loop around a frame has come."""
-        found = loop_progress(frame)
-        if found is None:
-            return
-        count, self._bound = found
-        if self._counts and count < self._counts[-1][1]:
-            self._counts.clear()
-        self._counts.append((now_s, count))
-
-    def pace(self) -> tuple[float, float | None] | None:
-        """(iterations per second, seconds to the end of the loop); None where it was not seen to move."""
-        if not self._counts:
-            return None
-        (first_s, first), (last_s, last) = self._counts[0], self._counts[-1]
-        if last <= first or last_s <= first_s:
-            return None
-        pace = (last - first) / (last_s - first_s)
-        return pace, (self._bound - last) / pace if self._bound is not None else None
 
 
 def loop_progress(frame: FrameType | None) -> tuple[int, int | None] | None:
@@ -87,10 +58,10 @@ def _counted(loop: ast.For, frame: FrameType) -> tuple[int, int | None] | None:
     if is_enumerated:
         return count, _length(value_of(iterated.args[0], frame, names)) if iterated.args else None
     ends: list[Any] = [
-        _length(value_of(one.args[0], frame, names))
-        if isinstance(one, ast.Call) and dotted(one.func) == "len" and one.args
-        else value_of(one, frame, names)
-        for one in iterated.args
+        _length(value_of(argument.args[0], frame, names))
+        if isinstance(argument, ast.Call) and dotted(argument.func) == "len" and argument.args
+        else value_of(argument, frame, names)
+        for argument in iterated.args
     ]
     if not ends or not all(type(end) is int for end in ends):
         return count, None
@@ -191,29 +162,28 @@ class OutputMeter:
         """Take them away again, also from below those that came later. Harmless the second time."""
         for stream, counting in self._counts:
             counting.is_open = False
-            top = stream.__dict__.get("write")
+            top = stream.__dict__.pop("write", None)
             while isinstance(top, _Counting) and not top.is_open:
                 top = top.before
-                stream.__dict__.pop("write", None)
-                if top is not None:
-                    stream.__dict__["write"] = top
+            if top is not None:
+                stream.__dict__["write"] = top
         self._counts.clear()
 
 
+@dataclass(eq=False)
 class _Counting:
     """A `write` that counts; once closed, it only hands on."""
 
-    def __init__(self, meter: OutputMeter, write: Callable[..., Any], before: Any) -> None:
-        self._meter = meter
-        self._write = write
-        self.before = before
-        """What stood in the stream's own dict, or None."""
-        self.is_open = True
+    meter: OutputMeter
+    write: Callable[..., Any]
+    before: Any
+    """What stood in the stream's own dict, or None."""
+    is_open: bool = True
 
     def __call__(self, *texts: Any, **named: Any) -> Any:
         __tracebackhide__ = True
         if self.is_open and texts and isinstance(texts[0], str):
-            meter = self._meter
+            meter = self.meter
             meter.written += len(texts[0])
             meter.tail = (meter.tail + texts[0][-_TAIL:])[-_TAIL:]
-        return self._write(*texts, **named)
+        return self.write(*texts, **named)

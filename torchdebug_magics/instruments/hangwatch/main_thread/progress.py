@@ -73,7 +73,7 @@ class BackwardPasses:
         _, keeps_graph, create_graph, inputs = (*held.get("args", ()), *[None] * 4)[:4]
         with torch._C.DisableTorchFunctionSubclass():  # nothing of the user's is called
             roots = [root for one in held.get("t_outputs", ()) if (root := getattr(one, "grad_fn", None)) is not None]
-        user = next((one for one in frames_above(backward) if is_user_code(one.f_code)), None)
+        user = next((frame for frame in frames_above(backward) if is_user_code(frame.f_code)), None)
         if not roots or user is None or create_graph or inputs:  # gradients of gradients, or of some inputs: earlier steps on purpose
             self.began_s = 0.0
             return
@@ -113,7 +113,7 @@ def goes_through_earlier(root: Any, earlier: Sequence[int]) -> bool | None:
 
 def _take_longer(passes: Sequence[_Pass]) -> bool:
     """Whether a pass takes longer than those before, though each step has created as many nodes."""
-    *before, latest = [one.took_s for one in passes] or [0.0]
+    *before, latest = [pass_.took_s for pass_ in passes] or [0.0]
     sizes = [after.number - one.number for one, after in pairwise(passes)]
     if len(before) < _LEAST_PASSES - 1 or any(size % min(sizes) > _SAME * min(sizes) for size in sizes):
         return False
@@ -142,7 +142,7 @@ def _carried(frame: FrameType) -> Iterator[str]:
     carried: dict[str, bool] = {}
     for statement in nodes((ast.Assign, ast.AugAssign), *loops[:1]):
         used = names_in(statement.value)
-        is_cut = any(one.attr in _BREAKS for one in nodes(ast.Attribute, statement.value))
+        is_cut = any(node.attr in _BREAKS for node in nodes(ast.Attribute, statement.value))
         for name in names_in(*targets_of(statement)):
             goes_on = isinstance(statement, ast.AugAssign) or (name in used and not is_cut)
             carried[name] = carried.get(name, True) and goes_on
@@ -162,6 +162,26 @@ def _has_graph(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
+class Pace:
+    """How fast a count has grown over the latest looks."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[float, int]] = deque(maxlen=_RATE_OVER)
+
+    def add(self, now_s: float, count: int) -> None:
+        """Note the count; one that is smaller than before begins anew."""
+        if self._counts and count < self._counts[-1][1]:
+            self._counts.clear()
+        self._counts.append((now_s, count))
+
+    def per_s(self) -> float | None:
+        """None where it was not seen to grow."""
+        if not self._counts or self._counts[0][1] == self._counts[-1][1]:
+            return None
+        (first_s, first), (last_s, last) = self._counts[0], self._counts[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else None
+
+
 @dataclass
 class Progress:
     """What is known of the main thread from looks that cost some tens of microseconds."""
@@ -170,7 +190,6 @@ class Progress:
     """Of optimizers: counted by a hook."""
     written: int = 0
     """Characters of output."""
-    began_s: float = field(default_factory=time.monotonic)
     last_s: float = field(default_factory=time.monotonic)
     """When there was progress last."""
     rested_s: float = field(default_factory=time.monotonic)
@@ -187,7 +206,8 @@ class Progress:
     """The same since the last progress."""
     tracer: tuple[str, str, str] | None = None
     """What traces the main thread: its name, its usual price, and how to be without."""
-    step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_OVER))
+    pace: Pace = field(default_factory=Pace)
+    """Of the optimizer steps."""
     passes: BackwardPasses = field(default_factory=BackwardPasses)
     _seen: set[tuple[int, int]] = field(default_factory=set)
     _latest: tuple[int, int, tuple[tuple[int, int], ...]] = (0, 0, ())
@@ -220,14 +240,14 @@ class Progress:
             return users[0] if users else None
         places = tuple((id(one.f_code), one.f_lasti) for one in users)
         latest = (self.steps, self.written, places)
-        lines = {(id(one.f_code), -line_of(one)) for one in users}
+        lines = {(id(user.f_code), -line_of(user)) for user in users}
         is_new = latest[:2] != self._latest[:2] or not self._seen.issuperset(lines)
         if is_new or not self._seen.issuperset(places) or self._other_values(users):
             self._went_on(now_s, is_new=is_new)
         self._seen.update(places, lines)
         self._latest = latest
         self.longest_s = max(self.longest_s, now_s - self.last_s)
-        self.step_times.append((now_s, self.steps))
+        self.pace.add(now_s, self.steps)
         return users[0]
 
     def went_on(self, when_s: float) -> None:
@@ -238,13 +258,6 @@ class Progress:
     def passed(self, seconds_s: float) -> None:
         """No look was possible for so long: that there was progress meanwhile is not known."""
         self.longest_s = max(self.longest_s, seconds_s)
-
-    def rate(self) -> float | None:
-        """Optimizer steps per second, over the latest looks."""
-        if len(self.step_times) < 2:  # noqa: PLR2004 - two make a rate
-            return None
-        (first_s, first), (last_s, last) = self.step_times[0], self.step_times[-1]
-        return (last - first) / (last_s - first_s) if last > first and last_s > first_s else None
 
     def _went_on(self, now_s: float, *, is_new: bool) -> None:
         self.longest_s = max(self.longest_s, 0.0 if self.is_idle else now_s - self.last_s)
@@ -257,9 +270,12 @@ class Progress:
 
     def _other_values(self, users: list[FrameType]) -> bool:
         """Whether a name of the user's stands for another object than at the look before."""
-        values = hash(tuple(tuple(map(id, _held(frame))) for frame in users))
-        changed, self._values = values != self._values, values
-        return changed
+        held: list[Any] = []
+        for frame in users:
+            names = names_of(frame)
+            held += [names.get(name) for name in frame.f_code.co_names] if is_module_code(frame.f_code) else names.values()
+        before, self._values = self._values, hash(tuple(map(id, held)))
+        return self._values != before
 
     def _count(self, frame: FrameType) -> None:
         self.looks += 1
@@ -279,10 +295,3 @@ class Progress:
         self.looks_at[label] += 1
         self.doing[label] += 1
         self.passes.look(backward, time.monotonic())
-
-
-def _held(frame: FrameType) -> list[Any]:
-    names = names_of(frame)
-    if is_module_code(frame.f_code):
-        return [names.get(name) for name in frame.f_code.co_names]
-    return list(names.values())

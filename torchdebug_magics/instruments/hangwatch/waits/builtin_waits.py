@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Literal, TypeAlias
 from weakref import ref
 
@@ -61,7 +61,7 @@ def builtin_wait(frame: FrameType) -> Waiting | None:
         if isinstance(candidate, ast.Call):
             waiting = _of_call(candidate, frame, names)
         else:  # `with lock:`, whose entering has no call in the source
-            waiting = _named_lock(lock_wait(value_of(candidate, frame, names)), candidate)
+            waiting = lock_wait(value_of(candidate, frame, names), candidate)
         if waiting is not None:
             return waiting
     return None
@@ -102,7 +102,7 @@ def _method(held: Any, name: str, node: ast.Call, frame: FrameType, names: dict[
     if name in {"acquire", "__enter__"} and (isinstance(held, LOCKS) or kind.__module__ in {"threading", "multiprocessing.synchronize"}):
         if _argument(node, 0, "blocking", frame, names) is False or _argument(node, 0, "block", frame, names) is False:
             return None
-        return _named_lock(lock_wait(held, _timeout(node, frame, names)), node.func)
+        return lock_wait(held, node.func, _timeout(node, frame, names))
     if isinstance(held, SimpleQueue) and name == "get":
         return Waiting("queue", "queue.get()", on=held, timeout_s=_timeout(node, frame, names), facts={"get": True})
     if isinstance(held, socket.socket) and name in _SOCKET:
@@ -126,26 +126,21 @@ def pipe_of(file: Any, *kinds: str) -> dict[str, str]:
     return {"pipe": target} if target.startswith(("pipe:", *kinds)) else {}
 
 
-def _named_lock(waiting: Waiting | None, node: ast.expr) -> Waiting | None:
-    """With the name by which the user's code calls the lock."""
-    held = node.value if isinstance(node, ast.Attribute) and node.attr in {"acquire", "__enter__"} else node
-    if waiting is not None:
-        waiting.facts["name"] = last_name(held)
-    return waiting
-
-
-def lock_wait(held: Any, timeout_s: float | None = None) -> Waiting | None:
-    """For a lock of any kind; None for what is none."""
+def lock_wait(held: Any, node: ast.expr | None = None, timeout_s: float | None = None) -> Waiting | None:
+    """For a lock of any kind; None for what is none. `node` is how the user's code calls the lock, or its method."""
+    module, kind = type(held).__module__, type(held).__name__
+    what, on, facts = "", held, {}
+    semaphore = getattr(held, "_semlock", None) if module == "multiprocessing.synchronize" else None
     if isinstance(held, LOCKS):
-        return Waiting("lock", "lock", on=held, timeout_s=timeout_s)
-    module, name = type(held).__module__, type(held).__name__
-    if module == "threading" and name in {"Condition", "Semaphore", "BoundedSemaphore"}:
-        inner = getattr(held, "_lock", held) if name == "Condition" else held
-        return Waiting("lock", "lock" if name == "Condition" else "semaphore", on=inner, timeout_s=timeout_s)
-    semaphore = getattr(held, "_semlock", None)
-    if module == "multiprocessing.synchronize" and semaphore is not None:
-        return Waiting("lock", f"multiprocessing {name}", on=held, timeout_s=timeout_s, facts={"semaphore": getattr(semaphore, "name", "")})
-    return None
+        what = "lock"
+    elif module == "threading" and kind in {"Condition", "Semaphore", "BoundedSemaphore"}:
+        what, on = ("lock", getattr(held, "_lock", held)) if kind == "Condition" else ("semaphore", held)
+    elif semaphore is not None:
+        what, facts = f"multiprocessing {kind}", {"semaphore": getattr(semaphore, "name", "")}
+    if node is not None:
+        is_method = isinstance(node, ast.Attribute) and node.attr in {"acquire", "__enter__"}
+        facts["name"] = last_name(node.value if isinstance(node, ast.Attribute) and is_method else node)
+    return Waiting("lock", what, on=on, timeout_s=timeout_s, facts=facts) if what else None
 
 
 def _timeout(node: ast.Call, frame: FrameType, names: dict[str, Any]) -> float | None:
@@ -200,16 +195,11 @@ class Reach:
             waiting.extend(value.__defaults__ or ())
             waiting.extend((value.__kwdefaults__ or {}).values())
             waiting.extend(_globals_of(value.__code__, value.__globals__))
-        elif issubclass(kind, BuiltinFunctionType):
-            waiting.append(value.__self__)  # of a bound method; of a plain function, its module
         elif issubclass(kind, type):
             bases = type.__dict__["__mro__"].__get__(value)
             waiting.extend(held for base in bases if _is_users(base) for held in tuple(vars(base).values()))
-        elif issubclass(kind, (staticmethod, classmethod)):
-            waiting.append(value.__func__)
-        elif issubclass(kind, property):
-            waiting.extend((value.fget, value.fset))
-        elif issubclass(kind, _CONTAINERS) and (many := _length_of(kind, value)) > _MOST_ITEMS:
+        elif (base := next((base for base in _CONTAINERS if issubclass(kind, base)), None)) and (many := base.__len__(value)) > _MOST_ITEMS:
+            # Its own length, whatever a subclass of the user's says.
             first = referents(value)[:1] if many < _MOST_VISITS else []
             self._is_cut |= not all(issubclass(type(one), (*_PLAIN, *_CONTAINERS)) or _is_data(one) for one in first)
         elif not _is_data(value):
@@ -274,11 +264,6 @@ def _is_data(value: Any) -> bool:
     return str(kind.__module__) in _DATA
 
 
-def _length_of(kind: type, value: Any) -> int:
-    """Of the container itself, whatever a subclass of the user's says."""
-    return int(next(base for base in _CONTAINERS if issubclass(kind, base)).__len__(value))
-
-
 @dataclass
 class Waiting:
     """One wait."""
@@ -303,7 +288,7 @@ def loop_tasks(frames: Sequence[FrameType]) -> list[Any]:
     for frame in frames:
         if owner(frame.f_code.co_filename) == "user":
             break
-        if _runs_loop(frame):
+        if runs_loop(frame):
             asyncio: Any = sys.modules["asyncio"]
             try:
                 return [task for task in asyncio.all_tasks(names_of(frame).get("self")) if not task.done()]
@@ -314,7 +299,7 @@ def loop_tasks(frames: Sequence[FrameType]) -> list[Any]:
 
 def scheduled_callbacks(frames: Sequence[FrameType]) -> list[Any]:
     """What the event loop that a thread runs will call, with its arguments: what the user's code has asked it for."""
-    loops = [names_of(frame).get("self") for frame in frames if _runs_loop(frame)]
+    loops = [names_of(frame).get("self") for frame in frames if runs_loop(frame)]
     handles = [handle for loop in loops for name in ("_ready", "_scheduled") for handle in tuple(getattr(loop, name, ()))]
     keys = [key for loop in loops for key in tuple(getattr(getattr(loop, "_selector", None), "_fd_to_key", {}).values())]
     ready = [handle for key in keys if isinstance(key.data, tuple) for handle in key.data if handle is not None]
@@ -347,41 +332,39 @@ def cell_frames(frame: FrameType | None) -> list[FrameType]:
 
 def task_frames(task: Any) -> list[FrameType]:
     """The frames of a task, innermost first."""
-    found: list[FrameType] = []
+    frames: list[FrameType] = []
     awaited: Any = task.get_coro()
-    while awaited is not None and len(found) < _MOST_AWAITED:
+    while awaited is not None and len(frames) < _MOST_AWAITED:
         frame = next((getattr(awaited, name, None) for name in ("cr_frame", "gi_frame", "ag_frame") if hasattr(awaited, name)), None)
         if frame is None:
             break
-        found.append(frame)
+        frames.append(frame)
         awaited = next((getattr(awaited, name, None) for name in ("cr_await", "gi_yieldfrom", "ag_await") if hasattr(awaited, name)), None)
-    return found[::-1]
+    return frames[::-1]
 
 
 def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:  # noqa: PLR0911 - a table by module
     """What a task awaits."""
-    waited = getattr(task, "_fut_waiter", None)
     for frame in reversed(task_frames(task)):
         module, name = str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
-        held = names_of(frame)
-        what = type(held.get("self")).__name__.lower()
+        names = names_of(frame)
+        what = type(names.get("self")).__name__.lower()
         if module == "asyncio.locks" and name in {"wait", "acquire", "wait_for"}:
             kind = "lock" if name == "acquire" else "event"
-            return Waiting(kind, f"asyncio {what}", on=held.get("self"))  # type: ignore[arg-type]
+            return Waiting(kind, f"asyncio {what}", on=names.get("self"))  # type: ignore[arg-type]
         if module == "asyncio.queues" and name in {"get", "put", "join"}:
-            return Waiting("queue", f"asyncio queue.{name}()", on=held.get("self"), facts={name: True})
+            return Waiting("queue", f"asyncio queue.{name}()", on=names.get("self"), facts={name: True})
         if module == "asyncio.tasks" and name == "sleep":
-            return Waiting("sleep", f"asyncio.sleep({held.get('delay', 0)})")
-        pid = getattr(held.get("self"), "pid", None) if module == "asyncio.subprocess" else None
+            return Waiting("sleep", f"asyncio.sleep({names.get('delay', 0)})")
+        pid = getattr(names.get("self"), "pid", None) if module == "asyncio.subprocess" else None
         if isinstance(pid, int):
             return Waiting("join", f"the end of process {pid}", targets=[("process", pid)])
         if module.startswith(("asyncio.streams", "asyncio.subprocess", "aiohttp", "httpx", "httpcore")):
             return Waiting("io", "the network", facts={"network": True})
-    waits_for = [waited, *(getattr(waited, "_children", None) or ())]
-    targets = [("thread", id(one)) for one in waits_for if one in tasks]
+    targets = [("thread", id(one)) for one in _awaits(task) if one in tasks]
     if targets:
         return Waiting("join", "a task", targets=targets)  # type: ignore[arg-type]
-    return Waiting("event", "a future", on=waited, facts={"of_loop": True})
+    return Waiting("event", "a future", on=_awaits(task)[0], facts={"of_loop": True})
 
 
 def awaited_tasks(task: Any, tasks: Sequence[Any]) -> list[Any]:
@@ -389,12 +372,18 @@ def awaited_tasks(task: Any, tasks: Sequence[Any]) -> list[Any]:
     found: list[Any] = []
     waiting = [task]
     while waiting:
-        waited = getattr(waiting.pop(), "_fut_waiter", None)
-        more = [one for one in (waited, *(getattr(waited, "_children", None) or ())) if one in tasks and one not in found]
+        more = [one for one in _awaits(waiting.pop()) if one in tasks and one not in found]
         found += more
         waiting += more
     return found
 
 
-def _runs_loop(frame: FrameType) -> bool:
+def _awaits(task: Any) -> list[Any]:
+    """The future that a task awaits, and those that it gathers."""
+    waited = getattr(task, "_fut_waiter", None)
+    return [waited, *(getattr(waited, "_children", None) or ())]
+
+
+def runs_loop(frame: FrameType) -> bool:
+    """Whether it is the frame of asyncio's in which an event loop waits and calls what is ready."""
     return frame.f_code.co_name == "_run_once" and frame.f_globals.get("__name__") == "asyncio.base_events"

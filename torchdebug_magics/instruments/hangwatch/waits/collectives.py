@@ -33,24 +33,23 @@ def collectives() -> dict[str, Any] | None:
     if _group() is None or binding is None or not hasattr(binding, "_dump_fr_trace"):
         return None
     dump = pickle.loads(binding._dump_fr_trace(includeCollectives=True, includeStackTraces=False, onlyActive=False))  # noqa: S301 - what torch has just written
-    entries = [_entry(entry) for entry in dump.get("entries", ())[-_LATEST:]]
+    entries = [
+        {
+            "group": str(entry.get("process_group", ("0",))[0]),
+            "number": entry.get("collective_seq_id", 0),
+            "op": str(entry.get("profiling_name", "")).rpartition(":")[2],
+            "sizes": [list(size) for size in entry.get("input_sizes") or []],
+            "dtypes": list(entry.get("input_dtypes") or []),
+            "is_done": bool(entry.get("retired")) or entry.get("state") == "completed",
+            "is_p2p": bool(entry.get("is_p2p")),
+        }
+        for entry in dump.get("entries", ())[-_LATEST:]
+    ]
     status = {str(name): dict(numbers) for name, numbers in dump.get("pg_status", {}).items()}
     world: Any = getattr(loaded("torch.distributed.distributed_c10d"), "_world", None)  # private: no other way leads to all groups
     names, ranks = getattr(world, "pg_names", {}), getattr(world, "pg_group_ranks", {})
     groups = {str(name): sorted(ranks[group]) for group, name in names.items() if group in ranks}
     return {"status": status, "entries": entries, "groups": groups}
-
-
-def _entry(entry: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "group": str(entry.get("process_group", ("0",))[0]),
-        "number": entry.get("collective_seq_id", 0),
-        "op": str(entry.get("profiling_name", "")).rpartition(":")[2],
-        "sizes": [list(size) for size in entry.get("input_sizes") or []],
-        "dtypes": list(entry.get("input_dtypes") or []),
-        "is_done": bool(entry.get("retired")) or entry.get("state") == "completed",
-        "is_p2p": bool(entry.get("is_p2p")),
-    }
 
 
 def loaded(name: str) -> Any | None:

@@ -6,11 +6,11 @@ import ast
 import gc
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType, FrameType, FunctionType, ModuleType
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import LOCKS, Reach, Target, Waiting
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import LOCKS, Reach, Target, Waiting, runs_loop
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, names_of, value_of
 from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_code, owner
 from torchdebug_magics.probing.source.syntax import WITHS, enclosing, last_name, loops_around, nodes, own_nodes
@@ -93,7 +93,9 @@ def _acquired_at(frame: FrameType, lock: Any) -> tuple[int | None, bool]:
 def _called_on(lock: Any, inside: ast.AST, frame: FrameType, names: dict[str, Any]) -> list[tuple[str, int]]:
     """(method, line) of the calls on a lock in a function or loop, in the order of their lines."""
     functions = (node.func for node in own_nodes(inside) if isinstance(node, ast.Call))
-    found = [one for one in functions if isinstance(one, ast.Attribute) and _same(value_of(one.value, frame, names), lock)]
+    found = [
+        function for function in functions if isinstance(function, ast.Attribute) and _same(value_of(function.value, frame, names), lock)
+    ]
     return sorted(((one.attr, one.lineno) for one in found), key=lambda call: call[1])
 
 
@@ -104,7 +106,9 @@ def _same(value: Any, lock: Any) -> bool:
 def _acquired_somewhere(name: str) -> tuple[tuple[str, int, str] | None, bool]:
     """Where a function of the user's that has ended took a lock of this name, if only one does, and whether in a `with`."""
     found = []
-    for code in _user_functions() if name else ():
+    values = list(vars(sys.modules["__main__"]).values())[:_MOST_FUNCTIONS] if name else []
+    functions = (each for value in values for each in (value, *(vars(value).values() if issubclass(type(value), type) else ())))
+    for code in (each.__code__ for each in functions if isinstance(each, FunctionType) and is_user_code(each.__code__)):
         function = function_node(code)
         taken = [(node.value, False) for node in nodes(ast.Attribute, function) if node.attr == "acquire"]
         taken += [(node.context_expr, True) for node in nodes(ast.withitem, function)]
@@ -112,53 +116,35 @@ def _acquired_somewhere(name: str) -> tuple[tuple[str, int, str] | None, bool]:
     return found[0] if len(found) == 1 else (None, bool(found) and all(by_with for _, by_with in found))
 
 
-def _user_functions() -> Iterator[CodeType]:
-    space = vars(sys.modules["__main__"])
-    for value in list(space.values())[:_MOST_FUNCTIONS]:
-        for function in (value, *(vars(value).values() if issubclass(type(value), type) else ())):
-            if isinstance(function, FunctionType) and is_user_code(function.__code__):
-                yield function.__code__
-
-
 def _runners(future: Any, stacks: Stacks) -> list[Target]:
     """The thread that runs a future's work; of one that waits for its turn, the threads of its pool that are busy."""
-    busy: list[tuple[int, Any, Any]] = []
+    busy: list[tuple[int, Any]] = []
     for ident, frames in stacks.items():
         for frame in frames:
             if frame.f_globals.get("__name__") == "concurrent.futures.thread" and frame.f_code.co_name in {"run", "_worker"}:
-                held = names_of(frame)
-                if getattr(held.get("self"), "future", None) is future:
+                names = names_of(frame)
+                if getattr(names.get("self"), "future", None) is future:
                     return [("thread", ident)]
-                if frame.f_code.co_name == "_worker" and held.get("work_item") is not None:
-                    busy.append((ident, held.get("work_queue"), future))
-    return [("thread", ident) for ident, queue, _ in busy if any(getattr(item, "future", None) is future for item in _queued(queue))]
+                if frame.f_code.co_name == "_worker" and names.get("work_item") is not None:
+                    busy.append((ident, names.get("work_queue")))
+    # What waits in a pool's queue is held by its `SimpleQueue`, which tells the collector what it refers to.
+    queued = ((ident, referent) for ident, queue in busy if queue is not None for referent in gc.get_referents(queue))
+    waiting = ((ident, item) for ident, one in queued for item in (tuple(one) if isinstance(one, list) else (one,)))
+    return list(dict.fromkeys(("thread", ident) for ident, item in waiting if getattr(item, "future", None) is future))
 
 
 def _is_to_run(future: Any, frame: FrameType) -> bool:
     """Whether it stands for a coroutine that an event loop, run by this frame, has been asked for and cannot begin."""
-    if frame.f_code.co_name != "_run_once" or frame.f_globals.get("__name__") != "asyncio.base_events":
-        return False
-    ready = getattr(names_of(frame).get("self"), "_ready", ())
+    ready = getattr(names_of(frame).get("self"), "_ready", ()) if runs_loop(frame) else ()
     closures = (getattr(getattr(handle, "_callback", None), "__closure__", None) or () for handle in tuple(ready))
     return any(cell.cell_contents is future for closure in closures for cell in closure)
 
 
 def _busy_in_pools(stacks: Stacks) -> list[Target]:
     """The threads of pools that run the user's code: one of them may compute what a coroutine awaits."""
-    return [
-        ("thread", ident)
-        for ident, frames in stacks.items()
-        if any(frame.f_globals.get("__name__") == "concurrent.futures.thread" for frame in frames)
-        and any(is_user_code(frame.f_code) for frame in frames)
-    ]
-
-
-def _queued(queue: Any) -> list[Any]:
-    """The work that waits in a pool's queue: held by its `SimpleQueue`, which tells the collector what it refers to."""
-    items: list[Any] = []
-    for one in gc.get_referents(queue) if queue is not None else ():
-        items += list(one) if isinstance(one, list) else [one]
-    return items
+    running = ((ident, frames) for ident, frames in stacks.items() if any(is_user_code(frame.f_code) for frame in frames))
+    pool = "concurrent.futures.thread"
+    return [("thread", ident) for ident, frames in running if any(frame.f_globals.get("__name__") == pool for frame in frames)]
 
 
 def _refers(frames: Sequence[FrameType], wanted: Any) -> bool:

@@ -61,13 +61,13 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
     idents = [thread.ident or 0 for thread in threads] + [thread.ident for thread in unnamed]
     stacks.update({ident: own_frames(current.get(ident)) for ident in idents})
     waits.update({ident: wait_of(frames) for ident, frames in stacks.items()})
-    callbacks = [one for frames in stacks.values() for one in scheduled_callbacks(frames)]
+    callbacks = [callback for frames in stacks.values() for callback in scheduled_callbacks(frames)]
     tasks = _add_tasks(stacks, waits)
     everybody: list[threading.Thread | _Task] = [*threads, *unnamed, *tasks]
     reach = functools.cache(lambda ident: Reach(stacks[ident], [task.task for task in tasks if task.ident == ident]))
     _find_enders(reach, callbacks, stacks, waits)
     rank, world_size = rank_of_process()
-    joining = next((one.facts for one in waits.values() if one is not None and one.facts.get("op") == "init_process_group"), {})
+    joining = next((wait.facts for wait in waits.values() if wait is not None and wait.facts.get("op") == "init_process_group"), {})
     rank = joining.get("rank") if rank is None else rank
     world_size = joining.get("world_size") if world_size is None else world_size
     torch = loaded("torch")
@@ -101,9 +101,7 @@ def _find_enders(
 
 def _alarm_is_set() -> bool:
     """Whether a handler of the user's will run in the main thread after some time, and can raise there."""
-    if not hasattr(signal, "getitimer"):
-        return False
-    alarms = ((signal.ITIMER_REAL, signal.SIGALRM), (signal.ITIMER_VIRTUAL, signal.SIGVTALRM))
+    alarms = ((signal.ITIMER_REAL, signal.SIGALRM), (signal.ITIMER_VIRTUAL, signal.SIGVTALRM)) if hasattr(signal, "getitimer") else ()
     return any(signal.getitimer(which)[0] and callable(signal.getsignal(number)) for which, number in alarms)
 
 
@@ -173,16 +171,12 @@ def _handled(ident: int | None) -> dict[str, Any] | None:
 
 def _values(frames: Sequence[FrameType]) -> dict[str, Any]:
     """Small local values of the innermost frame of the user's: what moves while a loop makes progress."""
-    for frame in frames:
-        if owner(frame.f_code.co_filename) == "user":
-            held = names_of(frame)
-            names = frame.f_code.co_names if is_module_code(frame.f_code) else tuple(held)
-            return {name: held[name] for name in names if name in held and _is_small(held[name])}
-    return {}
-
-
-def _is_small(value: object) -> bool:
-    return type(value) in _WATCHED_TYPES and (not isinstance(value, str) or len(value) <= _MOST_TEXT) and value == value  # noqa: PLR0124 - a NaN has no JSON
+    frame = next((frame for frame in frames if owner(frame.f_code.co_filename) == "user"), None)
+    names = {} if frame is None else names_of(frame)
+    if frame is not None and is_module_code(frame.f_code):
+        names = {name: names[name] for name in frame.f_code.co_names if name in names}
+    plain = {name: value for name, value in names.items() if type(value) in _WATCHED_TYPES and value == value}  # noqa: PLR0124 - a NaN has no JSON
+    return {name: value for name, value in plain.items() if type(value) is not str or len(value) <= _MOST_TEXT}
 
 
 def _unused_parameters(stacks: Iterable[Sequence[FrameType]]) -> list[str]:

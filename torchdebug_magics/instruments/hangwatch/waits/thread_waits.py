@@ -7,12 +7,13 @@ import multiprocessing.process
 import operator
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import Any, TypeAlias
 
-from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Kind, Target, Waiting, builtin_wait, lock_wait, pipe_of
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Kind, Target, Waiting, builtin_wait, lock_wait, pipe_of, runs_loop
 from torchdebug_magics.probing.source.call_sites import names_of
 from torchdebug_magics.probing.source.code_owner import owner
 
@@ -39,16 +40,16 @@ POLLS = frozenset({("torch.distributed.elastic.agent.server.api", "run")})
 
 def own_frames(frame: FrameType | None) -> list[FrameType]:
     """The frames of a thread, innermost first: those of its own process, without what a loop that polls calls meanwhile."""
-    found: list[FrameType] = []
+    frames: list[FrameType] = []
     while frame is not None:
         place = (_module(frame), frame.f_code.co_name)
         if place in POLLS and READERS[place](names_of(frame)) is not None:
-            found.clear()
-        found.append(frame)
+            frames.clear()
+        frames.append(frame)
         if place in _BEGINNINGS:
             break
         frame = frame.f_back
-    return found
+    return frames
 
 
 def wait_of(frames: Sequence[FrameType]) -> Waiting | None:
@@ -67,10 +68,9 @@ def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # n
     module, name = _module(frame), frame.f_code.co_name
     if (loop := _loop(frame, inner)) is not None:
         return loop
-    if module in _DEBUGGERS and name in _PROMPTS:
-        return Waiting("input", "a debugger's prompt", facts={"debugger": True})
-    if name in _INPUTS and module.startswith(("ipykernel", "getpass", "google.colab")):
-        is_debugger = any(_module(one) in _DEBUGGERS for one in inner)
+    is_prompt = module in _DEBUGGERS and name in _PROMPTS
+    if is_prompt or (name in _INPUTS and module.startswith(("ipykernel", "getpass", "google.colab"))):
+        is_debugger = is_prompt or any(_module(one) in _DEBUGGERS for one in inner)
         return Waiting("input", "a debugger's prompt" if is_debugger else "your input", facts={"debugger": is_debugger})
     reader = READERS.get((module, name))
     if reader is not None:
@@ -94,7 +94,7 @@ def _loop(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:
     # A loop of a pool waits in its queue where the frame that it has called, if any, is the queue's.
     if (module, name) in _IDLE and (not at or _module(inner[at - 1]).startswith(_QUEUES)):
         return Waiting("queue", "more work", facts={"idle": True})
-    if (module, name) == ("asyncio.base_events", "_run_once"):
+    if runs_loop(frame):
         return Waiting("io", "an event of its loop", facts={"may_end": True})
     if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")):
         if any((_module(one), one.f_code.co_name) in READERS for one in inner if owner(one.f_code.co_filename) == "python"):
@@ -115,8 +115,8 @@ def _collective(name: str, held: Mapping[str, Any]) -> Waiting:
 
 def _host(inner: Sequence[FrameType]) -> str:
     for frame in inner:
-        held = names_of(frame)
-        for value in (held.get("self"), held.get("conn"), held.get("address")):
+        names = names_of(frame)
+        for value in (names.get("self"), names.get("conn"), names.get("address")):
             host = getattr(value, "host", None) if not isinstance(value, tuple) else value[0]
             if isinstance(host, str) and host:
                 return host
@@ -124,7 +124,7 @@ def _host(inner: Sequence[FrameType]) -> str:
 
 
 def _is_in(module: str, packages: tuple[str, ...]) -> bool:
-    return module.startswith(packages) and any(module == one or module.startswith(f"{one}.") for one in packages)
+    return module.startswith(packages) and any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def _module(frame: FrameType) -> str:
@@ -181,7 +181,7 @@ def _pool_workers(result: Any) -> list[Target]:
     """Of a pool, or of the pool of a result; the threads of a `ThreadPool`."""
     pool = result._pool
     workers = pool if isinstance(pool, list) else pool._pool
-    return _processes(*workers) or [("thread", one.ident) for one in workers if getattr(one, "ident", None)]
+    return _processes(*workers) or [("thread", worker.ident) for worker in workers if getattr(worker, "ident", None)]
 
 
 def _ranks(agent: Any) -> list[Target]:
@@ -204,17 +204,10 @@ def _connection(held: Mapping[str, Any]) -> Waiting:
 
 def _leads_elsewhere(connection: Any) -> bool:
     """Whether it is a socket with an address: whoever answers may be on another machine, or no process of ours."""
-    try:
-        number = os.dup(connection.fileno())
-    except (OSError, AttributeError, ValueError):  # closed
-        return False
-    try:
-        copy = socket.socket(fileno=number)
-    except OSError:  # a pipe
-        os.close(number)
-        return False
-    with copy, contextlib.suppress(OSError):
-        return bool(copy.family != getattr(socket, "AF_UNIX", None) or copy.getpeername() or copy.getsockname())
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # it is closed
+        if stat.S_ISSOCK(os.fstat(connection.fileno()).st_mode):
+            with socket.socket(fileno=os.dup(connection.fileno())) as copy:
+                return bool(copy.family != getattr(socket, "AF_UNIX", None) or copy.getpeername() or copy.getsockname())
     return False
 
 

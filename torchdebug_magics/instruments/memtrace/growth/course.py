@@ -26,8 +26,6 @@ from torchdebug_magics.probing.tensors import tensors_in
 
 _Call: TypeAlias = "tuple[int, int]"
 """(its frame's id, where in its code it stands) of a running call of the user's. A frame with the id of a gone one is at its place."""
-
-
 _CREATES_GRAPH = 3
 """Which argument of `torch.autograd.backward` it is."""
 _SETTLED = 3

@@ -8,11 +8,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.ledger.phases import Place
-
+from torchdebug_magics.instruments.memtrace.ledger.phases import Place
 
 FIRST_STEPS = 4
 """Followed of each loop; of these the first makes gradients and optimizer states, and the others tell whether anything grows."""

@@ -24,7 +24,6 @@ _MORE = 1.5
 _OF_TORCH = frozenset(
     {"grad_fn", "grad", "__self__", "__func__", "run_function", "_base", "_forward_hooks", "_backward_hooks", "_forward_pre_hooks"}
 )
-
 _REGISTERS: Mapping[str, tuple[str, ...]] = {
     "_forward_hooks": ("register_forward_hook",),
     "_forward_pre_hooks": ("register_forward_pre_hook",),

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER
 from torchdebug_magics.memory.tensor_holders import saved_in
 from torchdebug_magics.probing.graphs import is_graph_leaf, upstream
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.storages import storages
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
 
 
 class Census:

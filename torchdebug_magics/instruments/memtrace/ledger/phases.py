@@ -11,11 +11,7 @@ from torchdebug_magics.probing.source.lines import Line, Lines
 
 _MOST_SPANS = 1 << 13
 """Remembered for the picture."""
-
-
 PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer state"
-
-
 ACTIVATION, BUFFER, TEMPORARY, OTHER = "activation", "buffer", "temporary", "other"
 
 

@@ -21,8 +21,8 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import (
     Rule,
 )
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
+from torchdebug_magics.instruments.nanhunt.walk.birth_walk import on_purpose
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import place_of, run_again
-from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import on_purpose
 from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense, is_bad, kind_of, largest, tensors_in
 
@@ -180,7 +180,9 @@ def infinite_constant(evidence: Evidence) -> Diagnosis | None:
                 "+inf is written here, and softmax of +inf is NaN: a mask needs -inf",
                 "write `float('-inf')`",
             )
-        if evidence.plain_name not in {"mul", "div", "add", "sub"} or not any(map(_is_infinite_number, op.args)):
+        if evidence.plain_name not in {"mul", "div", "add", "sub"} or not any(
+            isinstance(value, float) and math.isinf(value) for value in op.args
+        ):
             return None
         return Diagnosis(
             "inf_constant",
@@ -194,10 +196,6 @@ def infinite_constant(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _is_infinite_number(value: object) -> bool:
-    return isinstance(value, float) and math.isinf(value)
-
-
 def _is_nan_number(value: object) -> bool:
     if isinstance(value, torch.Tensor):  # made of a number by torch
         return value.dim() == 0 and value.grad_fn is None and not value.requires_grad and bool(kind_of(value) & NAN)
@@ -209,7 +207,7 @@ def where_trap(evidence: Evidence) -> Diagnosis | None:
     forward = evidence.forward
     if forward is None or not evidence.was_thrown_away():
         return None
-    selector = next((one for one in evidence.consumers(forward) if one.name.removesuffix("_") in SELECTORS), None)
+    selector = next((consumer for consumer in evidence.consumers(forward) if consumer.name.removesuffix("_") in SELECTORS), None)
     if selector is None:
         return None
     argument = "the denominator" if evidence.plain_name in DIVISIONS else "the argument"

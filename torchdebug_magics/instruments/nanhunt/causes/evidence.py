@@ -12,7 +12,7 @@ import torch
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
 from torchdebug_magics.instruments.nanhunt.report import Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position
-from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning
 from torchdebug_magics.probing.ops import is_movement, is_pointwise
@@ -85,11 +85,6 @@ class Evidence:
         return self.name.removesuffix("_")
 
     @property
-    def is_derivative(self) -> bool:
-        """Whether it is not the value that is bad, but the slope."""
-        return bool(self.derivative)
-
-    @property
     def derivative(self) -> tuple[Op, ...]:
         """The backward ops, from the birth on, of the one autograd node that the finding is about; none for a finding in the forward."""
         birth = self.birth.op
@@ -122,7 +117,7 @@ class Evidence:
             for op, tensor, maker in makers
             if maker is not None and maker.backward and maker.node_sequence != ops[0].node_sequence
         ]
-        return any(isinstance(value, (int, float)) and value == 0 for value in came or self.own_operands())
+        return any(isinstance(value, (int, float)) and value == 0 for value in came or self.values_of(ops[0]))
 
     @property
     def index(self) -> tuple[int, ...]:
@@ -160,12 +155,7 @@ class Evidence:
 
     def values_of(self, op: Op) -> tuple[Any, ...]:
         """The same of any op whose elements are those of the birth."""
-        return tuple(self._value(op, tensor) for tensor in _numeric(op))
-
-    def own_operands(self) -> tuple[Any, ...]:
-        """The same of the op that was run, a backward op in a backward."""
-        op = self.birth.op
-        return () if op is None else self.values_of(op)
+        return tuple(self._value(op, tensor) for tensor in [one for one in op.inputs() if one.dtype is not torch.bool][:6])
 
     def _value(self, op: Op, tensor: torch.Tensor) -> Any:
         numbers = dense(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor
@@ -199,7 +189,3 @@ class Evidence:
     def maker(self, tensor: torch.Tensor) -> Op | None:
         """The forward op that made an input; through ops that only move or bound numbers."""
         return self.trace.source(tensor).op
-
-
-def _numeric(op: Op) -> list[torch.Tensor]:
-    return [tensor for tensor in op.inputs() if tensor.dtype is not torch.bool][:6]

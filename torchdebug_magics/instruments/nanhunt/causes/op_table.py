@@ -138,7 +138,7 @@ def _has_a_zero_row(evidence: Evidence) -> bool:
 def _has_no_slope_at_zero(evidence: Evidence) -> bool:
     """Any function of two or more numbers, such as the angle of a point, whose derivative has no limit where all of them are 0."""
     values = evidence.operands()
-    return evidence.is_derivative and len(values) > 1 and all(map(is_zero, values))
+    return bool(evidence.derivative) and len(values) > 1 and all(map(is_zero, values))
 
 
 def _is_whole(value: Any) -> bool:
@@ -233,10 +233,9 @@ def _divides_by_a_spread(evidence: Evidence) -> bool:
     return operand(-1, is_zero)(evidence) and any(maker.name in SPREADS for maker in _makers(evidence, denominator))
 
 
-_EDGE = "the argument is outside the range in which this function and its derivative are finite, or at its edge"
+_EDGE = "`{{op}}` is defined from {0} to {1} only, and its value or its derivative is infinite at both ends"
 _ROOT_AT_ZERO = "the derivative of a square root at 0 is infinite"
 _DISTANCE = "`torch.linalg.vector_norm`, whose derivative at 0 is 0"
-
 MASKED_ROW = Row(
     ANY, "masked_row", _is_masked,
     "a whole row is masked with -inf, so its softmax is 0 / 0",
@@ -264,7 +263,6 @@ NEIGHBOUR_CAUSES: tuple[Rule, ...] = (
         "add a small number to the denominator"),
 )  # fmt: skip
 """What an op and those before it tell; in the order they are tried."""
-
 OP_CAUSES: tuple[Row, ...] = (
     Row(frozenset({"_ctc_loss", "ctc_loss", "_cudnn_ctc_loss"}), "infeasible_ctc", always,
         "a target is too long for its input (repeated labels need a blank between them), so no alignment exists",
@@ -308,26 +306,28 @@ OP_CAUSES: tuple[Row, ...] = (
     Row(ANY, "no_slope_at_zero", _has_no_slope_at_zero,
         "`{op}` has no derivative where all its inputs are 0", "pass `{op}` a small number instead of 0"),
     # A negative number to a whole power is fine; how it changes with the exponent is not.
-    Row(POWERS, "pow_negative", lambda one: one.is_derivative and operand(0, is_negative)(one) and _is_whole(_exponent(one)),
+    Row(POWERS, "pow_negative", lambda one: bool(one.derivative) and operand(0, is_negative)(one) and _is_whole(_exponent(one)),
         "the derivative of a power with respect to its exponent contains the logarithm of the base, which is negative here",
         "keep the base positive, or pass the exponent as a Python number that is not trained"),
     Row(POWERS, "pow_negative",
         lambda one: bool(one.birth.kind & NAN) and operand(0, is_negative)(one) and not _is_whole(_exponent(one)),
         "a fractional power of a negative number is NaN",
-        "make the base nonnegative (`abs`, `clamp`), and check why it is negative"),
+        "keep the sign apart from the power (`x.sign() * x.abs() ** p`), or clamp the base where it should not be negative"),
     Row(EXPONENTIALS, "exp_overflow", lambda one: one.birth.kind == INF or one.name == "linalg_matrix_exp",
         "the exponential overflowed the range of its dtype",
         "bound the argument from above; for a softmax, logsumexp or softplus, call the PyTorch function of that name",
         (".clamp(max=30)", ".clamp(max=10)", ".clamp(max=80)")),
-    Row(BETWEEN_ONES, "pole", always, _EDGE, "clamp the argument to slightly inside (-1, 1)",
+    Row(BETWEEN_ONES, "pole", always, _EDGE.format(-1, 1), "clamp the argument to the inside of this range: `.clamp(-1 + 1e-6, 1 - 1e-6)`",
         (".clamp(-1 + 1e-6, 1 - 1e-6)", ".clamp(-1 + 1e-3, 1 - 1e-3)")),
-    Row(BETWEEN_ZERO_AND_ONE, "pole", always, _EDGE,
-        "clamp the argument to slightly inside (0, 1), or keep the logits that it was computed from",
+    Row(BETWEEN_ZERO_AND_ONE, "pole", always, _EDGE.format(0, 1),
+        "clamp the argument to the inside of this range, `.clamp(1e-6, 1 - 1e-6)`, or keep the logits that it was computed from",
         (".clamp(1e-6, 1 - 1e-6)", ".clamp(1e-3, 1 - 1e-3)")),
-    Row(frozenset({"acosh"}), "pole", always, _EDGE, "clamp the argument to slightly above 1", (".clamp(min=1 + 1e-6)",)),
+    Row(frozenset({"acosh"}), "pole", always,
+        "`{op}` is defined from 1 on, and its derivative is infinite at 1", "clamp the argument: `.clamp(min=1 + 1e-6)`",
+        (".clamp(min=1 + 1e-6)",)),
     Row(POLES, "pole", always, "the argument is at a pole of this function",
         "keep the argument above 0, where this function has no poles", (".clamp(min=1e-6)",)),
-    Row(EIGENVECTORS, "degenerate_matrix", lambda one: one.is_derivative,
+    Row(EIGENVECTORS, "degenerate_matrix", lambda one: bool(one.derivative),
         "two eigenvalues (or singular values) are equal, and the derivative of their vectors divides by their difference",
         "use the values alone (`eigvalsh`, `svdvals`), or add small distinct numbers to the diagonal",
         (" + torch.diag(1e-4 * torch.arange({0}.shape[-1]))",)),

@@ -6,14 +6,15 @@ Asks the types of what is in variables: an object of the user's may answer `isin
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.source.where import user_frame
 from torchdebug_magics.probing.tensors import is_traced
@@ -33,17 +34,15 @@ def owner_of(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> tuple[st
 
 def variable_name(tensor: torch.Tensor, variables: Mapping[str, Any], entries: Iterable[Entry]) -> str:
     """The variable that is the tensor, or the model's argument, or one that holds it in its memory."""
-    for same in (_is, shares_memory):
-        for name, value in variables.items():
-            if not name.startswith("_") and issubclass(type(value), torch.Tensor) and same(value, tensor):
-                return name
-        for name, value in variables.items():
-            if not name.startswith("_") and (inner := _inside(value, tensor, same)):
-                return f"{name}{inner}"
-        for entry in entries:
-            for name, value in _arguments(entry).items():
+    named: list[tuple[str, Any]] = [(name, value) for name, value in variables.items() if not name.startswith("_")]
+    given: list[tuple[str, Any]] = [argument for entry in entries for argument in _arguments(entry).items()]
+    tests: tuple[Callable[[Any, Any], bool], ...] = (operator.is_, shares_memory)
+    for same in tests:
+        for candidates in (named, given):
+            for name, value in candidates:
                 if issubclass(type(value), torch.Tensor) and same(value, tensor):
                     return name
+            for name, value in candidates:
                 if inner := _inside(value, tensor, same):
                     return f"{name}{inner}"
     return UNNAMED
@@ -62,15 +61,11 @@ def name_nearby(parameter: torch.Tensor, frame: FrameType | None) -> str:
     user = user_frame(frame)
     variables = {} if user is None else {**user.f_globals, **user.f_locals}
     for name, value in variables.items():
-        if issubclass(type(value), torch.Tensor) and _is(value, parameter):
+        if issubclass(type(value), torch.Tensor) and value is parameter:
             return name
         if issubclass(type(value), torch.nn.Module) and (owner := owner_of(parameter, (value,))):
             return owner[1]
     return "a parameter"
-
-
-def _is(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one is other
 
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

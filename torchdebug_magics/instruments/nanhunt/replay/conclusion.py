@@ -1,33 +1,123 @@
-"""From what a replay saw to its finding; without a replay, what is known of the sink itself."""
+"""What a bad sink call is, what of a replay of it is bad, and what comes of that; without a replay, what is known of the sink itself."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import product
+from typing import Any, TypeAlias
 
 import torch
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory, uncalled, variable_name
 from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, marked, write
-from torchdebug_magics.instruments.nanhunt.replay.bad_step import Inquiry, Outcome, Sinks, StepReplay, variables_of
-from torchdebug_magics.instruments.nanhunt.report import Averaging, NanFinding, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import line_of
-from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
-from torchdebug_magics.instruments.nanhunt.walk.intentional_inf import is_bad_weight
-from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, NanFinding, Sink
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, line_of, no_less_bad
+from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, is_bad_weight, walk
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
 from torchdebug_magics.probing.source.where import excerpt, locate, location, user_frame
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import NAN, bad_mask, is_bad, kind_of, largest, tensors_in
 from torchdebug_magics.probing.this_rank import rank, world_size
 from torchdebug_magics.report import Location
 
-_MOST_ROWS = 20
+Sinks: TypeAlias = list[tuple[torch.Tensor, Sink]]
+"""Bad tensors, each with what it is."""
+_WRITTEN_DOWN = frozenset(product(("fill_", "copy_"), ("nan_constant", "inf_constant")))
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """A bad sink call."""
+
+    tensors: tuple[torch.Tensor, ...]
+    """The loss, or what was differentiated."""
+    leaves: dict[int, torch.Tensor]
+    chain: tuple[Position, ...]
+    context: Context
+    only_adds: bool = False
+    """Whether there were bad gradients before the call: it may only have added to them."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an inquiry."""
+
+    finding: NanFinding | None
+    bad: dict[str, torch.Tensor]
+    layers: tuple[LayerRow, ...] = ()
+    reproduced: bool | None = None
+    way: str = ""
+    evidence: Evidence | None = None
+    """What the finding was written from; gone when the look into the step is over, as it holds the step's tensors."""
+    overflow: tuple[Any, ...] | None = None
+    """The scalers that skip this step by design."""
+
+
+def sinks_of(replayed: Replayed, inquiry: Inquiry) -> Sinks:
+    """Bad losses, then bad gradients."""
+    names = {str(key): leaf for key, leaf in inquiry.leaves.items()}
+    parameters = {id(parameter): name for root in inquiry.context.roots for name, parameter in root.named_parameters()}
+    found = [(loss, Sink("loss")) for loss in replayed.losses if kind_of(loss)]
+    for key, gradient in replayed.gradients.items():
+        if kind_of(gradient):
+            leaf = names.get(key)
+            found.append((gradient, Sink("gradient", parameters.get(id(leaf), "an input") if leaf is not None else "")))
+    return found
+
+
+def same_gradients(replayed: Replayed, inquiry: Inquiry) -> bool:
+    """Whether a bad loss has made the elements of the gradients bad that it made bad before."""
+    pairs = ((leaf.grad, replayed.gradients.get(str(key))) for key, leaf in inquiry.leaves.items())
+    return not any(map(is_bad, replayed.losses)) or all(agree(now, then, no_less_bad, unknown=True) for then, now in pairs)
+
+
+def needs_others(replayed: Replayed) -> bool:
+    """Whether a loss that other ranks have a part in may be bad because of theirs: what this rank gives is finite."""
+    given = [math.isfinite(exchange.peak) for exchange in replayed.exchanges]
+    return any(given) and (replayed.reproduced is False or any(map(is_bad, replayed.losses)))
+
+
+def why_not_reproduced(replayed: Replayed) -> str:
+    """A line for the report."""
+    if replayed.exchanges:
+        return f"not reproduced: the step depends on data from other ranks (`{replayed.exchanges[0].op}`), which a replay cannot receive"
+    return (
+        "not reproduced: the replay computed different values, so the step depends on state that cannot be restored"
+        " (an external source of randomness, a clock, data that is read again)"
+    )
+
+
+def variables_of(chain: tuple[Position, ...]) -> dict[str, Any]:
+    """What the user can name: the variables of the nearest frame of theirs, and its globals."""
+    frame = user_frame(chain[0].frame) if chain else None
+    for one in frames_above(frame):
+        return {**one.f_globals, **local_values(one)}
+    return {}
+
+
+def bad_outputs(replayed: Replayed) -> Sinks:
+    """What a model, or a computation, returned."""
+    return [(tensor, Sink("output")) for tensor in replayed.outputs if kind_of(tensor)]
+
+
+def names_a_maker(finding: NanFinding | None) -> bool:
+    """Whether it names an op that made the data bad. A number that was written into them is bad data."""
+    return finding is not None and finding.op is not None and (finding.op, finding.diagnosis) not in _WRITTEN_DOWN
+
+
+def is_further_back(one: Outcome, other: Outcome) -> bool:
+    """Whether it names other bad data, which the first were made of; a part of a tensor is still that tensor."""
+    if one.finding is None:
+        return False
+    named = one.finding.phase == "data" and (one.finding.tensor or "").partition("[")[0].isidentifier()
+    return named and not shares_memory(one.bad["output"], other.bad["output"])
 
 
 def conclude(
-    inquiry: Inquiry, replayed: StepReplay, sinks: Sinks, way: str, note: Callable[[str], None], *, only_births: bool = False
+    inquiry: Inquiry, replayed: Replayed, sinks: Sinks, way: str, note: Callable[[str], None], *, only_births: bool = False
 ) -> Outcome:
     """The birth of what is bad among the sinks; `only_births`: an infinity that somebody put there is none."""
     rows = replayed.observer.layer_rows()
@@ -35,9 +125,14 @@ def conclude(
         births = walk(replayed.observer, [tensor for tensor, _ in wanted])
         if only_births:
             # Nobody differentiates this output: an infinity that somebody put there is a result, not a fault.
-            births = [birth for birth in births if not birth.on_purpose and not _is_a_result(birth, inquiry.context)]
+            births = [
+                birth
+                for birth in births
+                if not birth.on_purpose
+                and (birth.op is not None or birth.kind == NAN or is_bad_weight(birth.tensor, birth.via, inquiry.context.roots))
+            ]
         if births:
-            variables, roots = _visible(replayed, inquiry), inquiry.context.roots
+            variables, roots = {**variables_of(inquiry.chain), **replayed.names}, inquiry.context.roots
             context = replace(
                 inquiry.context,
                 variables=variables,
@@ -93,14 +188,12 @@ def _given(inquiry: Inquiry) -> Outcome | None:
     if entry is None or bad is None:
         return None
     where = next((place for place in entry.place if is_user_code(place[0])), None)
-    mask = bad_mask(bad.detach(), NAN)
     finding = NanFinding(
         kind="nan",
         phase="data",
         location=None if where is None else location(where[0].co_filename, line_of(where), where[0].co_name),
         step=context.step,
         backward=context.backward,
-        rows=tuple(mask.flatten(1).any(1).nonzero().flatten().tolist()[:_MOST_ROWS]) if mask is not None and mask.dim() > 1 else (),
         tensor=variable_name(bad, variables_of(inquiry.chain), context.entries),
         sink=Sink("loss"),
         sink_kind="nan",
@@ -108,7 +201,7 @@ def _given(inquiry: Inquiry) -> Outcome | None:
         explanation="the model was called with NaN; what computed this input was not run again",
         fix="look at what computes this input: it is NaN before the model is called",
     )
-    return Outcome(finding, {"input": bad.detach()})
+    return Outcome(marked(finding, bad.detach(), bad_mask(bad.detach(), NAN)), {"input": bad.detach()})
 
 
 def _by_priority(sinks: Sinks) -> list[Sinks]:
@@ -116,10 +209,6 @@ def _by_priority(sinks: Sinks) -> list[Sinks]:
     losses = [sink for sink in sinks if sink[1].kind != "gradient"]
     others = [sink for sink in sinks if sink[1].kind == "gradient"]
     return [group for group in (losses, others) if group]
-
-
-def _is_a_result(birth: Birth, context: Context) -> bool:
-    return birth.op is None and birth.kind != NAN and not is_bad_weight(birth.tensor, birth.via, context.roots)
 
 
 def _first(births: list[Birth], context: Context) -> Birth:
@@ -134,20 +223,7 @@ def _first(births: list[Birth], context: Context) -> Birth:
     return min((birth for birth in births if birth.op is None), key=place)
 
 
-def _visible(replayed: StepReplay, inquiry: Inquiry) -> dict[str, Any]:
-    return {**variables_of(inquiry.chain), **replayed.names}
-
-
-@dataclass(frozen=True)
-class _Given:
-    """What this rank has put into the averaging of one gradient."""
-
-    dtype: torch.dtype
-    peak: float
-    location: Location | None
-
-
-def averaged(inquiry: Inquiry, replayed: StepReplay) -> Outcome | None:
+def averaged(inquiry: Inquiry, replayed: Replayed) -> Outcome | None:
     """The finding; None where the bad gradients are this rank's own, or nothing says that they were averaged."""
     if world_size() == 1 or inquiry.only_adds or not replayed.finished or replayed.problem or not replayed.reproduced:
         return None
@@ -156,44 +232,40 @@ def averaged(inquiry: Inquiry, replayed: StepReplay) -> Outcome | None:
         return None
     bad = [leaf for leaf in inquiry.leaves.values() if leaf.grad is not None and is_bad(leaf.grad)]
     for leaf in bad:
-        given = _by_wrapper(leaf, replayed, inquiry) or _by_hand(own.get(str(id(leaf))), replayed)
-        if given is not None and leaf.grad is not None:
-            rows, bad_gradient = replayed.observer.layer_rows(), leaf.grad.detach()
-            return Outcome(
-                _finding(leaf, bad_gradient, given, inquiry), {"gradient": bad_gradient}, rows, reproduced=True, way="statements"
-            )
+        sent = _sent(leaf, replayed, inquiry)
+        if sent is not None and leaf.grad is not None:
+            rows, gradient = replayed.observer.layer_rows(), leaf.grad.detach()
+            return Outcome(_finding(leaf, gradient, *sent, inquiry), {"gradient": gradient}, rows, reproduced=True, way="statements")
     return None
 
 
-def _by_wrapper(leaf: torch.Tensor, replayed: StepReplay, inquiry: Inquiry) -> _Given | None:
+def _sent(leaf: torch.Tensor, replayed: Replayed, inquiry: Inquiry) -> tuple[torch.dtype, float, Location | None] | None:
+    """Type and largest magnitude of what this rank has put into the averaging of a gradient, and the line that does it."""
+    own = replayed.gradients
     for wrapper in replayed.averaging:
-        parameters = [one for one in wrapper.parameters() if one.requires_grad]
+        parameters = [parameter for parameter in wrapper.parameters() if parameter.requires_grad]
         if wrapper.require_backward_grad_sync and any(one is leaf for one in parameters):
             frame = user_frame(inquiry.chain[0].frame) if inquiry.chain else None
-            gradients = [replayed.gradients[key] for one in parameters if (key := str(id(one))) in replayed.gradients]
-            return _Given(leaf.dtype, largest(gradients), None if frame is None else locate(frame))
-    return None
-
-
-def _by_hand(gradient: torch.Tensor | None, replayed: StepReplay) -> _Given | None:
-    """The collective that was given this gradient or, where the gradients were joined first, the only line that sent as much."""
+            peak = largest([own[key] for one in parameters if (key := str(id(one))) in own])
+            return leaf.dtype, peak, None if frame is None else locate(frame)
+    gradient = own.get(str(id(leaf)))
     if gradient is None:
         return None
-    there = memory_of(gradient)
-    large = [one for one in replayed.exchanges if one.dtype.is_floating_point and one.element_count >= gradient.numel()]
-    same = [one for one in large if there in one.memory]
-    if not same and len({one.location for one in large}) == 1:
-        same = large
-    return _Given(same[-1].dtype, same[-1].peak, same[-1].location) if same else None
+    large = [exchange for exchange in replayed.exchanges if exchange.dtype.is_floating_point and exchange.element_count >= gradient.numel()]
+    # Where the gradients were joined first, it is the only line that sent as much.
+    same = [one for one in large if memory_of(gradient) in one.memory] or (large if len({one.location for one in large}) == 1 else [])
+    return (same[-1].dtype, same[-1].peak, same[-1].location) if same else None
 
 
-def _finding(leaf: torch.Tensor, gradient: torch.Tensor, given: _Given, inquiry: Inquiry) -> NanFinding:
+def _finding(
+    leaf: torch.Tensor, gradient: torch.Tensor, dtype: torch.dtype, peak: float, place: Location | None, inquiry: Inquiry
+) -> NanFinding:
     names = (name for root in inquiry.context.roots for name, one in root.named_parameters() if one is leaf)
     name, kind = next(names, "an input"), kind_word(gradient)
     averaging = Averaging(
-        dtype=str(given.dtype).removeprefix("torch."),
-        local_peak=given.peak,
-        limit=torch.finfo(given.dtype).max,
+        dtype=str(dtype).removeprefix("torch."),
+        local_peak=peak,
+        limit=torch.finfo(dtype).max,
         world_size=world_size(),
         tensor=name,
         rank=rank() or 0,
@@ -201,7 +273,7 @@ def _finding(leaf: torch.Tensor, gradient: torch.Tensor, given: _Given, inquiry:
     finding = NanFinding(
         kind=kind,
         phase="backward",
-        location=given.location,
+        location=place,
         step=inquiry.context.step,
         backward=inquiry.context.backward,
         diagnosis="averaged_from_other_ranks",
@@ -210,7 +282,7 @@ def _finding(leaf: torch.Tensor, gradient: torch.Tensor, given: _Given, inquiry:
         sink=Sink("gradient", name),
         sink_kind=kind,
         weights="weights untouched",
-        excerpt=excerpt(given.location) if given.location is not None else (),
+        excerpt=excerpt(place) if place is not None else (),
         averaging=averaging,
     )
     return marked(finding, gradient)

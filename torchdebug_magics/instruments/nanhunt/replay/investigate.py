@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils.data import Dataset
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
-from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
+from torchdebug_magics.instruments.nanhunt.replay.conclusion import (
     Inquiry,
     Outcome,
     Sinks,
-    StepReplay,
+    averaged,
     bad_outputs,
+    bare,
+    conclude,
     is_further_back,
     names_a_maker,
     needs_others,
@@ -26,29 +30,92 @@ from torchdebug_magics.instruments.nanhunt.replay.bad_step import (
     variables_of,
     why_not_reproduced,
 )
-from torchdebug_magics.instruments.nanhunt.replay.conclusion import averaged, bare, conclude
-from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay
-from torchdebug_magics.instruments.nanhunt.rerun.step import Entry, Step
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay, Replayed
+from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Drawn, draws, runnable
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
+from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, overwritten
 from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
-from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, live_scalers, may_be_scaling
-from torchdebug_magics.probing.tensors import is_bad, kind_of, tensors_in
+from torchdebug_magics.probing.source import syntax
+from torchdebug_magics.probing.source.code_owner import local_values
+from torchdebug_magics.probing.source.where import excerpt, span
+from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, tensors_in
 
+_MOST_S = 10.0
+"""A cell that took longer is not run again."""
+_EXPECTING = frozenset({"isnan", "isfinite", "nan_to_num", "nan_to_num_", "nanmean", "nansum", "nanmedian", "nanquantile", "equal_nan"})
+_LOOKED_INTO = frozenset({torch.Tensor, tuple, list, dict})
 _MOST_ROWS = 20
 """As many as a finding keeps."""
 _MOST_SAMPLES = 256
 _MOST_READING_S = 2.0
-Bad: TypeAlias = "Callable[[StepReplay], Sinks]"
+Bad: TypeAlias = "Callable[[Replayed], Sinks]"
 """What of a replay is bad."""
+
+
+class Computed:
+    """The statements of the user's under the magic, or inside the `with`."""
+
+    def __init__(self, frame: FrameType) -> None:
+        self._frame = frame
+        self._where = span(frame.f_code, frame.f_lasti) or (frame.f_lineno or 0, -1, frame.f_lineno or 0, -1)
+        self._began_s = time.perf_counter()
+
+    def bad(self) -> tuple[str, ...]:
+        """Variables bound here that hold a NaN nobody in the cell reckons with; none where it took too long to be run again."""
+        statements = self._statements()
+        if time.perf_counter() - self._began_s > _MOST_S or not statements:
+            return ()
+        # What is asked whether it is NaN, or given to what leaves NaN out.
+        expected = syntax.names_in(*(call for call in syntax.nodes(ast.Call, *statements) if syntax.method(call) in _EXPECTING))
+        names = self._names()
+        bound = (name for name in sorted(syntax.bound_names(*statements) - expected) if not name.startswith("_"))
+        return tuple(name for name in bound if any(kind_of(tensor) & NAN for tensor in self.results_in(names.get(name))))
+
+    @staticmethod
+    def results_in(value: Any) -> Iterator[torch.Tensor]:
+        """The tensors of a variable, or of an object of the user's own class, such as a metric that adds up what it is told."""
+        if type(value) in _LOOKED_INTO:
+            yield from tensors_in(value)
+        elif type(value).__module__ == "__main__" and not isinstance(value, (torch.nn.Module, Dataset)):
+            yield from tensors_in([held for held in getattr(value, "__dict__", {}).values() if type(held) in _LOOKED_INTO])
+
+    def slice(self, wanted: tuple[str, ...]) -> Slice | None:
+        """What made these variables; None where it takes from an iterator, or reads what is not there any more."""
+        names = self._names()
+        objects = {name for name in wanted if type(names[name]) not in _LOOKED_INTO}
+        statements = self._statements()
+
+        def tells(statement: ast.stmt) -> bool:
+            """Whether it calls a method of an object for what that does, as ``metric.add_batch(scores)``."""
+            calls = (node.value for node in syntax.nodes(ast.Expr, statement) if isinstance(node.value, ast.Call))
+            return any(syntax.root_of(call) in objects for call in calls)
+
+        made = syntax.leading_to(statements, set(wanted), lambda statement, needed: syntax.makes(statement, needed) or tells(statement))
+        kept = [statements[place] for place in made][::-1]
+        if not kept or any(map(draws, kept)) or syntax.read_before_bound(kept) & syntax.bound_names(*kept):
+            return None
+        code, given = runnable(kept, self._frame, 0, Drawn(kept, names, 0), wanted)
+        return Slice(code, {**names, **given}, tuple(kept), {name: names[name] for name in wanted})
+
+    def _names(self) -> dict[str, Any]:
+        return {**self._frame.f_globals, **local_values(self._frame)}
+
+    def _statements(self) -> list[ast.stmt]:
+        lists = syntax.lists_around(syntax.tree_of(self._frame.f_code.co_filename), self._where)
+        if not lists:
+            return []
+        body, place = lists[0]
+        opened = body[place]
+        return opened.body if isinstance(opened, (ast.With, ast.AsyncWith)) else body[place + 1 :]
 
 
 class Investigator:
     """Looks into one bad step."""
 
-    def __init__(self, rerun: StepRerun[Trace], note: Callable[[str], None]) -> None:
+    def __init__(self, rerun: StepRerun, note: Callable[[str], None]) -> None:
         self._rerun = rerun
         self._note = note
 
@@ -106,7 +173,7 @@ class Investigator:
         bad = bad_outputs(replayed)
         return replace(conclude(inquiry, replayed, bad, "module", self._note), evidence=None) if bad else None
 
-    def _judged(self, step: Step, inquiry: Inquiry, attempt: Attempt, replayed: StepReplay, again: Again) -> Outcome | None:
+    def _judged(self, step: Step, inquiry: Inquiry, attempt: Attempt, replayed: Replayed, again: Again) -> Outcome | None:
         if (found := averaged(inquiry, replayed)) is not None:
             return found
         replayed.reproduced = replayed.reproduced and (bool(replayed.averaging) or same_gradients(replayed, inquiry))
@@ -140,7 +207,7 @@ class Investigator:
         if finding is None or evidence is None or evidence.op is None or outcome.reproduced is False:
             return outcome
 
-        def behind(replayed: StepReplay) -> Evidence | None:
+        def behind(replayed: Replayed) -> Evidence | None:
             sinks = bad(replayed)
             if not sinks:
                 return None
@@ -153,19 +220,31 @@ class Investigator:
         """Data that were made bad between the start of the step and the model call were not bad data: look at what made them."""
         finding = outcome.finding
         name = finding.tensor.partition("[")[0] if finding is not None and finding.phase == "data" and finding.tensor else ""
-        if not name.isidentifier() or not step.entries:
+        if finding is None or not name.isidentifier() or not step.entries:
             return None
+        again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name)
         try:
-            for held in chain([{}], self._rerun.guesses(step, inquiry.chain, name)):
-                run: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
-                replayed = run()
+            given, line = overwritten(step, inquiry.chain, name, self._rerun.recorder.batches)
+            for held in ({}, *given):
+                again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
+                replayed = again()
                 if replayed.finished and replayed.reproduced:
-                    again = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
-                    if names_a_maker(again.finding) or is_further_back(again, outcome):
-                        return again, run
+                    made = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
+                    if names_a_maker(made.finding) or is_further_back(made, outcome):
+                        return made, again
         except CannotReplay:
-            pass
-        return None
+            return None
+        if line is None:
+            return None
+        finding = replace(
+            finding,
+            location=line,
+            excerpt=excerpt(line),
+            underlined=None,
+            explanation=f"`{name}` is non-finite after this line, which cannot be run again: what `{name}` held before it is overwritten",
+            fix=f"check `{name}` before this line; with another name for its result, the op or the bad data is named",
+        )
+        return replace(outcome, finding=finding, evidence=None), again
 
     def update(self, step: Step, inquiry: Inquiry, *, inside: bool) -> Outcome | None:
         """Gradients that are bad when an optimizer steps, maybe `inside` a backward(); None where that cannot be run again."""
@@ -189,7 +268,7 @@ class Investigator:
         replayed = self._rerun.modules(alone, Attempt((), 0, {}))
         same = [kind_of(tensor) for tensor in tensors] == [kind_of(tensor) for tensor in replayed.outputs]
 
-        def again() -> StepReplay:
+        def again() -> Replayed:
             replayed = self._rerun.modules(alone, Attempt((), 0, {}))
             return replace(replayed, finished=not replayed.problem)
 
@@ -204,7 +283,7 @@ class Investigator:
         if not wanted:
             return Outcome(None, {})
 
-        def again() -> StepReplay:
+        def again() -> Replayed:
             part = computed.slice(wanted)
             if part is None:
                 msg = "the inputs of the variables no longer exist"
@@ -247,7 +326,7 @@ class Investigator:
         return None if bad else tuple(used)
 
 
-def made_by_a_data_set(rerun: StepRerun[Trace], inquiry: Inquiry, outcome: Outcome, data: NanFinding) -> tuple[Outcome, Again | None]:
+def made_by_a_data_set(rerun: StepRerun, inquiry: Inquiry, outcome: Outcome, data: NanFinding) -> tuple[Outcome, Again | None]:
     """The outcome with the op named; where it made all rows bad, the finding about that op, and what reads the bad sample once more."""
     sources = list(rerun.recorder.batches.bad_sources())
     again: Again = partial(rerun.call, partial(_first_bad_sample, sources), sources)

@@ -1,6 +1,6 @@
 """Every op of a replayed step, joined to modules and lines, and backward ops to forward ops by autograd's sequence numbers.
 
-Only what has to do with a non-finite tensor keeps tensors alive; of all other ops a few words remain.
+What is non-finite is kept alive with all that its op was given; what clean forward ops were given is kept while there is room.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
 from torchdebug_magics.instruments.nanhunt.report import LayerRow
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import Observer
 from torchdebug_magics.probing.dispatch import OpListener, Run, enter
 from torchdebug_magics.probing.modules import Call, ModuleCalls
 from torchdebug_magics.probing.ops import is_uninitialised, op_name, written_by
@@ -35,175 +34,39 @@ Line = tuple[str, int, str]
 """File, line and function."""
 
 
-class Trace(Observer):
-    """Records while attached; afterwards answers where a tensor came from."""
+@dataclass(eq=False)
+class Op:
+    """What was called, where, and what belongs to it."""
 
-    def __init__(self, calls: ModuleCalls, layers: LayerWatch | None = None) -> None:
-        self.ops: list[Op] = []
-        self.backward_frame: FrameType | None = None
-        """Our frame below which a running backward stands; frames above it are the user's own backward code."""
-        self.late = False
-        self.paused = False
-        """Whether ops only run: a backward that nothing is asked about."""
-        self._around: Any = None
-        """The node in whose hook all of this runs, where an update is made inside a backward()."""
-        self._calls = calls
-        self._layers = layers
-        self._lineage = Lineage()
-        self._by_sequence: dict[int, Op] = {}
-        self._room_bytes = _MOST_REMEMBERED_BYTES
-        self._users: dict[int, list[tuple[Op, torch.Tensor]]] = {}
-        """By place in memory: what was given to an op may be overwritten through another view of it."""
+    index: int
+    name: str
+    func: Any
+    call: Call | None
+    line: Line | None
+    """Of the user's frame; inside a backward that of a user's own backward code, else None."""
+    place: tuple[CodeType, int] | None
+    """The instruction of that line."""
+    sequence: int | None
+    """Of the autograd node this op made."""
+    node_sequence: int | None
+    """Of the autograd node that runs this op, in a backward."""
+    node_name: str | None
+    backward: bool
+    late: bool = False
+    """Whether it ran after the backward()."""
+    parents: tuple[int, ...] = ()
+    """Indices of the ops that made its inputs."""
+    is_bad: bool = False
+    """Whether an output is non-finite."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """What it was called with, before it ran; of an op with a finite output only while there was room."""
+    outputs: tuple[torch.Tensor, ...] = ()
+    written: tuple[torch.Tensor, ...] = ()
 
-    def attach(self, stack: ExitStack) -> None:
-        """Record until the stack closes."""
-        if self._layers is not None:
-            self._layers.attach(stack)
-        self._calls.attach(stack)
-        self._around = torch._C._current_autograd_node()
-        enter(stack, OpListener(self._record, self._calls.hooks))
-
-    def source(self, tensor: torch.Tensor) -> Source:
-        """See `Lineage.source`."""
-        return self._lineage.source(tensor)
-
-    def layer_rows(self) -> tuple[LayerRow, ...]:
-        """A row for each module call, where that was asked for."""
-        return () if self._layers is None else self._layers.rows()
-
-    def backward_begins(self, frame: FrameType, losses: tuple[torch.Tensor, ...], *, is_end: bool) -> None:
-        """What runs below this frame belongs to a backward. A bad loss has its birth before that: then nothing is recorded."""
-        self.backward_frame, self.paused = frame, is_end and any(map(is_bad, losses))
-
-    def backward_ends(self, *, is_the_one: bool) -> None:
-        """Its ops are over."""
-        self.backward_frame, self.late = None, self.late or is_the_one
-
-    def stands_for(self, recorded: torch.Tensor, made: torch.Tensor) -> None:
-        """What is used in place of a tensor that was made again has come about as that one has."""
-        self._lineage.stand_in(Overwritten(made, recorded, self.source(made).op), len(self.ops))
-
-    def original(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `Lineage.original`."""
-        return self._lineage.original(tensor)
-
-    def writers(self, tensor: torch.Tensor) -> list[Op]:
-        """See `Lineage.writers`."""
-        return self._lineage.writers(tensor)
-
-    def forward_of(self, op: Op) -> Op | None:
-        """The forward op that a backward op is the derivative of; through the first backward for a double one."""
-        seen: set[int] = set()
-        current: Op | None = op
-        while current is not None and current.backward and current.index not in seen:
-            seen.add(current.index)
-            current = self._maker_of_node(current)
-        return current if current is not op else None
-
-    def _maker_of_node(self, op: Op) -> Op | None:
-        if op.node_sequence is None:
-            return None
-        if not (op.node_name or "").endswith("CopySlices"):
-            return self._by_sequence.get(op.node_sequence) or self._under_a_transform(op.node_sequence, op.node_name or "")
-        # An in-place op on a view: autograd wraps the op's own node, made just before, into this one.
-        earlier = (self._by_sequence.get(op.node_sequence - back) for back in range(1, 4))
-        return next((one for one in earlier if one is not None and one.name.endswith("_")), None)
-
-    def _under_a_transform(self, sequence: int, node: str) -> Op | None:
-        """Under ``vmap(grad(f))`` each level makes a node of its own for an op; the op is known by the last of them."""
-        later = (self._by_sequence.get(sequence + ahead) for ahead in range(1, _MOST_LEVELS))
-        return next((one for one in later if one is not None and node.lower().startswith(f"{one.name.replace('_', '')}backward")), None)
-
-    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
-        if self.paused:
-            return run()
-        op = self._begun(func, user_frame(sys._getframe(3), below=self.backward_frame))
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        bad_inputs = [self._lineage.is_bad(tensor, op.index) for tensor in inputs]
-        op.parents = tuple(source.index for source in (self.source(tensor).op for tensor in inputs) if source is not None)
-        written = [self._lineage.overwritten(tensor) for tensor in written_by(func, args, kwargs)]
-        self._save_for_users(written)
-        result = run()
-        self.ops.append(op)
-        if op.sequence is not None:
-            self._by_sequence.setdefault(op.sequence, op)
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        outputs += [one.tensor for one in written if not any(one.tensor is output for output in outputs)]
-        self._lineage.made(op, outputs, of_bad=any(bad_inputs))
-        if op.is_bad:
-            self._keep(op, args, kwargs, written)
-        elif not op.backward:
-            self._remember(op, args, kwargs, inputs)
-        return result
-
-    def _begun(self, func: Any, frame: FrameType | None) -> Op:
-        node: Any = torch._C._current_autograd_node()
-        node, name = None if node is self._around else node, op_name(func)
-        call, node_sequence = self._calls.current, _sequence(node)
-        line = (frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) if frame is not None else None
-        backward = node is not None or self.backward_frame is not None
-        if backward and line is not None and torch.is_grad_enabled():
-            # Checkpointing runs forward code inside a backward: with gradients on, in the user's own frames.
-            before = self._first_pass(node_sequence, name, line)
-            backward = call is None and before is None
-            call = call or (before.call if before is not None else None)
-        return Op(
-            index=len(self.ops),
-            name=name,
-            func=func,
-            call=call,
-            line=line,
-            place=(frame.f_code, frame.f_lasti) if frame is not None else None,
-            sequence=_get_sequence_nr() - 1,
-            node_sequence=node_sequence,
-            node_name=node.name() if node is not None else None,
-            backward=backward,
-            late=self.late,
-        )
-
-    def _first_pass(self, node_sequence: int | None, name: str, line: Line) -> Op | None:
-        """The op that ran at the same line in the forward of the running node: a function runs its forward under its own number."""
-        first = self._by_sequence.get(node_sequence) if node_sequence is not None else None
-        if first is None:
-            return None
-        inside = itertools.takewhile(lambda op: op.sequence == node_sequence, itertools.islice(self.ops, first.index, None))
-        return next((op for op in inside if (op.name, op.line) == (name, line)), None)
-
-    def _keep(self, op: Op, args: Any, kwargs: Any, written: list[Overwritten]) -> None:
-        """What a bad op was given, as it was then."""
-        before = {id(one.tensor): one.copy for one in written if one.copy is not None}
-        op.args, op.kwargs = _replaced((args, kwargs), before)
-        self._lineage.keep(op, written)
-        for tensor in op.inputs():
-            self._users.setdefault(_number_of(tensor), []).append((op, tensor))
-
-    def _remember(self, op: Op, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
-        """What a clean forward op was given, in case its derivative is the birth; as long as there is room."""
-        self._room_bytes -= sum(tensor.numel() * tensor.element_size() for tensor in inputs if tensor.layout is torch.strided)
-        if self._room_bytes > 0:
-            op.args, op.kwargs = args, kwargs
-
-    def _save_for_users(self, written: list[Overwritten]) -> None:
-        """Earlier ops were called with what this memory held then: give them the copy that is made before it is overwritten."""
-        copies = {id(one.tensor): one for one in written}
-        for one in written:
-            for user, tensor in self._users.pop(_number_of(one.tensor), ()):
-                before = copies[id(tensor)] if id(tensor) in copies else self._lineage.overwritten(tensor)
-                copies[id(tensor)] = before
-                if before.copy is not None:
-                    self._lineage.stand_in(before, len(self.ops))
-                    user.args, user.kwargs = _replaced((user.args, user.kwargs), {id(tensor): before.copy})
-
-
-def _replaced(value: Any, by: dict[int, torch.Tensor]) -> Any:
-    return tree_map(lambda leaf: by.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf, value) if by else value
-
-
-def _sequence(node: Any) -> int | None:
-    if node is None:
-        return None
-    number: int = node._sequence_nr()
-    return number if number < _NO_SEQUENCE else None
+    def inputs(self) -> list[torch.Tensor]:
+        """Its tensor arguments, as they were before it ran."""
+        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
 
 
 @dataclass(frozen=True)
@@ -329,36 +192,160 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     return (memory, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype) if memory else None
 
 
-@dataclass(eq=False)
-class Op:
-    """What was called, where, and what belongs to it."""
+class Trace(Lineage):
+    """Records while attached; afterwards answers where a tensor came from."""
 
-    index: int
-    name: str
-    func: Any
-    call: Call | None
-    line: Line | None
-    """Of the user's frame; inside a backward that of a user's own backward code, else None."""
-    place: tuple[CodeType, int] | None
-    """The instruction of that line."""
-    sequence: int | None
-    """Of the autograd node this op made."""
-    node_sequence: int | None
-    """Of the autograd node that runs this op, in a backward."""
-    node_name: str | None
-    backward: bool
-    late: bool = False
-    """Whether it ran after the backward()."""
-    parents: tuple[int, ...] = ()
-    """Indices of the ops that made its inputs."""
-    is_bad: bool = False
-    """Whether an output is non-finite."""
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    """What it was called with, before it ran; only where its output is non-finite."""
-    outputs: tuple[torch.Tensor, ...] = ()
-    written: tuple[torch.Tensor, ...] = ()
+    def __init__(self, calls: ModuleCalls, layers: LayerWatch | None = None) -> None:
+        super().__init__()
+        self.ops: list[Op] = []
+        self.backward_frame: FrameType | None = None
+        """Our frame below which a running backward stands; frames above it are the user's own backward code."""
+        self.late = False
+        self.paused = False
+        """Whether ops only run: a backward that nothing is asked about."""
+        self._around: Any = None
+        """The node in whose hook all of this runs, where an update is made inside a backward()."""
+        self._calls = calls
+        self._layers = layers
+        self._by_sequence: dict[int, Op] = {}
+        self._room_bytes = _MOST_REMEMBERED_BYTES
+        self._users: dict[int, list[tuple[Op, torch.Tensor]]] = {}
+        """By place in memory: what was given to an op may be overwritten through another view of it."""
 
-    def inputs(self) -> list[torch.Tensor]:
-        """Its tensor arguments, as they were before it ran."""
-        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
+    def attach(self, stack: ExitStack) -> None:
+        """Record until the stack closes."""
+        if self._layers is not None:
+            self._layers.attach(stack)
+        self._calls.attach(stack)
+        self._around = torch._C._current_autograd_node()
+        enter(stack, OpListener(self._record, self._calls.hooks))
+
+    def layer_rows(self) -> tuple[LayerRow, ...]:
+        """A row for each module call, where that was asked for."""
+        return () if self._layers is None else self._layers.rows()
+
+    def backward_begins(self, frame: FrameType, losses: tuple[torch.Tensor, ...], *, is_end: bool) -> None:
+        """What runs below this frame belongs to a backward. A bad loss has its birth before that: then nothing is recorded."""
+        self.backward_frame, self.paused = frame, is_end and any(map(is_bad, losses))
+
+    def backward_ends(self, *, is_the_one: bool) -> None:
+        """Its ops are over."""
+        self.backward_frame, self.late = None, self.late or is_the_one
+
+    def stands_for(self, recorded: torch.Tensor, made: torch.Tensor) -> None:
+        """What is used in place of a tensor that was made again has come about as that one has."""
+        self.stand_in(Overwritten(made, recorded, self.source(made).op), len(self.ops))
+
+    def forward_of(self, op: Op) -> Op | None:
+        """The forward op that a backward op is the derivative of; through the first backward for a double one."""
+        seen: set[int] = set()
+        current: Op | None = op
+        while current is not None and current.backward and current.index not in seen:
+            seen.add(current.index)
+            current = self._maker_of_node(current)
+        return current if current is not op else None
+
+    def _maker_of_node(self, op: Op) -> Op | None:
+        if op.node_sequence is None:
+            return None
+        if not (op.node_name or "").endswith("CopySlices"):
+            return self._by_sequence.get(op.node_sequence) or self._under_a_transform(op.node_sequence, op.node_name or "")
+        # An in-place op on a view: autograd wraps the op's own node, made just before, into this one.
+        earlier = (self._by_sequence.get(op.node_sequence - back) for back in range(1, 4))
+        return next((one for one in earlier if one is not None and one.name.endswith("_")), None)
+
+    def _under_a_transform(self, sequence: int, node: str) -> Op | None:
+        """Under ``vmap(grad(f))`` each level makes a node of its own for an op; the op is known by the last of them."""
+        later = (self._by_sequence.get(sequence + ahead) for ahead in range(1, _MOST_LEVELS))
+        return next((one for one in later if one is not None and node.lower().startswith(f"{one.name.replace('_', '')}backward")), None)
+
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
+        if self.paused:
+            return run()
+        op = self._begun(func, user_frame(sys._getframe(3), below=self.backward_frame))
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        bad_inputs = [self.is_bad(tensor, op.index) for tensor in inputs]
+        op.parents = tuple(source.index for source in (self.source(tensor).op for tensor in inputs) if source is not None)
+        written = [self.overwritten(tensor) for tensor in written_by(func, args, kwargs)]
+        self._save_for_users(written)
+        result = run()
+        self.ops.append(op)
+        if op.sequence is not None:
+            self._by_sequence.setdefault(op.sequence, op)
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        outputs += [one.tensor for one in written if not any(one.tensor is output for output in outputs)]
+        self.made(op, outputs, of_bad=any(bad_inputs))
+        if op.is_bad:
+            self._keep(op, args, kwargs, written)
+        elif not op.backward:
+            self._remember(op, args, kwargs, inputs)
+        return result
+
+    def _begun(self, func: Any, frame: FrameType | None) -> Op:
+        node: Any = torch._C._current_autograd_node()
+        node, name = None if node is self._around else node, op_name(func)
+        call, node_sequence = self._calls.current, _sequence(node)
+        line = (frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) if frame is not None else None
+        backward = node is not None or self.backward_frame is not None
+        if backward and line is not None and torch.is_grad_enabled():
+            # Checkpointing runs forward code inside a backward: with gradients on, in the user's own frames.
+            before = self._first_pass(node_sequence, name, line)
+            backward = call is None and before is None
+            call = call or (before.call if before is not None else None)
+        return Op(
+            index=len(self.ops),
+            name=name,
+            func=func,
+            call=call,
+            line=line,
+            place=(frame.f_code, frame.f_lasti) if frame is not None else None,
+            sequence=_get_sequence_nr() - 1,
+            node_sequence=node_sequence,
+            node_name=node.name() if node is not None else None,
+            backward=backward,
+            late=self.late,
+        )
+
+    def _first_pass(self, node_sequence: int | None, name: str, line: Line) -> Op | None:
+        """The op that ran at the same line in the forward of the running node: a function runs its forward under its own number."""
+        first = self._by_sequence.get(node_sequence) if node_sequence is not None else None
+        if first is None:
+            return None
+        inside = itertools.takewhile(lambda op: op.sequence == node_sequence, itertools.islice(self.ops, first.index, None))
+        return next((op for op in inside if (op.name, op.line) == (name, line)), None)
+
+    def _keep(self, op: Op, args: Any, kwargs: Any, written: list[Overwritten]) -> None:
+        """What a bad op was given, as it was then."""
+        before = {id(one.tensor): one.copy for one in written if one.copy is not None}
+        op.args, op.kwargs = _replaced((args, kwargs), before)
+        self.keep(op, written)
+        for tensor in op.inputs():
+            self._users.setdefault(_number_of(tensor), []).append((op, tensor))
+
+    def _remember(self, op: Op, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
+        """What a clean forward op was given, in case its derivative is the birth; as long as there is room."""
+        self._room_bytes -= sum(tensor.numel() * tensor.element_size() for tensor in inputs if tensor.layout is torch.strided)
+        if self._room_bytes > 0:
+            op.args, op.kwargs = args, kwargs
+
+    def _save_for_users(self, written: list[Overwritten]) -> None:
+        """Earlier ops were called with what this memory held then: give them the copy that is made before it is overwritten."""
+        copies = {id(one.tensor): one for one in written}
+        for one in written:
+            for user, tensor in self._users.pop(_number_of(one.tensor), ()):
+                before = copies[id(tensor)] if id(tensor) in copies else self.overwritten(tensor)
+                copies[id(tensor)] = before
+                if before.copy is not None:
+                    self.stand_in(before, len(self.ops))
+                    user.args, user.kwargs = _replaced((user.args, user.kwargs), {id(tensor): before.copy})
+
+
+def _replaced(value: Any, by: dict[int, torch.Tensor]) -> Any:
+    return tree_map(lambda leaf: by.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf, value) if by else value
+
+
+def _sequence(node: Any) -> int | None:
+    if node is None:
+        return None
+    number: int = node._sequence_nr()
+    return number if number < _NO_SEQUENCE else None

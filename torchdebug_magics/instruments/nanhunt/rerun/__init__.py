@@ -4,10 +4,10 @@
   random states, mutable Python state and the variables that the step overwrites; `step.Step` is that record. It
   is dropped after ``backward()``, so that it pins nothing.
 - **cut**: `step_slice` finds the user's statements from the model call to the sink (``backward()`` or ``grad()``) in their source;
-  `step_statements` and `runnable_code` make them code that runs once more.
-- **start** and **undo**: `replay_state.ReplayState` puts everything as it was at the step's start, and as it is now again, whatever
+  `runnable_code` makes them code that runs once more.
+- **start** and **undo**: `step_rerun.ReplayState` puts everything as it was at the step's start, and as it is now again, whatever
   interrupts come.
-- **run**: `step_rerun.StepRerun` executes that code under an `attempt.Observer`, feeds each model call what it was
+- **run**: `step_rerun.StepRerun` executes that code under a `Trace`, feeds each model call what it was
   given, sends nothing to other ranks (`unsent_collectives`), stops right after the sink, and says in a `Replayed` whether
   the loss was the same to the last bit.
 

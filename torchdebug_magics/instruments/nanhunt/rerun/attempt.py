@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.probing.source.code_owner import is_of_module, is_user_code, owner
 from torchdebug_magics.probing.source.syntax import span_as_written
 from torchdebug_magics.probing.tensors import is_bad
@@ -19,25 +19,6 @@ from torchdebug_magics.probing.unsent_collectives import Exchange
 Place: TypeAlias = tuple[CodeType, int]
 """An instruction: unlike a frame it keeps no variables alive."""
 _NOT_THE_USERS = frozenset({"own", "torch"})
-
-
-class Observer:
-    """Looks at one rerun, and changes nothing. Each method may be left as it is."""
-
-    def attach(self, stack: ExitStack) -> None:
-        """Before the first statement: enter modes, register hooks; they are gone when the rerun ends."""
-
-    def backward_begins(self, frame: FrameType, losses: tuple[torch.Tensor, ...], *, is_end: bool) -> None:
-        """A backward (or grad) call, which runs below `frame`; `is_end`: the rerun is over with it."""
-
-    def backward_ends(self, *, is_the_one: bool) -> None:
-        """It has returned, or raised; `is_the_one`: it was the call that the rerun is to reach."""
-
-    def stands_for(self, recorded: torch.Tensor, made: torch.Tensor) -> None:
-        """A model is given the `recorded` argument, in place of the one `made` by the rerun, which is the same but for random numbers."""
-
-
-ObserverT = TypeVar("ObserverT", bound=Observer)
 Alike: TypeAlias = "Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]], bool]"
 
 
@@ -60,10 +41,10 @@ class Attempt:
 
 
 @dataclass
-class Replayed(Generic[ObserverT]):
+class Replayed:
     """What a replay reached."""
 
-    observer: ObserverT
+    observer: Trace
     """What looked at it."""
     losses: tuple[torch.Tensor, ...] = ()
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)

@@ -26,30 +26,18 @@ _UNTIL_TOLD_S = 5.0
 
 
 @dataclass(frozen=True)
-class _Held:
+class Held:
+    """A buffer at one moment."""
+
     names: dict[str, torch.Tensor | None]
     name: str
     tensor: torch.Tensor
     copy: torch.Tensor
 
     def put_back(self) -> None:
+        """Make it hold what it held."""
         write_into(each_element_once(self.tensor), self.copy)
         self.names[self.name] = self.tensor
-
-
-@dataclass(frozen=True)
-class Buffers:
-    """Values and identities of buffers at one moment."""
-
-    held: tuple[_Held, ...]
-
-    def put_back(self) -> None:
-        """Make every buffer hold what it held."""
-        for one in self.held:
-            one.put_back()
-
-
-_NONE = Buffers(())
 
 
 class BufferKeeper:
@@ -67,26 +55,22 @@ class BufferKeeper:
                 (self._always if isinstance(module, _NormBase) else self._rarely).append(module._buffers)
         self._copies: dict[tuple[int, str], tuple[torch.Tensor, int, torch.Tensor]] = {}
 
-    def take(self) -> Buffers:
+    def take(self) -> list[Held]:
         """The buffers as they are now."""
         if not self._always and not self._rarely:
-            return _NONE
-        held = []
+            return []
         with torch.no_grad():
-            for names in self._always:
-                held += [_Held(names, name, buffer, _copy(buffer)) for name, buffer in _present(names)]
-            for names in self._rarely:
-                held += [self._rare(names, name, buffer) for name, buffer in _present(names)]
-        return Buffers(tuple(held))
+            held = [Held(names, name, buffer, _copy(buffer)) for names in self._always for name, buffer in _present(names)]
+            return held + [self._rare(names, name, buffer) for names in self._rarely for name, buffer in _present(names)]
 
-    def _rare(self, names: dict[str, torch.Tensor | None], name: str, buffer: torch.Tensor) -> _Held:
+    def _rare(self, names: dict[str, torch.Tensor | None], name: str, buffer: torch.Tensor) -> Held:
         key = id(names), name
         if buffer.is_inference() or each_element_once(buffer).numel() <= _SMALL_COUNT:
-            return _Held(names, name, buffer, _copy(buffer))
+            return Held(names, name, buffer, _copy(buffer))
         known = self._copies.get(key)
         if known is None or known[0] is not buffer or known[1] != buffer._version:
             known = self._copies[key] = buffer, buffer._version, _copy(buffer)
-        return _Held(names, name, buffer, known[2])
+        return Held(names, name, buffer, known[2])
 
 
 def _copy(buffer: torch.Tensor) -> torch.Tensor:

@@ -1,31 +1,144 @@
-"""The step that is being recorded: each call of a model in it, with what is needed to run it again."""
+"""What must be known at the start of a step to run it again: taken at the first outermost module call, dropped after `backward()`."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import caller, frame_chain, places, same_place
-from torchdebug_magics.instruments.nanhunt.rerun.buffers import BufferKeeper
-from torchdebug_magics.instruments.nanhunt.rerun.step import Entry, LiveInKeeper, Step
-from torchdebug_magics.instruments.nanhunt.rerun.step_statements import Batches
-from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Place, WeakSnapshot, places_of
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place, Position, caller, frame_chain, line_of, places, same_place
+from torchdebug_magics.instruments.nanhunt.rerun.buffers import BufferKeeper, Held
+from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Batches
+from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Namespace, WeakSnapshot, places_of
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_traced
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import OutermostCalls, fast_path_parts, live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
+from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values, owner
+from torchdebug_magics.probing.source.syntax import bound_names, lists_around, read_before_bound, tree_of
+from torchdebug_magics.probing.source.where import span
 from torchdebug_magics.probing.state.rng import RandomState
-from torchdebug_magics.probing.tensors import kind_of, largest
+from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
+
+_MOST_RECORDED = 64
+"""Arguments of outermost calls kept for one step: a loop that never calls backward() must not pile up its inputs."""
+
+
+@dataclass
+class Entry:
+    """One outermost module call."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    random: RandomState
+    versions: tuple[int, ...]
+    recorded: bool = True
+    copies: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    """Of a model that is known to write into its input: each tensor with what it held."""
+    place: tuple[Place, ...] = ()
+    """Where it was called; empty where that is not known."""
+
+    def writes_input(self) -> bool:
+        """Whether an argument was written in place since."""
+        return self.versions != _versions(tuple(tensors_in((*self.args, self.kwargs))))
+
+    def unchanged(self) -> bool:
+        """Whether no argument was written in place since, or what it held is known."""
+        return bool(self.copies) or not self.recorded or not self.writes_input()
+
+
+@dataclass
+class Step:
+    """Everything since the last boundary: the outermost calls, and the state before the first of them."""
+
+    entries: list[Entry] = field(default_factory=list)
+    chain: tuple[Position, ...] = ()
+    buffers: list[Held] = field(default_factory=list)
+    python: list[WeakSnapshot] = field(default_factory=list)
+    live_in: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    before: torch.Tensor | None = None
+    """Torch's random state when the last step was over: what the statements draw before they call the model, they drew from there."""
+    backwards: int = 0
+    """Backward calls since the first entry."""
+    closed: bool = False
+    """Whether its backward() is over: the next model call begins a new step."""
+    grows_graph: bool = False
+    """Whether gradients can flow from the output of any of its calls."""
+    started: set[int] = field(default_factory=set)
+    """Ids of the modules whose state was taken."""
+    _forgotten: dict[int, Entry] = field(default_factory=dict)
+
+    @property
+    def backward_number(self) -> int:
+        """Which backward() of the step was the last, 1-based; without a model call the step begins right before it."""
+        return max(1, self.backwards) if self.entries else 1
+
+    def add(self, entry: Entry) -> None:
+        """One more call; of the oldest, when there are many, no more is known than that there were so many."""
+        self.entries.append(entry)
+        place = len(self.entries) - _MOST_RECORDED - 1
+        if place >= 0:
+            module = self.entries[place].module
+            if id(module) not in self._forgotten:
+                self._forgotten[id(module)] = Entry(module, (), {}, self.entries[0].random, (), recorded=False)
+            self.entries[place] = self._forgotten[id(module)]
+
+    def inside(self, sink: tuple[Position, ...]) -> Step | None:
+        """Only what ran in the innermost function of the user's that calls backward(); None where that is all, or nothing."""
+        outer = next((position.frame for position in sink if is_user_code(position.frame.f_code)), None)
+        if outer is None or any(position.frame is outer for position in self.chain):
+            return None
+        found = [(entry, place) for entry in self.entries for place in entry.place if place[0] is outer.f_code]
+        if not found:
+            return None
+        chain = (Position(outer, found[0][1][1]),)
+        return Step(entries=[entry for entry, _ in found], chain=chain, buffers=self.buffers, python=self.python)
+
+    def latest(self, module: torch.nn.Module) -> Entry | None:
+        """The last call, where it is one of `module`."""
+        return self.entries[-1] if self.entries and self.entries[-1].module is module else None
+
+    def clear(self) -> None:
+        """Forget all, so that nothing outlives its step because of us."""
+        collections: tuple[list[Any] | set[int] | dict[int, Entry], ...]
+        collections = self.entries, self.buffers, self.python, self.started, self._forgotten
+        for collection in collections:
+            collection.clear()
+        self.chain, self.live_in, self.before, self.backwards = (), {}, None, 0
+        self.closed = self.grows_graph = False
+
+
+def _versions(tensors: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
+    return tuple(-1 if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+def live_in(chain: tuple[Position, ...]) -> dict[int, Mapping[str, Any]]:
+    """By the id of its frame, the values of variables that the step reads and overwrites: they would be lost otherwise."""
+    carried = ((position.frame, _carried(position.frame.f_code, position.instruction)) for position in chain)
+    return {id(frame): local_values(frame, names) for frame, names in carried if names}
+
+
+@functools.lru_cache(maxsize=256)
+def _carried(code: CodeType, instruction: int) -> frozenset[str]:
+    tree = tree_of(code.co_filename) if owner(code.co_filename) in {"user", "library"} else None
+    line = line_of((code, instruction))
+    where = span(code, instruction) or (line, -1, line, -1)
+    statements: list[ast.stmt] = []
+    for body, start in lists_around(tree, where):
+        statements += body[start:] if not statements else body[start + 1 :]
+    return frozenset(read_before_bound(statements) & bound_names(*statements))
+
 
 _LEARNING_BACKWARDS = 3
 """Until then every module is watched for being called outermost; later only those that were."""
@@ -43,7 +156,6 @@ class StepRecorder:
         self.between: torch.Tensor = torch.get_rng_state()
         """Torch's random state at the last boundary between steps."""
         self.batches = Batches()
-        self._live_in = LiveInKeeper()
         self._random: RandomState | None = None
         self._done = done
         self._depth = 0
@@ -52,7 +164,8 @@ class StepRecorder:
     def attach(self, stack: ExitStack) -> list[torch.nn.Module]:
         """Watch every module that is alive, which it returns, and those still to be made."""
         self.mark()
-        stack.callback(self._forget)
+        stack.callback(self.models.clear)
+        stack.callback(self.step.clear)
         self.batches.attach(stack, self.hooks)
         modules = list(live_modules())
         self._outermost.attach(stack, modules)
@@ -62,14 +175,6 @@ class StepRecorder:
     def is_ours(self) -> bool:
         """Whether this is the thread that trains: the first one in which anything was called."""
         return self._outermost.is_ours()
-
-    def roots(self) -> list[torch.nn.Module]:
-        """See `Models.roots`."""
-        return self.models.roots()
-
-    def entered(self) -> list[torch.nn.Module]:
-        """See `Models.entered`."""
-        return self.models.entered()
 
     def parameters(self) -> dict[int, torch.Tensor]:
         """The parameters of all modules entered in this step."""
@@ -98,10 +203,6 @@ class StepRecorder:
         if backward_count == _LEARNING_BACKWARDS:
             self._outermost.settle()
 
-    def _forget(self) -> None:
-        self.models.clear()
-        self.step.clear()
-
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.replaying is not None:
             return self.replaying(module, args, kwargs)
@@ -125,15 +226,17 @@ class StepRecorder:
         else:
             step.chain, step.before = frame_chain(frame), self.between
             here = tuple([(one.f_code, instruction) for one, instruction in step.chain])
-            step.live_in = self._live_in.take(step.chain, here)
+            step.live_in = live_in(step.chain)
         known = self.models.know(module, (one.frame for one in step.chain if is_user_code(one.frame.f_code)))
         if id(module) not in step.started:
             step.started.add(id(module))
-            step.buffers.append(known.buffers.take())
+            step.buffers += known.buffers.take()
             if known.places:
                 step.python.append(WeakSnapshot(known.places))
         self._random = RandomState.take(self._random)
-        step.add(Entry.take(module, args, kwargs, random=self._random, place=here, copied=known.writes_input))
+        tensors = tuple(tensors_in((*args, kwargs)))
+        copies = tuple((tensor, tensor.detach().clone()) for tensor in tensors) if known.writes_input else ()
+        step.add(Entry(module, args, kwargs, self._random, _versions(tensors), copies=copies, place=here))
 
     def _see_writes(self, entry: Entry) -> None:
         if entry.writes_input():
@@ -170,7 +273,7 @@ class Known:
     module: weakref.ref[torch.nn.Module]
     parameters: dict[int, torch.Tensor]
     buffers: BufferKeeper
-    places: list[Place]
+    places: list[Namespace]
     bad_from_start: frozenset[int]
     writes_input: bool = False
     """Whether a call of it was seen to write into its arguments."""
@@ -234,16 +337,11 @@ class Models:
 
 def _roots_of(entered: list[torch.nn.Module]) -> list[torch.nn.Module]:
     inside = {id(module) for root in entered for module in root.modules()}
-    alive = list(live_modules())
+    called, alive = set(map(id, entered)), list(live_modules())
     adopted = parts_of(alive)
     # What has a fused kernel carries no hook of ours, so nobody knows whether it was called: its names are good to have.
     known = inside | fast_path_parts(alive)
-    tops = [module for module in alive if id(module) not in adopted and (id(module) in known or _holds(module, entered))]
+    tops = [module for module in alive if id(module) not in adopted and (id(module) in known or called & set(map(id, module.modules())))]
     order = {id(module): place for place, module in enumerate(entered)}
     tops.sort(key=lambda module: order.get(id(unwrapped(module)), len(order)))
     return [*{id(root): root for root in [*map(unwrapped, tops), *entered]}.values()]
-
-
-def _holds(module: torch.nn.Module, parts: list[torch.nn.Module]) -> bool:
-    wanted = {id(part) for part in parts}
-    return any(id(inner) in wanted for inner in module.modules())

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, MappingProxyType
-from typing import Any, Generic
+from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import (
     Attempt,
     CannotReplay,
-    Observer,
-    ObserverT,
     Position,
     Replayed,
     agree,
@@ -28,18 +28,72 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import (
     same_kinds,
 )
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, outside_transforms
-from torchdebug_magics.instruments.nanhunt.rerun.replay_state import ReplayState
-from torchdebug_magics.instruments.nanhunt.rerun.step import Entry, Step
-from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import StepRecorder
-from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, guesses, values_in
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step, StepRecorder
+from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, values_in
 from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import iterators_in
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
-from torchdebug_magics.probing.safety import quiet
+from torchdebug_magics.probing.outside.surroundings import used_by_other_threads
+from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.source.code_owner import frames_above
-from torchdebug_magics.probing.state.kept_state import eager
+from torchdebug_magics.probing.state.contents import Writes, write_into
+from torchdebug_magics.probing.state.kept_state import eager, listening
+from torchdebug_magics.probing.state.snapshot import Snapshot
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.probing.unsent_collectives import LoneRerun, OthersNeeded
+
+
+class ReplayState:
+    """Everything that a replay may change, as it is now; the step's start in its place, and back again.
+
+    `reached`: objects that the replayed code begins from. `before`: torch's random state before the first statement. `guard` notes what
+    could not be put back. No context manager: an interrupt at the edge of one leaves it open, and this must never stay half done.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        before: torch.Tensor | None,
+        leaves: Iterable[torch.Tensor],
+        modules: list[torch.nn.Module],
+        reached: Iterable[object],
+        guard: Guard,
+    ) -> None:
+        self._step, self._before, self._guard = step, before, guard
+        self.alone = LoneRerun()
+        self.alone.refuse(modules)
+        self._leaves = list(leaves)
+        written = [target for state in step.python for target in state.reached]
+        self._kept = Snapshot([*written, *reached, *modules, *self._leaves, *listening()])
+        buffers = (buffer for module in modules for inner in module.modules() for buffer in inner._buffers.values())
+        for tensor in (*buffers, *(tensor for entry in step.entries for tensor, _ in entry.copies)):
+            if tensor is not None and not is_lazy(tensor):
+                self._kept.contents.keep(tensor)
+        self.writes = Writes(self._kept.contents)
+        self._others = used_by_other_threads()
+
+    def start(self) -> None:
+        """All as it was when the step began."""
+        self.alone.start()
+        for leaf in self._leaves:
+            leaf.grad = None
+        for kept in self._step.buffers:
+            kept.put_back()
+        for state in self._step.python:
+            state.put_back(self._guard, self._others)
+        if self._step.entries:
+            self._step.entries[0].random.put_back()
+        if self._before is not None:
+            torch.set_rng_state(self._before)
+        for entry in self._step.entries:
+            for tensor, copy in entry.copies:
+                write_into(tensor, copy)
+
+    def undo(self) -> None:
+        """All as it was when this was made. May be done twice, where an interrupt has ended the first time."""
+        self._kept.put_back(self._guard, self._others)
+        self.alone.put_back()
+
 
 _REPEATED = "it {}, which a replay would repeat: `--anyway` replays it all the same"
 
@@ -48,19 +102,19 @@ class _Enough(BaseException):
     """Ends a replay right after the backward() that is looked into. No `except Exception` of the user's stops it."""
 
 
-class StepRerun(Generic[ObserverT]):
+class StepRerun:
     """Runs one step again. While it runs, `active` is set and the probe hands it every sink call.
 
     `observe` makes what looks at a rerun, a new one each time.
     """
 
-    def __init__(self, recorder: StepRecorder, observe: Callable[[], ObserverT], *, anyway: bool = False) -> None:
+    def __init__(self, recorder: StepRecorder, observe: Callable[[], Trace], *, anyway: bool = False) -> None:
         self.recorder = recorder
         self._anyway = anyway
         self._effects: Effects | None = None
         self._observe = observe
         self._attempt: Attempt | None = None
-        self._replayed: Replayed[ObserverT] | None = None
+        self._replayed: Replayed | None = None
         self._seen = 0
         self._feed: Feed | None = None
         self._part: Slice | None = None
@@ -100,7 +154,7 @@ class StepRerun(Generic[ObserverT]):
         attempt: Attempt,
         wanted: str = "",
         held: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Replayed[ObserverT]:
+    ) -> Replayed:
         """Re-execute the step's own statements, and those that made the variable `wanted`; `CannotReplay` says why not."""
         part = cut(step, sink, wanted, held)
         taken = iterators_in(part.names, part.statements)
@@ -109,11 +163,7 @@ class StepRerun(Generic[ObserverT]):
             raise CannotReplay(msg)
         return self._run(step, attempt, part, lambda: exec(part.code, part.names))  # noqa: S102 - the user's own statements, once more
 
-    def guesses(self, step: Step, sink: tuple[Position, ...], wanted: str) -> Iterator[dict[str, Any]]:
-        """What `held` of `statements` may be."""
-        return guesses(step, sink, wanted, self.recorder.batches.last())
-
-    def modules(self, step: Step, attempt: Attempt) -> Replayed[ObserverT]:
+    def modules(self, step: Step, attempt: Attempt) -> Replayed:
         """Call only the recorded outermost modules again, where the statements cannot be."""
         recorded = [entry for entry in step.entries if entry.recorded]
         if not recorded:
@@ -128,7 +178,7 @@ class StepRerun(Generic[ObserverT]):
         replayed.outputs = tuple(tensors_in(outputs))
         return replayed
 
-    def computation(self, part: Slice, wanted: tuple[str, ...], results_in: Callable[[Any], Iterator[torch.Tensor]]) -> Replayed[ObserverT]:
+    def computation(self, part: Slice, wanted: tuple[str, ...], results_in: Callable[[Any], Iterator[torch.Tensor]]) -> Replayed:
         """Execute statements that take no step again, for the results that they leave in some variables."""
         replayed = self._run(Step(), Attempt((), 1, {}), part, lambda: exec(part.code, part.names))  # noqa: S102 - as above
         replayed.outputs = tuple(tensor for name in wanted for tensor in results_in(part.names.get(name)))
@@ -136,7 +186,7 @@ class StepRerun(Generic[ObserverT]):
         replayed.reproduced = same_kinds(replayed.outputs, tuple(tensor for name in wanted for tensor in results_in(part.made[name])))
         return replayed
 
-    def call(self, run: Callable[[], object], reached: Sequence[object]) -> Replayed[ObserverT]:
+    def call(self, run: Callable[[], object], reached: Sequence[object]) -> Replayed:
         """Call a function of ours that runs code of the user's, which begins from the objects in `reached`."""
         outputs: list[object] = []
         replayed = self._run(Step(), Attempt((), 1, {}), None, lambda: outputs.append(run()), reached)
@@ -175,14 +225,12 @@ class StepRerun(Generic[ObserverT]):
             self._finish(attempt, replayed, result)
         return result
 
-    def _went_the_same_way(self, replayed: Replayed[ObserverT]) -> bool:
+    def _went_the_same_way(self, replayed: Replayed) -> bool:
         """Of a bad loss all bits may agree by chance: one NaN is as another. Then the step's own variables tell."""
         if not any(map(is_bad, replayed.losses)) or self._part is None:
             return True
         names, part = replayed.names, self._part
-        return all(agree(names.get(name), then, same_bits, unknown=True) for name, then in part.made.items()) and all(
-            agree(names.get(name), then, same_kinds, unknown=True) for name, then in part.guessed.items()
-        )
+        return all(agree(names.get(name), then, same_bits, unknown=True) for name, then in part.made.items())
 
     def inner_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """A first derivative that is a part of the loss: its ops belong to forward ops, too."""
@@ -203,7 +251,7 @@ class StepRerun(Generic[ObserverT]):
         raise _Enough
 
     @staticmethod
-    def _finish(attempt: Attempt, replayed: Replayed[ObserverT], result: Any) -> None:
+    def _finish(attempt: Attempt, replayed: Replayed, result: Any) -> None:
         results = result if isinstance(result, (tuple, list)) else ()
         replayed.gradients = {
             **{str(key): leaf.grad for key, leaf in attempt.leaves.items() if leaf.grad is not None},
@@ -212,30 +260,16 @@ class StepRerun(Generic[ObserverT]):
         replayed.finished = True
         raise _Enough
 
-    def _without_effects(self, part: Slice | None, reached: Sequence[object]) -> contextlib.AbstractContextManager[None]:
-        roots: tuple[object, ...] = (*reached, *self.recorder.entered())
-        roots = roots if part is None else (part.code, part.names, *roots)
-        if self._effects is None:
-            self._effects = Effects(self.recorder.guard, sentence=_REPEATED, anyway=self._anyway)
-        return self._effects.trial(*roots)
-
-    @staticmethod
-    def _kept_alone(replayed: Replayed[ObserverT], alone: LoneRerun) -> Replayed[ObserverT]:
-        """The replay with what it did not send; none, where it would have needed an answer."""
-        if alone.collectives.refused:
-            raise CannotReplay(alone.collectives.refused)
-        replayed.exchanges, replayed.averaging = tuple(alone.collectives.exchanges), tuple(alone.wrappers)
-        return replayed
-
-    def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any, reached: Sequence[object] = ()) -> Replayed[ObserverT]:
+    def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any, reached: Sequence[object] = ()) -> Replayed:
         if not all(entry.unchanged() for entry in step.entries):
             msg = "the model writes into its input, which is not what it was any more"
             raise CannotReplay(msg)
         replayed = self._replayed = Replayed(self._observe(), names=part.names if part is not None else {})
         self._attempt, self._part, self._seen = attempt, part, 0
+        self._effects = self._effects or Effects(self.recorder.guard, sentence=_REPEATED, anyway=self._anyway)
         self._feed = Feed(step.entries, part.code if part is not None else None, replayed.observer)
         try:
-            with self._without_effects(part, reached):
+            with self._effects.trial(*(() if part is None else (part.code, part.names)), *reached, *self.recorder.models.entered()):
                 return self._watched(step, attempt, part, run, reached, replayed)
         except Irrevocable as act:
             raise CannotReplay(str(act)) from None
@@ -253,11 +287,11 @@ class StepRerun(Generic[ObserverT]):
         part: Slice | None,
         run: Any,
         reached: Sequence[object],
-        replayed: Replayed[ObserverT],
-    ) -> Replayed[ObserverT]:
+        replayed: Replayed,
+    ) -> Replayed:
         attempt.leaves.update(cut_graphs(part) if part is not None else {})
         before = None if part is None else step.before if step.entries else self.recorder.between
-        entered, guard = self.recorder.entered(), self.recorder.guard
+        entered, guard = self.recorder.models.entered(), self.recorder.guard
         try:
             self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*values_in(part), *reached], guard)
         except OthersNeeded as reason:
@@ -277,13 +311,17 @@ class StepRerun(Generic[ObserverT]):
                 raise
             except Exception as error:  # noqa: BLE001 - the replayed code is the user's: its failure means the replay went another way
                 replayed.problem = f"the replay raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        return self._kept_alone(replayed, self._state.alone)
+        alone = self._state.alone
+        if alone.collectives.refused:  # it would have needed an answer of another rank
+            raise CannotReplay(alone.collectives.refused)
+        replayed.exchanges, replayed.averaging = tuple(alone.collectives.exchanges), tuple(alone.wrappers)
+        return replayed
 
 
 class Feed:
     """Knows the recorded calls by their place: code that makes an argument may call the same model, and that is another call."""
 
-    def __init__(self, entries: list[Entry], code: CodeType | None, observer: Observer) -> None:
+    def __init__(self, entries: list[Entry], code: CodeType | None, observer: Trace) -> None:
         self._entries = entries
         self._code = code
         self._observer = observer
@@ -313,7 +351,7 @@ class Feed:
             return _merged((args, kwargs), (entry.args, entry.kwargs), self._observer)
 
 
-def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any], observer: Observer) -> tuple[Any, Any]:
+def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any], observer: Trace) -> tuple[Any, Any]:
     """The recorded arguments, but for tensors inside the graph, and those that were made again with the same bits.
 
     The first must belong to the graph of the replay; of the others the replay knows how they were made. It also knows that of a tensor

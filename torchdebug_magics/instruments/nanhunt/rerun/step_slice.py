@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from types import CodeType, FrameType, MappingProxyType
 from typing import Any, NoReturn
 
 import torch
 
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay, Position
-from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Drawn, runnable
-from torchdebug_magics.instruments.nanhunt.rerun.step import Step
-from torchdebug_magics.instruments.nanhunt.rerun.step_statements import (
-    began_with,
+from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import (
+    Batches,
+    Drawn,
     drawn_by,
     draws,
-    earlier_values,
     makers,
+    runnable,
     starts,
     written_into,
 )
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Step
 from torchdebug_magics.probing.source.code_owner import local_values, owner
 from torchdebug_magics.probing.source.syntax import (
     bound_names,
@@ -34,7 +34,8 @@ from torchdebug_magics.probing.source.syntax import (
     span_as_written,
     tree_of,
 )
-from torchdebug_magics.probing.source.where import adopt_timed
+from torchdebug_magics.probing.source.where import adopt_timed, location
+from torchdebug_magics.report import Location
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,6 @@ class Slice:
     statements: tuple[ast.stmt, ...]
     made: dict[str, Any]
     """What the variables that the step binds held at its end."""
-    guessed: dict[str, Any] = field(default_factory=dict)
-    """The same of those of which somebody says what they held before."""
 
 
 def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[str, Any] = MappingProxyType({})) -> Slice:
@@ -60,55 +59,41 @@ def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[
     if step.entries:
         start, end = _common(step, sink)
         body, first, last = _statements(start, end)
-        statements, ahead = body[first : last + 1], _ahead(start, body)
-        early = dict(step.live_in.of(start.frame)) if step.live_in is not None else {}
+        statements, (ahead, _) = body[first : last + 1], _ahead(start, body)
+        early = dict(step.live_in.get(id(start.frame), {}))
         asked, graphs, known = {wanted} - {""}, _with_graphs(end, statements) - early.keys(), frozenset(held)
-        made = makers(ahead, asked | graphs, known) or makers(ahead, asked, known)
+        made = makers(ahead, asked | graphs, known)[0] or makers(ahead, asked, known)[0]
         before = [*made, *starts(body[:first], written_into(statements))]
         early.update(held)
     else:
-        end = next((position for position in sink if _replayable(position.frame)), None) or _no_source()
+        files = ((position, position.frame.f_code.co_filename) for position in sink)
+        ends = (position for position, file in files if owner(file) in {"user", "library"} and tree_of(file) is not None)
+        end = next(ends, None) or _no_source()
         before, statements = [], _dependencies(end)
         early = {}
-    return _compiled(end, before, statements, early, held)
+    return _compiled(end, before, statements, early)
 
 
-def guesses(step: Step, sink: tuple[Position, ...], wanted: str, batches: Mapping[int, Any]) -> Iterator[dict[str, Any]]:
-    """For `held` of `cut`: what the variables that `wanted` was made of may have held before they were written over."""
+def overwritten(step: Step, sink: tuple[Position, ...], wanted: str, batches: Batches) -> tuple[list[dict[str, Any]], Location | None]:
+    """Where `wanted` was made of something that it was written over: what that may have been, for `held` of `cut`, and the line."""
     start, end = _common(step, sink)
-    body, _, last = _statements(start, end)
-    ahead, loop = _ahead(start, body), _loop(start, body)
-    gone = began_with(ahead, {wanted})
+    ahead, loop = _ahead(start, _statements(start, end)[0])
+    gone = makers(ahead, {wanted})[1]
     if not gone:
-        return
+        return [], None
     target = drawn_by(ahead, gone) or (loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None)
-    bound_here = bound_names(*ahead, *body[: last + 1])
-    kept = {name: value for name, value in local_values(start.frame).items() if name not in bound_here}
-    yield from earlier_values(gone, target, start.frame, kept, batches)
+    code, line = end.frame.f_code, max((one.lineno for one in ahead if wanted in bound_names(one)), default=0)
+    return [*batches.bound_by(target, gone)] if target is not None else [], location(code.co_filename, line, code.co_name)
 
 
-def _ahead(start: Position, body: list[ast.stmt]) -> list[ast.stmt]:
-    """All statements before the model call, back to the start of the innermost loop, also those before a `with` that holds it."""
-    found: list[ast.stmt] = []
-    for inner, place in _outward(start, body):
-        found = [*inner[:place], *found]
-    return found
-
-
-def _loop(start: Position, body: list[ast.stmt]) -> ast.stmt | None:
-    """The loop around these statements."""
-    lists = _lists(start)
-    outside = len(list(_outward(start, body))) + next(place for place, (inner, _) in enumerate(lists) if inner is body)
-    return lists[outside][0][lists[outside][1]] if outside < len(lists) else None
-
-
-def _outward(start: Position, body: list[ast.stmt]) -> Iterator[tuple[list[ast.stmt], int]]:
-    lists = _lists(start)
-    begun = next(place for place, (inner, _) in enumerate(lists) if inner is body)
-    for place, (inner, holder) in enumerate(lists[begun:], begun):
-        if place > begun and isinstance(inner[holder], (ast.For, ast.AsyncFor, ast.While)):
-            return
-        yield inner, holder
+def _ahead(start: Position, body: list[ast.stmt]) -> tuple[list[ast.stmt], ast.stmt | None]:
+    """All statements before the model call, back to the start of the innermost loop, also those before a `with` that holds it; the loop."""
+    ahead: list[ast.stmt] = []
+    for inner, place in dropwhile(lambda one: one[0] is not body, _lists(start)):
+        if inner is not body and isinstance(inner[place], (ast.For, ast.AsyncFor, ast.While)):
+            return ahead, inner[place]
+        ahead = [*inner[:place], *ahead]
+    return ahead, None
 
 
 def _with_graphs(end: Position, statements: list[ast.stmt]) -> set[str]:
@@ -116,10 +101,6 @@ def _with_graphs(end: Position, statements: list[ast.stmt]) -> set[str]:
     now = {**end.frame.f_globals, **local_values(end.frame)}
     values = ((name, now.get(name)) for name in read_before_bound(statements))
     return {name for name, value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None}
-
-
-def _replayable(frame: FrameType) -> bool:
-    return owner(frame.f_code.co_filename) in {"user", "library"} and tree_of(frame.f_code.co_filename) is not None
 
 
 def _no_source() -> NoReturn:
@@ -192,11 +173,11 @@ def _overwritten(statements: list[ast.stmt]) -> set[str]:
     return bound_names(*statements[:-1] if simple else statements)
 
 
-def _compiled(end: Position, before: list[ast.stmt], step: list[ast.stmt], early: dict[str, Any], guessed: Iterable[str] = ()) -> Slice:
+def _compiled(end: Position, before: list[ast.stmt], step: list[ast.stmt], early: dict[str, Any]) -> Slice:
     now, statements = {**end.frame.f_globals, **local_values(end.frame)}, [*before, *step]
     code, given = runnable(statements, end.frame, end.line, Drawn(statements, now, end.line))
     made = {name: now[name] for name in bound_names(*step) & now.keys()}
-    return Slice(code, {**now, **early, **given}, tuple(statements), made, {name: now[name] for name in guessed if name in now})
+    return Slice(code, {**now, **early, **given}, tuple(statements), made)
 
 
 def values_in(part: Slice | None) -> list[object]:

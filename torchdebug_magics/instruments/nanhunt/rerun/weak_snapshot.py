@@ -25,7 +25,7 @@ from torchdebug_magics.probing.state.kinds import ABSENT, CONTAINERS, DICT, GONE
 from torchdebug_magics.probing.state.snapshot import Bound, Faces, reachable, write_back
 from torchdebug_magics.probing.state.states import STATES, is_generator, of_numpy, ways_of
 
-Place: TypeAlias = Names | CellType
+Namespace: TypeAlias = Names | CellType
 _EACH_STEP = Bound(objects=10_000, bytes=16 << 10, levels=12)
 """Little is kept at each step: the log of a long run would cost more than it is worth."""
 _PLAIN = frozenset({*CONTAINERS.values(), *STATES.values(), CELL, NAMES})
@@ -39,7 +39,7 @@ class _Held:
     identity: int
     type: type
     faces: Faces
-    pointer: Callable[[], Any]
+    pointer: Callable[[], Any] = lambda: None
     """Gives the object; None where it is no more, or was not to be held."""
     holders: list[_Held] = field(default_factory=list)
 
@@ -47,11 +47,11 @@ class _Held:
 class WeakSnapshot:
     """What stood in some places at one moment, and what it held."""
 
-    def __init__(self, places: Iterable[Place], bound: Bound = _EACH_STEP) -> None:
+    def __init__(self, places: Iterable[Namespace], bound: Bound = _EACH_STEP) -> None:
         self._places = list(places)
-        found = _plain_in(self._places, bound)
-        self._held = {id(value): _Held(id(value), type(value), faces, _nothing) for value, faces in found}
-        values = {id(value): value for value, _ in found}
+        plain = _plain_in(self._places, bound)
+        self._held = {id(value): _Held(id(value), type(value), faces) for value, faces in plain}
+        values = {id(value): value for value, _ in plain}
         for held in list(self._held.values()):
             for _, parts in held.faces:
                 for place, part in enumerate(parts):
@@ -59,13 +59,13 @@ class WeakSnapshot:
         mine = set(map(id, self._places))
         weak = _with_holders([held for held in self._held.values() if not held.faces]) - mine
         for held in self._held.values():
-            held.pointer = (_weakly if held.identity in weak else _strongly)(values[held.identity])
+            held.pointer = _pointer(values[held.identity], weak=held.identity in weak)
             held.holders.clear()  # else all would hold each other, and what they hold, until the next collection
 
     def _hold(self, part: object, holder: _Held, values: dict[int, Any]) -> Any:
         if is_leaf(part):
             return part
-        held = self._held.setdefault(id(part), _Held(id(part), type(part), [], _nothing))
+        held = self._held.setdefault(id(part), _Held(id(part), type(part), []))
         held.holders.append(holder)
         values[id(part)] = part
         return held
@@ -92,7 +92,7 @@ class WeakSnapshot:
 class _Now:
     """The objects of a snapshot, in the present: held, found again, or made anew."""
 
-    def __init__(self, places: list[Place]) -> None:
+    def __init__(self, places: list[Namespace]) -> None:
         self._places = places
         self._reachable: dict[int, Any] | None = None
         self._known: dict[int, Any] = {}
@@ -111,29 +111,27 @@ class _Now:
     def _find(self, held: _Held) -> Any:
         """What is reachable now and was known by the same id: no other list can be told to be that list."""
         if self._reachable is None:
-            found = _plain_in(self._places, Bound())
-            self._reachable = {id(value): value for value, _ in found}
-            self._reachable.update((id(part), part) for _, faces in found for _, parts in faces for part in parts)
+            plain = _plain_in(self._places, Bound())
+            self._reachable = {id(value): value for value, _ in plain}
+            self._reachable.update((id(part), part) for _, faces in plain for _, parts in faces for part in parts)
         value = self._reachable.get(held.identity, GONE)
-        if type(value) is not held.type or (issubclass(held.type, tuple) and not self._is_still(value, held)):
+        if type(value) is not held.type:
             return GONE
-        return value
-
-    def _is_still(self, found: Any, held: _Held) -> bool:
-        return all(same([*tuple.__iter__(found)], self.values(parts)) for _, parts in held.faces[:1])
+        stands: Any = value
+        parts = [self.values(parts) for _, parts in held.faces[:1]]
+        other = issubclass(held.type, tuple) and not all(same([*tuple.__iter__(stands)], part) for part in parts)
+        return GONE if other else value
 
     def _make(self, held: _Held) -> None:
-        """A tuple like the one that is no more; a list or a dict is made empty, to be filled as any other."""
+        """A tuple like the one that is no more."""
         values = self.values(held.faces[0][1]) if len(held.faces) == 1 else [GONE]
         if any(value is GONE for value in values):
             return
         if issubclass(held.type, tuple):
             self._known[held.identity] = tuple.__new__(held.type, values)
-        elif held.type is list or held.type is dict:
-            self._known[held.identity] = held.type()
 
 
-def _plain_in(places: Iterable[Place], bound: Bound) -> list[tuple[Any, Faces]]:
+def _plain_in(places: Iterable[Namespace], bound: Bound) -> list[tuple[Any, Faces]]:
     return reachable(places, lambda value: [] if is_leaf(value) else plain_ways_of(value), bound, whole=True)
 
 
@@ -149,19 +147,11 @@ def _with_holders(start: list[_Held]) -> set[int]:
     return found
 
 
-def _nothing() -> None:
-    return None
-
-
-def _strongly(value: object) -> Callable[[], Any]:
-    return lambda: value
-
-
-def _weakly(value: object) -> Callable[[], Any]:
+def _pointer(value: object, *, weak: bool) -> Callable[[], Any]:
     try:
-        return weakref.ref(value)
+        return weakref.ref(value) if weak else lambda: value
     except TypeError:
-        return _nothing
+        return lambda: None
 
 
 def is_leaf(value: Any) -> bool:
@@ -200,8 +190,8 @@ def _has_plain_attributes(value: object) -> bool:
         return False
     whose = _whose(kind)
     if whose == "library":
-        held = attributes_of(value)
-        return held is not None and all(map(is_leaf, held.values()))
+        attributes = attributes_of(value)
+        return attributes is not None and all(map(is_leaf, attributes.values()))
     return whose == "user" and (attributes_of(value) is not None or bool(members_of(kind)))
 
 
@@ -217,7 +207,7 @@ def _whose(kind: type) -> str:
 
 # Which names are written is read from the bytecode, once a function, so that taking the state costs next to nothing for code that keeps
 # none.
-def places_of(modules: Iterable[torch.nn.Module], callers: Iterable[FrameType] = ()) -> list[Place]:
+def places_of(modules: Iterable[torch.nn.Module], callers: Iterable[FrameType] = ()) -> list[Namespace]:
     """The places that forwards of `modules`, and functions named in the code of `callers`, may write, as far as their code shows.
 
     With the generators of random numbers that `callers` name: who draws from one writes it.
@@ -285,7 +275,7 @@ class _Found:
                 held = attributes_of(value) or {}
                 self.add(held, writes.attributes & held.keys())
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[Namespace]:
         named = [Names(owner, frozenset(self._names[key])) for key, owner in self._owners.items() if self._names[key]]
         return [*named, *self._cells.values()]
 

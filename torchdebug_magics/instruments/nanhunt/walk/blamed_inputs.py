@@ -176,7 +176,7 @@ def reached(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int | None, 
 def _gives_all_on(op: Op, tensor: torch.Tensor) -> bool:
     """Whether it only gives all of a tensor another shape or order: the usual case, and then nothing is asked."""
     is_view = bool(getattr(op.func, "is_view", False)) and op.name != "as_strided"
-    return is_view and sum(one.numel() for one in op.outputs) == tensor.numel()
+    return is_view and sum(output.numel() for output in op.outputs) == tensor.numel()
 
 
 def _shrink(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -283,7 +283,7 @@ def run_again(op: Op, stand_in: Callable[[torch.Tensor], torch.Tensor], *, witho
     finally:
         if state is not None:
             state.put_back()
-    return outputs + [tensor for tensor in written if not any(tensor is one for one in outputs)]
+    return outputs + [tensor for tensor in written if not any(tensor is output for output in outputs)]
 
 
 def place_of(op: Op, output: torch.Tensor) -> int | None:

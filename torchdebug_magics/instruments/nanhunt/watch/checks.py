@@ -4,36 +4,152 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import name_nearby
-from torchdebug_magics.instruments.nanhunt.replay.bad_step import Inquiry, Outcome
-from torchdebug_magics.instruments.nanhunt.replay.conclusion import bare
-from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
-from torchdebug_magics.instruments.nanhunt.report import Sink
+from torchdebug_magics.instruments.nanhunt.replay.conclusion import Inquiry, Outcome, bare
+from torchdebug_magics.instruments.nanhunt.replay.investigate import Computed, Investigator
+from torchdebug_magics.instruments.nanhunt.report import LayerRow, LiveNan, NanFinding, NanReport, Sink, headline, sentence
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import frame_chain
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, end_deferred
-from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
-from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import StepRecorder
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, StepRecorder
 from torchdebug_magics.instruments.nanhunt.watch import update_checks as updates
-from torchdebug_magics.instruments.nanhunt.watch.computing_cells import Computed
-from torchdebug_magics.instruments.nanhunt.watch.findings_tally import Tally
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import Overflows, skips
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning, Leaves, site, survey
 from torchdebug_magics.instruments.nanhunt.watch.update_checks import Undos
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.where import user_frame
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
+from torchdebug_magics.probing.this_rank import world_size
 
 _CONTEXT_HISTORY = 100
 _HARMLESS_ENOUGH = 3
+_MOST_HISTORY = 10_000
+_LIVE_HISTORY = 60
+
+
+class Tally:
+    """Counts, history and findings; frozen into a report at the end, copied into a snapshot for the live view."""
+
+    def __init__(self, most_findings: int) -> None:
+        self.steps = self.backwards = self.forwards = self.meant = self.overflows = 0
+        self.history: deque[float] = deque(maxlen=_MOST_HISTORY)
+        self.losses: deque[float] = deque(maxlen=_MOST_HISTORY)
+        self.bad: dict[str, torch.Tensor] = {}
+        self.phase = "watching"
+        self.raised = ""
+        self._most = most_findings
+        self._findings: list[NanFinding] = []
+        self._taken = 0
+        """Findings with those that are the same as an earlier one: each of them costs a replay."""
+        self._poisoned = False
+        self._layers: tuple[LayerRow, ...] = ()
+        self._layers_step: int | None = None
+        self._reproduced: bool | None = None
+        self._way = ""
+        self._started_s = time.perf_counter()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is nothing more to find: enough was found, or an earlier finding has poisoned the weights."""
+        return self._poisoned or self._taken >= self._most
+
+    @property
+    def has_findings(self) -> bool:
+        """Whether anything was found."""
+        return bool(self._findings)
+
+    @property
+    def last_peak(self) -> float:
+        """The largest magnitude at the last backward(); infinite before the first one, of which nothing is known."""
+        return next(reversed(self.history), math.inf)
+
+    def checked(self, loss: float, peak: float) -> None:
+        """One backward() was looked at."""
+        self.losses.append(loss)
+        self.history.append(peak)
+
+    def show_layers(self, rows: tuple[LayerRow, ...]) -> None:
+        """The layer table of the present step."""
+        if rows:
+            self._layers, self._layers_step = rows, self.steps
+
+    def add(self, outcome: Outcome) -> Outcome | None:
+        """Take a finding in, unless it follows from an earlier one; the outcome if it was taken."""
+        finding = outcome.finding
+        if finding is None:
+            return None
+        if self._findings and finding.phase in {"parameter", "optimizer"}:
+            self._poisoned = True
+            return None
+        if not self._findings:
+            self._reproduced, self._way, self.bad = outcome.reproduced, outcome.way, outcome.bad
+            self.show_layers(outcome.layers)
+        self._taken += 1
+        for at, known in enumerate(self._findings):
+            if _same(known, finding):
+                self._findings[at] = replace(known, again=(*known.again, finding.step))
+                return outcome
+        self._findings.append(finding)
+        return outcome
+
+    def _as_left(self, finding: NanFinding) -> NanFinding:
+        """A finding with the state of the weights at the end: where the cell went on, it may have updated them."""
+        if finding.weights != "weights untouched" or self.steps <= finding.step:
+            return finding
+        return replace(finding, weights="weights poisoned" if self._poisoned else "weights updated since")
+
+    def report(self, problems: list[str]) -> NanReport:
+        """Everything, frozen."""
+        if self._poisoned:
+            problems = [*problems, "the weights are non-finite since the last finding: later steps were not investigated"]
+        findings = tuple(map(self._as_left, self._findings))
+        report = NanReport(
+            problems=tuple(problems),
+            findings=findings,
+            steps_count=self.steps,
+            backward_count=self.backwards,
+            forward_count=self.forwards,
+            meant_count=self.meant,
+            overflow_steps_count=self.overflows,
+            history=tuple(self.history),
+            losses=tuple(self.losses),
+            layers=self._layers,
+            layers_step=self._layers_step,
+            reproduced=self._reproduced,
+            raised="" if self._findings else self.raised,
+            replay=self._way,
+        )
+        return replace(report, sentence=sentence(report), headline=headline(report))
+
+    def live(self) -> LiveNan:
+        """For the live view; any thread may ask."""
+        elapsed_s = time.perf_counter() - self._started_s
+        losses, history = self.losses, self.history
+        return LiveNan(
+            steps_count=self.steps,
+            backward_count=self.backwards,
+            overflow_steps_count=self.overflows,
+            loss=losses[-1] if losses else None,
+            history=tuple(history[place] for place in range(-min(len(history), _LIVE_HISTORY), 0)),
+            steps_per_s=self.backwards / elapsed_s if self.backwards and elapsed_s > 0 else None,
+            phase=self.phase,
+        )
+
+
+def _same(one: NanFinding, other: NanFinding) -> bool:
+    """Whether two findings of different steps differ in nothing that a user would change."""
+    return all(getattr(one, name) == getattr(other, name) for name in ("phase", "kind", "op", "module", "location", "tensor", "diagnosis"))
 
 
 class Checks:
@@ -59,7 +175,8 @@ class Checks:
         self._undos = Undos()
         self._computed: Computed | None = None
         self._beginning = Beginning()
-        self.output = ModelOutputs(tally, recorder, investigator, guard, self._context).look
+        self._harmless: dict[int, int] = {}
+        """How often the bad outputs of a module, by its id, were looked into."""
         self.is_half_updated = False
         """Whether the backward() that runs now has seen an update."""
         self._explained: set[int] = set()
@@ -70,9 +187,10 @@ class Checks:
     def before_backward(self) -> None:
         """Only after bad gradients: are they still there? Then what follows adds to them, and is the same step where a scaler skips it."""
         were_bad = not math.isfinite(self._tally.last_peak)
-        entered = self._recorder.entered() if were_bad or self._overflows.run else []
+        entered = self._recorder.models.entered() if were_bad or self._overflows.run else []
         self._overflows.look_before(entered)
-        self._were_bad = were_bad and updates.hold_bad_gradients(entered)
+        gradients = (parameter.grad for model in entered for parameter in model.parameters() if parameter.grad is not None)
+        self._were_bad = were_bad and not math.isfinite(largest(gradients))
 
     def backward(self, tensors: tuple[torch.Tensor, ...], result: Any, *, keeps: bool) -> Outcome | None:
         """One reduction over the loss and all gradients, right after they were computed."""
@@ -112,22 +230,24 @@ class Checks:
 
         In the middle of a backward pass: what that began from, and the frame that it runs in.
         """
-        held = updates.gradients_of(optimizer)
-        if any(id(gradient) in self._explained for _, gradient in held):
+        gradients = updates.gradients_of(optimizer)
+        if any(id(gradient) in self._explained for _, gradient in gradients):
             return None  # clipping, or an average over ranks, only spreads what the last backward() left
         overflowed = bool(self._overflows.run)
-        unseen = overflowed or (updates.averages_by_hand(self._recorder.entered()) and math.isfinite(self._tally.last_peak))
-        changed = [gradient for _, gradient in held if unseen or self._versions.get(id(gradient)) != gradient._version]
+        # Collectives of the user's may have written the gradients: a tensor's version tells nothing of them.
+        by_hand = world_size() > 1 and not any(isinstance(model, DistributedDataParallel) for model in self._recorder.models.entered())
+        unseen = overflowed or (by_hand and math.isfinite(self._tally.last_peak))
+        changed = [gradient for _, gradient in gradients if unseen or self._versions.get(id(gradient)) != gradient._version]
         if not changed or self._tally.is_full or math.isfinite(survey((), changed)[1]) or skips(optimizer):
             return None
-        leaves = {**(self._recorder.parameters() if inside is not None else {}), **{id(one): one for one, _ in held}}
+        leaves = {**(self._recorder.parameters() if inside is not None else {}), **{id(one): one for one, _ in gradients}}
         inquiry = Inquiry(differentiated or self._last_loss, leaves, frame_chain(inside or sys._getframe(1)), self._context())
         with end_deferred():
             outcome = self._guard.run(
                 "the replay up to the update", self._investigator.update, self._recorder.step, inquiry, inside=inside is not None
             )
         if outcome is None:
-            parameter, gradient = next((pair for pair in held if kind_of(pair[1])), held[0])
+            parameter, gradient = next((pair for pair in gradients if kind_of(pair[1])), gradients[0])
             finding = updates.bad_gradient(
                 self._name(parameter), gradient, self._context(), overflowed=overflowed, computed=id(gradient) in self._versions
             )
@@ -138,6 +258,29 @@ class Checks:
             self._overflows.applied()
             self._tally.overflows = self._overflows.total
         return self._tally.add(outcome)
+
+    def output(self, entry: Entry, output: Any, *, inside: bool) -> Outcome | None:
+        """The output of an outermost module call; learns which modules return infinities on purpose."""
+        step, tensors = self._recorder.step, list(tensors_in(output))
+        if inside or any(tensor.requires_grad for tensor in tensors):
+            step.grows_graph = True
+            return None
+        self._tally.forwards += 1
+        outcome = None
+        if not self._tally.is_full and not math.isfinite(largest(tensors)) and not self._is_harmless(entry):
+            outcome = self._tally.add(self._investigator.output(step, entry, tensors, self._context()))
+            self._tally.meant += outcome is None
+        if not step.grows_graph:
+            step.clear()
+        return outcome
+
+    def _is_harmless(self, entry: Entry) -> bool:
+        """Whether this module's bad outputs were looked into and found to be meant, three times over."""
+        count = self._harmless.get(id(entry.module), 0)
+        self._harmless[id(entry.module)] = count + 1
+        if count == _HARMLESS_ENOUGH:
+            self._guard.note("a model returns intentional infinities (such as a mask): its outputs are no longer checked")
+        return count >= _HARMLESS_ENOUGH
 
     def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """Copies what an update may spoil."""
@@ -188,14 +331,14 @@ class Checks:
             self._guard.run("the check of the last update", self._look_at_parameters, optimizer)
 
     def _look_at_parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
-        held = updates.parameters_of(optimizer)
-        if not held or self._tally.is_full or self._tally.has_findings:
+        parameters = [parameter for parameter, _ in updates.gradients_of(optimizer)]
+        if not parameters or self._tally.is_full or self._tally.has_findings:
             return None
-        parameter = updates.first_bad([one for one in held if id(one) not in self._recorder.models.bad_from_start()])
+        parameter = updates.first_bad([one for one in parameters if id(one) not in self._recorder.models.bad_from_start()])
         if parameter is None:
             return None
         undo = self._undos.outermost()
-        before = undo.before if undo is not None and undo.optimizer is optimizer else updates.nothing_known
+        before = undo.before if undo is not None and undo.optimizer is optimizer else lambda _: None
         finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context(), before)
         bad = Outcome(finding, {"output": parameter.detach().clone()})
         outcome = self._tally.add(bad if undo is None else undo.weighed(bad, "weights poisoned"))
@@ -238,8 +381,8 @@ class Checks:
 
     def _undo(self, leaves: dict[int, torch.Tensor]) -> None:
         """The cell stops here: all as it was before the bad step, and no bad gradient left to be applied."""
-        for buffers in self._recorder.step.buffers:
-            buffers.put_back()
+        for buffer in self._recorder.step.buffers:
+            buffer.put_back()
         undo = self._undos.outermost()
         if undo is not None:
             undo.put_back()
@@ -251,7 +394,7 @@ class Checks:
         return Context(
             step=self._tally.steps,
             backward=self._tally.backwards,
-            roots=tuple(self._recorder.roots()),
+            roots=tuple(self._recorder.models.roots()),
             entries=tuple(self._recorder.step.entries),
             history=tuple(self._tally.history)[-_CONTEXT_HISTORY:],
             losses=tuple(self._tally.losses)[-_CONTEXT_HISTORY:],
@@ -260,42 +403,5 @@ class Checks:
         )
 
     def _name(self, parameter: torch.Tensor) -> str:
-        names = (name for root in self._recorder.roots() for name, one in root.named_parameters() if one is parameter)
+        names = (name for root in self._recorder.models.roots() for name, one in root.named_parameters() if one is parameter)
         return next(names, None) or name_nearby(parameter, sys._getframe(1))
-
-
-class ModelOutputs:
-    """Looks at the output of each outermost module call, and learns which modules return infinities on purpose."""
-
-    def __init__(
-        self, tally: Tally, recorder: StepRecorder, investigator: Investigator, guard: Guard, context: Callable[[], Context]
-    ) -> None:
-        self._tally = tally
-        self._recorder = recorder
-        self._investigator = investigator
-        self._guard = guard
-        self._context = context
-        self._harmless: dict[int, int] = {}
-
-    def look(self, entry: Entry, output: Any, *, inside: bool) -> Outcome | None:
-        """The outcome, where it is new."""
-        step, tensors = self._recorder.step, list(tensors_in(output))
-        if inside or any(tensor.requires_grad for tensor in tensors):
-            step.grows_graph = True
-            return None
-        self._tally.forwards += 1
-        outcome = None
-        if not self._tally.is_full and not math.isfinite(largest(tensors)) and not self._is_harmless(entry):
-            outcome = self._tally.add(self._investigator.output(step, entry, tensors, self._context()))
-            self._tally.meant += outcome is None
-        if not step.grows_graph:
-            step.clear()
-        return outcome
-
-    def _is_harmless(self, entry: Entry) -> bool:
-        """Whether this module's bad outputs were looked into and found to be meant, three times over."""
-        count = self._harmless.get(id(entry.module), 0)
-        self._harmless[id(entry.module)] = count + 1
-        if count == _HARMLESS_ENOUGH:
-            self._guard.note("a model returns intentional infinities (such as a mask): its outputs are no longer checked")
-        return count >= _HARMLESS_ENOUGH

@@ -36,7 +36,7 @@ class Overflows:
         """Right before a backward()."""
         self._counted.clear()
         for model in models if self.run else ():
-            parameters = [one for one in model.parameters() if one.grad is not None]
+            parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
             if not math.isfinite(largest(one.grad for one in parameters if one.grad is not None)):
                 self._counted.update(map(id, parameters))
 
@@ -80,15 +80,11 @@ def at_scale_one(scalers: Iterable[Any]) -> Iterator[list[Any]]:
     used: list[Any] = []
     with contextlib.ExitStack() as stack:
         for scaler in scalers:
-            stack.callback(_put_back, scaler, dict(vars(scaler)))
+            stack.callback(vars(scaler).update, dict(vars(scaler)))
+            stack.callback(vars(scaler).clear)
             scaler.scale = _Noted(scaler, used)
             scaler._scale = torch.ones_like(scaler._scale)
         yield used
-
-
-def _put_back(scaler: Any, before: dict[str, Any]) -> None:
-    vars(scaler).clear()
-    vars(scaler).update(before)
 
 
 class _Noted:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterable, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, MutableMapping, MutableSequence, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked
-from torchdebug_magics.instruments.nanhunt.replay.bad_step import Outcome
+from torchdebug_magics.instruments.nanhunt.replay.conclusion import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.buffers import Buffers
+from torchdebug_magics.instruments.nanhunt.rerun.buffers import Held
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
 from torchdebug_magics.probing.modules import ModuleCalls
@@ -29,8 +28,8 @@ from torchdebug_magics.probing.source.code_owner import frames_above
 from torchdebug_magics.probing.source.where import excerpt, location
 from torchdebug_magics.probing.state.contents import Writes
 from torchdebug_magics.probing.state.snapshot import Snapshot
-from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, largest
-from torchdebug_magics.probing.this_rank import rank, world_size
+from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of
+from torchdebug_magics.probing.this_rank import rank
 from torchdebug_magics.probing.unsent_collectives import UnsentCollectives
 from torchdebug_magics.report import Location
 
@@ -47,21 +46,6 @@ _MOST_BYTES = 1 << 28
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(parameter, gradient) of all that the next update will change."""
     return [(one, gradient) for group in optimizer.param_groups for one in group["params"] if (gradient := one.grad) is not None]
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What an update has changed."""
-    return [parameter for parameter, _ in gradients_of(optimizer)]
-
-
-def averages_by_hand(models: Iterable[torch.nn.Module]) -> bool:
-    """Whether collectives of the user's may have written the gradients: a tensor's version tells nothing of them."""
-    return world_size() > 1 and not any(isinstance(model, DistributedDataParallel) for model in models)
-
-
-def hold_bad_gradients(models: Iterable[torch.nn.Module]) -> bool:
-    """Whether a parameter of these has one now."""
-    return not math.isfinite(largest(one.grad for model in models for one in model.parameters() if one.grad is not None))
 
 
 def is_risky(optimizer: torch.optim.Optimizer, peak: float) -> bool:
@@ -155,13 +139,9 @@ def _at_update(value: torch.Tensor, name: str, place: Location | None, context: 
     )
 
 
-def nothing_known(_value: object) -> None:
-    """Of an update that was not copied before it began."""
-
-
 def first_bad(parameters: list[torch.Tensor]) -> torch.Tensor | None:
     """The first non-finite one; None, with one synchronisation, where all are finite."""
-    return None if math.isfinite(survey((), parameters)[1]) else next((one for one in parameters if kind_of(one)), None)
+    return None if math.isfinite(survey((), parameters)[1]) else next((parameter for parameter in parameters if kind_of(parameter)), None)
 
 
 def group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any] | None:
@@ -256,11 +236,11 @@ class Undo:
         tensors: dict[int, torch.Tensor] = {}
         for root in (optimizer.state, *optimizer.param_groups):
             self._collect(root, tensors)
-        self._versions = [(one, _version(one)) for one in tensors.values()]
+        self._versions = [(tensor, _version(tensor)) for tensor in tensors.values()]
         self.has_copies = copies and sum(one.nbytes for one in tensors.values()) <= _MOST_BYTES
         self._copies = [(one, one.detach().clone()) for one in tensors.values()] if self.has_copies else []
 
-        self.buffers: tuple[Buffers, ...] = ()
+        self.buffers: tuple[Held, ...] = ()
         """Of the models, as they were before the step; where closures make the gradients, before the first of them."""
 
     def _collect(self, value: Any, tensors: dict[int, torch.Tensor]) -> None:
@@ -287,18 +267,15 @@ class Undo:
         pairs = self._copies if isinstance(value, torch.Tensor) else self._containers if self.has_copies else ()
         return next((held for one, held in pairs if one is value), None)
 
-    def _spoilt(self) -> torch.Tensor | None:
-        """The first parameter that is bad now, and was not."""
-        mine = {id(one) for group in self.optimizer.param_groups for one in group["params"]}
-        return next((one for one, before in self._copies if id(one) in mine and is_bad(one) and not is_bad(before)), None)
-
     def told(self, outcome: Outcome, context: Context, name: Callable[[torch.Tensor], str]) -> Outcome:
         """What was found in a closure that this update calls: with what is true of the weights, and of a parameter that it has spoilt."""
         finding = outcome.finding
         if finding is None or not self.is_written():
             return outcome
-        parameter = self._spoilt() if finding.phase in {"parameter", "optimizer"} else None
-        if parameter is not None:
+        mine = {id(one) for group in self.optimizer.param_groups for one in group["params"]}
+        spoilt = [one for one, before in self._copies if id(one) in mine and is_bad(one) and not is_bad(before)]
+        if spoilt and finding.phase in {"parameter", "optimizer"}:
+            parameter = spoilt[0]
             outcome = Outcome(
                 bad_parameter(self.optimizer, parameter, name(parameter), context, self.before), {"output": parameter.detach().clone()}
             )
@@ -315,8 +292,8 @@ class Undo:
         """Everything as it was, in the tensors and containers that held it."""
         if not self.has_copies:
             return
-        for buffers in self.buffers:
-            buffers.put_back()
+        for buffer in self.buffers:
+            buffer.put_back()
         with torch.no_grad():
             for tensor, before in self._copies:
                 tensor.copy_(before)
@@ -331,12 +308,12 @@ class Undos:
     def __init__(self) -> None:
         self._begun: list[Undo] = []
 
-    def begin(self, optimizer: torch.optim.Optimizer, buffers: Sequence[Buffers], *, copies: bool) -> None:
+    def begin(self, optimizer: torch.optim.Optimizer, buffers: Sequence[Held], *, copies: bool) -> None:
         """An update of which a copy is worth while."""
         self._begun = [*(one for one in self._begun if one.is_running()), Undo(optimizer, copies=copies)]
         self.saw(buffers)
 
-    def saw(self, buffers: Sequence[Buffers]) -> None:
+    def saw(self, buffers: Sequence[Held]) -> None:
         """The buffers at the start of the last step; those of the first one count, as each call of a closure is one."""
         undo = self.outermost()
         if undo is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import pairwise, takewhile
 from typing import Any
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from torchdebug_magics.format import listed, number, plural
-from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence, itself, replaced
-from torchdebug_magics.instruments.overfit.training.change import Change, Undo
-from torchdebug_magics.instruments.overfit.training.observed_step import Cut
+from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import TrainingEvidence, each, itself, replaced
+from torchdebug_magics.instruments.overfit.training.change import TrainingChange, Undo
+from torchdebug_magics.instruments.overfit.training.observed_step import CutGraph
 from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.source.code_owner import frames_above
 from torchdebug_magics.probing.steps import parameters_of
@@ -28,13 +28,13 @@ _UNDONE = frozenset({"detach", "data", "round", "floor", "ceil", "trunc"})
 """Ops that a trial can skip by passing the value on."""
 
 
-def suspects(seen: Evidence) -> Iterator[Change]:
+def suspects(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields changes for an optimizer that never steps, cut graphs, parameters without an optimizer, and gradients of earlier steps."""
     yield from _never_steps(seen)
     yield from _cut_graph(seen)
     yield from _unregistered(seen)
     if names := seen.base.not_updated:
-        yield Change(
+        yield TrainingChange(
             suspect="stale_optimizer",
             text=f"{plural(len(names), 'parameter')} added to the optimizer",
             headline=f"The optimizer does not hold {_counted(names)}: {_shown(names)} {'is' if len(names) == 1 else 'are'} never updated",
@@ -43,15 +43,15 @@ def suspects(seen: Evidence) -> Iterator[Change]:
             on_update=_adding(seen, _named(names)),
         )
     if seen.base.accumulates:
-        yield Change(
+        yield TrainingChange(
             suspect="zero_grad_missing",
             text="gradients zeroed before each step",
             headline="Gradients accumulate over the steps: zero_grad() is missing",
             fix=f"call `{seen.optimizer}.zero_grad()` before `loss.backward()`",
-            on_first_backward=_zero,
+            on_update=lambda optimizer: optimizer.zero_grad,
         )
     if seen.base.is_zeroed:
-        yield Change(
+        yield TrainingChange(
             suspect="zero_grad_missing",
             text="gradients kept until the update",
             headline="zero_grad() runs between backward() and step(): the update finds no gradients",
@@ -60,17 +60,12 @@ def suspects(seen: Evidence) -> Iterator[Change]:
         )
 
 
-def _zero(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    for parameter in parameters.values():
-        parameter.grad = None
-
-
-def _never_steps(seen: Evidence) -> Iterator[Change]:
+def _never_steps(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     own = {id(parameter) for parameter in seen.base.named_parameters().values()}
     idle = (one for one in seen.optimizers if not own.isdisjoint(map(id, parameters_of(one))))
     optimizer = None if seen.base.optimizers or seen.base.error is not None else next(idle, None)
     if optimizer is not None:
-        yield Change(
+        yield TrainingChange(
             suspect=None,
             text="optimizer.step() at the end of each step",
             headline="The optimizer never steps: no parameter changes",
@@ -79,12 +74,12 @@ def _never_steps(seen: Evidence) -> Iterator[Change]:
         )
 
 
-def _cut_graph(seen: Evidence) -> Iterator[Change]:
-    lost = {id(one): name for name, one in seen.base.named_parameters().items() if name in seen.base.without_gradient}
-    first = seen.base.first
+def _cut_graph(seen: TrainingEvidence) -> Iterator[TrainingChange]:
+    untouched = {name: one for name, one in seen.base.facts.items() if one.parameter.requires_grad and not one.gradient}
+    lost, first = {id(one.parameter): name for name, one in untouched.items()}, seen.base.first
     relevant = [first.cuts[place] for place in sorted(first.lost) if first.cuts[place].sources & lost.keys()]
     if not relevant:  # the loss was made anew of plain numbers
-        unreached = seen.base.unconnected & lost.keys()
+        unreached = {id(one.parameter) for one in untouched.values() if one.gradient is None}
         relevant = [cut for cut in first.cuts[: first.before_backward] if cut.sources & unreached]
     if not relevant:
         return
@@ -98,7 +93,7 @@ def _cut_graph(seen: Evidence) -> Iterator[Change]:
         what, fix = "torch.no_grad()", "run this line outside `torch.no_grad()`"
     elif cut.name in _UNDONE:
         fix = f"remove `{written}` from {cut.location}"
-    yield Change(
+    yield TrainingChange(
         suspect="cut_graph",
         text=f"connected{where}",
         headline=f"{what}{where} cuts the graph: no gradient reaches {_shown(names)}",
@@ -110,7 +105,7 @@ def _cut_graph(seen: Evidence) -> Iterator[Change]:
     )
 
 
-def _connected(cut: Cut) -> Any:
+def _connected(cut: CutGraph) -> Any:
     """The value itself for what detaches it; gradients switched on for what runs without them."""
     if not cut.no_grad:
         return replaced(cut.name, cut.location, itself) if cut.name in _UNDONE else None
@@ -125,12 +120,13 @@ def _connected(cut: Cut) -> Any:
     return call
 
 
-def _unregistered(seen: Evidence) -> Iterator[Change]:
+def _unregistered(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields modules that are not registered, such as those in a plain list."""
-    inside, held = seen.base.first.unregistered, seen.base.held
+    inside = seen.base.first.unregistered
+    held = {id(parameter) for optimizer in seen.base.optimizers for parameter in parameters_of(optimizer)}
     if not any(id(one) not in held and one.requires_grad for one in _own_parameters(seen.base)):
         return
-    yield Change(
+    yield TrainingChange(
         suspect="stale_optimizer",
         text=f"{plural(len(inside), 'module')} added to the optimizer",
         headline=f"{plural(len(inside), 'module')} not registered as submodules: the optimizer does not hold the parameters of "
@@ -144,34 +140,25 @@ def _own_parameters(training: Training) -> list[torch.nn.Parameter]:
     return [parameter for module in training.first.unregistered.values() for parameter in module.parameters(recurse=False)]
 
 
-def frozen(seen: Evidence) -> Iterator[Change]:
+def frozen(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Parameters that are not trained, perhaps on purpose."""
-    names = seen.base.frozen
+    names = tuple(name for name, one in seen.base.facts.items() if not one.parameter.requires_grad)
     if not names:
         return
-
-    def unfreeze(_modules: Mapping[str, torch.nn.Module], parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        for name in names:
-            if name in parameters:
-                parameters[name].requires_grad_()
-
     parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
     module = ".".join(same[0] for same in takewhile(lambda same: len(set(same)) == 1, parts))
     some = f"`{module}` is" if module else f"{_counted(names).capitalize()} {'is' if len(names) == 1 else 'are'}"
-    each = "" if module or len(names) == 1 else f" for {_shown(names)}"
-    whole = {name for name in seen.base.named_parameters() if name.startswith(f"{module}.")} == set(names) if module else False
-    code = (
-        f"{seen.model}.get_submodule({module!r}).requires_grad_(True)"
-        if whole
-        else f"for name in {list(names)!r}: {seen.model}.get_parameter(name).requires_grad_(True)"
-    )
-    yield Change(
+    whose = "" if module or len(names) == 1 else f" for {_shown(names)}"
+    code = f"for name in {list(names)!r}: {seen.model}.get_parameter(name).requires_grad_(True)"
+    if module and {name for name in seen.base.named_parameters() if name.startswith(f"{module}.")} == set(names):
+        code = f"{seen.model}.get_submodule({module!r}).requires_grad_(True)"
+    yield TrainingChange(
         suspect="frozen",
         text=f"{plural(len(names), 'parameter')} unfrozen",
-        headline=f"{some} frozen: with `requires_grad=True`{each} the model learns {seen.subject}",
+        headline=f"{some} frozen: with `requires_grad=True`{whose} the model learns {seen.subject}",
         fix=f"run `{code}` before the optimizer is created from `{seen.model}.parameters()`",
         parameters=names,
-        on_models=unfreeze,
+        on_models=each(names, torch.Tensor.requires_grad_),
         on_update=_adding(seen, _named(names)),
     )
 
@@ -184,7 +171,7 @@ def _named(names: Iterable[str]) -> Callable[[Training], list[torch.nn.Parameter
     return parameters
 
 
-def _adding(seen: Evidence, parameters: Callable[[Training], list[torch.nn.Parameter]]) -> Any:
+def _adding(seen: TrainingEvidence, parameters: Callable[[Training], list[torch.nn.Parameter]]) -> Any:
     """An optimizer that updates these parameters, too."""
 
     def add(optimizer: torch.optim.Optimizer) -> Undo | None:
@@ -205,11 +192,11 @@ def _shown(names: tuple[str, ...]) -> str:
     return listed([f"`{name}`" for name in names])
 
 
-def update_suspects(seen: Evidence) -> Iterator[Change]:
+def update_suspects(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields training without clipping, and without weight decay."""
     if seen.base.clipped is not None and not seen.base.is_zeroed:
         before, after = seen.base.clipped
-        yield Change(
+        yield TrainingChange(
             suspect="clipping",
             text="no clipping",
             headline=f"Clipping shrinks the gradient norm from {number(before)} to {number(after)}: too small to learn from",
@@ -219,7 +206,7 @@ def update_suspects(seen: Evidence) -> Iterator[Change]:
         )
     decay = max(seen.decays, default=0.0)
     if decay >= _DECAY:
-        yield Change(
+        yield TrainingChange(
             suspect="weight_decay",
             text="weight_decay=0",
             headline=f"Weight decay {decay:g} is too large: without it, the model learns {seen.subject}",
@@ -229,7 +216,7 @@ def update_suspects(seen: Evidence) -> Iterator[Change]:
         )
 
 
-def learning_rates(seen: Evidence) -> Iterator[Change]:
+def learning_rates(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields slower schedules, then learning rates changed by powers of ten, the likelier direction first."""
     losses, rate, last = seen.base.losses, max(seen.rates, default=0.0), seen.base.last_rate
     if last is not None and rate and last <= _DECAYED * rate:  # the scheduler lowers the learning rate too early
@@ -261,8 +248,8 @@ def learning_rates(seen: Evidence) -> Iterator[Change]:
         yield _rate(text, headline, f"`{group}: {code}`", factor, on_update=_with(lr=partial(operator.mul, factor)))
 
 
-def _rate(text: str, headline: str, fix: str, factor: float, **how: Any) -> Change:
-    return Change(suspect="learning_rate", text=text, headline=headline, fix=fix, factor=factor, **how)
+def _rate(text: str, headline: str, fix: str, factor: float, **how: Any) -> TrainingChange:
+    return TrainingChange(suspect="learning_rate", text=text, headline=headline, fix=fix, factor=factor, **how)
 
 
 def _with(**settings: Callable[[Any], Any]) -> Any:

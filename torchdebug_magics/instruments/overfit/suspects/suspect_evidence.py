@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from torchdebug_magics.report import Location
 
 
 @dataclass(eq=False)
-class Evidence:
+class TrainingEvidence:
     """The stalled training."""
 
     names: Mapping[str, str]
@@ -61,6 +61,18 @@ class Evidence:
     def subject(self) -> str:
         """``the 8 samples``."""
         return "the batch" if self.samples is None else f"the {plural(self.samples, 'sample')}"
+
+
+def each(names: Iterable[str], act: Callable[[Any], object]) -> Callable[[Mapping[str, Any]], None]:
+    """`act` on each module or parameter of these names."""
+    wanted = tuple(names)
+
+    def change(parts: Mapping[str, Any]) -> None:
+        for name in wanted:
+            if name in parts:
+                act(parts[name])
+
+    return change
 
 
 def replaced(name: str, place: Location | None, function: Callable[..., Any]) -> OnCall:

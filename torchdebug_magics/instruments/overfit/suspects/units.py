@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 from torchdebug_magics.format import listed, number
 from torchdebug_magics.instruments.overfit.suspects.loss_inputs import rows_of
-from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Evidence, replaced
-from torchdebug_magics.instruments.overfit.training.change import Change
+from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import TrainingEvidence, each, replaced
+from torchdebug_magics.instruments.overfit.training.change import TrainingChange
 from torchdebug_magics.instruments.overfit.training.observed_step import Activation
 from torchdebug_magics.probing.state.rng import RandomState
 
@@ -28,42 +28,37 @@ _SMALL, _LARGE = 0.05, 20.0
 """Standard deviations of an input that are far from 1."""
 
 
-def suspects(seen: Evidence) -> Iterator[Change]:
+def suspects(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields changes of samples, of inputs, of batch statistics over one value, of dead units and of initial weights."""
     yield from _conflicts(seen)
     yield from _scale(seen)
     yield from _one_value(seen)
-    dead = next((one for one in seen.base.first.activations if one.is_dead and one.feeder), None)
+    dead = next((activation for activation in seen.base.first.activations if activation.is_dead and activation.feeder), None)
     of_dead = [] if dead is None else list(_dead(seen, dead))
     is_constant = dead is not None and seen.unusual.get(dead.feeder, "").startswith(_CONSTANT)
     yield from (*_initial(seen), *of_dead) if is_constant else (*of_dead, *_initial(seen))
 
 
-def _one_value(seen: Evidence) -> Iterator[Change]:
+def _one_value(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     names = tuple(name for name, one in seen.base.named_modules().items() if isinstance(one, _NORMS) and one.training)
     raised = "more than 1 value per channel" in str(seen.base.error or "") or "more than 1 spatial element" in str(seen.base.error or "")
     if not names or not (raised or seen.base.first.samples == 1):
         return
 
-    def evaluate(modules: Mapping[str, nn.Module], _parameters: Any) -> None:
-        for name in names:
-            if name in modules:
-                modules[name].train(mode=False)
-
-    yield Change(
+    yield TrainingChange(
         suspect="batchnorm_of_one",
         text="normalization layers in evaluation mode",
         headline=f"`{names[0]}` normalizes over a single sample: its output does not depend on the input",
         fix=f"train with at least 2 samples in a batch, or use `nn.GroupNorm` in place of `{names[0]}`",
         module=names[0],
-        on_models=evaluate,
+        on_models=each(names, nn.Module.eval),
     )
 
 
-def _dead(seen: Evidence, dead: Activation) -> Iterator[Change]:
+def _dead(seen: TrainingEvidence, dead: Activation) -> Iterator[TrainingChange]:
     is_saturated = dead.name in {"sigmoid", "tanh", "hardsigmoid", "hardtanh"}
     last, path = seen.base.last, f"{seen.model}.{dead.feeder}"
-    again = Change(
+    again = TrainingChange(
         suspect="dead_units",
         text=f"`{dead.feeder}` initialized again",
         headline=f"{dead.name} after `{dead.feeder}` {'is saturated for' if is_saturated else 'is 0 for'} all samples: no gradient passes",
@@ -71,8 +66,8 @@ def _dead(seen: Evidence, dead: Activation) -> Iterator[Change]:
         location=dead.location,
         module=dead.feeder,
         parameters=_names(seen, [dead.feeder]),
-        on_models=_reset([dead.feeder]),
-        is_evident=last is not None and any(one.is_dead and one.feeder == dead.feeder for one in last.activations),
+        on_models=each([dead.feeder], _initialized),
+        is_evident=last is not None and any(activation.is_dead and activation.feeder == dead.feeder for activation in last.activations),
     )
     yield again
     if not is_saturated:
@@ -86,25 +81,25 @@ def _dead(seen: Evidence, dead: Activation) -> Iterator[Change]:
         )
 
 
-def _initial(seen: Evidence) -> Iterator[Change]:
+def _initial(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     names, modules = list(seen.unusual), seen.base.named_modules()
     if not names:
         return
     quoted = listed([f"`{name}`" for name in names])
     own = all(hasattr(modules[name], "reset_parameters") for name in names)
-    if own or any(hasattr(one, "_init_weights") for one in seen.base.models.values()):
+    if own or any(hasattr(model, "_init_weights") for model in seen.base.models.values()):
         call = ".reset_parameters()" if own else f".apply({seen.model}._init_weights)"
         fix = f"initialize again: `for path in {names!r}: {seen.model}.get_submodule(path){call}`"
     else:
         fix = f"initialize the weights of {quoted} with `nn.init.normal_(weight, std={_STANDARD})`"
-    yield Change(
+    yield TrainingChange(
         suspect="bad_init",
         text=f"{quoted} initialized again",
         headline=f"`{names[0]}` starts {seen.unusual[names[0]]}: with the default initialization, the model learns {seen.subject}",
         fix=fix,
         parameters=_names(seen, names),
         module=names[0],
-        on_models=_reset(names),
+        on_models=each(names, _initialized),
     )
 
 
@@ -138,15 +133,6 @@ def _difference(own: Mapping[str, nn.Parameter], fresh: Mapping[str, torch.Tenso
     return ""
 
 
-def _reset(names: list[str]) -> Callable[[Mapping[str, nn.Module], Any], None]:
-    def initialize(modules: Mapping[str, nn.Module], _parameters: Any) -> None:
-        for name in names:
-            if name in modules:
-                _initialized(modules[name])
-
-    return initialize
-
-
 def _initialized(module: nn.Module) -> None:
     """As the module does it; where it has no method for that, weights as transformers draws them."""
     reset: Any = getattr(module, "reset_parameters", None)
@@ -154,24 +140,24 @@ def _initialized(module: nn.Module) -> None:
         if reset is not None:
             reset()
             return
-        for one in module._parameters.values():
-            if one is not None and one.dim() > 1:
-                nn.init.normal_(one, std=_STANDARD)
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.dim() > 1:
+                nn.init.normal_(parameter, std=_STANDARD)
 
 
-def _names(seen: Evidence, modules: list[str]) -> tuple[str, ...]:
+def _names(seen: TrainingEvidence, modules: list[str]) -> tuple[str, ...]:
     """Of the parameters that the modules hold themselves."""
     return tuple(name for name in seen.base.named_parameters() if name.rpartition(".")[0] in modules)
 
 
-def _conflicts(seen: Evidence) -> Iterator[Change]:
+def _conflicts(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields the batch without samples whose inputs equal those of another with other targets."""
     first, samples = seen.base.first, seen.base.first.samples or 0
     targets = [call.target for call in first.losses]
     inputs = [one for one in first.inputs if one.dim() and len(one) == samples and not any(one is other for other in targets)]
     if samples < 2 or not inputs or not targets or any(len(one) % samples for one in targets if one.dim()):  # noqa: PLR2004
         return
-    labels = torch.cat([one.detach().reshape(samples, -1).double() for one in targets if one.dim()], 1)
+    labels = torch.cat([target.detach().reshape(samples, -1).double() for target in targets if target.dim()], 1)
     values = torch.cat([one.detach().reshape(samples, -1).double() for one in inputs if not one.is_complex()], 1)
     group = values.unique(dim=0, return_inverse=True)[1].tolist()
     groups = [[row for row in range(samples) if group[row] == which] for which in sorted(set(group))]
@@ -180,7 +166,7 @@ def _conflicts(seen: Evidence) -> Iterator[Change]:
         return
     rows = tuple(sorted(row for group in groups for row in group))
     dropped = sorted(row for group in groups for row in group[1:])
-    yield Change(
+    yield TrainingChange(
         suspect="conflicting_labels",
         text=f"without row{'s' if len(dropped) > 1 else ''} {', '.join(map(str, dropped))}",
         headline=f"Rows {listed([*map(str, rows)])} are equal inputs with different labels",
@@ -191,14 +177,14 @@ def _conflicts(seen: Evidence) -> Iterator[Change]:
     )
 
 
-def _scale(seen: Evidence) -> Iterator[Change]:
+def _scale(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     inputs = [one.detach().float() for one in seen.base.first.inputs if one.is_floating_point() and one.numel() > 1]
     far = next((one for one in inputs if _is_far(one)), None)
     if far is None:
         return
     mean, deviation = float(far.mean()), float(far.std())
     name = seen.names.get("batch", "inputs")
-    yield Change(
+    yield TrainingChange(
         suspect="input_scale",
         text="inputs with mean 0 and standard deviation 1",
         headline=f"The inputs have mean {number(mean)} and standard deviation {number(deviation)}: normalize them",
@@ -225,7 +211,7 @@ def _normalized(values: Tensor) -> Tensor:
     return (values - values.mean()) / values.std().clamp_min(1e-12)
 
 
-def constant_output(seen: Evidence) -> Iterator[Change]:
+def constant_output(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """The same output for all samples, at the first step and at the last one."""
     first, last, inputs = seen.base.first, seen.base.last, seen.base.first.inputs
     if last is None or not first.last_is_same:
@@ -239,7 +225,7 @@ def constant_output(seen: Evidence) -> Iterator[Change]:
         return
     place, module = first.same_rows or (None, "")
     where = f" from {place} on" if place is not None else ""
-    yield Change(
+    yield TrainingChange(
         suspect="output_ignores_input",
         text="",
         headline=f"The output is the same for all samples{where}: it does not depend on the input",
@@ -250,7 +236,7 @@ def constant_output(seen: Evidence) -> Iterator[Change]:
     )
 
 
-def capacity(seen: Evidence) -> Iterator[Change]:
+def capacity(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Fewer samples: that the model learns these alone shows that nothing else is wrong."""
     samples = seen.samples
     if samples is None or samples <= 2 or seen.base.first.samples != samples:  # noqa: PLR2004 - the trial has two
@@ -265,9 +251,9 @@ def capacity(seen: Evidence) -> Iterator[Change]:
         )
 
 
-def too_small(seen: Evidence) -> Change:
+def too_small(seen: TrainingEvidence) -> TrainingChange:
     """What is left where nothing else helps."""
-    return Change(
+    return TrainingChange(
         suspect="capacity",
         text="",
         headline=f"The model is likely too small for {seen.subject}: no other change helps",

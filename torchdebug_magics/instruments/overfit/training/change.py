@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import torch
 
 from torchdebug_magics.instruments.overfit.report import Cause
 from torchdebug_magics.report import Location
-
-if TYPE_CHECKING:
-    import torch
-
 
 OnCall: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, tuple[Any, ...], dict[str, Any]] | None]
 """The call that is made in place of a call of torch's, or None."""
@@ -19,7 +17,7 @@ Undo: TypeAlias = Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class TrainingChange:
     """Exactly one thing that is done otherwise. Whatever it does to objects is undone with the trial."""
 
     suspect: Cause | None
@@ -34,15 +32,13 @@ class Change:
     factor: float | None = None
     location: Location | None = None
     module: str = ""
-    on_models: Callable[[Mapping[str, torch.nn.Module], Mapping[str, torch.nn.Parameter]], None] | None = None
+    on_models: Callable[[Mapping[str, Any]], None] | None = None
     """Before the first step: modules and parameters by name."""
     on_call: OnCall | None = None
     on_input: Callable[[torch.Tensor], torch.Tensor] | None = None
     """For each floating-point input of the outermost models."""
     on_update: Callable[[torch.optim.Optimizer], Undo | None] | None = None
     """Before each update; what it gives is called after it."""
-    on_first_backward: Callable[[Mapping[str, torch.nn.Parameter]], None] | None = None
-    """Before the first backward pass since an update."""
     on_end: Undo | None = None
     """At the end of each step."""
     backward_scale: float = 1.0
@@ -55,9 +51,9 @@ class Change:
     @property
     def can_be_tried(self) -> bool:
         """Whether it changes anything; what is only named has no trial."""
-        hooks = (self.on_models, self.on_call, self.on_input, self.on_update, self.on_first_backward, self.on_end)
+        hooks = (self.on_models, self.on_call, self.on_input, self.on_update, self.on_end)
         return any(hook is not None for hook in hooks) or self.keeps_gradients or self.backward_scale != 1.0
 
 
-NOTHING = Change(suspect=None, text="", headline="", fix="")
+NOTHING = TrainingChange(suspect=None, text="", headline="", fix="")
 """The training as it is."""

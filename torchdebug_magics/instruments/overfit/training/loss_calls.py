@@ -97,11 +97,13 @@ class LossCall:
 
     def floor(self) -> float:
         """The least mean loss for these targets."""
-        if self.is_classes:
-            smoothing = float(self.options.get("label_smoothing") or 0.0)
-            return _entropy_of_smoothed(smoothing, self.classes) if smoothing else 0.0
+        if self.is_classes and (smoothing := float(self.options.get("label_smoothing") or 0.0)):
+            rest = smoothing / self.classes
+            peak = 1 - smoothing + rest
+            return -peak * math.log(peak) - (self.classes - 1) * rest * math.log(rest)
         if self.function in CLASSES:
-            return float(-torch.special.xlogy(self.target, self.target).sum(1).mean()) if self.function is F.cross_entropy else 0.0
+            has_shares = self.function is F.cross_entropy and not self.is_classes
+            return float(-torch.special.xlogy(self.target, self.target).sum(1).mean()) if has_shares else 0.0
         if self.function in BINARY:
             target = self.target.float().clamp(0, 1)
             return float((-torch.special.xlogy(target, target) - torch.special.xlogy(1 - target, 1 - target)).mean())
@@ -129,7 +131,7 @@ class LossCall:
                     seen.setdefault(tuple(words[: place + 1]), []).append(label)
         counts = [(len(found), Counter(found).values()) for found in seen.values()]
         many = sum(size for size, _ in counts)
-        return sum(-one * math.log(one / size) for size, shares in counts for one in shares) / max(1, many)
+        return sum(-share * math.log(share / size) for size, shares in counts for share in shares) / max(1, many)
 
     def chance(self) -> float | None:
         """The mean loss of the prediction that knows nothing: equal shares for classes, the mean of the targets for distances."""
@@ -170,7 +172,7 @@ def names_of(function: Any) -> tuple[str, str]:
 def bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name: what was passed, and the defaults; of a method of tensors, the first number as ``dim``."""
     if not hasattr(function, "__code__"):
-        numbers = [one for one in args[1:2] if isinstance(one, int)]
+        numbers = [argument for argument in args[1:2] if isinstance(argument, int)]
         return {**({"dim": numbers[0]} if numbers else {}), **kwargs}
     try:
         given = inspect.signature(function).bind(*args, **kwargs)
@@ -196,12 +198,6 @@ def _matches(ids: Tensor, labels: Tensor, lag: int, ignored: int) -> bool:
     return bool(counted.any()) and bool((labels[:, :many] == ids[:, lag : lag + many])[counted].all())
 
 
-def _entropy_of_smoothed(smoothing: float, classes: int) -> float:
-    rest = smoothing / classes
-    peak = 1 - smoothing + rest
-    return -peak * math.log(peak) - (classes - 1) * rest * math.log(rest)
-
-
 @dataclass(frozen=True)
 class Goal:
     """What the loss is compared with."""
@@ -217,7 +213,8 @@ class Goal:
     def of(cls, calls: Sequence[LossCall], total: float, inputs: Sequence[Tensor] = ()) -> Goal:
         """From the loss functions that the first step has called, its loss, and what the model was given."""
         whole = sum(call.value for call in calls)
-        scale = next((one for one in (1.0, 1 / max(1, len(calls))) if _is_close(one * whole, total)), None)
+        scales = (1.0, 1 / max(1, len(calls)))
+        scale = next((one for one in scales if math.isclose(one * whole, total, rel_tol=_SAME) and math.isfinite(total)), None)
         if not calls or scale is None or any(call.is_contrast for call in calls):
             return cls(0.0, abs(total), None, is_known=False)
         chances = [call.chance() for call in calls]
@@ -253,10 +250,6 @@ class Goal:
             return False
         before, now = sum(losses[-2 * tail : -tail]) / tail, sum(losses[-tail:]) / tail
         return losses[0] - now > _SHARE * abs(losses[0]) and abs(before - now) <= share * (losses[0] - now)
-
-
-def _is_close(one: float, other: float) -> bool:
-    return math.isfinite(one) and math.isfinite(other) and abs(one - other) <= _SAME * max(abs(one), abs(other))
 
 
 def _is_low(call: LossCall) -> bool:

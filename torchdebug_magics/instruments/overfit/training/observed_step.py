@@ -50,7 +50,7 @@ class Activation:
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutGraph:
     """Where a value lost its connection to the parameters it was computed from."""
 
     name: str
@@ -81,7 +81,7 @@ class ObservedStep:
     inputs: list[Tensor] = field(default_factory=list)
     """Tensors that the outermost models were given."""
     activations: list[Activation] = field(default_factory=list)
-    cuts: list[Cut] = field(default_factory=list)
+    cuts: list[CutGraph] = field(default_factory=list)
     used: set[int] = field(default_factory=set)
     """Parameters that the loss depends on, connected or not, by id."""
     lost: set[int] = field(default_factory=set)
@@ -120,7 +120,7 @@ class ObservedStep:
         if name in _ASKED:
             return
         given = list(tensors_in((args, kwargs)))
-        made = [one for one in tensors_in(result) if not any(one is other for other in given)] or list(tensors_in(result))
+        made = [tensor for tensor in tensors_in(result) if not any(tensor is other for other in given)] or list(tensors_in(result))
         place: list[Location | None] = []
 
         def here() -> Location | None:
@@ -155,14 +155,14 @@ class ObservedStep:
         origins = [self.origin_of(one) for one in given]
         summed = given[0].numel() if given and name == "sum" and made and made[0].numel() == 1 else 1
         last = Origin(activation=origins[0].activation if origins and name in _VIEWS else None, summed=summed)
-        sources = frozenset().union(*(one.sources for one in origins))
+        sources = frozenset().union(*(origin.sources for origin in origins))
         if not sources or len(sources) > _MOST_SOURCES or name.endswith("_like") or name.startswith("new_"):
             return last
         cuts = frozenset().union(*(one.cuts for one in origins))
         is_end = name in _FLAT or not any(one.requires_grad for one in made)
         if is_end and any(one.requires_grad for one in given) and (made or name in _AS_NUMBERS):
             cuts |= {len(self.cuts)}
-            self.cuts.append(Cut(name, here(), sources, no_grad=not torch.is_grad_enabled()))
+            self.cuts.append(CutGraph(name, here(), sources, no_grad=not torch.is_grad_enabled()))
         return last._replace(sources=sources, cuts=cuts)
 
     def origin_of(self, tensor: Tensor) -> Origin:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from torchdebug_magics.instruments.overfit.batches import is_label, refuse_sharded
-from torchdebug_magics.instruments.overfit.training.change import NOTHING, Change, Undo
+from torchdebug_magics.instruments.overfit.training.change import NOTHING, TrainingChange, Undo
 from torchdebug_magics.instruments.overfit.training.loss_calls import Goal
 from torchdebug_magics.instruments.overfit.training.observed_step import FunctionCalls, ObservedStep
 from torchdebug_magics.probing.dispatch import take_function_mode_off
@@ -22,7 +22,7 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.safety import quiet
 from torchdebug_magics.probing.state.rng import RandomState
-from torchdebug_magics.probing.steps import parameters_of
+from torchdebug_magics.probing.steps import ParameterFacts, facts_of
 from torchdebug_magics.probing.tensors import tensors_in
 
 _SURE = 2
@@ -41,7 +41,7 @@ class Training:
     steps: Steps
     most_steps: int
     hooks: Hooks
-    change: Change = NOTHING
+    change: TrainingChange = NOTHING
     told: Callable[[list[float]], None] = lambda _: None
     losses: list[float] = field(default_factory=list)
     goal: Goal | None = None
@@ -49,15 +49,8 @@ class Training:
     last: ObservedStep | None = None
     models: dict[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
-    held: frozenset[int] = frozenset()
-    """By id, the parameters of the optimizers."""
-    without_gradient: tuple[str, ...] = ()
-    """Trainable parameters that the first backward pass gave none, though their module ran."""
-    unconnected: frozenset[int] = frozenset()
-    """By id, those that the backward pass has not reached at all."""
-    not_updated: tuple[str, ...] = ()
-    """Parameters with a gradient that no optimizer holds."""
-    frozen: tuple[str, ...] = ()
+    facts: dict[str, ParameterFacts] = field(default_factory=dict)
+    """Those of each parameter whose module ran, with the gradients of the first backward pass."""
     accumulates: bool = False
     """Whether a backward pass began with the gradients of the step before."""
     clipped: tuple[float, float] | None = None
@@ -176,6 +169,11 @@ class Training:
         is_half = is_trial and many == self.most_steps // _HALF
         return is_half and value - goal.floor > _NO_BETTER * max(self.losses[0] - goal.floor, goal.reference)
 
+    @property
+    def not_updated(self) -> tuple[str, ...]:
+        """Parameters with a gradient that no optimizer holds."""
+        return tuple(name for name, one in self.facts.items() if one.gradient and one.group is None) if self.optimizers else ()
+
     # --- models --------------------------------------------------------------------------------------------------------------------
 
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -192,7 +190,7 @@ class Training:
         without_dropout(model)
         self._paths = {id(module): path for path, module in self.named_modules().items()}
         if self.change.on_models is not None:
-            self.change.on_models(self.named_modules(), self.named_parameters())
+            self.change.on_models({**self.named_modules(), **self.named_parameters()})
         if self.change.on_input is not None:
             self.hooks.own_calls(self._stack, model, self._entered, lambda *_: None)
 
@@ -202,15 +200,13 @@ class Training:
         def changed(tensor: torch.Tensor) -> torch.Tensor:
             return change(tensor) if change is not None and tensor.is_floating_point() else tensor
 
-        return tuple(rebuilt(one, changed, (torch.Tensor,)) for one in args), {
-            name: rebuilt(one, changed, (torch.Tensor,)) for name, one in kwargs.items()
-        }
+        return rebuilt(args, changed), rebuilt(kwargs, changed)
 
     def _given(self, _module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self._seen is not None and len(self._seen.running) <= 1:
             known = self._seen.inputs
             inputs = {name: value for name, value in kwargs.items() if not is_label(name)}
-            known += [one for one in tensors_in((args, inputs)) if not any(one is other for other in known)]
+            known += [tensor for tensor in tensors_in((args, inputs)) if not any(tensor is other for other in known)]
 
     def _called(self, module: torch.nn.Module, args: Any) -> None:
         seen = self._seen
@@ -218,7 +214,7 @@ class Training:
             return
         if not seen.running and id(module) not in self._paths and any(True for _ in module.parameters()):
             self._meet(f"model {len(self.models) + 1}" if self.models else "model", module)
-        path, own = self._paths.get(id(module)), [id(one) for one in module._parameters.values() if one is not None]
+        path, own = self._paths.get(id(module)), [id(parameter) for parameter in module._parameters.values() if parameter is not None]
         if path is None:
             if seen.running and own:
                 seen.unregistered.setdefault(f"{type(module).__name__} {len(seen.unregistered)} in `{seen.running[-1] or 'model'}`", module)
@@ -239,14 +235,12 @@ class Training:
 
     def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        losses = [one for one in tensors_in(tensors) if one.numel() == 1]
-        self._values.append(sum(float(one.detach()) for one in losses))
+        losses = [tensor for tensor in tensors_in(tensors) if tensor.numel() == 1]
+        self._values.append(sum(float(loss.detach()) for loss in losses))
         is_first, is_second = self._seen is self.first, self._updated and len(self.losses) == 1 and self._seen is None
         named = self.named_parameters() if self._seen is not None or self.change is not NOTHING or is_second else {}
         if is_second:
             self.accumulates = any(one.grad is not None and bool(one.grad.any()) for one in named.values())
-        if self._updated and self.change.on_first_backward is not None:
-            self.change.on_first_backward(named)
         self._updated = False
         if self.change.backward_scale != 1.0 and len(losses) == 1:
             tensors = losses[0] * self.change.backward_scale
@@ -286,15 +280,8 @@ class Training:
 
     def _summarise(self) -> None:
         """What the first step shows of parameters; its own tensors are then forgotten."""
-        named = self.named_parameters()
-        used = {name: one for name, one in named.items() if id(one) in self.first.used}
-        graded = {id(one) for one, gradient in self._kept if bool(gradient.any())}
-        self.held = frozenset(id(one) for optimizer in self.optimizers for one in parameters_of(optimizer))
-        self.unconnected = frozenset(map(id, named.values())) - {id(one) for one, _ in self._kept}
-        self.frozen = tuple(name for name, one in used.items() if not one.requires_grad)
-        self.without_gradient = tuple(name for name, one in used.items() if one.requires_grad and id(one) not in graded)
-        if self.optimizers:
-            self.not_updated = tuple(name for name, one in used.items() if id(one) in graded - self.held)
+        used = {name: one for name, one in self.named_parameters().items() if id(one) in self.first.used}
+        self.facts = facts_of(used, self.optimizers, {id(one): gradient for one, gradient in self._kept})
         whole = sum(call.value for call in self.first.losses)
         if self._values and whole and math.isfinite(whole):
             self.loss_scale = sum(self._values) / whole
@@ -307,7 +294,7 @@ def _numbers(loss: Any) -> list[float]:
         return [number for one in loss for number in _numbers(one)]
     if isinstance(loss, (int, float)):
         return [float(loss)]
-    return [float(one.detach().float().sum()) for one in tensors_in(loss)][:1]
+    return [float(tensor.detach().float().sum()) for tensor in tensors_in(loss)][:1]
 
 
 def _joined(name: str, path: str, models: Mapping[str, Any]) -> str:
@@ -315,7 +302,7 @@ def _joined(name: str, path: str, models: Mapping[str, Any]) -> str:
 
 
 def _norm(tensors: list[torch.Tensor]) -> float:
-    return math.sqrt(sum(float(one.float().square().sum()) for one in tensors))
+    return math.sqrt(sum(float(tensor.float().square().sum()) for tensor in tensors))
 
 
 def other_numbers() -> None:

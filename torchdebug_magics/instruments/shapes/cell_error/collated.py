@@ -153,7 +153,7 @@ class Part:
     @property
     def shapes(self) -> list[Shape]:
         """Of each sample's."""
-        return [_shape(one) for one in self.values]
+        return [_shape(value) for value in self.values]
 
     @property
     def of(self) -> str:
@@ -174,14 +174,14 @@ def _shape(value: Any) -> Shape:
 
 def unequal(samples: list[Any]) -> Part | None:
     """The first part, in the order in which torch puts a batch together, whose shapes are not all the same."""
-    return next((one for one in _parts((), samples) if len(set(one.shapes)) > 1), None)
+    return next((part for part in _parts((), samples) if len(set(part.shapes)) > 1), None)
 
 
 def _parts(path: tuple[Any, ...], values: list[Any]) -> Iterator[Part]:
     first = values[0] if values else None
     if isinstance(first, Mapping):
         for key in first:
-            yield from _parts((*path, key), [one[key] for one in values if isinstance(one, Mapping) and key in one])
+            yield from _parts((*path, key), [value[key] for value in values if isinstance(value, Mapping) and key in value])
     elif isinstance(first, (tuple, list)) and len({_shape(one) for one in values}) == 1 and any(_shape(one) for one in first):
         for at in range(len(first)):
             yield from _parts((*path, at), [one[at] for one in values])

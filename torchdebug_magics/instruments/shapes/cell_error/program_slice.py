@@ -24,10 +24,10 @@ from torchdebug_magics.probing.dry_runs.inputs import named_tensors
 from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.source.syntax import bound_names, lists_around, nodes, read_names, targets_of, tree_of
 
-_NAMES: WeakKeyDictionary[Lines, tuple[CodeType, dict[str, Any]]]
+_NAMES: WeakKeyDictionary[SourceLines, tuple[CodeType, dict[str, Any]]]
 
 
-class Lines(torch.nn.Module):
+class SourceLines(torch.nn.Module):
     """Statements of the user's as a forward: the modules that they call are its parts, under the names that the user has for them."""
 
     def __init__(self, code: CodeType, names: dict[str, Any], parts: Mapping[str, torch.nn.Module]) -> None:
@@ -61,7 +61,7 @@ class _Taken:
     parts: Mapping[str, torch.nn.Module]
 
 
-def lines_to(error: BaseException) -> tuple[Lines, dict[str, Any]] | None:
+def lines_to(error: BaseException) -> tuple[SourceLines, dict[str, Any]] | None:
     """The statements from the calls of models to the one that raised, and the tensors that they begin with, by the user's names.
 
     None where the failing expression depends on no model, or its statements cannot be run again.
@@ -78,7 +78,7 @@ def lines_to(error: BaseException) -> tuple[Lines, dict[str, Any]] | None:
     return None
 
 
-def expression_of(error: BaseException) -> tuple[Lines, dict[str, Any]] | None:
+def expression_of(error: BaseException) -> tuple[SourceLines, dict[str, Any]] | None:
     """The expression that raised, alone, and the tensors that it begins with; None where it cannot be run again."""
     site, depth = site_of(error)
     node = site.expression if site is not None else None
@@ -100,15 +100,16 @@ def _may_rerun(frame: FrameType) -> bool:
     return isinstance(own, torch.nn.Module) or is_quiet(frame.f_code, frame.f_globals)
 
 
-def _made(frame: FrameType, taken: _Taken, names: dict[str, Any]) -> tuple[Lines, dict[str, Any]]:
-    body: list[ast.stmt] = [ast.copy_location(ast.Expr(one.value), one) if _returns(one) else one for one in taken.statements]  # type: ignore[attr-defined]
+def _made(frame: FrameType, taken: _Taken, names: dict[str, Any]) -> tuple[SourceLines, dict[str, Any]]:
+    body: list[ast.stmt] = [
+        ast.copy_location(ast.Expr(statement.value), statement)
+        if isinstance(statement, ast.Return) and statement.value is not None
+        else statement
+        for statement in taken.statements
+    ]
     tree = ast.fix_missing_locations(ast.Module(copy.deepcopy(body), []))
     given = {name: names[name] for name in sorted(taken.reads) if name in names and next(named_tensors(names[name]), None) is not None}
-    return Lines(compile(tree, frame.f_code.co_filename, "exec"), names, taken.parts), given
-
-
-def _returns(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Return) and statement.value is not None
+    return SourceLines(compile(tree, frame.f_code.co_filename, "exec"), names, taken.parts), given
 
 
 def _taken(filename: str, line: int, names: Mapping[str, Any]) -> _Taken | None:
@@ -174,5 +175,5 @@ def _is_simple(statement: ast.stmt) -> bool:
         return all(map(_is_simple, statement.body))
     if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)):
         return False
-    plain = all(isinstance(one, (ast.Name, ast.Tuple, ast.List)) for one in nodes(ast.expr, *targets_of(statement)))
+    plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in nodes(ast.expr, *targets_of(statement)))
     return plain and not any(isinstance(one, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)) for one in ast.walk(statement))

@@ -60,8 +60,8 @@ def _may_call(func: ast.expr, names: Mapping[str, Any], parts: dict[str, torch.n
         made = value_named(func.func, names)
         return isinstance(made, type) and issubclass(made, torch.nn.Module)
     called = value_named(func, names)
-    if found := _module_in(func, names):
-        parts[found[0]] = found[1]
+    if module := _module_in(func, names):
+        parts[module[0]] = module[1]
     if isinstance(called, torch.nn.Module):
         return True
     base = value_named(func.value, names) if isinstance(func, ast.Attribute) else UNKNOWN
@@ -99,10 +99,14 @@ def is_quiet(code: CodeType, names: Mapping[str, Any], depth: int = 0) -> bool:
     """Whether a function stores nothing outside its own variables, as far as its code and that of those it names tells."""
     if depth > _DEEP or set(code.co_names) & (_CHANGES - {"to", "float"}):
         return False
-    if any(one.opname.startswith(_STORES) for one in dis.get_instructions(code)):
+    if any(instruction.opname.startswith(_STORES) for instruction in dis.get_instructions(code)):
         return False
     functions = (names.get(name) for name in code.co_names)
-    return all(_is_quiet_function(one, depth + 1) for one in functions if isinstance(one, FunctionType) and is_user_code(one.__code__))
+    return all(
+        _is_quiet_function(function, depth + 1)
+        for function in functions
+        if isinstance(function, FunctionType) and is_user_code(function.__code__)
+    )
 
 
 def _module_in(func: ast.expr, names: Mapping[str, Any]) -> tuple[str, torch.nn.Module] | None:

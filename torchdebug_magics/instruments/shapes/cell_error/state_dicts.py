@@ -21,7 +21,6 @@ from torchdebug_magics.probing.source.syntax import dotted, nodes, tree_of
 _SHOWN = 2
 _MOST_CHANGED = 2
 """Arguments of a module that may have been others when the checkpoint was written."""
-
 Sizes = tuple[int, ...]
 
 
@@ -117,9 +116,13 @@ def _made_with(model: torch.nn.Module, changed: list[tuple[int, int]], frames: l
     old, new = changed[0]
     files = dict.fromkeys(frame.f_code.co_filename for frame in frames if is_user_code(frame.f_code))
     name = type(model).__name__
-    calls = {ast.unparse(one): one for one in nodes(ast.Call, *map(tree_of, files)) if dotted(one.func) == name}
+    calls = {ast.unparse(node): node for node in nodes(ast.Call, *map(tree_of, files)) if dotted(node.func) == name}
     if len(calls) != 1:
         return ""
     call = next(iter(calls.values()))
-    numbers = [one for one in (*call.args, *(word.value for word in call.keywords)) if isinstance(one, ast.Constant) and one.value == old]
+    numbers = [
+        argument
+        for argument in (*call.args, *(word.value for word in call.keywords))
+        if isinstance(argument, ast.Constant) and argument.value == old
+    ]
     return ast.unparse(call).replace(str(old), str(new), 1) if len(numbers) == 1 else ""

@@ -6,10 +6,9 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, closing, redirect_stdout
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from inspect import isgenerator
-from io import StringIO
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from torchdebug_magics.probing.dry_runs.flops import FlopFormulas, NoFormulas
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, rebuilt, zeros
 from torchdebug_magics.probing.dry_runs.untouched import answers, untouched
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.state.contents import Writes
 from torchdebug_magics.probing.state.rng import RandomState
 
@@ -55,7 +54,7 @@ def forward(
     """
     began, computing = time.monotonic(), time.thread_time()
     parameters = Parameters(model)
-    device = "meta" if any(one.device.type == "meta" for one in model.parameters()) else ""
+    device = "meta" if any(parameter.device.type == "meta" for parameter in model.parameters()) else ""
     calls, writes = Calls(model, parameters, device, symbolic=symbolic), Writes()
     formulas, guard = NoFormulas() if symbolic else FlopFormulas(), Guard()
     saved = Saved(calls, Hooks(), guard)
@@ -70,7 +69,7 @@ def forward(
     with ExitStack() as stack:
         stack.callback(calls.sweep)
         if trial:
-            stack.enter_context(redirect_stdout(StringIO()))
+            stack.enter_context(quiet())
         saved.leave_out(model)
         stack.enter_context(untouched(model, (inputs.args, inputs.kwargs), stand_in, writes, guard))
         saved.leave_out(model)

@@ -54,7 +54,7 @@ class Calls:
         self._root = root
         self._parameters = parameters
         self._device = device
-        self._names = Names()
+        self._names = PathNames()
         self._counts: dict[int, int] = {}
         self._hooks = Hooks()
         self.made: list[Running] = []
@@ -174,7 +174,7 @@ def _row(running: Running) -> Row:
     )
 
 
-class Names:
+class PathNames:
     """Who holds whom under which name, learnt once a module however many ways lead to it."""
 
     def __init__(self) -> None:

@@ -138,11 +138,11 @@ class Origins(TorchFunctionMode):
         return out
 
     def _note_use(self, args: Any) -> None:
-        for one in args:
-            if isinstance(one, torch.nn.Parameter):
-                self.used.add(id(one))
-            elif isinstance(one, (tuple, list)):
-                self._note_use(one)
+        for argument in args:
+            if isinstance(argument, torch.nn.Parameter):
+                self.used.add(id(argument))
+            elif isinstance(argument, (tuple, list)):
+                self._note_use(argument)
 
     def _follow(self, name: str, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         current = self._calls.current
@@ -151,7 +151,9 @@ class Origins(TorchFunctionMode):
         for _, tensor in named_tensors(out):
             if inputs is None:
                 inputs = tuple((sizes(one), self._made.get(one)) for _, one in named_tensors((args, kwargs)))
-                plain = tuple(one for one in args if isinstance(one, (int, float, tuple, list, str)) and not _holds_tensor(one))
+                plain = tuple(
+                    argument for argument in args if isinstance(argument, (int, float, tuple, list, str)) and not _holds_tensor(argument)
+                )
             of_model = (
                 current is not None
                 or bool(self.used.intersection(map(id, args)))

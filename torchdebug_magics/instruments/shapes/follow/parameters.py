@@ -80,17 +80,17 @@ class Parameters:
     @property
     def trainable(self) -> int:
         """Elements of those that require a gradient."""
-        return sum(size(one) for one in self._tensors.values() if one.requires_grad)
+        return sum(size(tensor) for tensor in self._tensors.values() if tensor.requires_grad)
 
     @property
     def trainable_bytes(self) -> int:
         """Their size in this process, as gradients will have it."""
-        return sum(size(local_of(one)) * one.element_size() for one in self._tensors.values() if one.requires_grad)
+        return sum(size(local_of(tensor)) * tensor.element_size() for tensor in self._tensors.values() if tensor.requires_grad)
 
     @property
     def bytes(self) -> int:
         """Bytes of all parameters."""
-        return sum(size(one) * one.element_size() for one in self._tensors.values()) + self._packed_bytes
+        return sum(size(tensor) * tensor.element_size() for tensor in self._tensors.values()) + self._packed_bytes
 
     @property
     def sharded_over(self) -> int:
@@ -110,14 +110,14 @@ class Parameters:
     @property
     def buffer_bytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(size(one) * one.element_size() for one in self._buffers.values())
+        return sum(size(buffer) * buffer.element_size() for buffer in self._buffers.values())
 
     def take(self, path: str, module: torch.nn.Module) -> Owned:
         """What `module` holds; whatever an earlier call has taken is named and not counted again."""
         if id(module) in self._met:
             return Owned(0, 0, "called before")
         self._met.add(id(module))
-        params = sum(one.numel() for one in packed_weights(module))
+        params = sum(weight.numel() for weight in packed_weights(module))
         trainable = 0
         notes: list[str] = []
         shards: dict[str, Sharding] = {}

@@ -71,7 +71,11 @@ def check_strictly(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
     if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor) and _overlaps(args[0]):
         _write(func, args)
     suspected = _SUSPICIONS.get(name)
-    if suspected is not None and suspected(args) and all(one.numel() <= _SMALL for one in args if isinstance(one, torch.Tensor)):
+    if (
+        suspected is not None
+        and suspected(args)
+        and all(argument.numel() <= _SMALL for argument in args if isinstance(argument, torch.Tensor))
+    ):
         with unset_fake_temporarily():
             if name not in _INDEX_PUT or _are_whole(fakes, args[1]):
                 ask(fakes.value, func, args)
@@ -95,13 +99,13 @@ def _write(func: Any, args: tuple[Any, ...]) -> None:
 
 def _are_whole(fakes: Fakes, indices: Any) -> bool:
     """Whether it is known how many places they name: a mask of unknown values may name any number."""
-    given = [one for one in indices if isinstance(one, torch.Tensor)]
+    given = [index for index in indices if isinstance(index, torch.Tensor)]
     return all(one.dtype in {torch.int64, torch.int32} or fakes.value(one) is not None for one in given)
 
 
 def _differ_in_dtype(args: tuple[Any, ...]) -> bool:
     """A norm of half precision may have weights of full precision: the check then succeeds."""
-    return len({one.dtype for one in args if isinstance(one, torch.Tensor) and one.is_floating_point()}) > 1
+    return len({argument.dtype for argument in args if isinstance(argument, torch.Tensor) and argument.is_floating_point()}) > 1
 
 
 def _cannot_hold(args: tuple[Any, ...]) -> bool:
@@ -109,7 +113,7 @@ def _cannot_hold(args: tuple[Any, ...]) -> bool:
 
 
 def _are_complex(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(one, torch.Tensor) and one.is_complex() for one in args)
+    return any(isinstance(argument, torch.Tensor) and argument.is_complex() for argument in args)
 
 
 def _differ_in_pixels(args: tuple[Any, ...]) -> bool:
@@ -207,15 +211,15 @@ def ask(value: Callable[[Any], Any], func: Any, args: tuple[Any, ...]) -> None:
 
     try:
         with torch.no_grad():
-            func(*(real(one) for one in args))
+            func(*(real(argument) for argument in args))
     except Exception as error:  # noqa: BLE001 - whatever torch says
         raise ValueFailure(error) from None
 
 
 def check_kernels(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
     """Raise what torch would say of these dtypes; found by calling the op itself on zeros, once for the same dtypes."""
-    tensors = [one for one in args if isinstance(one, FakeTensor)]
-    dtypes = tuple(one.dtype for one in tensors)
+    tensors = [argument for argument in args if isinstance(argument, FakeTensor)]
+    dtypes = tuple(tensor.dtype for tensor in tensors)
     if _USUAL.issuperset(dtypes) or (func, dtypes) in fakes.asked or _only_moves(func):
         return
     fakes.asked.add((func, dtypes))
@@ -251,7 +255,7 @@ def check_dtypes(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> N
 
 def _differ(name: str, args: tuple[Any, ...]) -> bool:
     factors = [args[at] for at in _FACTORS.get(name, ()) if at < len(args) and isinstance(args[at], torch.Tensor)]
-    return len({one.dtype for one in factors}) > 1
+    return len({factor.dtype for factor in factors}) > 1
 
 
 def _points_nowhere(name: str, args: tuple[Any, ...]) -> bool:

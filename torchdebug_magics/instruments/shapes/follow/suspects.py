@@ -23,7 +23,7 @@ import torch
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import method
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
-from torchdebug_magics.instruments.shapes.repair.source import Site, site_at, site_in
+from torchdebug_magics.instruments.shapes.repair.source import EditSite, site_at, site_in
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.dry_runs.inputs import sizes
 from torchdebug_magics.probing.source.code_owner import owner
@@ -83,7 +83,9 @@ class Suspects:
         if name in _VIEWS:
             self.first = misread(name, args[0], out, frame, module)
         else:
-            pair = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)][: 2 if name in PAIRED_LOSSES else None]
+            pair = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, torch.Tensor)][
+                : 2 if name in PAIRED_LOSSES else None
+            ]
             if len(pair) == 2 and all(type(size) is int for one in pair for size in one.shape):  # noqa: PLR2004 - a pair
                 sides = [Side(sizes(one), made(one), one) for one in pair]
                 self.first = broadcast(name, sides, site_in(frame), module, locate(frame))
@@ -149,7 +151,7 @@ def _crossed(step: Made) -> Failure | None:
     return broadcast(step.op, [Side(*one) for one in step.inputs], site, step.module or None, where) if _calls(site, step.op) else None
 
 
-def _calls(site: Site, op: str) -> bool:
+def _calls(site: EditSite, op: str) -> bool:
     """Whether the expression is the op itself, and not a call of what has it inside."""
     node = site.expression
     if isinstance(node, ast.BinOp):
@@ -157,7 +159,7 @@ def _calls(site: Site, op: str) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == op
 
 
-def broadcast(name: str, pair: list[Side], site: Site, module: str | None, where: Location) -> Failure | None:
+def broadcast(name: str, pair: list[Side], site: EditSite, module: str | None, where: Location) -> Failure | None:
     """What is wrong with an op of two operands, in words and with what to write; None where they are meant as they are."""
     small, large = sorted(pair, key=lambda one: len(one.sizes))
     few, many = small.sizes, large.sizes
@@ -193,10 +195,10 @@ def _plain(dims: Sequence[int]) -> list[int]:
 
 def _asks_for_one(args: Sequence[Any]) -> bool:
     """``x[:, None]``."""
-    return any(one is None or (isinstance(one, tuple) and any(part is None for part in one)) for one in args)
+    return any(argument is None or (isinstance(argument, tuple) and any(part is None for part in argument)) for argument in args)
 
 
-def _squeezes(site: Site, pair: list[Side], few: tuple[int, ...], many: tuple[int, ...]) -> list[Fix]:
+def _squeezes(site: EditSite, pair: list[Side], few: tuple[int, ...], many: tuple[int, ...]) -> list[Fix]:
     """The larger one without its dimension of one, or the other one with it."""
     dim = next((dim for dim in reversed(range(len(many))) if many[dim] == 1 and (*many[:dim], *many[dim + 1 :]) == few), None)
     if dim is None:
@@ -334,7 +336,7 @@ def _split(before: list[tuple[int, int]], after: list[int]) -> list[list[_Atom]]
     return found if not todo else None
 
 
-def _permuted(site: Site, x: torch.Tensor, dims: list[int], atoms: list[_Atom]) -> list[Fix]:
+def _permuted(site: EditSite, x: torch.Tensor, dims: list[int], atoms: list[_Atom]) -> list[Fix]:
     """The view of the tensor with its dimensions, or parts of them, in the order that was meant."""
     call = site.expression
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or not atoms:

@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes, is_loss
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes, is_loss
 from torchdebug_magics.instruments.shapes.repair.size_history import same_input
-from torchdebug_magics.instruments.shapes.repair.source import Site
+from torchdebug_magics.instruments.shapes.repair.source import EditSite
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 
 
 @dataclass(frozen=True)
-class Change:
+class ValueChange:
     """Of one tensor: as text, and as it is done."""
 
     text: Callable[[str], str]
     apply: Callable[[Any], Any]
 
 
-def method(name: str, *args: Any) -> Change:
+def method(name: str, *args: Any) -> ValueChange:
     """``method("flatten", 1)`` is ``x.flatten(1)``."""
     call = f".{name}({', '.join(map(repr, args))})"
     # What is turned twice is written as it was.
@@ -32,22 +32,22 @@ def method(name: str, *args: Any) -> Change:
     undoes += [".T", ".t()"] if name == "transpose" and args == (0, 1) else [".mT"] if name == "transpose" and args == (-2, -1) else []
 
     def text(x: str) -> str:
-        turned = next((one for one in undoes if x.endswith(one)), None)
+        turned = next((undoe for undoe in undoes if x.endswith(undoe)), None)
         return f"{x}{call}" if turned is None else x.removesuffix(turned)
 
-    return Change(text, lambda tensor: getattr(tensor, name)(*args))
+    return ValueChange(text, lambda tensor: getattr(tensor, name)(*args))
 
 
-def then(first: Change, second: Change) -> Change:
+def then(first: ValueChange, second: ValueChange) -> ValueChange:
     """Both, one after the other."""
-    return Change(lambda x: second.text(first.text(x)), lambda tensor: second.apply(first.apply(tensor)))
+    return ValueChange(lambda x: second.text(first.text(x)), lambda tensor: second.apply(first.apply(tensor)))
 
 
 @dataclass(frozen=True, eq=False)
 class OpEdit:
     """At this place of the user's, ``run(func, args, kwargs)`` instead of ``func(*args, **kwargs)``."""
 
-    site: Site
+    site: EditSite
     op: str
     run: Callable[[Any, Any, Any], Any]
 
@@ -57,14 +57,14 @@ class CallEdit:
     """A module's arguments, changed where it is called from this place; from anywhere without one."""
 
     path: str
-    site: Site | None
+    site: EditSite | None
     arguments: Callable[[Any, Any], tuple[Any, Any]]
     result: Callable[[Any], Any] | None = None
     """What is made of its output, where that is changed too."""
 
 
 @dataclass(frozen=True, eq=False)
-class Edit:
+class Repair:
     """One place of the code changed."""
 
     code: str
@@ -76,7 +76,7 @@ class Edit:
     parameters: Mapping[str, Sizes] = field(default_factory=dict)
     ops: tuple[OpEdit, ...] = ()
     calls: tuple[CallEdit, ...] = ()
-    inputs: Mapping[str, Change] = field(default_factory=dict)
+    inputs: Mapping[str, ValueChange] = field(default_factory=dict)
     """By the forward's names for them."""
     attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Numbers of a module of the user's own, by its path and by name."""
@@ -105,10 +105,10 @@ def as_typed(path: str) -> str:
     return typed or "model"
 
 
-def together(first: Edit, second: Edit) -> Edit:
+def together(first: Repair, second: Repair) -> Repair:
     """Two edits of which the first alone leads no further."""
     typed = (second, first) if first.moves else (first, second)
-    return Edit(
+    return Repair(
         "\n".join(edit.code for edit in typed),
         "; ".join(dict.fromkeys(filter(None, (first.why, second.why)))),
         first.rank,
@@ -124,8 +124,8 @@ def together(first: Edit, second: Edit) -> Edit:
 
 
 def on_operand(
-    facts: Facts, at: int, change: Change, *, rank: int = 10, why: str = "", first: bool = False, owned: bool = False
-) -> list[Edit]:
+    facts: FailureFacts, at: int, change: ValueChange, *, rank: int = 10, why: str = "", first: bool = False, owned: bool = False
+) -> list[Repair]:
     """The edit that changes the operand at this place of the failing op or module, written where the user would write it.
 
     None where that is not in the user's code. An input is changed at the `first` line of the forward, if it is to be. A parameter is only
@@ -144,12 +144,12 @@ def on_operand(
     return [] if edit is None else [_ranked(edit, rank, why)]
 
 
-def parameter_edit(operand: Operand, sizes: Sizes, *, rank: int = 30) -> list[Edit]:
+def parameter_edit(operand: Operand, sizes: Sizes, *, rank: int = 30) -> list[Repair]:
     """A parameter of the user's own with other sizes."""
     if not operand.owned or not isinstance(operand.tensor, torch.nn.Parameter):
         return []
     code = f"{as_typed(operand.name)} = nn.Parameter(torch.zeros({', '.join(map(str, sizes))}))"
-    return [Edit(code, "a parameter of the matching size", rank, parameters={operand.name: sizes})]
+    return [Repair(code, "a parameter of the matching size", rank, parameters={operand.name: sizes})]
 
 
 def at_tensor(at: int, change: Callable[[Any], Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -164,7 +164,7 @@ def at_tensor(at: int, change: Callable[[Any], Any], args: Any, kwargs: Any) -> 
     return rebuilt(args, one), rebuilt(kwargs, one)
 
 
-def _input(operand: Operand, change: Change) -> Edit | None:
+def _input(operand: Operand, change: ValueChange) -> Repair | None:
     """The model's input, at the beginning of its forward."""
     if operand.made is None or not operand.is_input:
         return None
@@ -172,10 +172,10 @@ def _input(operand: Operand, change: Change) -> Edit | None:
     shown = operand.name if operand.name.isidentifier() else name
     if not shown.isidentifier():  # a part of a tuple or a mapping
         return None
-    return Edit(f"{shown} = {change.text(shown)}", inputs={name: change})
+    return Repair(f"{shown} = {change.text(shown)}", inputs={name: change})
 
 
-def _in_place(facts: Facts, at: int, change: Change) -> Edit | None:
+def _in_place(facts: FailureFacts, at: int, change: ValueChange) -> Repair | None:
     """Inside the user's expression, which calls the op itself."""
     site, operand = facts.site, facts.operands[at]
     if site is None or facts.op is None or not facts.direct:
@@ -188,7 +188,7 @@ def _in_place(facts: Facts, at: int, change: Change) -> Edit | None:
         args, kwargs = at_tensor(at, change.apply, args, kwargs)
         return func(*args, **kwargs)
 
-    return Edit(site.changed(node, change.text), ops=(OpEdit(site, facts.op, run),))
+    return Repair(site.changed(node, change.text), ops=(OpEdit(site, facts.op, run),))
 
 
 def _writes(op: str) -> bool:
@@ -196,7 +196,7 @@ def _writes(op: str) -> bool:
     return op in {"__setitem__", "setitem"} or (op.endswith("_") and not op.endswith("__"))
 
 
-def _argument(facts: Facts, at: int, change: Change) -> Edit | None:
+def _argument(facts: FailureFacts, at: int, change: ValueChange) -> Repair | None:
     """In the user's call of the module."""
     site = facts.site
     if site is None or facts.path is None or not facts.direct or at >= len(facts.given):
@@ -208,17 +208,17 @@ def _argument(facts: Facts, at: int, change: Change) -> Edit | None:
     name = getattr(node, "id", "")
     code = f"{name} = {change.text(name)}" if name and site.assigns_over(name) else site.changed(node, change.text)
     if is_loss(facts.module) and facts.op is not None:  # it may be one that is made in the line
-        return Edit(
+        return Repair(
             code, ops=(OpEdit(site, facts.op, lambda func, args, kwargs: _called(func, *at_tensor(at, change.apply, args, kwargs))),)
         )
-    return Edit(code, calls=(CallEdit(facts.path, site, lambda args, kwargs: at_tensor(at, change.apply, args, kwargs)),))
+    return Repair(code, calls=(CallEdit(facts.path, site, lambda args, kwargs: at_tensor(at, change.apply, args, kwargs)),))
 
 
 def _called(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def _insertion(facts: Facts, at: int, change: Change) -> Edit | None:
+def _insertion(facts: FailureFacts, at: int, change: ValueChange) -> Repair | None:
     """A module put before the failing one in its `nn.Sequential`."""
     layer = change.text("x")
     parent, _, place = (facts.path or "").rpartition(".")
@@ -227,8 +227,8 @@ def _insertion(facts: Facts, at: int, change: Change) -> Edit | None:
     if layer != "x.flatten(1)":
         return None
     code = f"{as_typed(parent)}.insert({place}, nn.Flatten())"
-    return Edit(code, calls=(CallEdit(facts.path, None, lambda args, kwargs: at_tensor(0, change.apply, args, kwargs)),), moves=True)
+    return Repair(code, calls=(CallEdit(facts.path, None, lambda args, kwargs: at_tensor(0, change.apply, args, kwargs)),), moves=True)
 
 
-def _ranked(edit: Edit, rank: int, why: str) -> Edit:
+def _ranked(edit: Repair, rank: int, why: str) -> Repair:
     return replace(edit, rank=rank, why=why or edit.why)

@@ -7,19 +7,16 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.cell_error.program_slice import Lines
-from torchdebug_magics.instruments.shapes.repair.source import Caller, Site, site_of
+from torchdebug_magics.instruments.shapes.cell_error.program_slice import SourceLines
+from torchdebug_magics.instruments.shapes.follow.seen import Failed, Forward, Made
+from torchdebug_magics.instruments.shapes.repair.source import Caller, EditSite, site_of
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import owner
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.follow.seen import Failed, Forward, Made
-
 
 Sizes = tuple[int, ...]
 
@@ -47,7 +44,7 @@ class Operand:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class FailedCall:
     """A module call that was running, from its frame."""
 
     module: torch.nn.Module
@@ -56,7 +53,7 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
+class FailureFacts:
     """All that the rules look at. A failure of Python code has no `op`; one outside any module has no `module`."""
 
     error: BaseException
@@ -74,7 +71,7 @@ class Facts:
     """The innermost one that was running, and its `path`."""
     given: tuple[Operand, ...] = ()
     """The tensors that this module was called with."""
-    call: Call | None = None
+    call: FailedCall | None = None
     outer: tuple[tuple[int | str, Operand], ...] = ()
     """The tensors in the user's own call where the failing module stands inside what was called: by place or name."""
     outer_path: str = ""
@@ -84,7 +81,7 @@ class Facts:
     """The shapes that each gave last."""
     inputs: tuple[tuple[str, torch.Tensor], ...] = ()
     """What the model was called with."""
-    site: Site | None = None
+    site: EditSite | None = None
     """The user's own expression; None where the innermost line is not the user's."""
     caller: Caller | None = None
     """The user's own call of the model, where that is known."""
@@ -135,7 +132,7 @@ def _file(module: torch.nn.Module) -> str:
     return code.co_filename if code is not None else ""
 
 
-def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | None = None) -> Facts:
+def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | None = None) -> FailureFacts:
     """From a run that failed; `said` is its error for real tensors, where that is known."""
     assert run.error is not None
     failed = run.failed if run.failed is not None and run.failed.error is run.error else None
@@ -146,7 +143,7 @@ def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | Non
     below = module_calls([frame for frame, _ in frames[after:]]) if site is not None else calls
     last = running[-1] if running else None
     inner = next((one for one in reversed(running) if calls and one.module is calls[-1].module), last)
-    inner = None if inner is not None and isinstance(inner.module, Lines) else inner  # the user's own lines are in no module
+    inner = None if inner is not None and isinstance(inner.module, SourceLines) else inner  # the user's own lines are in no module
     inputs = tuple(named_tensors(run.given.named_values())) if run.given.are_named else ()
     names = {id(tensor): name for name, tensor in inputs}
     call = calls[-1] if calls else None
@@ -155,7 +152,7 @@ def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | Non
         for at, (_, one) in enumerate(named_tensors((call.args, call.kwargs) if call is not None else ()))
     )
     operands = _operands(failed, site, names, below) if failed is not None else given
-    return Facts(
+    return FailureFacts(
         guard=guard or Guard(),
         error=run.error,
         text=_said(run, said or run.error),
@@ -180,7 +177,7 @@ def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | Non
     )
 
 
-def _outer(run: Forward, below: list[Call]) -> tuple[tuple[int | str, Operand], ...]:
+def _outer(run: Forward, below: list[FailedCall]) -> tuple[tuple[int | str, Operand], ...]:
     if len(below) < 2:
         return ()
     given: list[tuple[int | str, Any]] = [*enumerate(below[0].args), *below[0].kwargs.items()]
@@ -194,10 +191,10 @@ def _said(run: Forward, error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
-def module_calls(frames: list[FrameType]) -> list[Call]:
+def module_calls(frames: list[FrameType]) -> list[FailedCall]:
     """The module calls among these frames, the outermost first."""
     return [
-        Call(frame.f_locals["self"], tuple(frame.f_locals.get("args", ())), dict(frame.f_locals.get("kwargs", {})))
+        FailedCall(frame.f_locals["self"], tuple(frame.f_locals.get("args", ())), dict(frame.f_locals.get("kwargs", {})))
         for frame in frames
         if frame.f_code is _CALL and isinstance(frame.f_locals.get("self"), torch.nn.Module)
     ]
@@ -211,7 +208,7 @@ def is_loss(module: torch.nn.Module | None) -> bool:
     return type(module).__module__ == torch.nn.modules.loss.__name__
 
 
-def _operands(failed: Failed, site: Site | None, names: Mapping[int, str], below: list[Call]) -> tuple[Operand, ...]:
+def _operands(failed: Failed, site: EditSite | None, names: Mapping[int, str], below: list[FailedCall]) -> tuple[Operand, ...]:
     found = []
     for at, ((place, tensor), made) in enumerate(zip(failed.operands, failed.made, strict=True)):
         owned = at in failed.owned
@@ -221,7 +218,7 @@ def _operands(failed: Failed, site: Site | None, names: Mapping[int, str], below
     return tuple(found)
 
 
-def _named(tensor: torch.Tensor, at: int, place: str, site: Site | None, names: Mapping[int, str], *, direct: bool) -> str:
+def _named(tensor: torch.Tensor, at: int, place: str, site: EditSite | None, names: Mapping[int, str], *, direct: bool) -> str:
     text = site.operand_text(at, tensor, direct=direct) if site is not None else ""
     return text or names.get(id(tensor), place)
 

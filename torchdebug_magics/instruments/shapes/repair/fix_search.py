@@ -13,8 +13,8 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Forward
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, facts_of
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import diagnosis
 from torchdebug_magics.instruments.shapes.repair.source import Caller
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
@@ -29,8 +29,8 @@ ALWAYS_THROUGH = frozenset(["view", "reshape", "view_as", "reshape_as", "unflatt
 _OUR_NAME = re.compile(r"^model(?=\[| = )", re.MULTILINE)
 _WIDE = (5, 3, 2, 1)
 """How many half-way states are taken further after each round; there is one round more."""
-_TWICE = Change(str, lambda one: torch.cat([one, one]))
-_SHORTER = Change(str, lambda one: one[:, :-1])
+_TWICE = ValueChange(str, lambda one: torch.cat([one, one]))
+_SHORTER = ValueChange(str, lambda one: one[:, :-1])
 _DIMENSIONS = r"\.(?:permute|transpose|flatten|unsqueeze|squeeze|movedim|select|mean|sum|argmax|size)\([^()]*\)|shape\[[^]]*\]|dim=-?\d+"
 """Where a number is a dimension, and no size."""
 
@@ -39,8 +39,8 @@ _DIMENSIONS = r"\.(?:permute|transpose|flatten|unsqueeze|squeeze|movedim|select|
 class _State:
     """Edits that take the forward further than it came before, and where it breaks then."""
 
-    edits: tuple[Edit, ...]
-    facts: Facts
+    edits: tuple[Repair, ...]
+    facts: FailureFacts
     reached: int
     rank: int = 0
     remade: bool = False
@@ -53,7 +53,7 @@ class _State:
 class _Way:
     """Edits that let the whole forward through."""
 
-    edits: tuple[Edit, ...]
+    edits: tuple[Repair, ...]
     rank: int
     remade: bool
     mixed: str = ""
@@ -69,7 +69,7 @@ class _Way:
         return bool(self.mixed), not self.natural, _many(self.edits), self.rank
 
 
-def fixes(candidates: Sequence[Edit], facts: Facts, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
+def fixes(candidates: Sequence[Repair], facts: FailureFacts, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
     """Those that were tried and let the whole forward through: the fewest edits first, then the most natural.
 
     Failing that, the first candidates, not tried or not enough.
@@ -99,7 +99,7 @@ class _Search:
         self.through: list[_Way] = []
         self.in_vain: set[str] = set()
 
-    def round(self, states: Sequence[_State], candidates: Sequence[Edit]) -> list[_State]:
+    def round(self, states: Sequence[_State], candidates: Sequence[Repair]) -> list[_State]:
         """The states that one edit more leads to."""
         following: list[_State] = []
         for state in states:
@@ -115,7 +115,7 @@ class _Search:
         """Whether a way of this rank could only add to a list that is long enough."""
         return len(self.through) >= _SHOWN and rank > max(way.rank for way in self.through)
 
-    def _tried(self, state: _State, edit: Edit) -> list[_State]:
+    def _tried(self, state: _State, edit: Repair) -> list[_State]:
         # A module that is made anew once more, from what it was made before: one place, not two.
         kept = tuple(one for one in state.edits if not one.modules or one.modules.keys() - edit.modules.keys())
         edits, rank, remade = (*kept, edit), state.rank + edit.rank, state.remade or len(kept) < len(state.edits)
@@ -134,26 +134,26 @@ class _Search:
             self.in_vain.add(edit.code)
         return []
 
-    def _again(self, edits: Sequence[Edit]) -> Forward | None:
+    def _again(self, edits: Sequence[Repair]) -> Forward | None:
         return self._trials.run(edits) if self._trials.left else None
 
 
-def _complaint(facts: Facts) -> str:
+def _complaint(facts: FailureFacts) -> str:
     return _NAMES_AND_NUMBERS.sub("", diagnosis(facts).sentence)
 
 
-def _many(edits: tuple[Edit, ...]) -> int:
+def _many(edits: tuple[Repair, ...]) -> int:
     return sum(edit.many for edit in edits)
 
 
-def _by_rank(edits: Sequence[Edit]) -> list[Edit]:
-    seen: dict[str, Edit] = {}
+def _by_rank(edits: Sequence[Repair]) -> list[Repair]:
+    seen: dict[str, Repair] = {}
     for edit in sorted(edits, key=lambda one: (one.many, one.rank)):
         seen.setdefault(edit.code, edit)
     return list(seen.values())
 
 
-def _in_one(edits: Sequence[Edit], caller: Caller | None) -> list[str]:
+def _in_one(edits: Sequence[Repair], caller: Caller | None) -> list[str]:
     """What to type for each; one expression where an edited one stands in another, and the user's own call where an input is changed."""
     codes = {edit: _at_call(edit, caller) or _of_caller(edit.code, caller) for edit in edits}
     for at, inner in enumerate(edits):
@@ -185,7 +185,7 @@ def _of_caller(code: str, caller: Caller | None) -> str:
     return _OUR_NAME.sub(ast.unparse(call.func), code)
 
 
-def _at_call(edit: Edit, caller: Caller | None) -> str:
+def _at_call(edit: Repair, caller: Caller | None) -> str:
     """The user's call of the model with the one input changed, of which the edit is."""
     if caller is None or len(edit.inputs) != 1 or edit.modules or edit.ops:
         return ""
@@ -193,7 +193,7 @@ def _at_call(edit: Edit, caller: Caller | None) -> str:
     return caller.changed(name, change.text) if edit.code == f"{name} = {change.text(name)}" else ""
 
 
-def _fix(edits: tuple[Edit, ...], *, verified: bool, also: str = "", caller: Caller | None = None) -> Fix:
+def _fix(edits: tuple[Repair, ...], *, verified: bool, also: str = "", caller: Caller | None = None) -> Fix:
     whys = dict.fromkeys([*(edit.why for edit in edits if edit.why), *([also] if also else [])])
     typed = (*(edit for edit in edits if not edit.moves), *(edit for edit in reversed(edits) if edit.moves))
     return Fix(code="\n".join(_in_one(typed, caller)), verified=verified, why="; ".join(whys), edits=_many(edits))
@@ -218,7 +218,7 @@ def mixed_batch(run: Forward) -> str:
     return ""
 
 
-def bound_to(edits: Sequence[Edit], run: Forward, again: Callable[[Sequence[Edit]], Forward | None]) -> str:
+def bound_to(edits: Sequence[Repair], run: Forward, again: Callable[[Sequence[Repair]], Forward | None]) -> str:
     """In words, to which size of the inputs the edits are bound, as they write it down and another one does not succeed.
 
     A batch twice as large is tried, or one step fewer. Where no edit names the size, it is the user's own code that wants it.
@@ -226,12 +226,12 @@ def bound_to(edits: Sequence[Edit], run: Forward, again: Callable[[Sequence[Edit
     tensors = [(name, tensor) for name, tensor in named_tensors(run.given.named_values()) if tensor.dim()]
     batch, *rest = next((sizes(tensor) for _, tensor in tensors if tensor.dim() > 1), (0,))
     if any(_names(edit, batch) for edit in edits):
-        larger = [Edit("", inputs={name: _TWICE}) for name, one in tensors if sizes(one)[0] == batch]
+        larger = [Repair("", inputs={name: _TWICE}) for name, one in tensors if sizes(one)[0] == batch]
         if _is_refused(again([*edits, *larger])):
             return f"only for a batch of {batch}"
     steps = rest[0] if len(rest) in {1, 2} else 0
     if steps > 1 and any(_names(edit, steps) for edit in edits):
-        shorter = [Edit("", inputs={name: _SHORTER}) for name, one in tensors if sizes(one)[:2] == (batch, steps)]
+        shorter = [Repair("", inputs={name: _SHORTER}) for name, one in tensors if sizes(one)[:2] == (batch, steps)]
         return f"only for {steps} steps" if _is_refused(again([*edits, *shorter])) else ""
     return ""
 
@@ -240,9 +240,9 @@ def _is_refused(run: Forward | None) -> bool:
     return run is not None and run.error is not None
 
 
-def _names(edit: Edit, size: int) -> bool:
+def _names(edit: Repair, size: int) -> bool:
     """Whether it writes this number where the user had not, into what runs with every batch; a single one may be any number."""
-    sites = [site for site in (*(one.site for one in edit.ops), *(one.site for one in edit.calls)) if site is not None]
+    sites = [site for site in (*(one.site for one in edit.ops), *(call.site for call in edit.calls)) if site is not None]
     numbers = re.compile(rf"{_DIMENSIONS}|\b({size})\b")
     plain = bool(sites) and not edit.modules and "\n" not in edit.code  # no module that is made new, whose numbers are others
     return plain and size > 1 and _mentions(numbers, edit.code) > sum(_mentions(numbers, site.text) for site in sites)

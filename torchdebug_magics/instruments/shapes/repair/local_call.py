@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, at_tensor
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes, is_loss
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, at_tensor
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes, is_loss
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, rebuilt, sizes
 
@@ -57,7 +57,7 @@ class Mismatch:
 class LocalCall:
     """The op that failed; or the module of torch's, where one of these failed, as its arguments are what the user wrote."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: FailureFacts) -> None:
         whole = facts.calls_module and not is_loss(facts.module)
         self._device = "meta"
         self._module = (
@@ -75,7 +75,7 @@ class LocalCall:
     def compute(self) -> bool:
         """Ask with zeros from now on, where that is not much to compute."""
         held = [*self._module.parameters()] if self._module is not None else []
-        if self._device == "cpu" or sum(one.numel() for one in (*held, *(one.tensor for one in self.operands))) > _SMALL:
+        if self._device == "cpu" or sum(one.numel() for one in (*held, *(operand.tensor for operand in self.operands))) > _SMALL:
             return False
         self._device, self._module = "cpu", _without_data(self._module, "cpu")
         return True
@@ -100,7 +100,7 @@ class LocalCall:
         except Exception:  # noqa: BLE001 - any: an op says in its own way that it does not take this
             return None
 
-    def takes(self, edit: Edit) -> bool:
+    def takes(self, edit: Repair) -> bool:
         """Whether the call succeeds with the failing module made anew."""
         make = edit.modules.get(self.facts.path or "")
         if make is None or self._module is None:
@@ -137,10 +137,10 @@ class LocalCall:
         made_with = arguments(self.facts.module) if self._module is not None and self.facts.module is not None else None
         given = self._args if self._module is None else [(), {}]
         numbers = [*(made_with[1].values() if made_with is not None else ()), *given[0], *given[1].values()]
-        values = [one for value in numbers for one in _numbers(value)]
+        values = [number for value in numbers for number in _numbers(value)]
         weights = [size for one in (self._module.parameters() if self._module is not None else ()) for size in one.shape]
         held = [size for one in sorted(self.operands, key=lambda one: not one.owned) for size in one.sizes]
-        return [one for one in dict.fromkeys([*values, *weights, *held]) if one > 0]
+        return [fromkey for fromkey in dict.fromkeys([*values, *weights, *held]) if fromkey > 0]
 
     def _groups(self) -> list[tuple[int, ...]]:
         """The places of several of one shape, such as two states; then those of each tensor, the last one first."""

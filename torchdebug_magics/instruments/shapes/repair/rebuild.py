@@ -6,16 +6,14 @@ import functools
 import inspect
 import itertools
 import time
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
-from io import StringIO
 from typing import Any
 
 import torch
 from torch import nn
 
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, as_typed
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
+from torchdebug_magics.probing.safety import quiet
 from torchdebug_magics.probing.source.code_owner import is_user_code, owner
 from torchdebug_magics.probing.state.rng import RandomState
 
@@ -41,7 +39,7 @@ def arguments(module: nn.Module) -> tuple[type[nn.Module], dict[str, Any]] | Non
     if not _is_torchs(kind) or _wrapper(module) is None or not (module._parameters or kind in _WITHOUT_OWN):
         return None
     values = {name: _value(module, name, one.default) for name, one in _parameters(kind).items()}
-    unknown = any(one is inspect.Parameter.empty or isinstance(one, torch.Tensor) for one in values.values())
+    unknown = any(value is inspect.Parameter.empty or isinstance(value, torch.Tensor) for value in values.values())
     return None if not values or unknown else (kind, values)
 
 
@@ -72,10 +70,10 @@ _PARAMETRIZED = {
 
 def _wrapper(module: nn.Module) -> str | None:
     """The function of torch's that has normed its weight, ``weight_norm``; empty for none, None for one that is not known."""
-    hooks = (one for one in module._forward_pre_hooks.values() if type(one).__name__ in _PARAMETRIZED)
+    hooks = (hook for hook in module._forward_pre_hooks.values() if type(hook).__name__ in _PARAMETRIZED)
     held = getattr(module, "parametrizations", {})
     norms = [*hooks, *(one for name in held for one in held[name])]
-    names = {_PARAMETRIZED.get(type(one).__name__) for one in norms}
+    names = {_PARAMETRIZED.get(type(norm).__name__) for norm in norms}
     return names.pop() if len(names) == 1 else None if names else ""
 
 
@@ -98,15 +96,15 @@ def _value(module: Any, name: str, default: Any) -> Any:
     return value
 
 
-def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20, why: str = "", **changes: Any) -> list[Edit]:
+def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20, why: str = "", **changes: Any) -> list[Repair]:
     """The edit that makes this part anew with some arguments changed; none where it is unknown how it was made."""
     found = arguments(module) if module is not None else None
     if module is not None and found is None and (own := _own_class(module, changes)) is not None:
-        return [Edit(f"{as_typed(path or '')} = {own[0]}", why, rank, modules={path or "": own[1]})]
+        return [Repair(f"{as_typed(path or '')} = {own[0]}", why, rank, modules={path or "": own[1]})]
     if found is None or module is None:
         return []
     kind, made_with = found
-    rank += _FROZEN if module._parameters and not any(one.requires_grad for one in module.parameters()) else 0
+    rank += _FROZEN if module._parameters and not any(parameter.requires_grad for parameter in module.parameters()) else 0
     if any(name not in made_with for name in changes):
         return []
     new = {**made_with, **changes}
@@ -114,7 +112,7 @@ def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20
         return []
     wrapper, made = _wrapper(module), typed(kind, new)
     code = f"{as_typed(path or '')} = {f'{wrapper}({made})' if wrapper else made}"
-    return [Edit(code, why, rank, modules={path or "": _maker(kind, new)})]
+    return [Repair(code, why, rank, modules={path or "": _maker(kind, new)})]
 
 
 def _own_class(module: nn.Module, changes: dict[str, Any]) -> tuple[str, Callable[[nn.Module], nn.Module]] | None:
@@ -147,7 +145,7 @@ def called_with(module: nn.Module) -> dict[str, Any] | None:
     state = _state(module)
     tensors = [one for one in state.values() if isinstance(one, torch.Tensor)]
     choices = _choices(module, state)
-    if not choices or any(one.is_meta for one in tensors) or sum(one.numel() for one in tensors) > _LARGEST:
+    if not choices or any(tensor.is_meta for tensor in tensors) or sum(one.numel() for one in tensors) > _LARGEST:
         return None
     until = time.thread_time() + _LONGEST_S
     for values in itertools.islice(itertools.product(*choices.values()), _MOST_MADE):
@@ -200,8 +198,7 @@ def _choices(module: nn.Module, state: Mapping[str, Any]) -> dict[str, list[Any]
 def quietly(make: Callable[[], nn.Module]) -> nn.Module | None:
     """A module made so that nobody notices; None where its constructor, torch's or the user's, refuses what it was not meant for."""
     try:
-        with RandomState.kept(), warnings.catch_warnings(), redirect_stdout(StringIO()), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with RandomState.kept(), quiet(), torch.no_grad():
             return make()
     except Exception:  # noqa: BLE001 - any: a constructor says in its own way that such a module cannot be
         return None
@@ -211,7 +208,7 @@ def made_like(kind: type[nn.Module], given: Mapping[str, Any], old: nn.Module) -
     """One in the place of another: its tables with their numbers, or all of it on ``meta`` where it has weights."""
     if next(old.parameters(), None) is not None:
         return _on_meta(kind, **given).train(old.training)
-    place = next((one.device for one in old.buffers()), torch.device("cpu"))
+    place = next((buffer.device for buffer in old.buffers()), torch.device("cpu"))
     return kind(**given).to(place).train(old.training)
 
 

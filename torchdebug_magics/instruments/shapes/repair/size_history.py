@@ -5,13 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from torchdebug_magics.format import shape
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.follow.seen import Made
-
+from torchdebug_magics.instruments.shapes.follow.seen import Made
 
 _MAKERS = frozenset(
     [
@@ -143,7 +139,7 @@ def is_flattened(made: Made | None) -> bool:
 def joined_along(step: Made) -> int | None:
     """The dimension along which tensors were joined; None where it is unknown."""
     parts = [sizes for sizes, _ in step.inputs if len(sizes) == len(step.shape)]
-    return next((dim for dim, whole in enumerate(step.shape) if len(parts) > 1 and sum(one[dim] for one in parts) == whole), None)
+    return next((dim for dim, whole in enumerate(step.shape) if len(parts) > 1 and sum(part[dim] for part in parts) == whole), None)
 
 
 def _joined(step: Made, size: int, dim: int | None) -> list[int]:

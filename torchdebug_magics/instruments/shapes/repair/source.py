@@ -30,7 +30,7 @@ _LONGEST = 60
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class EditSite:
     """One expression in one line of the user's, as it ran."""
 
     code: CodeType
@@ -77,7 +77,7 @@ class Site:
         new, place = expression(text(as_atom(node))), span_of(node)
         return ast.unparse(exchanged(whole, lambda one: new if type(one) is type(node) and span_of(one) == place else None))
 
-    def within(self, node: ast.expr) -> Site | None:
+    def within(self, node: ast.expr) -> EditSite | None:
         """A part of the same statement, as the expression; None where no instruction of the line has its place."""
         wanted = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
         places = enumerate(self.code.co_positions())
@@ -90,7 +90,7 @@ class Site:
         if isinstance(statement, ast.Return):
             return True
         targets = statement.targets if isinstance(statement, ast.Assign) else []
-        return any(isinstance(one, ast.Name) and one.id == name for one in targets)
+        return any(isinstance(target, ast.Name) and target.id == name for target in targets)
 
     def _operands(self) -> list[ast.expr]:
         node = self.expression
@@ -103,7 +103,7 @@ class Site:
         if isinstance(node, ast.Subscript):
             return [node.value, *_spread([node.slice])]
         if isinstance(node, ast.Call):
-            return list(_spread([*self._receiver(node), *node.args, *(one.value for one in node.keywords)]))
+            return list(_spread([*self._receiver(node), *node.args, *(keyword.value for keyword in node.keywords)]))
         return []
 
     def _receiver(self, node: ast.Call) -> list[ast.expr]:
@@ -123,7 +123,7 @@ class Site:
 class Caller:
     """The user's call of a model, and what stands in it for each of the forward's parameters."""
 
-    site: Site
+    site: EditSite
     nodes: Mapping[str, ast.expr]
 
     def changed(self, name: str, text: Callable[[str], str]) -> str:
@@ -131,17 +131,21 @@ class Caller:
         return self.site.changed(self.nodes[name], text) if name in self.nodes else ""
 
 
-def caller_of(site: Site, names: Sequence[str]) -> Caller | None:
+def caller_of(site: EditSite, names: Sequence[str]) -> Caller | None:
     """From a call with arguments for the parameters of these names, in their order; None where they cannot be distinguished."""
     call = site.expression
-    if not isinstance(call, ast.Call) or len(call.args) != len(names) or any(isinstance(one, ast.Starred) for one in call.args):
+    if not isinstance(call, ast.Call) or len(call.args) != len(names) or any(isinstance(argument, ast.Starred) for argument in call.args):
         return None
     return Caller(
-        site, {**dict(zip(names, call.args, strict=True)), **{one.arg: one.value for one in call.keywords if one.arg is not None}}
+        site,
+        {
+            **dict(zip(names, call.args, strict=True)),
+            **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None},
+        },
     )
 
 
-def site_of(error: BaseException) -> tuple[Site | None, int]:
+def site_of(error: BaseException) -> tuple[EditSite | None, int]:
     """(the innermost line of the user's, how many frames lead to it); None where code of a library lies below it, or none is the user's."""
     found: tuple[Any, int, int, int] | None = None
     step, depth = error.__traceback__, 0
@@ -157,25 +161,25 @@ def site_of(error: BaseException) -> tuple[Site | None, int]:
         return None, depth
     frame, instruction, line, depth = found
     statement, expression = _nodes(frame.f_code, instruction, line)
-    return Site(frame.f_code, instruction, line, statement, expression, dict(frame.f_locals)), depth
+    return EditSite(frame.f_code, instruction, line, statement, expression, dict(frame.f_locals)), depth
 
 
-def site_at(code: CodeType, line: int, instruction: int, names: Mapping[str, Any] = MappingProxyType({})) -> Site:
+def site_at(code: CodeType, line: int, instruction: int, names: Mapping[str, Any] = MappingProxyType({})) -> EditSite:
     """A line that ran before: what its variables held is not known any more, save where `names` says it."""
     statement, expression = _nodes(code, instruction, line)
-    return Site(code, instruction, line, statement, expression, names)
+    return EditSite(code, instruction, line, statement, expression, names)
 
 
-def site_in(frame: FrameType) -> Site:
+def site_in(frame: FrameType) -> EditSite:
     """The expression that runs now."""
     line = frame.f_lineno or frame.f_code.co_firstlineno
-    return Site(frame.f_code, frame.f_lasti, line, *_nodes(frame.f_code, frame.f_lasti, line), local_values(frame))
+    return EditSite(frame.f_code, frame.f_lasti, line, *_nodes(frame.f_code, frame.f_lasti, line), local_values(frame))
 
 
-def assignments(site: Site, name: str) -> list[ast.Assign]:
+def assignments(site: EditSite, name: str) -> list[ast.Assign]:
     """The lines of the same function, above this one, that give a variable; the last one first."""
     lines = range(site.code.co_firstlineno, site.line + 1)
-    found = (one for one in nodes(ast.Assign, tree_of(site.code.co_filename)) if one.lineno in lines)
+    found = (node for node in nodes(ast.Assign, tree_of(site.code.co_filename)) if node.lineno in lines)
     return sorted((one for one in found if [dotted(target) for target in one.targets] == [name]), key=lambda one: -one.lineno)
 
 
@@ -189,7 +193,7 @@ def _nodes(code: CodeType, instruction: int, line: int) -> tuple[ast.stmt | None
 
 def _only(statement: ast.stmt | None) -> ast.AST | None:
     """Before Python 3.11 the instruction does not tell its place: the one call or operator of the statement, if there is but one."""
-    whole = [one for one in nodes(ast.AST, statement) if isinstance(one, (ast.Call, ast.BinOp, ast.Subscript, ast.AugAssign))]
+    whole = [node for node in nodes(ast.AST, statement) if isinstance(node, (ast.Call, ast.BinOp, ast.Subscript, ast.AugAssign))]
     return whole[0] if len(whole) == 1 else None
 
 

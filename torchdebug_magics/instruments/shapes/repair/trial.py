@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from io import StringIO
 from typing import Any
 
 import torch
@@ -15,14 +14,14 @@ import torch
 from torchdebug_magics.instruments.shapes.follow.forward import forward, is_limit_of_fakes, real_error
 from torchdebug_magics.instruments.shapes.follow.origins import function_name
 from torchdebug_magics.instruments.shapes.follow.seen import Forward
-from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, facts_of
+from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, OpEdit, Repair, ValueChange
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
-from torchdebug_magics.instruments.shapes.repair.source import Site
+from torchdebug_magics.instruments.shapes.repair.source import EditSite
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, rebuilt, zeros
-from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.source.where import span, user_frame
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.storages import ranks_of
@@ -71,7 +70,7 @@ class Trials:
         """So many more, for another question; the time stays what it is."""
         self._most = max(self._most, many)
 
-    def run(self, edits: Sequence[Edit]) -> Forward | None:
+    def run(self, edits: Sequence[Repair]) -> Forward | None:
         """The forward with these edits; None where the outcome is unknown."""
         self._most -= 1
         began = time.thread_time()
@@ -82,7 +81,7 @@ class Trials:
             self._left_s -= took_s
             self._slowest_s = max(self._slowest_s, took_s)
 
-    def _run(self, edits: Sequence[Edit]) -> Forward | None:
+    def _run(self, edits: Sequence[Repair]) -> Forward | None:
         if self._real:
             return self._with(edits, None)
         run = self._with(edits, Fakes())
@@ -99,9 +98,11 @@ class Trials:
     def _is_quick(self, run: Forward) -> bool:
         """Whether it may be run on real tensors; never one that would wait for other ranks."""
         parameters = list(self.model.parameters())
-        return run.flops <= _QUICK_FLOPS and ranks_of(parameters) == 1 and not any(one.device.type == "meta" for one in parameters)
+        return (
+            run.flops <= _QUICK_FLOPS and ranks_of(parameters) == 1 and not any(parameter.device.type == "meta" for parameter in parameters)
+        )
 
-    def _with(self, edits: Sequence[Edit], fakes: Fakes | None) -> Forward | None:
+    def _with(self, edits: Sequence[Repair], fakes: Fakes | None) -> Forward | None:
         inputs: Any = self.inputs
         changes = [(name, change) for edit in edits for name, change in edit.inputs.items()]
         if changes:
@@ -114,13 +115,13 @@ class Trials:
 
 
 @contextmanager
-def with_edits(model: torch.nn.Module, edits: Sequence[Edit], fakes: Fakes | None) -> Iterator[torch.nn.Module]:
+def with_edits(model: torch.nn.Module, edits: Sequence[Repair], fakes: Fakes | None) -> Iterator[torch.nn.Module]:
     """The model with other modules, parameters and calls, put back at the end."""
     with ExitStack() as stack:
         for edit in edits:
             for path, make in edit.modules.items():
                 old = model.get_submodule(path)
-                with redirect_stdout(StringIO()):  # a constructor of the user's may print
+                with quiet():  # a constructor of the user's may print
                     new = _filled(make(old), old, fakes)
                 if not path:
                     model = new
@@ -189,7 +190,7 @@ def _put_call(model: torch.nn.Module, call: CallEdit, stack: ExitStack) -> None:
 class ChangedInputs:
     """Inputs of which some tensors are changed before the forward begins."""
 
-    def __init__(self, inputs: Inputs, changes: Sequence[tuple[str, Change]]) -> None:
+    def __init__(self, inputs: Inputs, changes: Sequence[tuple[str, ValueChange]]) -> None:
         self._inputs = inputs
         self._changes = changes
         self.args, self.kwargs = inputs.args, inputs.kwargs
@@ -202,7 +203,7 @@ class ChangedInputs:
         return inputs.made(model, stand_in, zeros)
 
 
-def _with_change(inputs: Inputs, name: str, change: Change, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+def _with_change(inputs: Inputs, name: str, change: ValueChange, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
     target = dict(named_tensors(inputs.named_values())).get(name)
 
     def one(tensor: torch.Tensor) -> Any:
@@ -231,21 +232,21 @@ class ChangedOps:
         return func
 
 
-def _stands_at(site: Site) -> bool:
+def _stands_at(site: EditSite) -> bool:
     frame = user_frame(sys._getframe(1))
     if frame is None or frame.f_code is not site.code:
         return False
     return frame.f_lasti == site.instruction or span(frame.f_code, frame.f_lasti) == span(site.code, site.instruction)
 
 
-def fitting_sizes(facts: Facts, found: Diagnosis, trials: Trials) -> tuple[Fix, ...]:
+def fitting_sizes(facts: FailureFacts, found: Diagnosis, trials: Trials) -> tuple[Fix, ...]:
     """One, where the mismatching size grows with the input's height and width (or length), and some size lets the forward through."""
     named = next(((name, tensor) for name, tensor in facts.inputs if tensor.dim() in {3, 4, 5} and tensor.is_floating_point()), None)
     if (found.fit is None and not found.rounded) or named is None:
         return ()
     name, tensor = named
     spatial = tensor.dim() - 2
-    if not found.rounded and not any(isinstance(one, _ALONG[spatial]) for one in facts.modules.values()):
+    if not found.rounded and not any(isinstance(module, _ALONG[spatial]) for module in facts.modules.values()):
         return ()
     now = tensor.shape[-1]
     if len(set(tensor.shape[2:])) != 1 or now < 2:
@@ -270,15 +271,15 @@ def _fix(name: str, shown: str) -> Fix:
     return Fix(code=f"input of {shown}", verified=True, why=f"`{name}` of a size that fits the model as it is")
 
 
-def _largest_kernel(facts: Facts, spatial: int) -> int:
-    kernels = [getattr(one, "kernel_size", 1) for one in facts.modules.values() if isinstance(one, _ALONG[spatial])]
-    return max((max(one) if isinstance(one, tuple) else int(one) for one in kernels), default=1)
+def _largest_kernel(facts: FailureFacts, spatial: int) -> int:
+    kernels = [getattr(module, "kernel_size", 1) for module in facts.modules.values() if isinstance(module, _ALONG[spatial])]
+    return max((max(kernel) if isinstance(kernel, tuple) else int(kernel) for kernel in kernels), default=1)
 
 
 class _Search:
     """How the failing size compares with the wanted one, by the size of the input."""
 
-    def __init__(self, facts: Facts, name: str, tensor: torch.Tensor, spatial: int, trials: Trials) -> None:
+    def __init__(self, facts: FailureFacts, name: str, tensor: torch.Tensor, spatial: int, trials: Trials) -> None:
         self._facts = facts
         self._name = name
         self._tensor = tensor
@@ -294,8 +295,8 @@ class _Search:
 
     def _tried(self, size: int) -> int | None:
         sizes = (*self._tensor.shape[:2], *([size] * self._spatial))
-        change = Change(str, lambda one: one.new_zeros(sizes))
-        run = self._trials.run([Edit("", inputs={self._name: change})])
+        change = ValueChange(str, lambda one: one.new_zeros(sizes))
+        run = self._trials.run([Repair("", inputs={self._name: change})])
         if run is None:
             return None
         if run.error is None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import frame_chain, places
-from torchdebug_magics.instruments.nanhunt.rerun.step import LiveInKeeper
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import frame_chain
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import live_in
 from torchdebug_magics.probing.source.code_owner import local_values
 from torchdebug_magics.probing.source.syntax import bound_names, lists_around, read_before_bound, tree_of
 
@@ -139,19 +139,18 @@ def test_local_values_are_a_copy_and_keep_nothing() -> None:
 
 def test_values_are_taken_anew_at_each_step_and_names_at_each_place() -> None:
     def run() -> list[dict[str, Any]]:
-        keeper, taken = LiveInKeeper(), []
+        taken = []
         state = other = 0
         for step in range(3):
-            taken.append(take(keeper))
+            taken.append(take())
             state = state + 10 * step + 1
-        taken.append(take(keeper))
+        taken.append(take())
         other = other + 1
         return [*taken, {"state": state, "other": other}]
 
-    def take(keeper: LiveInKeeper) -> dict[str, Any]:
+    def take() -> dict[str, Any]:
         frame = sys._getframe(1)
-        live = keeper.take(frame_chain(frame), places(frame))
-        return {} if live is None else dict(live.of(frame))
+        return dict(live_in(frame_chain(frame)).get(id(frame), {}))
 
     assert [{name: one[name] for name in ("state", "other") if name in one} for one in run()] == [
         {"state": 0, "other": 0},

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Place, WeakSnapshot, places_of
+from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Namespace, WeakSnapshot, places_of
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.state.attributes import Names
 from torchdebug_magics.probing.state.snapshot import Snapshot
@@ -99,7 +99,7 @@ def caller():
 """
 
 
-def naming(names: dict[str, Any]) -> Place:
+def naming(names: dict[str, Any]) -> Namespace:
     return Names(names, frozenset(names))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place, places, same_call
-from torchdebug_magics.instruments.nanhunt.rerun.step import Entry
+from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import Feed
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.state.rng import RandomState
@@ -20,7 +20,8 @@ model = nn.Linear(1, 1)
 
 
 def entry(*args: Any, place: tuple[Place, ...] = (), **kwargs: Any) -> Entry:
-    return Entry.take(model, args, kwargs, random=RandomState.take(), place=place, copied=False)
+    versions = tuple(value._version for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+    return Entry(model, args, kwargs, RandomState.take(), versions, place=place)
 
 
 def fed(recorded: Entry, *args: Any, trace: Trace | None = None, **kwargs: Any) -> Any:

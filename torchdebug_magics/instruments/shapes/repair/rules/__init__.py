@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts
 from torchdebug_magics.instruments.shapes.repair.rules import (
     broadcasting,
-    convolution,
     dtypes_and_devices,
-    features,
+    layers,
     losses,
-    norms,
     other_calls,
     python,
     sizes,
@@ -21,20 +20,14 @@ from torchdebug_magics.instruments.shapes.repair.rules import (
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beside
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, shown
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts
-
 __all__ = ["Diagnosis", "diagnosis"]
-
-_RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
+_RULES: tuple[Callable[[FailureFacts], Diagnosis | None], ...] = (
     dtypes_and_devices.device,
-    features.embedding,
+    layers.embedding,
     losses.loss,
     python.tuples,
     python.unpacked,
-    norms.norm,
+    layers.norm,
     other_calls.pair,
     dtypes_and_devices.dtype,
     dtypes_and_devices.written,
@@ -43,24 +36,22 @@ _RULES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     subscripts.index,
     broadcasting.broadcast,
     sizes.sized,
-    convolution.negative,
+    layers.negative,
     python.unpacking,
     python.picture,
     python.absent,
 )
+_KNOWN: WeakKeyDictionary[FailureFacts, Diagnosis] = WeakKeyDictionary()
 
 
-_KNOWN: WeakKeyDictionary[Facts, Diagnosis] = WeakKeyDictionary()
-
-
-def diagnosis(facts: Facts) -> Diagnosis:
+def diagnosis(facts: FailureFacts) -> Diagnosis:
     """What is wrong; the error's own words where no rule knows."""
     if facts not in _KNOWN:
         _KNOWN[facts] = _diagnosis(facts)
     return _KNOWN[facts]
 
 
-def _diagnosis(facts: Facts) -> Diagnosis:
+def _diagnosis(facts: FailureFacts) -> Diagnosis:
     for rule in _RULES:
         # A rule that stumbles over operands that it did not think of must not cost the user the report; it is one line of it.
         found = facts.guard.run(f"the rule {rule.__module__.rpartition('.')[2]}.{rule.__name__}", rule, facts)
@@ -69,9 +60,9 @@ def _diagnosis(facts: Facts) -> Diagnosis:
     return Diagnosis(_own_words(facts))
 
 
-def _own_words(facts: Facts) -> str:
+def _own_words(facts: FailureFacts) -> str:
     if facts.op is not None:
-        given = ", ".join(shown(one) for one in facts.operands[:4])
+        given = ", ".join(shown(operand) for operand in facts.operands[:4])
         said = f"{facts.text}{f' (it gets {given})' if given else ''}"
         return f"{facts.who}: {said}" if facts.path else f"`{facts.op.strip('_')}`: {said}"
     return f"{facts.who}: {facts.text}" if facts.path else facts.text

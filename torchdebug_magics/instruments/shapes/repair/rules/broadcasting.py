@@ -8,8 +8,8 @@ import math
 
 import torch
 
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand, parameter_edit
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, method, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import subscript
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
@@ -35,7 +35,7 @@ _ROWS = 2
 _UNPACKS = "_pad_packed_sequence"
 
 
-def broadcast(facts: Facts) -> Diagnosis | None:
+def broadcast(facts: FailureFacts) -> Diagnosis | None:
     """Any op with two operands that do not broadcast; the last rule, as it looks only at shapes."""
     if facts.op is None or facts.op.startswith("__get") or "attention" in facts.op or not _is_about_sizes(facts.text):
         return None
@@ -64,9 +64,9 @@ def broadcast(facts: Facts) -> Diagnosis | None:
     )
 
 
-def _is_elementwise(facts: Facts) -> bool:
+def _is_elementwise(facts: FailureFacts) -> bool:
     """Whether operands of one shape give that shape: so no product does, nor attention."""
-    largest = (2, *max((one.sizes for one in facts.operands), key=len), 3)
+    largest = (2, *max((operand.sizes for operand in facts.operands), key=len), 3)
     gives = LocalCall(facts).gives(dict.fromkeys(range(len(facts.operands)), lambda tensor: tensor.new_empty(largest)))
     return gives == [largest]
 
@@ -89,13 +89,13 @@ def _told(one: Operand) -> str:
     return f"{named}{f' ({source})' if source and (not one.name or one.name not in source) else ''}"
 
 
-def _pair(facts: Facts) -> tuple[int, int] | None:
+def _pair(facts: FailureFacts) -> tuple[int, int] | None:
     every = range(len(facts.operands))
     return next(((a, b) for a in every for b in every if a < b and clashes(facts.operands[a].sizes, facts.operands[b].sizes)), None)
 
 
-def _edits(facts: Facts, a: int, b: int) -> list[Edit]:
-    edits: list[Edit] = []
+def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
+    edits: list[Repair] = []
     spread = _spreads(facts, a, b)
     unspread = any(spread.values())  # then their sizes are right, and stand in the wrong places
     for at, to in ((b, a), (a, b)):
@@ -125,11 +125,11 @@ def _edits(facts: Facts, a: int, b: int) -> list[Edit]:
     return edits
 
 
-def _spreads(facts: Facts, a: int, b: int) -> dict[int, list[Edit]]:
+def _spreads(facts: FailureFacts, a: int, b: int) -> dict[int, list[Repair]]:
     return {b: _spread(facts, b, facts.operands[a], 4), a: _spread(facts, a, facts.operands[b], 5)}
 
 
-def _spread(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
+def _spread(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
     """A dimension of one put where the other has one more."""
     one = facts.operands[at]
     lacking = len(other.sizes) - len(one.sizes)
@@ -142,7 +142,7 @@ def _spread(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
         ]
     if lacking < 1 or not one.sizes:
         return []
-    edits: list[Edit] = []
+    edits: list[Repair] = []
     many = len(other.sizes)
     # Rows to rows, and columns to columns, or to the channels of a picture, where there is a choice.
     features = 1 if channels_first(other.made) or (one.owned and many in _PICTURES) else many - 1
@@ -159,7 +159,7 @@ def _fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return len(one) == len(other) and all(here in {1, there} for here, there in zip(one, other, strict=True))
 
 
-def _moved(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
+def _moved(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
     one = facts.operands[at]
     if 1 < len(one.sizes) < len(other.sizes) and not of_inputs(one.made):
         last = other.sizes[-len(one.sizes) :]
@@ -176,7 +176,7 @@ def _moved(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     return anywhere(facts, at, reorder(order), rank=rank) if order is not None else []
 
 
-def _sized(one: Operand, other: Operand) -> list[Edit]:
+def _sized(one: Operand, other: Operand) -> list[Repair]:
     """The user's own parameter, as long as what it meets; where it broadcasts, it goes on doing so."""
     sizes = list(one.sizes)
     for dim in clashes(one.sizes, other.sizes):
@@ -184,7 +184,7 @@ def _sized(one: Operand, other: Operand) -> list[Edit]:
     return parameter_edit(one, tuple(sizes), rank=12)
 
 
-def _cut(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
+def _cut(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
     one = facts.operands[at]
     dims = clashes(one.sizes, other.sizes)
     if len(one.sizes) == len(other.sizes) and -len(one.sizes) in dims:  # rows of the batch are not thrown away
@@ -205,7 +205,7 @@ def _cut(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     return on_operand(facts, at, subscript(", ".join(texts), ends), rank=rank, why="only the length needed", owned=True)
 
 
-def _is_length(facts: Facts, one: Operand, other: Operand, dim: int) -> bool:
+def _is_length(facts: FailureFacts, one: Operand, other: Operand, dim: int) -> bool:
     """Whether a dimension counts steps or pixels, of which fewer will do; features, heads and channels are not thrown away."""
     if channels_first(other.made):
         return dim > 1 - len(other.sizes)
@@ -224,7 +224,7 @@ def _end(end: slice, name: str, dim: int) -> str:
     return f":{name}.size({dim})" if name else f":{end.stop}"
 
 
-def unpacked_to(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
+def unpacked_to(facts: FailureFacts, one: Operand, other: Operand) -> list[Repair]:
     """The user's call that unpacks them, with as many steps as what they meet has."""
     step = next((step for step in steps(one.made) if step.op == _UNPACKS), None)
     if step is None or step.line is None or step.shape[:2] != one.sizes[:2] or len(other.sizes) < 2:
@@ -232,11 +232,11 @@ def unpacked_to(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
     wrong = [dim for dim in (0, 1) if one.sizes[dim] < other.sizes[dim]]
     site = site_at(*step.line)
     call = site.expression
-    if len(wrong) != 1 or not isinstance(call, ast.Call) or any(one.arg == "total_length" for one in call.keywords):
+    if len(wrong) != 1 or not isinstance(call, ast.Call) or any(keyword.arg == "total_length" for keyword in call.keywords):
         return []
     many = other.sizes[wrong[0]]
     name, dim = next(((name, at) for name, one in facts.inputs for at, size in enumerate(one.shape) if at and size == many), ("", 0))
     told = f"{name}.size({dim})" if name.isidentifier() else str(many)
     new = ast.Call(call.func, call.args, [*call.keywords, ast.keyword("total_length", expression(told))])
     run = OpEdit(site, _UNPACKS, lambda func, args, _: func(*args[:-1], many))
-    return [Edit(ast.unparse(new), "as long as before they were packed", 4, ops=(run,))]
+    return [Repair(ast.unparse(new), "as long as before they were packed", 4, ops=(run,))]

@@ -17,8 +17,17 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, as_typed, method, on_operand, parameter_edit, then, together
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes
+from torchdebug_magics.instruments.shapes.repair.edit import (
+    Repair,
+    ValueChange,
+    as_typed,
+    method,
+    on_operand,
+    parameter_edit,
+    then,
+    together,
+)
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import created
@@ -53,7 +62,7 @@ _MERGES_THE_BATCH = 20
 """What it adds to the rank that the batch does not come out as it went in."""
 
 
-def layouts(sizes: Sizes, *, moves: bool = True) -> Iterator[tuple[Change, int, str]]:
+def layouts(sizes: Sizes, *, moves: bool = True) -> Iterator[tuple[ValueChange, int, str]]:
     """(how a tensor may be laid out otherwise, rank, why)."""
     many = len(sizes)
     for dim in range(1, many + 1):
@@ -75,7 +84,7 @@ def layouts(sizes: Sizes, *, moves: bool = True) -> Iterator[tuple[Change, int, 
     yield from _moves(many) if moves else ()
 
 
-def _moves(many: int) -> Iterator[tuple[Change, int, str]]:
+def _moves(many: int) -> Iterator[tuple[ValueChange, int, str]]:
     """The dimensions in another order, or the first two as one."""
     if many > 3:
         yield method("flatten", 0, 1), 8, "all in one batch"
@@ -84,17 +93,17 @@ def _moves(many: int) -> Iterator[tuple[Change, int, str]]:
             yield method("t") if many == 2 else reorder(order), 5 + 8 * (order[0] != 0), ""
 
 
-def shape_of(x: Operand, change: Change) -> Sizes:
+def shape_of(x: Operand, change: ValueChange) -> Sizes:
     """The shape of an operand that is laid out otherwise."""
     return tuple(change.apply(torch.empty(x.sizes, device="meta")).shape)
 
 
-def subscript(text: str, index: tuple[slice | None, ...]) -> Change:
+def subscript(text: str, index: tuple[slice | None, ...]) -> ValueChange:
     """``x[:, None]``."""
-    return Change(lambda x: f"{x}[{text}]", lambda tensor: tensor[index])
+    return ValueChange(lambda x: f"{x}[{text}]", lambda tensor: tensor[index])
 
 
-def relaid(local: LocalCall, at: int, *, moves: bool = True, later: int = 0) -> Iterator[Edit]:
+def relaid(local: LocalCall, at: int, *, moves: bool = True, later: int = 0) -> Iterator[Repair]:
     """The operand laid out otherwise, as the call takes it."""
     x = local.operands[at]
     if x.owned and len(x.sizes) != _MATRIX:  # what the user made a weight is meant as it stands
@@ -113,7 +122,7 @@ def relaid(local: LocalCall, at: int, *, moves: bool = True, later: int = 0) -> 
             yield from anywhere(local.facts, at, change, rank=rank + later + worse, why=why, owned=True)
 
 
-def fits_others(local: LocalCall, at: int, change: Change) -> bool:
+def fits_others(local: LocalCall, at: int, change: ValueChange) -> bool:
     """Whether it has as many dimensions then as another operand of the op: with more, all would meet all."""
     x = local.operands[at]
     others = {len(one.sizes) for place, one in enumerate(local.operands) if place != at}
@@ -129,39 +138,39 @@ def fits_others(local: LocalCall, at: int, change: Change) -> bool:
 def keeps_batch(local: LocalCall, gives: list[Sizes]) -> bool:
     """Whether the batch that goes in first comes out first."""
     batches = {one.shape[0] for _, one in local.facts.inputs if one.dim() > 1}
-    batches &= {one.sizes[0] for one in local.operands if one.sizes and of_inputs(one.made)}
+    batches &= {operand.sizes[0] for operand in local.operands if operand.sizes and of_inputs(operand.made)}
     return len(batches) != 1 or not gives or not gives[0] or gives[0][0] in batches
 
 
-def lifted(local: LocalCall, at: int) -> Iterator[Edit]:
+def lifted(local: LocalCall, at: int) -> Iterator[Repair]:
     """The operand with a dimension that it lacks, the same in each of its places: ``x.unsqueeze(1).expand(-1, n, -1)``."""
     x = local.operands[at]
     if x.owned and len(x.sizes) != _MATRIX:
         return
     for dim in range(int(of_inputs(x.made)), len(x.sizes) + 1):
-        for other in (one for one in local.operands if one is not x):
+        for other in (operand for operand in local.operands if operand is not x):
             for size in dict.fromkeys(other.sizes):
                 change = then(method("unsqueeze", dim), expanded(other, dim, size, len(x.sizes) + 1))
                 if size > 1 and fits_others(local, at, change) and local.gives({at: change.apply}) is not None:
                     yield from anywhere(local.facts, at, change, rank=6, why="the same for each", owned=True)
 
 
-def expanded(like: Operand, dim: int, size: int, many: int) -> Change:
+def expanded(like: Operand, dim: int, size: int, many: int) -> ValueChange:
     """A dimension of one, as long as that of another tensor."""
     named = like.name.isidentifier() and size in like.sizes
     told = f"{like.name}.size({like.sizes.index(size)})" if named else str(size)
     text = ", ".join(told if place == dim else "-1" for place in range(many))
-    return Change(lambda x: f"{x}.expand({text})", lambda one: one.expand([size if place == dim else -1 for place in range(many)]))
+    return ValueChange(lambda x: f"{x}.expand({text})", lambda one: one.expand([size if place == dim else -1 for place in range(many)]))
 
 
-def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
+def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     """The operand of another layout, the failing module for another size, or what made the operand."""
     facts, x, at = local.facts, mismatch.operand, mismatch.at
     got, wanted, dim = mismatch.got, mismatch.wanted, mismatch.dim
     many = len(x.sizes)
     is_channel = dim < -1
     square = is_channel and many > 3 and len(set(x.sizes[dim + 1 :])) == 1
-    moved: list[Edit] = []
+    moved: list[Repair] = []
     if not (is_channel and channels_first(x.made)):
         moved = reordered(facts, at, dim, wanted, rank=25 if square and x.sizes[0] != wanted else 5, batched=is_channel and wanted == 1)
         yield from moved
@@ -193,7 +202,7 @@ def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
     yield from producer_edits(facts, x, got, wanted, rank=15 if around else 40)
 
 
-def _projected(facts: Facts, x: Operand, got: int, wanted: int) -> list[Edit]:
+def _projected(facts: FailureFacts, x: Operand, got: int, wanted: int) -> list[Repair]:
     """What a decoder attends to, made as wide as the decoder, in the user's call of it."""
     typed: list[str] = []
 
@@ -201,7 +210,7 @@ def _projected(facts: Facts, x: Operand, got: int, wanted: int) -> list[Edit]:
         typed.append(f"{name if name.isidentifier() else 'memory'}_projection")
         return f"self.{typed[-1]}({name})"
 
-    change = Change(text, lambda tensor: tensor.new_zeros((*tensor.shape[:-1], wanted)))
+    change = ValueChange(text, lambda tensor: tensor.new_zeros((*tensor.shape[:-1], wanted)))
     edits = in_outer_call(facts, x, change, rank=22, why="as wide as the decoder")
     place = facts.outer_path.rpartition(".")[0]
     return [
@@ -219,7 +228,7 @@ def is_picture(x: Operand) -> bool:
     return channels_first(x.made) or of_input
 
 
-def _is_inside(facts: Facts) -> bool:
+def _is_inside(facts: FailureFacts) -> bool:
     """Whether another module of torch's holds the failing one, and passes on what the user gave it."""
     outer = [one for path, one in facts.modules.items() if (facts.path or "").startswith(f"{path}.") or (not path and facts.path)]
     codes = [getattr(type(one).forward, "__code__", _is_inside.__code__) for one in outer if not isinstance(one, _LISTS)]
@@ -237,7 +246,7 @@ def _keeps_sizes(local: LocalCall, mismatch: Mismatch) -> bool:
     )
 
 
-def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Edit]:
+def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
     """The failing module, made with other arguments, as it takes its operands then."""
     facts, module = local.facts, local.facts.module
     made = arguments(module) if module is not None else None
@@ -260,7 +269,10 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Edit]:
         if any("kernel_size" in one for one in ({*numbers},)):
             ranks.append((20, {"padding": _half(numbers.get("kernel_size"))}, "padded to keep the size"))
     weight = getattr(module, "weight", None)
-    tied = weight is not None and sum(any(one is weight for one in part._parameters.values()) for part in facts.modules.values()) > 1
+    tied = (
+        weight is not None
+        and sum(any(parameter is weight for parameter in part._parameters.values()) for part in facts.modules.values()) > 1
+    )
     ranks = [(44 if tied else rank, changes, why) for rank, changes, why in ranks]  # a new one would not have the weights of the other part
     rebuilt = [edit for rank, changes, why in ranks for edit in rebuilt_module(module, facts.path, rank=rank, why=why, **changes)]
     return [edit for edit in rebuilt if local.takes(edit)]
@@ -287,7 +299,7 @@ def is_number(value: Any, number: int) -> bool:
     return (type(value) is int and value == number) or (isinstance(value, (tuple, list)) and set(value) == {number})
 
 
-def fitted(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
+def fitted(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     """An operand made, padded, cut or repeated to the size; the user's own parameter with it."""
     facts, x, at = local.facts, mismatch.operand, mismatch.at
     if x.owned:
@@ -297,7 +309,7 @@ def fitted(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
         whole = functools.reduce(together, (edits[0] for edits in each))
         yield replace(whole, many=1)  # the same size forgotten in all of them is one mistake
     if mismatch.got == 1:
-        for like in (one for one in local.operands if one is not x and mismatch.wanted in one.sizes):
+        for like in (operand for operand in local.operands if operand is not x and mismatch.wanted in operand.sizes):
             change = expanded(like, len(x.sizes) + mismatch.dim, mismatch.wanted, len(x.sizes))
             yield from anywhere(facts, at, change, rank=4, why="the same for every sample", owned=True)
     yield from _beside_others(local, mismatch)
@@ -305,7 +317,7 @@ def fitted(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
         yield from _lengthened(local, mismatch)
 
 
-def _beside_others(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
+def _beside_others(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     """What fits an operand to the others of its op: a picture, heads, the user's own parameter, or a table."""
     facts, x, at = local.facts, mismatch.operand, mismatch.at
     if not local.by_module:
@@ -320,30 +332,36 @@ def _beside_others(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
         yield from tabled(facts, x, mismatch.got, mismatch.wanted, rank=8)
 
 
-def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
+def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     """A mask padded or cut; rows of a batch are not made up."""
     facts, x, at = local.facts, mismatch.operand, mismatch.at
     lacks = [wanted - have for have, wanted in zip(x.sizes, mismatch.sizes, strict=True)]
     if lacks[0] and len(set(x.sizes)) > 1:
         return
-    prefixed = any(one.made is not None and any(_is_prefixed(step, max(lacks)) for step in steps(one.made)) for one in local.operands[:1])
+    prefixed = any(
+        operand.made is not None and any(_is_prefixed(step, max(lacks)) for step in steps(operand.made)) for operand in local.operands[:1]
+    )
     for front in (True, False) if min(lacks) >= 0 else ():
         pads = [pad for lack in reversed(lacks) for pad in ((lack, 0) if front else (0, lack))]
         while pads[-2:] == [0, 0]:
             pads = pads[:-2]
-        change = Change(f"F.pad({{}}, {tuple(pads)})".format, functools.partial(nn.functional.pad, pad=tuple(pads)))
+        change = ValueChange(f"F.pad({{}}, {tuple(pads)})".format, functools.partial(nn.functional.pad, pad=tuple(pads)))
         why = f"no mask in the {'first' if front else 'last'} {max(lacks)}"
         yield from anywhere(facts, at, change, rank=12 if front is prefixed else 14, why=why)
     if max(lacks) <= 0:
         ends = tuple(slice(size) for size in mismatch.sizes)
-        change = Change(lambda name: f"{name}[{', '.join(f':{size}' for size in mismatch.sizes)}]", lambda tensor: tensor[ends])
+        change = ValueChange(lambda name: f"{name}[{', '.join(f':{size}' for size in mismatch.sizes)}]", lambda tensor: tensor[ends])
         yield from anywhere(facts, at, change, rank=10, why="only the length needed")
 
 
-def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
+def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     """Pictures of two sizes: by the convolutions that made them, or else by interpolation."""
     facts, x = local.facts, mismatch.operand
-    others = [one for one in local.operands if one is not x and len(one.sizes) == len(x.sizes) and one.sizes[2:] != x.sizes[2:]]
+    others = [
+        operand
+        for operand in local.operands
+        if operand is not x and len(operand.sizes) == len(x.sizes) and operand.sizes[2:] != x.sizes[2:]
+    ]
     if len(x.sizes) not in {4, 5} or not others:
         return
     other = next((one for one in others if one.sizes[mismatch.dim] == mismatch.wanted), others[0])
@@ -356,7 +374,7 @@ def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Edit]:
     yield from anywhere(facts, mismatch.at, change, rank=6 if later else 7, why=why) if len(local.operands) == _MATRIX else ()
 
 
-def _turned_parameter(facts: Facts, x: Operand, mismatch: Mismatch) -> list[Edit]:
+def _turned_parameter(facts: FailureFacts, x: Operand, mismatch: Mismatch) -> list[Repair]:
     """The user's own parameter, used as ``self.w.T``, of the size that was wanted."""
     step, module = x.made, facts.modules.get(facts.path or "")
     if step is None or module is None or step.op not in TURNS or len(step.shape) != _MATRIX or not step.inputs:
@@ -376,11 +394,11 @@ def _is_prefixed(step: Made, many: int) -> bool:
     return step.op in JOINS and len(step.inputs) > 1 and many in step.inputs[0][0][:-1]
 
 
-def steps_of_columns(local: LocalCall, at: int) -> Iterator[tuple[Change, str]]:
+def steps_of_columns(local: LocalCall, at: int) -> Iterator[tuple[ValueChange, str]]:
     """The columns, or the rows, of a picture one step after the other, each with all its channels."""
     if len(local.operands[at].sizes) == _IMAGES and local.by_module:
         for order in ((0, 3, 1, 2), (0, 2, 1, 3), (3, 0, 1, 2), (2, 0, 1, 3)):
-            change = Change(f"{{}}.permute{order}.flatten(2)".format, functools.partial(_as_steps, order))
+            change = ValueChange(f"{{}}.permute{order}.flatten(2)".format, functools.partial(_as_steps, order))
             if local.gives({at: change.apply}) is not None:
                 yield change, f"a step for each {'column' if 3 in order[:2] else 'row'}"
 
@@ -389,7 +407,7 @@ def _as_steps(order: tuple[int, ...], tensor: torch.Tensor) -> torch.Tensor:
     return tensor.permute(order).flatten(2)
 
 
-def other_kind(local: LocalCall, at: int) -> list[Edit]:
+def other_kind(local: LocalCall, at: int) -> list[Repair]:
     """The same norm for another number of dimensions: ``BatchNorm1d`` in the place of ``BatchNorm2d``."""
     facts, module, x = local.facts, local.facts.module, local.operands[at]
     other = getattr(nn, f"{type(module).__name__[:-2]}{_DIMENSIONS.get(len(x.sizes), '')}", None)
@@ -400,7 +418,7 @@ def other_kind(local: LocalCall, at: int) -> list[Edit]:
     return [] if like is None else [edit for edit in rebuilt_module(like, facts.path, rank=12) if local.takes(edit)]
 
 
-def source_edits(local: LocalCall, mismatch: Mismatch) -> list[Edit]:
+def source_edits(local: LocalCall, mismatch: Mismatch) -> list[Repair]:
     """A recurrent layer that made a state, going one way as the failing one does."""
     step = maker(mismatch.operand.made)
     module = local.facts.modules.get(step.module) if step is not None else None

@@ -8,8 +8,8 @@ import re
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, anywhere, named, short_dtype, told
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
 
@@ -29,7 +29,7 @@ _WORDS = re.compile(
 )
 
 
-def dtype(facts: Facts) -> Diagnosis | None:
+def dtype(facts: FailureFacts) -> Diagnosis | None:
     """The op says that a dtype is wrong."""
     if facts.op is None or not facts.operands or not _WORDS.search(facts.text):
         return None
@@ -39,7 +39,7 @@ def dtype(facts: Facts) -> Diagnosis | None:
         return _mask(facts)  # as numbers it would be added to the scores, and mask nothing
     if facts.op in _MINUS and "bool" in facts.text:
         return _inverted(facts)
-    kinds = {one.tensor.dtype for one in facts.operands}
+    kinds = {operand.tensor.dtype for operand in facts.operands}
     if len(kinds) < 2:
         return _alone(facts)
     owned = next((one for one in facts.operands if one.owned), None)
@@ -64,7 +64,7 @@ def dtype(facts: Facts) -> Diagnosis | None:
     return Diagnosis(f"`{facts.op.strip('_')}` expects one dtype, gets {told}", tuple(edits), facts.operands[0])
 
 
-def _inverted(facts: Facts) -> Diagnosis | None:
+def _inverted(facts: FailureFacts) -> Diagnosis | None:
     """``1 - mask`` of a mask of bool."""
     site = facts.site
     written = site.expression if site is not None and facts.direct else None
@@ -75,12 +75,12 @@ def _inverted(facts: Facts) -> Diagnosis | None:
     if len(facts.operands) > 1 or ast.unparse(written.left) not in {"1", "1.0", "True"}:
         return Diagnosis(text, tuple(_cast(facts, 0, torch.float32, rank=5)), one)
     inner = ast.unparse(ast.UnaryOp(ast.Invert(), written.right))
-    run = OpEdit(site, facts.op, lambda _, args, __: ~next(one for one in args if isinstance(one, torch.Tensor)))
-    edits = [Edit(inner, "the inverse of the mask", 2, ops=(run,)), *_cast(facts, 0, torch.float32, rank=8)]
+    run = OpEdit(site, facts.op, lambda _, args, __: ~next(argument for argument in args if isinstance(argument, torch.Tensor)))
+    edits = [Repair(inner, "the inverse of the mask", 2, ops=(run,)), *_cast(facts, 0, torch.float32, rank=8)]
     return Diagnosis(f"{text}: `~` inverts it", tuple(edits), one)
 
 
-def _mask(facts: Facts) -> Diagnosis | None:
+def _mask(facts: FailureFacts) -> Diagnosis | None:
     if "attention" in (facts.op or ""):
         at = next((at for at, one in enumerate(facts.operands) if _is_whole(one.tensor)), len(facts.operands))
     else:
@@ -99,7 +99,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
-def _alone(facts: Facts) -> Diagnosis | None:
+def _alone(facts: FailureFacts) -> Diagnosis | None:
     one = facts.operands[0]
     if one.tensor.is_floating_point() or not ("not implemented" in facts.text or "loating point" in facts.text or "Long" in facts.text):
         return None
@@ -107,17 +107,17 @@ def _alone(facts: Facts) -> Diagnosis | None:
     return Diagnosis(sentence, tuple(_cast(facts, 0, torch.float32, rank=2)), one)
 
 
-def _cast(facts: Facts, at: int, to: torch.dtype, *, rank: int) -> list[Edit]:
+def _cast(facts: FailureFacts, at: int, to: torch.dtype, *, rank: int) -> list[Repair]:
     if to not in _CASTS or facts.operands[at].tensor.is_complex():  # it would throw the imaginary part away
         return []
     return anywhere(facts, at, method(_CASTS[to]), rank=rank)
 
 
-def device(facts: Facts) -> Diagnosis | None:
+def device(facts: FailureFacts) -> Diagnosis | None:
     """Operands on several devices."""
     if facts.op is None or "device" not in facts.text:
         return None
-    places = {one.tensor.device for one in facts.operands if one.sizes}
+    places = {operand.tensor.device for operand in facts.operands if operand.sizes}
     if len(places) < 2:
         return None
     owned = next((one for one in facts.operands if one.owned), None)
@@ -127,15 +127,15 @@ def device(facts: Facts) -> Diagnosis | None:
         op = facts.op.strip("_")
         sentence = f"`{op}` gets {named(nowhere, 'a tensor')} on meta, without data, and others on {others}{room}"
         return Diagnosis(sentence, (), nowhere)
-    home = owned.tensor.device if owned is not None else next((one for one in sorted(places, key=str) if one.type != "cpu"), None)
+    home = owned.tensor.device if owned is not None else next((place for place in sorted(places, key=str) if place.type != "cpu"), None)
     at, odd = next((at, one) for at, one in enumerate(facts.operands) if one.tensor.device != home and one.sizes)
     told = f"its weights on {home}" if owned is not None else f"a tensor on {home}"
     sentence = f"{facts.who} has {told}, and {named(odd, 'its input')} is on {odd.tensor.device}"
-    change = Change(lambda x: f"{x}.to({str(home)!r})", lambda one: one.to(home))
+    change = ValueChange(lambda x: f"{x}.to({str(home)!r})", lambda one: one.to(home))
     return Diagnosis(sentence, tuple(on_operand(facts, at, change, rank=2)), odd)
 
 
-def written(facts: Facts) -> Diagnosis | None:
+def written(facts: FailureFacts) -> Diagnosis | None:
     """What is written to, and why that cannot be."""
     if facts.op is None or not facts.operands:
         return None
@@ -153,8 +153,8 @@ def written(facts: Facts) -> Diagnosis | None:
     return None
 
 
-def _cloned(facts: Facts) -> list[Edit]:
+def _cloned(facts: FailureFacts) -> list[Repair]:
     """In ``m += x`` the name then stands for the copy."""
     if facts.site is None or not isinstance(facts.site.expression, ast.AugAssign):
         return []
-    return on_operand(facts, 0, Change("{}.clone()".format, lambda one: one.clone()), rank=2, why="separate rows")
+    return on_operand(facts, 0, ValueChange("{}.clone()".format, lambda one: one.clone()), rank=2, why="separate rows")

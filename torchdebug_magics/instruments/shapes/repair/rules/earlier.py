@@ -13,8 +13,8 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, OpEdit, method, on_operand, then, together
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, method, on_operand, then, together
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.size_history import (
     JOINS,
@@ -39,13 +39,13 @@ class Earlier:
     """What was done before, in words to put behind the sentence, how to do it instead, and the size that comes then."""
 
     words: str
-    edits: tuple[Edit, ...]
+    edits: tuple[Repair, ...]
     size: int
     fits: bool = False
     """Whether another size of the input would do, too."""
 
 
-def earlier(facts: Facts, x: Operand, wanted: int, dim: int = -1) -> Earlier | None:
+def earlier(facts: FailureFacts, x: Operand, wanted: int, dim: int = -1) -> Earlier | None:
     """Why another size than the wanted one came, where the last op is not to blame."""
     if (
         len(x.sizes) <= 2
@@ -60,7 +60,7 @@ def earlier(facts: Facts, x: Operand, wanted: int, dim: int = -1) -> Earlier | N
     return _joined(x, wanted, dim) or (_reduced(x, wanted) if dim == -1 else None)
 
 
-def with_size(facts: Facts, found: Earlier, wanted: int, name: str) -> tuple[Edit, ...]:
+def with_size(facts: FailureFacts, found: Earlier, wanted: int, name: str) -> tuple[Repair, ...]:
     """Its edits; with the failing module made for what comes then, where that is still another size."""
     if found.size == wanted:
         return found.edits
@@ -80,7 +80,7 @@ def _unbatched(x: Operand) -> Earlier | None:
     if step is None or len(given.shape) != len(step.shape) or not given.op.isidentifier():
         return None
     words = f": `{step.module or step.op}` read {shape(step.inputs[0][0])} as one image without a batch"
-    edit = Edit(f"{given.op} = {given.op}.unsqueeze(0)", "a batch of 1", 1, inputs={given.op: method("unsqueeze", 0)})
+    edit = Repair(f"{given.op} = {given.op}.unsqueeze(0)", "a batch of 1", 1, inputs={given.op: method("unsqueeze", 0)})
     return Earlier(words, (edit,), math.prod(x.sizes))
 
 
@@ -93,7 +93,7 @@ def _is_unbatched(step: Made) -> bool:
     return _is_of_pictures(step) and len(step.inputs[0][0]) == spatial + 1
 
 
-def _flattened(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
+def _flattened(facts: FailureFacts, x: Operand, wanted: int) -> Earlier | None:
     """``x.flatten()`` or ``x.view(-1)``: all of the batch in one row.
 
     That the first dimension was a batch is sure where its rows have the wanted size, or a convolution took it for one.
@@ -107,7 +107,7 @@ def _flattened(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
     return None
 
 
-def _crossed(facts: Facts, x: Operand) -> Earlier | None:
+def _crossed(facts: FailureFacts, x: Operand) -> Earlier | None:
     """``5`` with ``5 x 1``: each sample with each, which runs without an error and is probably unintended."""
     for step in steps(x.made):
         if step.shape != x.sizes:
@@ -120,7 +120,7 @@ def _crossed(facts: Facts, x: Operand) -> Earlier | None:
     return None
 
 
-def _rebatched(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
+def _rebatched(facts: FailureFacts, x: Operand, wanted: int) -> Earlier | None:
     """``x.view(64, -1)`` of a batch of 32: rows of another length than those of the samples, which have the wanted one."""
     for step in steps(x.made):
         if len(step.shape) != len(x.sizes):
@@ -134,7 +134,7 @@ def _rebatched(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
     return None
 
 
-def squeezed(facts: Facts, x: Operand) -> Earlier | None:
+def squeezed(facts: FailureFacts, x: Operand) -> Earlier | None:
     """``x.squeeze()`` that took the batch of one away, too."""
     for step in steps(x.made):
         before: Sizes = step.inputs[0][0] if step.inputs else ()
@@ -147,7 +147,7 @@ def squeezed(facts: Facts, x: Operand) -> Earlier | None:
     return None
 
 
-def _squeezed(step: Made, dims: Sizes) -> tuple[Edit, ...]:
+def _squeezed(step: Made, dims: Sizes) -> tuple[Repair, ...]:
     told = dims[0] if len(dims) == 1 else dims
     return at_step(step, lambda _, x: f"{x}.squeeze({told})", lambda _, args, __: args[0].squeeze(dims))
 
@@ -160,11 +160,11 @@ def _rows(made: Made | None) -> Iterator[Made]:
         yield step
 
 
-def _batches(facts: Facts) -> set[int]:
+def _batches(facts: FailureFacts) -> set[int]:
     return {one.shape[0] for _, one in facts.inputs if one.dim() > 1}
 
 
-def _stacked(facts: Facts, x: Operand) -> Earlier | None:
+def _stacked(facts: FailureFacts, x: Operand) -> Earlier | None:
     """``torch.stack`` that put its parts before the batch."""
     step = next((one for one in steps(x.made) if one.op == "stack"), None)
     parts = [] if step is None else [sizes for sizes, _ in step.inputs]
@@ -185,7 +185,7 @@ def _joined(x: Operand, wanted: int, dim: int) -> Earlier | None:
         return None
     parts = [sizes for sizes, _ in step.inputs]
     now, then = joined_along(step), dim % len(x.sizes)
-    if now is None or now == then or len(set(parts)) > 1 or sum(one[then] for one in parts) != wanted:
+    if now is None or now == then or len(set(parts)) > 1 or sum(part[then] for part in parts) != wanted:
         return None
     words = f": `{step.op}` joined {' and '.join(map(shape, parts[:3]))} along dimension {now}"
     edits = at_step(step, lambda call, _: _along(call, dim), lambda _, args, __: torch.cat(args[0], dim=dim))
@@ -208,19 +208,19 @@ def _over_steps(call: ast.Call, _: str) -> str:
     """The call with dimension 1 instead, where it names a single one."""
     of_torch = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "torch"
     places = call.args[1:] if of_torch else call.args
-    named = [one.value for one in call.keywords if one.arg in {"dim", "axis"}]
+    named = [keyword.value for keyword in call.keywords if keyword.arg in {"dim", "axis"}]
     if len(places) + len(call.keywords) != 1 or not isinstance([*places, *named][0], (ast.Constant, ast.UnaryOp)):
         return ""
     kept = call.args[:1] if of_torch else []
     return ast.unparse(ast.Call(call.func, [*kept, ast.Constant(1)], []))
 
 
-def _of_module(facts: Facts, step: Made) -> tuple[Edit, ...]:
+def _of_module(facts: FailureFacts, step: Made) -> tuple[Repair, ...]:
     module = facts.modules.get(step.module)
     return tuple(rebuilt_module(module, step.module, start_dim=1, rank=1)) if isinstance(module, nn.Flatten) else ()
 
 
-def at_step(step: Made, text: Callable[[ast.Call, str], str], run: Callable[[Any, Any, Any], Any]) -> tuple[Edit, ...]:
+def at_step(step: Made, text: Callable[[ast.Call, str], str], run: Callable[[Any, Any, Any], Any]) -> tuple[Repair, ...]:
     """The call that made this step, done otherwise, where it stands in the user's code."""
     if step.line is None:
         return ()
@@ -232,7 +232,7 @@ def at_step(step: Made, text: Callable[[ast.Call, str], str], run: Callable[[Any
     receiver = call.args[0] if of_torch and call.args else call.func.value
     shown = ast.unparse(receiver)
     code = text(call, shown if isinstance(receiver, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({shown})")
-    return (Edit(code, rank=1, ops=(OpEdit(site, step.op, run),)),) if code else ()
+    return (Repair(code, rank=1, ops=(OpEdit(site, step.op, run),)),) if code else ()
 
 
 def _flat_rows(_: ast.Call, x: str) -> str:
@@ -240,12 +240,12 @@ def _flat_rows(_: ast.Call, x: str) -> str:
 
 
 def _along(call: ast.Call, dim: int) -> str:
-    rest = [ast.keyword(one.arg, one.value) for one in call.keywords if one.arg not in {"dim", "axis"}]
+    rest = [ast.keyword(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg not in {"dim", "axis"}]
     number = expression(str(dim))
     return ast.unparse(ast.Call(call.func, call.args[:1], [*rest, ast.keyword("dim", number)])) if call.args else ""
 
 
-def taken_apart(x: Operand, wanted: int) -> tuple[str, tuple[Edit, ...]] | None:
+def taken_apart(x: Operand, wanted: int) -> tuple[str, tuple[Repair, ...]] | None:
     """Where the width of a picture became the features, and its channels are as many as were wanted: in words, and turned in time."""
     for step in steps(x.made):
         sizes, before = step.inputs[0] if step.inputs else ((), None)
@@ -261,14 +261,14 @@ def taken_apart(x: Operand, wanted: int) -> tuple[str, tuple[Edit, ...]] | None:
     return None
 
 
-def channels_last(made: Made | None) -> tuple[Edit, ...]:
+def channels_last(made: Made | None) -> tuple[Repair, ...]:
     """A picture with its channels last, from where it was made."""
     if made is None or len(made.shape) != _IMAGES:
         return ()
     turn = method("permute", *_LAST)
     why = "the channels last"
     if made.number == 0:
-        return (Edit(f"{made.op} = {turn.text(made.op)}", why, 1, inputs={made.op: turn}),) if made.op.isidentifier() else ()
+        return (Repair(f"{made.op} = {turn.text(made.op)}", why, 1, inputs={made.op: turn}),) if made.op.isidentifier() else ()
     if made.line is None:
         return ()
     site = site_at(*made.line)
@@ -278,7 +278,7 @@ def channels_last(made: Made | None) -> tuple[Edit, ...]:
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         return turn.apply(func(*args, **kwargs))
 
-    return (Edit(turn.text(site.text), why, 1, ops=(OpEdit(site, made.op, run),)),)
+    return (Repair(turn.text(site.text), why, 1, ops=(OpEdit(site, made.op, run),)),)
 
 
 def _unpooled(x: Operand, wanted: int) -> Earlier | None:
@@ -292,7 +292,7 @@ def _unpooled(x: Operand, wanted: int) -> Earlier | None:
     return None
 
 
-def _unjoined(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
+def _unjoined(facts: FailureFacts, x: Operand, wanted: int) -> Earlier | None:
     """The states of several layers, or of both directions, of which all were wanted side by side."""
     for step in steps(x.made):
         module = facts.modules.get(step.module)
@@ -310,7 +310,7 @@ def _unjoined(facts: Facts, x: Operand, wanted: int) -> Earlier | None:
     return None
 
 
-def _side_by_side(facts: Facts, x: Operand, step: Made) -> tuple[Edit, ...]:
+def _side_by_side(facts: FailureFacts, x: Operand, step: Made) -> tuple[Repair, ...]:
     change = then(method("transpose", 0, 1), method("flatten", 1))
     squeezes = next((one for one in steps(x.made) if one.op == "squeeze"), None)
     if squeezes is not None:
@@ -319,7 +319,7 @@ def _side_by_side(facts: Facts, x: Operand, step: Made) -> tuple[Edit, ...]:
     return tuple(on_operand(replace(facts, operands=facts.given or facts.operands), at, change, rank=1)) if x.sizes == step.shape else ()
 
 
-def _pooled(step: Made, places: Sizes) -> tuple[Edit, ...]:
+def _pooled(step: Made, places: Sizes) -> tuple[Repair, ...]:
     why = f"each channel as one value, instead of `{step.op}`"
     edits = at_step(step, lambda _, x: f"{x}.mean({places})", lambda _, args, __: args[0].mean(places))
     return tuple(replace(edit, why=why) for edit in edits)

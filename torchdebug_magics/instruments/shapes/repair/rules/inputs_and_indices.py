@@ -13,8 +13,8 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
 from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, TURNS, came_from, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
@@ -27,7 +27,7 @@ _ROUNDS = frozenset(["floor", "round", "ceil", "trunc", "long", "int", "to"])
 _IDS = (torch.int64, torch.int32)
 
 
-def created(facts: Facts, operand: Operand, wanted: Sizes, *, rank: int) -> list[Edit]:
+def created(facts: FailureFacts, operand: Operand, wanted: Sizes, *, rank: int) -> list[Repair]:
     """The call that made it, with the sizes in which it differs from the wanted ones changed."""
     step = next((one for one in steps(operand.made) if one.op in FACTORIES), None)
     if step is None or step.line is None or step.shape != operand.sizes or len(wanted) != len(step.shape):
@@ -47,21 +47,21 @@ def created(facts: Facts, operand: Operand, wanted: Sizes, *, rank: int) -> list
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         given = {name: value for name, value in kwargs.items() if name != "size"}
-        return func(*(one for one in args if isinstance(one, torch.Tensor)), wanted, **given)
+        return func(*(argument for argument in args if isinstance(argument, torch.Tensor)), wanted, **given)
 
     named = site.statement if isinstance(site.statement, ast.Assign) and site.statement.value is call else None
-    targets = "".join(f"{ast.unparse(one)} = " for one in named.targets) if named is not None else ""
-    return [Edit(f"{targets}{ast.unparse(new)}", "", rank, ops=(OpEdit(site, step.op, run),))]
+    targets = "".join(f"{ast.unparse(target)} = " for target in named.targets) if named is not None else ""
+    return [Repair(f"{targets}{ast.unparse(new)}", "", rank, ops=(OpEdit(site, step.op, run),))]
 
 
 def _elements(call: ast.Call) -> list[ast.expr]:
     """The parts of the call that are its sizes."""
     first = call.args[0] if len(call.args) == 1 else None
     parts = first.elts if isinstance(first, (ast.Tuple, ast.List)) else call.args
-    return [] if any(isinstance(one, ast.Starred) for one in parts) else parts
+    return [] if any(isinstance(part, ast.Starred) for part in parts) else parts
 
 
-def _told(facts: Facts, node: ast.expr, now: int, then: int, names: Sequence[str]) -> str:
+def _told(facts: FailureFacts, node: ast.expr, now: int, then: int, names: Sequence[str]) -> str:
     """Another dimension of the same input, where that has the wanted size, or the batch of one of these names; the number otherwise."""
     text = ast.unparse(node)
     for name, tensor in facts.inputs:
@@ -123,17 +123,17 @@ def is_rounded(made: Made | None) -> bool:
     return any(step.op in _ROUNDS for step in steps(made))
 
 
-def shortened(facts: Facts, size: int, to: int, *, rank: int = 25) -> list[Edit]:
+def shortened(facts: FailureFacts, size: int, to: int, *, rank: int = 25) -> list[Repair]:
     """All sequences among the inputs that are `size` long, cut to the length that the model takes."""
     long = [name for name, one in facts.inputs if one.dim() >= 2 and one.shape[1] == size and not one.is_floating_point()]
     if not too_long(facts, size, to) or not 0 < to < size:
         return []
-    cut = Change(lambda x: f"{x}[:, :{to}]", lambda one: one[:, :to])
+    cut = ValueChange(lambda x: f"{x}[:, :{to}]", lambda one: one[:, :to])
     code = "\n".join(f"{name} = {cut.text(name)}" for name in long)
-    return [Edit(code, f"as long as the model takes: {to}", rank, inputs=dict.fromkeys(long, cut), many=len(long))]
+    return [Repair(code, f"as long as the model takes: {to}", rank, inputs=dict.fromkeys(long, cut), many=len(long))]
 
 
-def too_long(facts: Facts, size: int, to: int) -> str:
+def too_long(facts: FailureFacts, size: int, to: int) -> str:
     """In words, where an input is a sequence of `size` and the model has `to` positions; empty where none is."""
     ids = [(name, one) for name, one in facts.inputs if one.dim() > 1 and one.dtype in _IDS]
     long = next((f"`{name}` is {shape(tuple(one.shape))}" for name, one in ids if one.shape[1] == size), "")
@@ -144,7 +144,7 @@ def too_long(facts: Facts, size: int, to: int) -> str:
     return f"{long}, and the model has {to} positions{f' ({named})' if named else ''}"
 
 
-def beside(facts: Facts, found: Diagnosis) -> Diagnosis:
+def beside(facts: FailureFacts, found: Diagnosis) -> Diagnosis:
     """Where a library's code failed: an input whose length is not that of the first, named and repaired."""
     if facts.op is None or len(facts.inputs) < 2 or (facts.site is not None and len(facts.operands) < 2):
         return found
@@ -160,15 +160,17 @@ def beside(facts: Facts, found: Diagnosis) -> Diagnosis:
     return replace(found, sentence=sentence, edits=(*_alike(name, first, other, one), *found.edits))
 
 
-def _alike(name: str, first: torch.Tensor, other: str, one: torch.Tensor) -> list[Edit]:
+def _alike(name: str, first: torch.Tensor, other: str, one: torch.Tensor) -> list[Repair]:
     rows, length = first.shape
     if one.shape[0] == rows and one.shape[1] > length:
-        cut = Change(lambda x: f"{x}[:, :{length}]", lambda tensor: tensor[:, :length])
-        return [Edit(f"{other} = {cut.text(other)}", f"as long as `{name}`", 5, inputs={other: cut})]
+        cut = ValueChange(lambda x: f"{x}[:, :{length}]", lambda tensor: tensor[:, :length])
+        return [Repair(f"{other} = {cut.text(other)}", f"as long as `{name}`", 5, inputs={other: cut})]
     fill = "ones" if "mask" in other else "zeros" if "type" in other else ""
     if not fill:
         return []
-    return [Edit(f"{other} = torch.{fill}_like({name})", f"as large as `{name}`", 6, inputs={other: Change(str, _filled(fill, first))})]
+    return [
+        Repair(f"{other} = torch.{fill}_like({name})", f"as large as `{name}`", 6, inputs={other: ValueChange(str, _filled(fill, first))})
+    ]
 
 
 def _filled(fill: str, first: torch.Tensor) -> Any:

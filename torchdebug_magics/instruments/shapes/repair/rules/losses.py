@@ -11,8 +11,8 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.suspects import PAIRED_LOSSES
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, as_typed, method, on_operand, then
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, is_loss
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, method, on_operand, then
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, is_loss
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import at_step, squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond
@@ -34,7 +34,7 @@ _CLASSES = frozenset({"cross_entropy", "nll_loss", "nll_loss_nd"})
 _RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu"])
 
 
-def loss(facts: Facts) -> Diagnosis | None:
+def loss(facts: FailureFacts) -> Diagnosis | None:
     """Diagnose losses: of classes, and of values that are compared elementwise."""
     if facts.op not in _CLASSES | PAIRED_LOSSES or len(facts.operands) < 2:
         return None
@@ -44,14 +44,14 @@ def loss(facts: Facts) -> Diagnosis | None:
     return classes_and_scores(facts, scores, target) if facts.op in _CLASSES else _pairs(facts, scores, target)
 
 
-def _cast_too(facts: Facts, at: int, change: Change, *, rank: int) -> list[Edit]:
+def _cast_too(facts: FailureFacts, at: int, change: ValueChange, *, rank: int) -> list[Repair]:
     """The target in floating point, too, where it is not; a change of the scores alone would not do then."""
     if facts.operands[1].tensor.is_floating_point():
         return on_operand(facts, at, change, rank=rank)
     return on_operand(facts, 1, then(change, method("float")), rank=rank) if at else []
 
 
-def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+def _pairs(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
     if scores.sizes == target.sizes:
         if scores.tensor.dtype == target.tensor.dtype:
             return None
@@ -73,9 +73,9 @@ def _pairs(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
     return Diagnosis(sentence, tuple(edits), scores if made else target)
 
 
-def _same_numbers(facts: Facts, scores: Operand, target: Operand) -> list[Edit]:
+def _same_numbers(facts: FailureFacts, scores: Operand, target: Operand) -> list[Repair]:
     """As many numbers on both sides, but for the dimensions in which they stand."""
-    edits: list[Edit] = []
+    edits: list[Repair] = []
     for at, (one, other) in enumerate(((scores, target), (target, scores))):
         for dim in reversed(range(len(one.sizes))):
             if one.sizes[dim] == 1 and (*one.sizes[:dim], *one.sizes[dim + 1 :]) == other.sizes:
@@ -88,9 +88,9 @@ def _same_numbers(facts: Facts, scores: Operand, target: Operand) -> list[Edit]:
     return edits
 
 
-def _same_rank(facts: Facts, scores: Operand, target: Operand) -> list[Edit]:
+def _same_rank(facts: FailureFacts, scores: Operand, target: Operand) -> list[Repair]:
     """As many dimensions on both sides, of other sizes or in another order."""
-    edits: list[Edit] = []
+    edits: list[Repair] = []
     if len(scores.sizes) == len(target.sizes):
         differ = [dim for dim, pair in enumerate(zip(scores.sizes, target.sizes, strict=True)) if pair[0] != pair[1]]
         edits += resized_output(facts, scores, target, f"{target.name}.shape[2:]" if target.name else str(target.sizes[2:]))
@@ -102,7 +102,7 @@ def _same_rank(facts: Facts, scores: Operand, target: Operand) -> list[Edit]:
     return edits
 
 
-def _classes_meant(facts: Facts, scores: Operand, target: Operand) -> list[Edit]:
+def _classes_meant(facts: FailureFacts, scores: Operand, target: Operand) -> list[Repair]:
     """Scores of several classes against the numbers of classes: the loss was meant to be another one."""
     values = facts.values(target.tensor) if not target.tensor.is_floating_point() else None
     if len(scores.sizes) != 2 or target.sizes != scores.sizes[:1] or scores.sizes[1] < 2 or values is None or not values.numel():
@@ -112,7 +112,7 @@ def _classes_meant(facts: Facts, scores: Operand, target: Operand) -> list[Edit]
     why = "scores of several classes against class numbers"
     if facts.path and is_loss(facts.module):
         code = f"{as_typed(facts.path)} = nn.CrossEntropyLoss()"
-        return [Edit(code, why, 2, modules={facts.path: lambda _: nn.CrossEntropyLoss()})]
+        return [Repair(code, why, 2, modules={facts.path: lambda _: nn.CrossEntropyLoss()})]
     return rewritten(
         facts,
         lambda call: f"F.cross_entropy({', '.join(map(ast.unparse, call.args[:2]))})",
@@ -122,7 +122,7 @@ def _classes_meant(facts: Facts, scores: Operand, target: Operand) -> list[Edit]
     )
 
 
-def _one_each(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+def _one_each(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
     """A convolution that was to leave one number of each picture, and leaves several as the pictures are larger than it was made for."""
     many, rest = divmod(math.prod(scores.sizes), math.prod(target.sizes) or 1)
     for step in makers(scores.made) if not rest and many > 1 else ():
@@ -140,7 +140,7 @@ def _one_each(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | Non
     return None
 
 
-def classes_and_scores(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+def classes_and_scores(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
     """Cross entropy and its like: the classes stand in dimension 1, and the target has one number for each."""
     op = f"`{facts.op}`"
     many = len(scores.sizes)
@@ -173,7 +173,7 @@ def classes_and_scores(facts: Facts, scores: Operand, target: Operand) -> Diagno
     return Diagnosis(sentence, tuple(_class_edits(facts, scores, target, wanted)), scores if is_output else target)
 
 
-def resized_output(facts: Facts, scores: Operand, like: Operand, size: str) -> list[Edit]:
+def resized_output(facts: FailureFacts, scores: Operand, like: Operand, size: str) -> list[Repair]:
     """The output as high and wide as the target: by what made it, or else by interpolation."""
     edits = [*stretched(facts, scores, like), *padded(facts, scores, like)]
     step = maker(scores.made)
@@ -181,24 +181,24 @@ def resized_output(facts: Facts, scores: Operand, like: Operand, size: str) -> l
     if edits or not is_output or len(scores.sizes) != 4 or scores.sizes[:2] != like.sizes[:2] or scores.sizes == like.sizes:
         return edits
     whole = like.sizes[2:]
-    change = Change(
+    change = ValueChange(
         lambda x: f"F.interpolate({x}, size={size}, mode='bilinear')",
         lambda one: nn.functional.interpolate(one, size=whole, mode="bilinear"),
     )
     return on_operand(facts, 0, change, rank=20, why=f"{shape(scores.sizes[2:])} becomes {shape(whole)}")
 
 
-def last_step(facts: Facts, scores: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+def last_step(facts: FailureFacts, scores: Operand, wanted: tuple[int, ...]) -> list[Repair]:
     """The last step of what a recurrent module gave for all of them."""
     module = next((facts.modules.get(step.module) for step in makers(scores.made) if step.op in _RECURRENT), None)
     first = 1 if getattr(module, "batch_first", False) else 0
     if module is None or (*scores.sizes[:first], *scores.sizes[first + 1 :]) != wanted:
         return []
-    change = Change(lambda x: f"{x}[:, -1]" if first else f"{x}[-1]", lambda one: one.select(first, -1))
+    change = ValueChange(lambda x: f"{x}[:, -1]" if first else f"{x}[-1]", lambda one: one.select(first, -1))
     return on_operand(facts, 0, change, rank=2, why="the last step alone")
 
 
-def _next_words(scores: Operand, target: Operand) -> list[Edit]:
+def _next_words(scores: Operand, target: Operand) -> list[Repair]:
     """Targets of all words, for scores of all but the last: each is to be the next one."""
     step = target.made
     before = step.inputs[0][0] if step is not None and step.inputs else ()
@@ -210,7 +210,7 @@ def _next_words(scores: Operand, target: Operand) -> list[Edit]:
     ]
 
 
-def _one_hot(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+def _one_hot(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
     """One-hot rows of which a reshape made one row."""
     step = target.made
     values = facts.values(target.tensor)
@@ -224,7 +224,7 @@ def _one_hot(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None
     return Diagnosis(f"{sentence}: `{step.op}` made {target.sizes[0]} of it", edits, target)
 
 
-def _other_rows(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | None:
+def _other_rows(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
     """A reshape on the way to the scores, in which features went into the batch."""
     many = target.sizes[0]
     for step in steps(scores.made):
@@ -236,8 +236,8 @@ def _other_rows(facts: Facts, scores: Operand, target: Operand) -> Diagnosis | N
     return None
 
 
-def _class_edits(facts: Facts, scores: Operand, target: Operand, wanted: tuple[int, ...]) -> list[Edit]:
-    edits: list[Edit] = [*last_step(facts, scores, (*target.sizes, scores.sizes[-1])), *_next_words(scores, target)]
+def _class_edits(facts: FailureFacts, scores: Operand, target: Operand, wanted: tuple[int, ...]) -> list[Repair]:
+    edits: list[Repair] = [*last_step(facts, scores, (*target.sizes, scores.sizes[-1])), *_next_words(scores, target)]
     for dim, size in enumerate(target.sizes):
         if size == 1 and (*target.sizes[:dim], *target.sizes[dim + 1 :]) == wanted:
             edits += on_operand(facts, 1, method("squeeze", dim), rank=1)
@@ -261,7 +261,7 @@ def _class_edits(facts: Facts, scores: Operand, target: Operand, wanted: tuple[i
     return edits
 
 
-def _out_of_range(facts: Facts, scores: Operand, target: Operand, classes: int) -> Diagnosis | None:
+def _out_of_range(facts: FailureFacts, scores: Operand, target: Operand, classes: int) -> Diagnosis | None:
     values = facts.values(target.tensor)
     ignored = facts.kwargs.get("ignore_index", getattr(facts.module, "ignore_index", -100))
     kept = values[values != ignored] if values is not None else None
@@ -270,5 +270,5 @@ def _out_of_range(facts: Facts, scores: Operand, target: Operand, classes: int) 
     sentence = f"`{facts.op}` has scores of {classes} classes (0 to {classes - 1}), and {named(target, 'the target')} holds class {wrong}"
     edits = producer_edits(facts, scores, classes, wrong + 1, rank=10) if wrong >= classes else []
     if wrong == classes and int(kept.min()) >= 1:
-        edits += on_operand(facts, 1, Change(lambda x: f"{x} - 1", lambda one: one - 1), rank=12, why="classes starting at 0")
+        edits += on_operand(facts, 1, ValueChange(lambda x: f"{x} - 1", lambda one: one - 1), rank=12, why="classes starting at 0")
     return Diagnosis(sentence, tuple(edits), scores)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Edit, OpEdit
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts
+from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, OpEdit, Repair
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, rewritten
 from torchdebug_magics.instruments.shapes.repair.size_history import JOINS, of_inputs
@@ -21,7 +21,7 @@ _KEYWORDS = {"scaled_dot_product_attention": ("enable_gqa", "fewer heads of keys
 """What lets an op take other sizes."""
 
 
-def swapped(local: LocalCall) -> list[Edit]:
+def swapped(local: LocalCall) -> list[Repair]:
     """``b @ a`` for ``a @ b``; not where the samples of the batch would be summed up."""
     facts = local.facts
     site = facts.site
@@ -37,13 +37,13 @@ def swapped(local: LocalCall) -> list[Edit]:
         return []
     code = ast.unparse(ast.BinOp(written.right, ast.MatMult(), written.left))
     run = OpEdit(site, facts.op, lambda func, args, _: func(args[1], args[0]))
-    return [Edit(code, "with the operands swapped", 1 if square else 8, ops=(run,))]
+    return [Repair(code, "with the operands swapped", 1 if square else 8, ops=(run,))]
 
 
-def other_calls(local: LocalCall) -> Iterator[Edit]:
+def other_calls(local: LocalCall) -> Iterator[Repair]:
     """The same call by another name, with a keyword, or along another dimension."""
     facts = local.facts
-    names = [one.name for one in facts.operands[:2]]
+    names = [operand.name for operand in facts.operands[:2]]
     if facts.op in {"bmm", "mm"} and all(names) and len({len(one.sizes) for one in facts.operands}) == 1:
         code = " @ ".join(names)
         yield from rewritten(
@@ -60,7 +60,7 @@ def other_calls(local: LocalCall) -> Iterator[Edit]:
         yield from rewritten(facts, write, lambda func, args, kwargs: func(*args, **{**kwargs, name: True}), rank=5, why=why)
 
 
-def _along(local: LocalCall) -> Iterator[Edit]:
+def _along(local: LocalCall) -> Iterator[Repair]:
     """The same tensors joined along another dimension."""
     facts, many = local.facts, len(local.operands[0].sizes)
     for dim in reversed(range(many)):
@@ -79,7 +79,7 @@ def _written_along(dim: int, call: ast.Call) -> str:
     return f"{func}({ast.unparse(call.args[0])}, dim={dim})" if call.args else ""
 
 
-def pair(facts: Facts) -> Diagnosis | None:
+def pair(facts: FailureFacts) -> Diagnosis | None:
     """An LSTM that is given one tensor for its two states."""
     given = facts.call.args[1:2] if facts.call is not None else ()
     if not isinstance(facts.module, (nn.LSTM, nn.LSTMCell)) or not given or not isinstance(given[0], torch.Tensor):
@@ -93,7 +93,7 @@ def pair(facts: Facts) -> Diagnosis | None:
     return Diagnosis(sentence, tuple(edits))
 
 
-def first_rows(local: LocalCall, mismatch: Mismatch) -> list[Edit]:
+def first_rows(local: LocalCall, mismatch: Mismatch) -> list[Repair]:
     """A state of a larger batch, as that of all batches but the last one is, cut to the rows of this one."""
     facts, rows = local.facts, mismatch.wanted
     if not isinstance(facts.module, nn.RNNBase) or not mismatch.at or mismatch.dims != (-2,) or mismatch.got <= rows:
@@ -115,8 +115,8 @@ def first_rows(local: LocalCall, mismatch: Mismatch) -> list[Edit]:
 
 
 def _with_state(
-    facts: Facts, text: Callable[[str], str], changed: Callable[[Any, Any], tuple[Any, Any]], *, rank: int, why: str
-) -> list[Edit]:
+    facts: FailureFacts, text: Callable[[str], str], changed: Callable[[Any, Any], tuple[Any, Any]], *, rank: int, why: str
+) -> list[Repair]:
     """The state changed in the user's own call of the module, where it is the second argument."""
     site = facts.site if facts.direct else None
     written = facts.caller.site if site is None and not facts.path and facts.caller is not None else site
@@ -125,4 +125,4 @@ def _with_state(
         return []
     if any(isinstance(argument, ast.Starred) for argument in call.args):
         return []
-    return [Edit(written.changed(call.args[1], text), why, rank, calls=(CallEdit(facts.path, site, changed),))]
+    return [Repair(written.changed(call.args[1], text), why, rank, calls=(CallEdit(facts.path, site, changed),))]

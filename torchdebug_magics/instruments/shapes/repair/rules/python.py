@@ -14,10 +14,10 @@ import torch
 from torch.nn import functional
 
 from torchdebug_magics.format import plural, shape
-from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit, as_typed, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, OpEdit, Repair, ValueChange, as_typed, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
-from torchdebug_magics.instruments.shapes.repair.source import Site, assignments
+from torchdebug_magics.instruments.shapes.repair.source import EditSite, assignments
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors
 from torchdebug_magics.probing.source.syntax import dotted, last_name
 
@@ -28,7 +28,7 @@ _PAIR = 2
 _SAID = re.compile(r"tuple indices must be|unsupported operand type.*'tuple'|'tuple' object has no attribute|can only concatenate tuple")
 
 
-def unpacking(facts: Facts) -> Diagnosis | None:
+def unpacking(facts: FailureFacts) -> Diagnosis | None:
     """``B, C, H, W = x.shape`` of a tensor that has three dimensions."""
     site = facts.site
     if facts.op is not None or not isinstance(facts.error, ValueError) or "to unpack" not in facts.text or site is None:
@@ -56,7 +56,7 @@ def unpacking(facts: Facts) -> Diagnosis | None:
     return Diagnosis(f"`{text}` unpacks {many} values: {facts.text}", tuple(_chunks(site, statement, many)))
 
 
-def _chunks(site: Site, statement: ast.Assign, many: int) -> list[Edit]:
+def _chunks(site: EditSite, statement: ast.Assign, many: int) -> list[Repair]:
     """As many pieces as there are names for them."""
     call = statement.value
     if not isinstance(call, ast.Call) or last_name(call.func) != "chunk" or not call.args:
@@ -67,16 +67,16 @@ def _chunks(site: Site, statement: ast.Assign, many: int) -> list[Edit]:
     new = ast.Call(call.func, [ast.Constant(many), *call.args[1:]], call.keywords)
     code = ast.unparse(ast.Assign(statement.targets, new, lineno=statement.lineno))
     run = OpEdit(inner, "chunk", lambda func, args, kwargs: func(args[0], many, *args[2:], **kwargs))
-    return [Edit(code, "a piece for each name", 5, ops=(run,))]
+    return [Repair(code, "a piece for each name", 5, ops=(run,))]
 
 
-def _turned_input(facts: Facts, value: torch.Tensor, many: int) -> list[Edit]:
+def _turned_input(facts: FailureFacts, value: torch.Tensor, many: int) -> list[Repair]:
     name = next((name for name, tensor in facts.inputs if tensor is value and name.isidentifier()), None)
     if name is None or value.dim() != 2 or value.shape[1] != many:
         return []
     change = method("t")
     why = f"{shape(tuple(value.shape))} becomes {shape(tuple(value.shape)[::-1])}"
-    return [Edit(f"{name} = {change.text(name)}", why, 5, inputs={name: change})]
+    return [Repair(f"{name} = {change.text(name)}", why, 5, inputs={name: change})]
 
 
 def _cut(value: ast.expr, many: int) -> str:
@@ -99,23 +99,23 @@ def _held(names: Any, text: str) -> object:
     return value
 
 
-def _operand(facts: Facts, tensor: torch.Tensor, name: str) -> Operand:
-    for one in facts.operands:
-        if one.tensor is tensor:
-            return one
+def _operand(facts: FailureFacts, tensor: torch.Tensor, name: str) -> Operand:
+    for operand in facts.operands:
+        if operand.tensor is tensor:
+            return operand
     return Operand(tensor, name, owned=False, made=None)
 
 
-def _edits(facts: Facts, x: Operand, many: int) -> list[Edit]:
+def _edits(facts: FailureFacts, x: Operand, many: int) -> list[Repair]:
     """Of the model's own input only: elsewhere it is not known which dimension was lost."""
     own = next((name for name, tensor in facts.inputs if tensor is x.tensor), None)
     if own is None:
         return []
-    at = [one.tensor for one in facts.operands].index(x.tensor) if any(one.tensor is x.tensor for one in facts.operands) else None
+    at = [one.tensor for one in facts.operands].index(x.tensor) if any(operand.tensor is x.tensor for operand in facts.operands) else None
     if at is None:
         return []
     found = replace(facts, op=None)
-    edits: list[Edit] = []
+    edits: list[Repair] = []
     lacking = many - len(x.sizes)
     if lacking == 1:
         edits += on_operand(found, at, method("unsqueeze", 0), rank=4, why="a batch of 1")
@@ -132,7 +132,7 @@ def _edits(facts: Facts, x: Operand, many: int) -> list[Edit]:
     return edits
 
 
-def picture(facts: Facts) -> Diagnosis | None:
+def picture(facts: FailureFacts) -> Diagnosis | None:
     """``Input image size (48*48) doesn't match model (32*32)``: two sizes, of which one is the input's."""
     if facts.op is not None or facts.site is not None:
         return None
@@ -146,13 +146,13 @@ def picture(facts: Facts) -> Diagnosis | None:
     return None
 
 
-def _resized(name: str, one: torch.Tensor, size: tuple[int, int]) -> Edit:
-    change = Change(f"F.interpolate({{}}, size={size})".format, lambda tensor: functional.interpolate(tensor, size=size))
+def _resized(name: str, one: torch.Tensor, size: tuple[int, int]) -> Repair:
+    change = ValueChange(f"F.interpolate({{}}, size={size})".format, lambda tensor: functional.interpolate(tensor, size=size))
     why = f"{shape(tuple(one.shape[2:]))} becomes {shape(size)}"
-    return Edit(f"{name} = {change.text(name)}", why, 10, inputs={name: change})
+    return Repair(f"{name} = {change.text(name)}", why, 10, inputs={name: change})
 
 
-def absent(facts: Facts) -> Diagnosis | None:
+def absent(facts: FailureFacts) -> Diagnosis | None:
     """``You must specify exactly one of input_ids or inputs_embeds``, from the decoder of a model that was given ``input_ids``."""
     root = facts.modules.get("")
     if facts.op is not None or facts.site is not None or root is None or "input_ids" not in facts.text:
@@ -166,7 +166,7 @@ def absent(facts: Facts) -> Diagnosis | None:
     return None
 
 
-def unpacked(facts: Facts) -> Diagnosis | None:
+def unpacked(facts: FailureFacts) -> Diagnosis | None:
     """``out`` is what ``rnn`` returns: (output, state)."""
     site = facts.site
     if site is None or site.statement is None or not _SAID.search(facts.text):
@@ -184,7 +184,7 @@ def unpacked(facts: Facts) -> Diagnosis | None:
     return None
 
 
-def called(facts: Facts, site: Site, node: ast.expr) -> str | None:
+def called(facts: FailureFacts, site: EditSite, node: ast.expr) -> str | None:
     """The path of the module that the expression calls."""
     if not isinstance(node, ast.Call):
         return None
@@ -192,7 +192,7 @@ def called(facts: Facts, site: Site, node: ast.expr) -> str | None:
     return next((path for path, one in facts.modules.items() if one is module), None)
 
 
-def _told(facts: Facts, path: str, what: str, code: str, value: object) -> Diagnosis:
+def _told(facts: FailureFacts, path: str, what: str, code: str, value: object) -> Diagnosis:
     module = facts.modules[path]
     parts = [shape(tuple(one.shape)) for _, one in named_tensors(value)]
     of = f" of {' and '.join(parts[:3])}" if parts else ""
@@ -201,10 +201,10 @@ def _told(facts: Facts, path: str, what: str, code: str, value: object) -> Diagn
         of = f": (output, {rest}){f'; the output is {parts[0]}' if parts else ''}"
     sentence = f"{what} is the tuple that `{path}` returns{of}"
     first = CallEdit(path, None, lambda args, kwargs: (args, kwargs), lambda output: output[0])
-    return Diagnosis(sentence, (Edit(code, "only the output", 2, calls=(first,)),))
+    return Diagnosis(sentence, (Repair(code, "only the output", 2, calls=(first,)),))
 
 
-def tuples(facts: Facts) -> Diagnosis | None:
+def tuples(facts: FailureFacts) -> Diagnosis | None:
     """The (output, state) of a recurrent module, or any tuple, where a tensor is wanted."""
     found = re.match(r"(?P<op>\w+)\(\): argument '(?P<name>\w+)' \(position \d+\) must be Tensor, not (?P<kind>[\w.]+)", facts.text)
     if found is None or (facts.call is None and facts.module is None):
@@ -228,17 +228,17 @@ def tuples(facts: Facts) -> Diagnosis | None:
     return Diagnosis(f"{facts.who} expects a tensor, gets {what}", (*_first_of(facts), *_hooked(facts, makers[-1])))
 
 
-def _first_of(facts: Facts, taken: str = "[0]") -> list[Edit]:
+def _first_of(facts: FailureFacts, taken: str = "[0]") -> list[Repair]:
     """The first of the tuple, in the user's call."""
     site, call = facts.site, facts.written_call
     if site is None or facts.path is None or call is None or not call.args or isinstance(call.args[0], ast.Starred):
         return []
     code = site.changed(call.args[0], lambda text: f"{text}{taken}")
     first = CallEdit(facts.path, site, lambda args, kwargs: ((args[0][0], *args[1:]), kwargs))
-    return [Edit(code, "only the output", 2, calls=(first,))]
+    return [Repair(code, "only the output", 2, calls=(first,))]
 
 
-def _hooked(facts: Facts, maker: str) -> list[Edit]:
+def _hooked(facts: FailureFacts, maker: str) -> list[Repair]:
     """In an nn.Sequential nobody's line stands between the two: a hook passes the output on alone."""
     parent, _, name = (facts.path or "").rpartition(".")
     before, _, place = maker.rpartition(".")
@@ -247,7 +247,7 @@ def _hooked(facts: Facts, maker: str) -> list[Edit]:
         return []
     code = f"{as_typed(maker)}.register_forward_hook(lambda module, args, output: output[0])"
     call = CallEdit(maker, None, lambda args, kwargs: (args, kwargs), lambda output: output[0])
-    return [Edit(code, "keeps only the output", 5, calls=(call,))]
+    return [Repair(code, "keeps only the output", 5, calls=(call,))]
 
 
 def _parts(given: object) -> dict[str, torch.Tensor]:
@@ -257,7 +257,7 @@ def _parts(given: object) -> dict[str, torch.Tensor]:
     return {key: value for key, value in given.items() if isinstance(key, str) and isinstance(value, torch.Tensor)}
 
 
-def _one_of(facts: Facts, given: object, parts: Mapping[str, torch.Tensor]) -> list[Edit]:
+def _one_of(facts: FailureFacts, given: object, parts: Mapping[str, torch.Tensor]) -> list[Repair]:
     """Each of its tensors, in the user's call."""
     site, call = facts.site, facts.written_call
     if site is None or facts.path is None or call is None or not call.args or isinstance(call.args[0], ast.Starred):
@@ -267,7 +267,7 @@ def _one_of(facts: Facts, given: object, parts: Mapping[str, torch.Tensor]) -> l
         written = "{}." + name if getattr(given, name, None) is part else "{}[" + repr(name) + "]"
         code = site.changed(call.args[0], written.format)
         taken = CallEdit(facts.path, site, partial(_with_part, name))
-        edits.append(Edit(code, shape(tuple(part.shape)), 2 + rank, calls=(taken,)))
+        edits.append(Repair(code, shape(tuple(part.shape)), 2 + rank, calls=(taken,)))
     return edits
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, as_typed, on_operand, together
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, as_typed, on_operand, together
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.size_history import (
     channels_first,
@@ -37,7 +37,7 @@ _NEXT_LEVEL = 1.5
 """How many times larger a picture of another level is, at least."""
 
 
-def strided(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
+def strided(facts: FailureFacts, one: Operand, other: Operand) -> list[Repair]:
     """A convolution beside another one that strides, as on the short way of a residual block."""
     step = maker(one.made)
     module = facts.modules.get(step.module) if step is not None else None
@@ -50,7 +50,7 @@ def strided(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
     return rebuilt_module(module, step.module, stride=module.stride[0] * ratio, rank=5, why="the stride of the other path")
 
 
-def from_another_level(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
+def from_another_level(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
     """The one other picture among the user's variables that has the wanted shape: a skip connection from the wrong level."""
     one, site = facts.operands[at], facts.site
     if (
@@ -72,7 +72,7 @@ def from_another_level(facts: Facts, at: int, other: Operand, rank: int) -> list
     if len(found) != 1 or one.name not in site.names:
         return []
     name, value = found.popitem()
-    change = Change(lambda _: name, lambda tensor: tensor.new_zeros(value.shape))
+    change = ValueChange(lambda _: name, lambda tensor: tensor.new_zeros(value.shape))
     return on_operand(facts, at, change, rank=rank, why=f"`{name}` is {shape(other.sizes)}")
 
 
@@ -82,7 +82,7 @@ def is_rounded(one: Operand, other: Operand) -> bool:
     return all(max(pair) < _NEXT_LEVEL * min(pair) for pair in pairs)
 
 
-def projected(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
+def projected(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
     """The short way of a residual block, through a convolution of one pixel that changes channels and size.
 
     An `nn.Identity`, or an empty `nn.Sequential`, that the block keeps for this way becomes that convolution.
@@ -104,7 +104,7 @@ def projected(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     return _through(facts, at, convolution(one.sizes[1], other.sizes[1], 1, stride=stride, device="meta"), other, rank)
 
 
-def _through(facts: Facts, at: int, module: nn.Module, other: Operand, rank: int) -> list[Edit]:
+def _through(facts: FailureFacts, at: int, module: nn.Module, other: Operand, rank: int) -> list[Repair]:
     """The short way through this module: in the place of one that does nothing, or as a new one."""
     why = "the skip connection with the shape of the main path"
     kept = [path for path, part in facts.modules.items() if path.rpartition(".")[0] == facts.path and path and _is_idle(part)]
@@ -113,7 +113,7 @@ def _through(facts: Facts, at: int, module: nn.Module, other: Operand, rank: int
     place = f"{facts.path}.shortcut" if facts.path else "shortcut"
     like = [as_typed(path) for path, part in facts.modules.items() if type(part) is type(facts.module) and part is not facts.module]
     others = "".join(f"{path}.shortcut = nn.Identity()\n" for path in like)
-    change = Change(lambda x: f"self.shortcut({x})", lambda one: one.new_zeros(other.sizes))
+    change = ValueChange(lambda x: f"self.shortcut({x})", lambda one: one.new_zeros(other.sizes))
     return [
         replace(edit, code=f"{others}{made.code}\n{edit.code}", many=2, ops=tuple(map(_where_it_differs, edit.ops)))
         for edit in on_operand(facts, at, change, rank=rank, why=why)
@@ -126,7 +126,7 @@ def _where_it_differs(edit: OpEdit) -> OpEdit:
     """The line may stand in several blocks: where the two ways fit, the short one goes through nothing."""
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
-        fits = len({tuple(one.shape) for one in args if isinstance(one, torch.Tensor)}) == 1
+        fits = len({tuple(argument.shape) for argument in args if isinstance(argument, torch.Tensor)}) == 1
         return func(*args, **kwargs) if fits else edit.run(func, args, kwargs)
 
     return replace(edit, run=run)
@@ -136,7 +136,7 @@ def _is_idle(module: nn.Module) -> bool:
     return isinstance(module, nn.Identity) or (type(module) is nn.Sequential and not len(module))
 
 
-def resized(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
+def resized(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
     """A picture, interpolated to the size of the other."""
     one = facts.operands[at]
     if len(one.sizes) != _IMAGES or len(other.sizes) != _IMAGES or one.sizes[:2] != other.sizes[:2] or not one.tensor.is_floating_point():
@@ -146,14 +146,14 @@ def resized(facts: Facts, at: int, other: Operand, rank: int) -> list[Edit]:
     )
 
 
-def padded(facts: Facts, one: Operand, other: Operand) -> list[Edit]:
+def padded(facts: FailureFacts, one: Operand, other: Operand) -> list[Repair]:
     """The one convolution, since the other was as large, that does not leave its picture as large as it was, padded so that it does."""
     spatial = one.sizes[2:]
     lacking = {there - here for here, there in zip(spatial, other.sizes[2:], strict=False)}
     short = lacking.pop() if len(lacking) == 1 else 0
     if not spatial or not short or short % 2:
         return []
-    found: dict[str, list[Edit]] = {}
+    found: dict[str, list[Repair]] = {}
     for step in _smaller(one.made, len(one.sizes), spatial):
         module = facts.modules.get(step.module)
         if not isinstance(module, nn.modules.conv._ConvNd) or module.transposed or set(module.stride) != {1}:
@@ -181,13 +181,13 @@ def _smaller(made: Made | None, many: int, spatial: tuple[int, ...]) -> Iterator
             todo += [inner for _, inner in step.inputs]
 
 
-def stretched(facts: Facts, one: Operand, other: Operand, *, rank: int = 4) -> list[Edit]:
+def stretched(facts: FailureFacts, one: Operand, other: Operand, *, rank: int = 4) -> list[Repair]:
     """The transposed convolutions on the way, whose strides leave several sizes to choose from, rebuilt to return the expected size."""
     if not one.sizes[2:] or len(one.sizes) != len(other.sizes):
         return []
     lacking = {there - here for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)}
     short = lacking.pop() if len(lacking) == 1 else 0
-    edits: list[Edit] = []
+    edits: list[Repair] = []
     for step in steps(one.made):
         module = facts.modules.get(step.module)
         if short <= 0 or not isinstance(module, nn.modules.conv._ConvTransposeNd) or not step.op.startswith("conv_transpose"):
@@ -202,9 +202,9 @@ def stretched(facts: Facts, one: Operand, other: Operand, *, rank: int = 4) -> l
     return [functools.reduce(together, edits)] if edits and not short else []
 
 
-def interpolated(other: str, sizes: tuple[int, ...]) -> Change:
+def interpolated(other: str, sizes: tuple[int, ...]) -> ValueChange:
     """As high and wide as another tensor, whose name is `other`."""
-    return Change(
+    return ValueChange(
         lambda x: f"F.interpolate({x}, size={f'{other}.shape[2:]' if other else sizes[2:]})",
         lambda tensor: functional.interpolate(tensor, size=sizes[2:]),
     )

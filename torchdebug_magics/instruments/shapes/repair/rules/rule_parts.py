@@ -12,8 +12,8 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
-from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Change, Edit, OpEdit, at_tensor, method, on_operand
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, OpEdit, Repair, ValueChange, at_tensor, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.size_history import came_from, maker, product, steps, through
 
@@ -23,7 +23,7 @@ class Diagnosis:
     """What one rule says of a failure."""
 
     sentence: str
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[Repair, ...] = ()
     culprit: Operand | None = None
     """The operand whose history is shown."""
     fit: tuple[int, int] | None = None
@@ -54,7 +54,7 @@ def gets(operand: Operand, size: int, dim: int = -1) -> str:
     return f"{size}{f' = {parts}' if parts else ''}{f' {source}{through(operand.made)}' if source else ''}"
 
 
-def reorder(order: tuple[int, ...]) -> Change:
+def reorder(order: tuple[int, ...]) -> ValueChange:
     """Dimensions in another order: exchanged where it is two of them that move."""
     moved = [dim for dim, old in enumerate(order) if dim != old]
     many = len(order)
@@ -64,7 +64,7 @@ def reorder(order: tuple[int, ...]) -> Change:
     return method("transpose", a - many, b - many) if a == many - 2 and many > 2 else method("transpose", a, b)
 
 
-def anywhere(facts: Facts, at: int, change: Change, *, rank: int, why: str = "", owned: bool = False) -> list[Edit]:
+def anywhere(facts: FailureFacts, at: int, change: ValueChange, *, rank: int, why: str = "", owned: bool = False) -> list[Repair]:
     """The operand changed where the op or module takes it, or in the user's call around that, of which it is an argument."""
     operand = facts.operands[at]
     passed_on = any(one.tensor is operand.tensor for _, one in facts.outer)
@@ -72,12 +72,12 @@ def anywhere(facts: Facts, at: int, change: Change, *, rank: int, why: str = "",
     return edits or (in_outer_call(facts, operand, change, rank=rank, why=why) if passed_on else [])
 
 
-def reordered(facts: Facts, at: int, dim: int, size: int, *, rank: int = 5, batched: bool = False) -> list[Edit]:
+def reordered(facts: FailureFacts, at: int, dim: int, size: int, *, rank: int = 5, batched: bool = False) -> list[Repair]:
     """Each dimension that has the wanted size, moved to where it is wanted; the first of all not where that is sure to be the batch."""
     operand = facts.operands[at]
     many = len(operand.sizes)
     dim %= many
-    edits: list[Edit] = []
+    edits: list[Repair] = []
     for now in _places(operand.sizes, size):
         if now == dim or (batched and now == 0):
             continue
@@ -88,7 +88,7 @@ def reordered(facts: Facts, at: int, dim: int, size: int, *, rank: int = 5, batc
     return edits
 
 
-def there_and_back(facts: Facts, at: int, dim: int, size: int, *, rank: int = 9) -> list[Edit]:
+def there_and_back(facts: FailureFacts, at: int, dim: int, size: int, *, rank: int = 9) -> list[Repair]:
     """A module that keeps the shape, called with two dimensions exchanged, and they are exchanged back behind it."""
     x = facts.operands[at]
     dim %= len(x.sizes)
@@ -121,7 +121,7 @@ _OUT = {
 }
 
 
-def producer_edits(facts: Facts, operand: Operand, size: int, wanted: int, *, rank: int = 40) -> list[Edit]:
+def producer_edits(facts: FailureFacts, operand: Operand, size: int, wanted: int, *, rank: int = 40) -> list[Repair]:
     """The module that decided this size, rebuilt to return the expected size."""
     step = maker(operand.made)
     if step is None or step.module not in facts.modules or step.number == 0:
@@ -174,39 +174,39 @@ def told(x: Operand) -> str:
 
 
 def rewritten(
-    facts: Facts, write: Callable[[ast.Call], ast.expr | str], run: Callable[[Any, Any, Any], Any], *, rank: int, why: str = ""
-) -> list[Edit]:
+    facts: FailureFacts, write: Callable[[ast.Call], ast.expr | str], run: Callable[[Any, Any, Any], Any], *, rank: int, why: str = ""
+) -> list[Repair]:
     """The user's own call of the failing op, written otherwise; none where the op is not called there, or nothing is written."""
     call = facts.written_call
     new = write(call) if call is not None else ""
     code = new if isinstance(new, str) else ast.unparse(new)
     if facts.site is None or facts.op is None or not code:
         return []
-    return [Edit(code, why, rank, ops=(OpEdit(facts.site, facts.op, run),))]
+    return [Repair(code, why, rank, ops=(OpEdit(facts.site, facts.op, run),))]
 
 
-def in_outer_call(facts: Facts, operand: Operand, change: Change, *, rank: int = 10, why: str = "") -> list[Edit]:
+def in_outer_call(facts: FailureFacts, operand: Operand, change: ValueChange, *, rank: int = 10, why: str = "") -> list[Repair]:
     """The same tensor, changed in the user's call of a module around the failing one."""
     key = next((key for key, one in facts.outer if one.tensor is operand.tensor or _is_made_of(operand, one)), None)
     site = facts.site
     call = site.expression if site is not None else None
-    if key is None or site is None or not isinstance(call, ast.Call) or any(isinstance(one, ast.Starred) for one in call.args):
+    if key is None or site is None or not isinstance(call, ast.Call) or any(isinstance(argument, ast.Starred) for argument in call.args):
         return []
-    node = call.args[key] if isinstance(key, int) else next((one.value for one in call.keywords if one.arg == key), None)
+    node = call.args[key] if isinstance(key, int) else next((keyword.value for keyword in call.keywords if keyword.arg == key), None)
 
     def changed(args: Any, kwargs: Any) -> tuple[Any, Any]:
         if isinstance(key, int):
             return (*args[:key], change.apply(args[key]), *args[key + 1 :]), kwargs
         return args, {**kwargs, key: change.apply(kwargs[key])}
 
-    return [] if node is None else [Edit(site.changed(node, change.text), why, rank, calls=(CallEdit(facts.outer_path, site, changed),))]
+    return [] if node is None else [Repair(site.changed(node, change.text), why, rank, calls=(CallEdit(facts.outer_path, site, changed),))]
 
 
 def _is_made_of(operand: Operand, one: Operand) -> bool:
     return one.made is not None and any(step is one.made and step.shape == operand.sizes for step in steps(operand.made))
 
 
-def wrapped(facts: Facts, change: Change, back: Change, *, rank: int = 10, why: str = "") -> list[Edit]:
+def wrapped(facts: FailureFacts, change: ValueChange, back: ValueChange, *, rank: int = 10, why: str = "") -> list[Repair]:
     """The user's call of the failing module with its first tensor changed, and its output changed back."""
     site = facts.site
     if site is None or facts.path is None or not facts.direct or not facts.calls_module or not facts.given:
@@ -215,4 +215,4 @@ def wrapped(facts: Facts, change: Change, back: Change, *, rank: int = 10, why: 
     if node is None:
         return []
     call = CallEdit(facts.path, site, lambda args, kwargs: at_tensor(0, change.apply, args, kwargs), back.apply)
-    return [Edit(back.text(site.changed(node, change.text)), why, rank, calls=(call,))]
+    return [Repair(back.text(site.changed(node, change.text)), why, rank, calls=(call,))]

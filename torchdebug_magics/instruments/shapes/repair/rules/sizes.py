@@ -6,8 +6,8 @@ import functools
 import inspect
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Edit
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand, Sizes
+from torchdebug_magics.instruments.shapes.repair.edit import Repair
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch, resized_to
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments
 from torchdebug_magics.instruments.shapes.repair.rules import candidates, other_calls
@@ -27,7 +27,7 @@ _LEFT = frozenset(["__getitem__", "__setitem__", "getitem", "setitem", "view", "
 _ROLES = {"hx": "a hidden state"}
 
 
-def sized(facts: Facts) -> Diagnosis | None:
+def sized(facts: FailureFacts) -> Diagnosis | None:
     """The op, or the module of torch's, takes another size, another number of dimensions, or another order of them."""
     if (not facts.operands and not facts.given) or facts.op in _LEFT:
         return None
@@ -129,14 +129,14 @@ def _of_op(local: LocalCall, found: list[Mismatch]) -> Diagnosis:
         return Diagnosis(sentence + lost.words, lost.edits, x)
     if facts.site is None and (long := too_long(facts, mismatch.wanted, mismatch.got)):
         return Diagnosis(long, tuple(shortened(facts, mismatch.wanted, mismatch.got)), x)
-    edits: list[Edit] = [*other_calls.swapped(local), *other_calls.other_calls(local)]
+    edits: list[Repair] = [*other_calls.swapped(local), *other_calls.other_calls(local)]
     for later, at in enumerate(reversed(range(len(local.operands)))):
         edits += candidates.relaid(local, at, later=later)
     for one in found:
         edits += candidates.fitted(local, one)
         odd = len(local.operands) > 2 and len({other.sizes for other in local.operands if other is not one.operand}) == 1
         edits += producer_edits(facts, one.operand, one.got, one.wanted, rank=4 if odd else 40)
-    computed = all(of_inputs(one.made) for one in local.operands)
+    computed = all(of_inputs(operand.made) for operand in local.operands)
     return Diagnosis(sentence, tuple(edits), x, None if computed else (mismatch.got, mismatch.wanted), rounded=computed)
 
 
@@ -184,7 +184,7 @@ def _other_layout(local: LocalCall, at: int, shapes: list[Sizes]) -> str:
     return f"{facts.who if local.by_module else facts.written} cannot take {_listed(local)}{fits}"
 
 
-def _role(facts: Facts, at: int) -> str:
+def _role(facts: FailureFacts, at: int) -> str:
     """What the module calls this argument."""
     tensor = facts.operands[at].tensor
     try:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Change, Edit, OpEdit, method, on_operand, parameter_edit
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, counted, created, shortened
@@ -29,7 +29,7 @@ _OPS = frozenset(
 )
 
 
-def subscript(facts: Facts) -> Diagnosis | None:
+def subscript(facts: FailureFacts) -> Diagnosis | None:
     """Read, or given a value."""
     if facts.op not in {"__getitem__", "__setitem__", "getitem", "setitem"}:
         return None
@@ -63,10 +63,10 @@ def subscript(facts: Facts) -> Diagnosis | None:
     return None
 
 
-def _assigned(facts: Facts, text: str, x: Operand) -> Diagnosis | None:
+def _assigned(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None:
     """``x[i] = y``: what is given has to fit the place."""
     place = _place(x, facts.args[1])
-    given = next((one for one in facts.operands[1:] if one.tensor is facts.args[2]), None)
+    given = next((operand for operand in facts.operands[1:] if operand.tensor is facts.args[2]), None)
     wrong = clashes(place, given.sizes) if place is not None and given is not None else []
     if place is None or given is None or not wrong:
         return None
@@ -91,7 +91,7 @@ def _place(x: Operand, index: Any) -> tuple[int, ...] | None:
         return None
 
 
-def _bounds(facts: Facts, text: str, x: Operand) -> Diagnosis:
+def _bounds(facts: FailureFacts, text: str, x: Operand) -> Diagnosis:
     given = facts.args[1] if len(facts.args) > 1 else ()
     found = _beyond(given if isinstance(given, tuple) else (given,), x.sizes)
     if found is not None:
@@ -105,7 +105,7 @@ def _bounds(facts: Facts, text: str, x: Operand) -> Diagnosis:
     return Diagnosis(f"{text} selects a position that {told(x)} does not have{values}", (), x)
 
 
-def _beyond_rows(facts: Facts, text: str, x: Operand) -> Diagnosis | None:
+def _beyond_rows(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None:
     """Where the first thing in the brackets is a tensor of positions."""
     given = facts.args[1]
     first = given[0] if isinstance(given, tuple) and given else given
@@ -124,7 +124,7 @@ def _beyond_rows(facts: Facts, text: str, x: Operand) -> Diagnosis | None:
     return Diagnosis(sentence, (*edits, *(shortened(facts, many, size) if not of_inputs(x.made) else ())), index)
 
 
-def _directions(facts: Facts, x: Operand, dim: int, position: int) -> list[Edit]:
+def _directions(facts: FailureFacts, x: Operand, dim: int, position: int) -> list[Repair]:
     """The state of a recurrent layer that goes one way, and both are asked for."""
     step = maker(x.made)
     module = facts.modules.get(step.module) if step is not None and step.shape == x.sizes else None
@@ -135,7 +135,7 @@ def _directions(facts: Facts, x: Operand, dim: int, position: int) -> list[Edit]
     return rebuilt_module(module, step.module, bidirectional=True, rank=6, why="a state for each direction")
 
 
-def _last(facts: Facts, position: int, size: int) -> list[Edit]:
+def _last(facts: FailureFacts, position: int, size: int) -> list[Repair]:
     """The last position, where the one behind it was asked for."""
     site, given = facts.site, facts.args[1] if len(facts.args) > 1 else None
     node = site.expression if site is not None and facts.direct else None
@@ -153,7 +153,7 @@ def _last(facts: Facts, position: int, size: int) -> list[Edit]:
         new.slice = parts[0]
     index = tuple(-1 if place == at[0] else one for place, one in enumerate(given)) if isinstance(given, tuple) else -1
     run = OpEdit(site, "__getitem__", lambda func, args, _: func(args[0], index))
-    return [Edit(ast.unparse(new), f"the last one: positions start at 0, and the last of {size} is {size - 1}", 8, ops=(run,))]
+    return [Repair(ast.unparse(new), f"the last one: positions start at 0, and the last of {size} is {size - 1}", 8, ops=(run,))]
 
 
 def _beyond(given: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[int, int] | None:
@@ -169,19 +169,19 @@ def _beyond(given: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[int, int] |
     return None
 
 
-def _values(facts: Facts, one: Operand) -> str:
+def _values(facts: FailureFacts, one: Operand) -> str:
     values = facts.values(one.tensor)
     if values is None or not values.numel() or values.is_floating_point():
         return ""
     return f": {named(one, 'the index')} holds {int(values.min())} to {int(values.max())}"
 
 
-def index(facts: Facts) -> Diagnosis | None:
+def index(facts: FailureFacts) -> Diagnosis | None:
     """``x.gather(1, picked)`` and its like."""
     return _op(facts) if facts.op in _OPS and facts.operands else None
 
 
-def _added(facts: Facts, x: Operand, dim: Any) -> Diagnosis | None:
+def _added(facts: FailureFacts, x: Operand, dim: Any) -> Diagnosis | None:
     """What is added has to be as wide as what it is added to."""
     source = facts.operands[-1]
     if not isinstance(dim, int) or len(source.sizes) != len(x.sizes) or not x.sizes:
@@ -195,7 +195,7 @@ def _added(facts: Facts, x: Operand, dim: Any) -> Diagnosis | None:
     return Diagnosis(sentence, tuple(producer_edits(facts, source, source.sizes[at], x.sizes[at])), source)
 
 
-def _spread(facts: Facts, at: int, dim: int) -> list[Edit]:
+def _spread(facts: FailureFacts, at: int, dim: int) -> list[Repair]:
     """An index of too few dimensions, the same in those that it lacks, and with one place in the one along which it is looked up."""
     x, one = facts.operands[0], facts.operands[at]
     source = facts.operands[-1] if (facts.op or "").startswith("scatter") and len(facts.operands) > at + 1 else None
@@ -204,7 +204,7 @@ def _spread(facts: Facts, at: int, dim: int) -> list[Edit]:
     fits = [*wanted[:dim], *([wanted[dim]] if source is not None else [1]), *wanted[dim + 1 :]] if many else []
     if many != len(x.sizes) or len(one.sizes) >= many:
         return []
-    edits: list[Edit] = []
+    edits: list[Repair] = []
     for kept in itertools.combinations(range(many), len(one.sizes)):
         placed = dict(zip(kept, one.sizes, strict=True))
         free = source is None and dim in kept  # as many places are looked up as it has
@@ -218,17 +218,17 @@ def _spread(facts: Facts, at: int, dim: int) -> list[Edit]:
     return edits[:2]
 
 
-def _spread_change(index: tuple[slice | None, ...], sizes: list[int], source: Operand | None) -> Change:
+def _spread_change(index: tuple[slice | None, ...], sizes: list[int], source: Operand | None) -> ValueChange:
     lacking = [place for place, part in enumerate(index) if part is None]
     shown = ", ".join(":" if part is not None else "None" for part in index)
     lift = f"[{shown}]" if len(lacking) > 1 else f".unsqueeze({-1 if lacking[0] == len(index) - 1 else lacking[0]})"
     grow = "" if set(sizes) == {-1} else f".expand({', '.join(map(str, sizes))})"
     if grow and source is not None and source.name.isidentifier():
         grow = f".expand_as({source.name})"
-    return Change(lambda x: f"{x}{lift}{grow}", lambda one: one[index].expand(sizes))
+    return ValueChange(lambda x: f"{x}{lift}{grow}", lambda one: one[index].expand(sizes))
 
 
-def _op(facts: Facts) -> Diagnosis | None:
+def _op(facts: FailureFacts) -> Diagnosis | None:
     x = facts.operands[0]
     at = next((at for at, one in enumerate(facts.operands) if at and one.tensor.dtype in {torch.int64, torch.int32}), None)
     if at is None:
@@ -252,7 +252,7 @@ def _op(facts: Facts) -> Diagnosis | None:
         place = f"{named(one, 'the index')} of {shape(one.sizes)} into {told(x)}"
         sentence = f"`{facts.op}` along dimension {dim}, which has {size} (0 to {size - 1}), gets index {wrong}: {place}"
         return Diagnosis(sentence, (), one)
-    edits: list[Edit] = _spread(facts, at, dim if isinstance(dim, int) else 0)
+    edits: list[Repair] = _spread(facts, at, dim if isinstance(dim, int) else 0)
     if len(one.sizes) == len(x.sizes) + 1 and 1 in one.sizes:
         edits += on_operand(facts, at, method("squeeze", one.sizes.index(1)), rank=4)
     if facts.op in {"index_select", "index_add", "index_add_"} and len(one.sizes) > 1:

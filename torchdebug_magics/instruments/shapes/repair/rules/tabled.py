@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, as_typed
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import called_with, made_like, quietly, typed
 from torchdebug_magics.instruments.shapes.repair.size_history import of_inputs, steps
 
 
-def fitted(facts: Facts, table: Operand, got: int, wanted: int, *, rank: int) -> list[Edit]:
+def fitted(facts: FailureFacts, table: Operand, got: int, wanted: int, *, rank: int) -> list[Repair]:
     """The module that holds the table, made with the number that makes it as long, or as wide, as is wanted."""
     if of_inputs(table.made) or not got or not wanted or isinstance(table.tensor, torch.nn.Parameter):
         return []
@@ -25,7 +25,7 @@ def _holders(table: Operand) -> Iterator[str]:
     yield from [table.name.rpartition(".")[0]] if table.owned else dict.fromkeys(step.module for step in steps(table.made))
 
 
-def _remade(facts: Facts, path: str, got: int, wanted: int, *, rank: int) -> list[Edit]:
+def _remade(facts: FailureFacts, path: str, got: int, wanted: int, *, rank: int) -> list[Repair]:
     """A module with another number, so that what is `got` large is as large as `wanted`; its parameters stay as large as they are."""
     module = facts.modules.get(path)
     numbers = called_with(module) if module is not None and _sizes(module.buffers()) else None
@@ -43,9 +43,9 @@ def _remade(facts: Facts, path: str, got: int, wanted: int, *, rank: int) -> lis
         if made is not None and _sizes(made.parameters()) == _sizes(module.parameters()):
             code = "\n".join(f"{as_typed(one)} = {typed(kind, changed)}" for one in alike)
             why = f"{name} of {new} instead of {value}"
-            edits.append(Edit(code, why, rank + 2 * (value != got), modules=dict.fromkeys(alike, make)))
+            edits.append(Repair(code, why, rank + 2 * (value != got), modules=dict.fromkeys(alike, make)))
     return edits
 
 
 def _sizes(tensors: Iterable[torch.Tensor]) -> list[torch.Size]:
-    return [one.shape for one in tensors]
+    return [tensor.shape for tensor in tensors]

@@ -11,8 +11,8 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import number_named
-from torchdebug_magics.instruments.shapes.repair.edit import Edit, as_typed
-from torchdebug_magics.instruments.shapes.repair.failure_facts import Facts, Operand
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import channels_last
 from torchdebug_magics.instruments.shapes.repair.rules.residual import padded
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, producer_edits, rewritten, told
@@ -26,7 +26,7 @@ _COMPUTED = 10
 _VIEWS = frozenset({"view", "reshape", "view_as", "reshape_as", "unflatten"})
 
 
-def view(facts: Facts) -> Diagnosis | None:
+def view(facts: FailureFacts) -> Diagnosis | None:
     """``x.view(-1, 400)`` of a tensor that has not so many elements."""
     if facts.op not in _VIEWS or not facts.operands:
         return None
@@ -67,7 +67,7 @@ def view(facts: Facts) -> Diagnosis | None:
     return Diagnosis(sentence, tuple(edits), x, (math.prod(x.sizes[1:]), _per_row(wanted)))
 
 
-def _padded_to(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+def _padded_to(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> list[Repair]:
     """A picture that is to be as high and wide as it was before a convolution."""
     spatial = len(x.sizes) - 2
     if spatial not in {2, 3} or len(wanted) < len(x.sizes) or any(one < 1 for one in wanted[-spatial:]):
@@ -100,7 +100,7 @@ def _turner(x: Operand) -> str:
     return next((step.op.strip("_") for step in steps(x.made) if step.op in turns), "an op before")
 
 
-def _wanted(facts: Facts) -> tuple[int, ...] | None:
+def _wanted(facts: FailureFacts) -> tuple[int, ...] | None:
     given: Any = facts.args[1:] if facts.op != "unflatten" else facts.args[2:]
     given = given or tuple(facts.kwargs.get(name) for name in ("shape", "size", "sizes") if name in facts.kwargs)
     if facts.op in {"view_as", "reshape_as"} and len(facts.operands) > 1:
@@ -110,7 +110,7 @@ def _wanted(facts: Facts) -> tuple[int, ...] | None:
     return tuple(int(one) for one in given) if given and all(isinstance(one, int) for one in given) else None
 
 
-def _reshaped(facts: Facts) -> list[Edit]:
+def _reshaped(facts: FailureFacts) -> list[Repair]:
     name = "reshape" if facts.op == "view" else "reshape_as"
 
     def write(call: ast.Call) -> ast.expr | str:
@@ -122,10 +122,10 @@ def _reshaped(facts: Facts) -> list[Edit]:
     return rewritten(facts, write, run, rank=2, why="copies where a view is not possible")
 
 
-def _sizes(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+def _sizes(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> list[Repair]:
     """One of the sizes as it comes out; a batch that was written as a number, first of all."""
     many = math.prod(x.sizes)
-    edits: list[Edit] = []
+    edits: list[Repair] = []
     if len(wanted) == 2 and x.sizes and len(x.sizes) > 2:
         edits += _with_sizes(
             facts,
@@ -155,7 +155,7 @@ def _sizes(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
     return edits
 
 
-def _made_to_fit(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit]:
+def _made_to_fit(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> list[Repair]:
     """Rows that are laid out as pictures: of another height and width, or made as long as it takes."""
     if len(x.sizes) != 2 or wanted[0] not in {-1, x.sizes[0]} or -1 in wanted[1:]:
         return []
@@ -167,7 +167,7 @@ def _made_to_fit(facts: Facts, x: Operand, wanted: tuple[int, ...]) -> list[Edit
     return edits
 
 
-def _is_computed(facts: Facts, at: int) -> bool:
+def _is_computed(facts: FailureFacts, at: int) -> bool:
     """Whether the size is an expression, such as ``5 + self.classes``: what the model is to have, and no slip of a number."""
     call = facts.site.expression if facts.site is not None else None
     nodes = call.args if isinstance(call, ast.Call) else []
@@ -182,14 +182,14 @@ def _place_rank(at: int, sizes: tuple[int, ...], wanted: tuple[int, ...]) -> int
     return 8 + len(wanted) - at
 
 
-def _receiver(facts: Facts) -> str:
+def _receiver(facts: FailureFacts) -> str:
     call = facts.written_call
     if call is not None and isinstance(call.func, ast.Attribute) and facts.op == call.func.attr:
         return as_atom(call.func.value)
     return ""
 
 
-def _with_sizes(facts: Facts, sizes: tuple[int, ...], *, rank: int, text: str = "", why: str = "") -> list[Edit]:
+def _with_sizes(facts: FailureFacts, sizes: tuple[int, ...], *, rank: int, text: str = "", why: str = "") -> list[Repair]:
     return rewritten(facts, lambda call: text or _call_with(call, sizes), lambda _, args, __: args[0].reshape(sizes), rank=rank, why=why)
 
 
@@ -210,14 +210,14 @@ def _same(node: ast.expr, size: int) -> bool:
     return not isinstance(node, (ast.Constant, ast.UnaryOp)) and size != -1
 
 
-def other_heads(facts: Facts, size: int, into: tuple[int, ...]) -> list[Edit]:
+def other_heads(facts: FailureFacts, size: int, into: tuple[int, ...]) -> list[Repair]:
     """Both numbers belong to a module of the user's: so many heads that they divide the size, the nearest first."""
     call = facts.written_call
     if facts.site is None or call is None:
         return []
     path = next((path for path, one in facts.modules.items() if one is facts.site.names.get("self")), "")
     own: dict[str, Any] = vars(facts.modules[path]) if path in facts.modules else {}
-    nodes = [node for one in call.args for node in (one.elts if isinstance(one, (ast.Tuple, ast.List)) else [one])]
+    nodes = [node for argument in call.args for node in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else [argument])]
     named = [node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in own]
     numbers = [own[name] for name in named]
     if len(set(named)) != 2 or len(named) != 2 or not all(type(one) is int and one in into for one in numbers):
@@ -231,16 +231,16 @@ def other_heads(facts: Facts, size: int, into: tuple[int, ...]) -> list[Edit]:
     for rank, many in enumerate(fits[:2]):
         new = dict(zip(named, (many, size // many), strict=True))
         code = "\n".join(f"{as_typed(path)}.{name} = {number}" for name, number in new.items())
-        edits.append(Edit(code, f"{many} divides {size}, and {heads} does not", 10 + rank, attributes={path: new}))
+        edits.append(Repair(code, f"{many} divides {size}, and {heads} does not", 10 + rank, attributes={path: new}))
     return edits
 
 
-def leaves_rest(facts: Facts) -> str:
+def leaves_rest(facts: FailureFacts) -> str:
     """``c // self.heads`` among the sizes, which leaves a rest."""
     call = facts.written_call
     if facts.site is None or call is None:
         return ""
-    for part in (part for one in call.args for part in ast.walk(one)):
+    for part in (part for argument in call.args for part in ast.walk(argument)):
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.FloorDiv):
             size, by = (number_named(one, facts.site.names) for one in (part.left, part.right))
             if size is not None and by and size < by:

@@ -1,0 +1,194 @@
+"""Layers that refuse what they get: embeddings an index, batch norms a single row, kernels a size that would come out negative."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.cell_error.side_effects import number_named
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.candidates import subscript
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, counted, is_rounded, shortened, too_long
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, named, producer_edits, short_dtype, told
+from torchdebug_magics.instruments.shapes.repair.size_history import maker
+from torchdebug_magics.instruments.shapes.repair.source import EditSite
+from torchdebug_magics.probing.source.syntax import enclosing, nodes, tree_of
+
+_MADE_BY_SIZES = frozenset(["zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full"])
+_CALCULATED = re.compile(r"Calculated output size(?: per channel)?: \((?P<sizes>[-\dx ]+)\)")
+_IMAGES = 4
+
+
+def negative(facts: FailureFacts) -> Diagnosis | None:
+    """A size below zero: of a new tensor, or of what a kernel would leave."""
+    if found := _CALCULATED.search(facts.text):
+        x = facts.operands[0]
+        settings = [
+            f"{name} {_plain(getattr(facts.module, name))}" for name in ("kernel_size", "stride", "padding") if hasattr(facts.module, name)
+        ]
+        with_ = f" with {', '.join(settings)}" if settings else ""
+        size = " x ".join(found["sizes"].replace("x", " ").split())
+        return Diagnosis(f"{facts.who} would return a size of {size} for {told(x)}{with_}", (), x)
+    if facts.op not in _MADE_BY_SIZES or not ("non-negative" in facts.text or "negative dimension" in facts.text):
+        return None
+    given: Any = [argument for argument in facts.args if not isinstance(argument, torch.Tensor)]
+    sizes = given[0] if given and isinstance(given[0], (tuple, list)) else given
+    if not all(isinstance(one, int) for one in sizes) or min(sizes, default=0) >= 0:
+        return None
+    text = facts.written
+    return Diagnosis(f"{text} requests a tensor of {shape(tuple(sizes))}{_why(facts, min(sizes))}", tuple(_cut(facts)))
+
+
+def _cut(facts: FailureFacts) -> list[Repair]:
+    """The input from whose size the negative one came, such as ``8 - x.size(1)``, cut to the other number of the difference."""
+    call, given = facts.written_call, dict(facts.inputs)
+    names = facts.site.names if facts.site is not None else {}
+    for part in ast.walk(call) if call is not None else ():
+        if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.Sub):
+            continue
+        left, right = ast.unparse(part.left), ast.unparse(part.right)
+        for name, dim in ((name, dim) for name, one in given.items() if name.isidentifier() for dim in range(one.dim())):
+            size = given[name].shape[dim]
+            if right not in {f"{name}.size({dim})", f"{name}.shape[{dim}]"} or (many := number_named(part.left, names)) is None:
+                continue
+            if 0 < many < size:
+                ends = (*(slice(None),) * dim, slice(many))
+                change = subscript(f"{':, ' * dim}:{left}", ends)
+                return [Repair(f"{name} = {change.text(name)}", f"as long as what it is filled up to: {many}", 10, inputs={name: change})]
+    return []
+
+
+def _plain(value: Any) -> Any:
+    return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
+
+
+def _why(facts: FailureFacts, size: int) -> str:
+    """The tensors of which the expression for the size speaks."""
+    site, call = facts.site, facts.written_call
+    if site is None or call is None:
+        return ""
+    differences = [node for node in nodes(ast.BinOp, call) if isinstance(node.op, ast.Sub)]
+    names = dict.fromkeys(one.id for one in nodes(ast.Name, *differences))
+    known = [f"`{name}` is {shape(tuple(site.names[name].shape))}" for name in names if isinstance(site.names.get(name), torch.Tensor)]
+    whole = [f"`{name}` is {site.names[name]}" for name in names if type(site.names.get(name)) is int]
+    return (
+        f": `{ast.unparse(differences[0])}` is {size}, as {' and '.join((*known, *whole))}"
+        if len(differences) == 1 and (known or whole)
+        else ""
+    )
+
+
+def embedding(facts: FailureFacts) -> Diagnosis | None:
+    """``emb`` has 10 rows (0 to 9), gets index 10."""
+    if facts.op not in {"embedding", "embedding_bag"}:
+        return None
+    ids, table = facts.operands[0], facts.operands[1]
+    if facts.op == "embedding_bag" and not table.owned and ids.owned:
+        ids, table = table, ids
+    if ids.tensor.dtype not in {torch.int64, torch.int32}:
+        at = facts.operands.index(ids)
+        sentence = f"{facts.who} expects integer indices, and {named(ids)} is {short_dtype(ids)}"
+        return Diagnosis(sentence, tuple(on_operand(facts, at, method("long"), rank=1, why="indices are int64")), ids)
+    values, rows = facts.values(ids.tensor), table.sizes[0]
+    wrong = beyond(values, rows)
+    return None if values is None or wrong is None else _beyond(facts, ids, values, rows, wrong)
+
+
+def _beyond(facts: FailureFacts, ids: Operand, values: torch.Tensor, rows: int, wrong: int) -> Diagnosis:
+    low, high = int(values.min()), int(values.max())
+    place = [int(one) for one in (values == wrong).nonzero()[0]]
+    where = f" at {f'`{ids.name}`' if ids.name else ''}{place}" if place else ""
+    sentence = f"{facts.who} has {rows} rows (0 to {rows - 1}), gets index {wrong}{where}"
+    found = counted(ids.made)
+    if found is not None and found.many > rows:
+        sentence += f": `{found.op}` returns one of {found.many}{f' {found.source}' if found.source else ''}"
+    edits = _embedding_edits(facts, ids, (low, high), rows) if low >= 0 else []
+    if maker(ids.made) is not None and not ids.is_input and low == 0:  # positions, counted along a sequence
+        long = too_long(facts, high + 1, rows)
+        sentence += f": {long}" if long else ""
+        edits += shortened(facts, high + 1, rows, rank=25 if facts.site is not None else 10)
+    return Diagnosis(sentence, tuple(edits), ids)
+
+
+def _embedding_edits(facts: FailureFacts, ids: Operand, ends: tuple[int, int], rows: int) -> list[Repair]:
+    if not isinstance(facts.module, (nn.Embedding, nn.EmbeddingBag)):
+        return []
+    low, high = ends
+    found = counted(ids.made)
+    last = max(high, found.many - 1) if found is not None else high
+    edits = rebuilt_module(facts.module, facts.path, num_embeddings=last + 1, why=f"rows for the indices 0 to {last}")
+    if found is not None and found.before is not None:
+        looked_through = Operand(ids.tensor, "", owned=False, made=found.before)
+        edits += producer_edits(facts, looked_through, found.many, rows, rank=22)
+    if high != rows:
+        return edits
+    if found is None and is_rounded(ids.made):
+        change = ValueChange(f"{{}}.clamp(max={rows - 1})".format, lambda one: one.clamp(max=rows - 1))
+        edits += on_operand(facts, 0, change, rank=8, why="no index beyond the last row")
+    if low >= 1:
+        edits += on_operand(facts, 0, ValueChange(lambda x: f"{x} - 1", lambda one: one - 1), rank=30, why="indices starting at 0")
+    return edits
+
+
+def norm(facts: FailureFacts) -> Diagnosis | None:
+    """A batch norm in training needs more than one value for each channel."""
+    if "more than 1 value" not in facts.text or not facts.operands:
+        return None
+    x = facts.operands[0]
+    sentence = f"{facts.who} normalizes over the batch and needs 2 values per channel in training, gets {shape(x.sizes)}"
+    return Diagnosis(sentence, tuple(left_out(facts) or _evaluated(facts)), x)
+
+
+def _evaluated(facts: FailureFacts) -> list[Repair]:
+    parts = {path: _in_evaluation for path, one in facts.modules.items() if isinstance(one, nn.modules.batchnorm._NormBase)}
+    if "" in parts or facts.path is None:
+        return []
+    parts[facts.path] = _in_evaluation
+    return [Repair("model.eval()", "for inference; or use a larger batch", 10, modules=parts)]
+
+
+def _in_evaluation(old: nn.Module) -> nn.Module:
+    one = copy.copy(old)
+    one.__dict__ = dict(old.__dict__)
+    return one.eval()
+
+
+def left_out(facts: FailureFacts) -> list[Repair]:
+    """The edit that leaves a last batch of one row out; it is tried with a batch of two.
+
+    None where the model is not called in a loop over a loader that ends with such a batch.
+    """
+    for name, loader in _loaders(facts.caller.site) if facts.caller is not None else ():
+        if (sizes := _sizes(loader)) is not None:
+            ones = [one for one, tensor in facts.inputs if tensor.dim() and tensor.shape[0] == 1]
+            twice = ValueChange(lambda x: x, lambda tensor: torch.cat([tensor, tensor]))
+            why = "{} rows in batches of {} leave a last one of a single row".format(*sizes)
+            return [Repair(f"{name} = DataLoader(..., batch_size={sizes[1]}, drop_last=True)", why, 5, inputs=dict.fromkeys(ones, twice))]
+    return []
+
+
+def _loaders(site: EditSite) -> Iterator[tuple[str, DataLoader[Any]]]:
+    """Those that the loops around a line go through, by name."""
+    loops = (loop for loop in enclosing(tree_of(site.code.co_filename), site.line) if isinstance(loop, ast.For))
+    for part in nodes(ast.Name, *(loop.iter for loop in loops)):
+        if isinstance(loader := site.names.get(part.id), DataLoader):
+            yield part.id, loader
+
+
+def _sizes(loader: DataLoader[Any]) -> tuple[int, int] | None:
+    size = loader.batch_size
+    try:
+        rows = len(loader.sampler)  # type: ignore[arg-type]  # not every sampler has a length
+    except (TypeError, NotImplementedError):
+        return None
+    return (rows, size) if size is not None and size > 1 and not loader.drop_last and rows % size == 1 else None
