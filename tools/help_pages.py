@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,10 +93,11 @@ def fields(row: Instrument) -> Iterator[str]:
     """Every field of its report, and of what that is made of, as the source tells."""
     statements = list(_statements(f"{catalog.INSTRUMENTS[row.name]}.report"))
     classes = [node for node in statements if isinstance(node, ast.ClassDef)]
-    ordered = sorted(classes, key=lambda one: not one.name.endswith("Report"))  # what a user holds in hand comes first
+    bases = {base.id for node in classes for base in node.bases if isinstance(base, ast.Name)}
+    ordered = sorted(classes, key=lambda node: not node.name.endswith("Report"))  # what a user holds in hand comes first
     words = {name: values for name, values in map(_words, statements) if values}
     for node in ordered:
-        if not node.name.startswith(("_", "Live")) and (rows := _own_and_shared(node)):
+        if not node.name.startswith(("_", "Live")) and node.name not in bases and (rows := _own_and_inherited(node, classes)):
             yield f"### `{node.name}`"
             yield (ast.get_docstring(node) or "").replace("``", "`")
             yield table(("field", "type", ""), rows)
@@ -106,13 +107,14 @@ def fields(row: Instrument) -> Iterator[str]:
 
 
 def _statements(module: str) -> Iterator[ast.stmt]:
-    """Of a module, and of those beside it from which it takes the types of its fields."""
+    """Of a module, and of those beside it from which it takes the types of its fields, and the bases of its classes."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     annotations = [node.annotation for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
-    types = {node.id for annotation in annotations for node in ast.walk(annotation) if isinstance(node, ast.Name)}
+    bases = [base for node in tree.body if isinstance(node, ast.ClassDef) for base in node.bases]
+    types = {node.id for part in (*annotations, *bases) for node in ast.walk(part) if isinstance(node, ast.Name)}
     for node in tree.body:
         yield node
         if isinstance(node, ast.ImportFrom) and types & {alias.name for alias in node.names}:
@@ -129,13 +131,15 @@ def _words(node: ast.stmt) -> tuple[str, list[object]]:
     return node.target.id, [one.value for one in ast.walk(node.value.slice) if isinstance(one, ast.Constant)] if is_literal else []
 
 
-def _own_and_shared(node: ast.ClassDef) -> list[tuple[str, str, str]]:
-    """The fields of a class, and behind them those that all reports or all findings have."""
-    shared = {one.name: one for one in ast.parse(Path(report.__file__).read_text(encoding="utf-8")).body if isinstance(one, ast.ClassDef)}
+def _own_and_inherited(node: ast.ClassDef, beside: Sequence[ast.ClassDef]) -> list[tuple[str, str, str]]:
+    """The fields of a class, and behind them those of its bases, beside it or in `report`, the same for all reports or all findings."""
+    shared = [other for other in ast.parse(Path(report.__file__).read_text(encoding="utf-8")).body if isinstance(other, ast.ClassDef)]
+    known = {other.name: other for other in (*shared, *beside)}
     rows = list(_fields(node))
     for base in node.bases:
-        if isinstance(base, ast.Name) and base.id in shared:
-            rows += [row for row in _fields(shared[base.id]) if row[0] not in {name for name, _, _ in rows}]
+        if isinstance(base, ast.Name) and base.id in known:
+            inherited = _own_and_inherited(known[base.id], beside)
+            rows += [row for row in inherited if row[0] not in {name for name, _, _ in rows}]
     return rows
 
 

@@ -110,7 +110,7 @@ def in_frame(frame: FrameType) -> list[object]:
     if _is_cut(frame):
         return []
     spaces = (frame.f_globals, frame.f_builtins)
-    return [one for one in gc.get_referents(frame) if not any(one is space for space in spaces)]
+    return [referent for referent in gc.get_referents(frame) if not any(referent is space for space in spaces)]
 
 
 def names_in_frame(frame: FrameType) -> Named:

@@ -86,7 +86,7 @@ class Gauges:
             known.sort(key=lambda one: one[0] if one[2] is None else one[2].number)
             return [_gpu(*one, is_used=bool(allocators)) for one in known]
         if allocators:  # AMD, Intel, Apple, or a driver that does not answer: the allocator alone
-            return [_allocator(one, self._gpus.problem) for one in allocators]
+            return [_allocator(allocator, self._gpus.problem) for allocator in allocators]
         return [Gauge("GPU", 0, None, note=self._allocators.built_without or self._gpus.problem)]
 
 

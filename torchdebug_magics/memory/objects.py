@@ -110,8 +110,8 @@ def _names_in_partial(value: Any) -> Named:
 
 def _names_in_local(value: Any) -> Named:
     """What `threading.local` has for each thread: a dict of dicts, of which the collector knows."""
-    for threads in (one for one in gc.get_referents(value) if type(one) is dict):
-        for space in (one for one in threads.values() if type(one) is dict):
+    for threads in (referent for referent in gc.get_referents(value) if type(referent) is dict):
+        for space in (thread for thread in threads.values() if type(thread) is dict):
             yield from ((f".{name}", held) for name, held in space.items())
 
 

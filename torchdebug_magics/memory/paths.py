@@ -324,7 +324,7 @@ def _owner(kind: Any, name: str, path: HolderPath) -> Owner:
     named = [base for base in bases(kind) if base is not object]
     functions = [one for base in named for one in names_of_type(base).values() if type(one) is FunctionType]
     own = [one for one in names_of_type(kind).values() if type(one) is FunctionType]
-    known = {one.__name__: one for one in reversed(functions)}
+    known = {function.__name__: function for function in reversed(functions)}
     empties = (
         f"{path.as_code}.{one}()"
         for one in _EMPTIES

@@ -89,7 +89,7 @@ def _each_bytes(value: Any, base: Any) -> int:
     seen: dict[int, object] = {}
     try:
         samples = islice(CONTAINERS[base](value), 0, None, max(1, count // _SAMPLES) | 1)
-        sizes = [_weight(one, seen, 0) for one in samples]
+        sizes = [_weight(sample, seen, 0) for sample in samples]
     except RuntimeError:  # as above
         return 0
     return round(median(sizes)) * (2 if base is dict else 1)  # of a dict, a key and a value

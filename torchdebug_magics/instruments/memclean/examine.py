@@ -221,7 +221,7 @@ class Survey:
 def survey() -> Survey:
     """Look; nothing is changed."""
     refs: list[weakref.ref[Any]] = []
-    held: list[_Held] = []
+    helds: list[_Held] = []
     with undisturbed(), closing(Walk(roots(), None, _MOST_VISITS)) as walk:
         held_at, is_whole = roots_of(walk)
         names = _output_names(walk)
@@ -232,13 +232,13 @@ def survey() -> Survey:
             holders = frozenset(names.get(root.label, _PARTS[root.rank]) for root in known if root.rank in _PARTS)
             others = tuple(root.label for root in known if root.rank not in _PARTS)
             if holders:
-                held.append(_Held(size_of(storage), str(storage.device), holders, others))
-    freed = [one for one in held if not one.others]
+                helds.append(_Held(size_of(storage), str(storage.device), holders, others))
+    freed = [one for one in helds if not one.others]
     by_part: Counter[str] = Counter()
     for one in freed:
         if len(parts := {_part(name) for name in one.holders}) == 1:
             by_part[parts.pop()] += one.bytes
-    holdings = [_holding(name, [one for one in held if name in one.holders]) for name in {name for one in held for name in one.holders}]
+    holdings = [_holding(name, [one for one in helds if name in one.holders]) for name in {name for one in helds for name in one.holders}]
     return Survey(
         holdings=tuple(sorted(holdings, key=lambda one: (-one.alone_bytes, -one.held_bytes, one.name))),
         together_bytes=sum(one.bytes for one in freed),

@@ -105,7 +105,7 @@ class MemcleanReport(Report):
     def main_holdings(self) -> tuple[Holding, ...]:
         """What `command` frees."""
         part = self.main_part
-        return tuple(one for one in self.holdings if one.part == part) if part else self.holdings
+        return tuple(holding for holding in self.holdings if holding.part == part) if part else self.holdings
 
     @property
     def heap_is_large(self) -> bool:
@@ -145,13 +145,13 @@ def _held(report: MemcleanReport) -> str:
 
 def _whats(holdings: tuple[Holding, ...]) -> str:
     """Who holds it; many outputs by their number."""
-    outputs = [one.what for one in holdings if one.part == "out"]
+    outputs = [holding.what for holding in holdings if holding.part == "out"]
     many = [f"{len(outputs)} outputs ({outputs[0]} the most)"] if len(outputs) > _FEW else outputs
     return _listed([*(one.what for one in holdings if one.part != "out"), *many])
 
 
 def _costs(holdings: tuple[Holding, ...]) -> str:
-    outputs = [one.name for one in holdings if one.part == "out"]
+    outputs = [holding.name for holding in holdings if holding.part == "out"]
     gone = [f"{_listed([f'`{name}`' for name in outputs]) if len(outputs) <= _FEW else 'the outputs'} will be gone"] if outputs else []
     return _listed([*dict.fromkeys(one.cost for one in holdings if one.part != "out"), *gone])
 
@@ -166,7 +166,7 @@ def _freed(report: MemcleanReport) -> str:
     )
     if sizes:
         return f"freed {sizes}"
-    others = list(dict.fromkeys(name for one in report.holdings for name in one.others))[:_FEW]
+    others = list(dict.fromkeys(name for holding in report.holdings for name in holding.others))[:_FEW]
     held = _listed([f"`{name}`" for name in others])
     verb = "holds" if len(others) == 1 else "hold"
     return f"nothing was freed: {held} still {verb} the tensors" if others else "nothing was freed"

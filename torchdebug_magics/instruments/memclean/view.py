@@ -36,8 +36,16 @@ def _held(report: MemcleanReport) -> Table | None:
     if not report.holdings:
         return None
     rows = tuple(
-        (one.name, one.what, ", ".join(one.devices), one.held_bytes, one.alone_bytes, one.cost, ", ".join(one.others))
-        for one in report.holdings
+        (
+            holding.name,
+            holding.what,
+            ", ".join(holding.devices),
+            holding.held_bytes,
+            holding.alone_bytes,
+            holding.cost,
+            ", ".join(holding.others),
+        )
+        for holding in report.holdings
     )
     caption = "Still held by the notebook" if report.asked else "Held by the notebook"
     return Table(caption, ("name", "what", "device", "holds", "frees alone", "costs", "also held by"), rows, _HELD)

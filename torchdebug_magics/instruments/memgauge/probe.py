@@ -54,7 +54,7 @@ class GaugeProbe:
         self._start_bytes = rss_bytes()
         self._start_s = time.monotonic()
         self._course.add(self._start_bytes)
-        self._devices = {one.label: one.peak_bytes for one in self._gauges.allocators()}
+        self._devices = {allocator.label: allocator.peak_bytes for allocator in self._gauges.allocators()}
         self._peak.start()
         self._is_open = True
         stack.callback(self._end)
@@ -110,8 +110,8 @@ class GaugeProbe:
         limit = self._gauges.limit()
         if limit is not None:
             self._others_bytes = max(self._others_bytes, limit.limit_bytes - limit.left_bytes - rss)
-        for one in self._gauges.allocators():
-            self._seen[one.label] = max(self._seen.get(one.label, 0), one.allocated_bytes)
+        for allocator in self._gauges.allocators():
+            self._seen[allocator.label] = max(self._seen.get(allocator.label, 0), allocator.allocated_bytes)
 
     def _end(self) -> None:
         with self._lock:
@@ -135,7 +135,7 @@ class GaugeProbe:
             limit="" if limit is None else limit.whose,
             # Others' usage on top of our own peak: no more than the limit itself.
             limit_peak_bytes=None if limit is None else min(limit.limit_bytes, peak.size_bytes + self._others_bytes),
-            devices=tuple(self._device(one) for one in self._gauges.allocators()),
+            devices=tuple(self._device(allocator) for allocator in self._gauges.allocators()),
             interrupts=() if self._memory_guard is None else self._memory_guard.interrupts,
             gauges=gauges,
             course_bytes=self._course.points,

@@ -84,7 +84,7 @@ class GaugeReport(Report):
             guard = f"interrupted the cell, as `--guard {share(self.interrupts[-1].guard_ratio)}` asks; your variables are intact"
             known = [("guard", guard), ("held by", ", ".join(f"`{name}` {byte_size(size_bytes)}" for name, size_bytes in self.holders))]
         else:
-            used = [one for one in self.devices if one.peak_bytes]
+            used = [device for device in self.devices if device.peak_bytes]
             known = [("limit", self._limit(is_long=bool(used))), ("devices", "; ".join(map(device_peak, used)) if len(used) > 1 else "")]
         return tuple((name, text) for name, text in known if text)
 
@@ -102,7 +102,7 @@ class GaugeReport(Report):
         if self.interrupts:
             last = self.interrupts[-1]
             return f"Stopped by guard at {byte_size(last.used_bytes)} of {byte_size(last.limit_bytes)} ({last.whose})"
-        used = [one for one in self.devices if one.peak_bytes]
+        used = [device for device in self.devices if device.peak_bytes]
         if used:
             fullest = max(used, key=lambda one: one.peak_bytes / (one.total_bytes or one.peak_bytes))
             return f"{capitalised(device_peak(fullest))}; p{self._growth()[1:]}"
@@ -127,7 +127,7 @@ def device_peak(one: DevicePeak) -> str:
 
 def compared(report: GaugeReport) -> Compared:
     """Its peaks, on every device and of the process."""
-    peaks = (("this process", report.rss_peak_bytes), *((one.label, one.peak_bytes) for one in report.devices))
+    peaks = (("this process", report.rss_peak_bytes), *((device.label, device.peak_bytes) for device in report.devices))
     return Compared(
         found_at=(0, 0) if report.interrupts else None,
         size_bytes=sum(size for _, size in peaks),

@@ -61,7 +61,7 @@ def _peaks(report: GaugeReport) -> list[Gauge]:
     how = "counted by the system" if report.rss_peak_is_exact else "the largest sample: this system has no counter for it"
     return [
         Gauge("this process (RSS)", report.rss_peak_bytes, report.limit_bytes, note=how),
-        *(_device(one) for one in report.devices if one.peak_bytes),
+        *(_device(device) for device in report.devices if device.peak_bytes),
     ]
 
 

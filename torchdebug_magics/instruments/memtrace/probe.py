@@ -102,7 +102,7 @@ class MemtraceProbe:
         gc.collect()
         census = Census()
         parts = parts_of(census.modules)
-        self.tracer.begins([one for one in census.modules if id(one) not in parts])
+        self.tracer.begins([module for module in census.modules if id(module) not in parts])
         self.tracer.adopt_all(census)
         self.deletions = Deletions(self._places.user_frame(sys._getframe()))
         self.ledger.begin()
@@ -156,7 +156,9 @@ class MemtraceProbe:
     def _concluded(self, error: BaseException | None) -> MemtraceReport:
         self._course.end()
         self.growth.ends()
-        if note := shards_note((one for module in live_modules() for one in module._parameters.values() if one is not None), "sizes are"):
+        if note := shards_note(
+            (parameter for module in live_modules() for parameter in module._parameters.values() if parameter is not None), "sizes are"
+        ):
             self.guard.note(note)
         return concluded(self, error)
 

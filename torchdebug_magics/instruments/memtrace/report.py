@@ -58,7 +58,7 @@ class Comparison(Report):
     def categories(self) -> tuple[str, ...]:
         """All that was held at either peak, the most first."""
         sizes = [report.peak.by_category for report in self.reports]
-        return tuple(sorted({*sizes[0], *sizes[1]}, key=lambda name: -max(one.get(name, 0) for one in sizes)))
+        return tuple(sorted({*sizes[0], *sizes[1]}, key=lambda name: -max(size.get(name, 0) for size in sizes)))
 
     def _peaks(self) -> str:
         whose = " in the whole process" if self.is_light else ""

@@ -183,11 +183,14 @@ def _picture(
         return []
     counted = timeline.counted
     stretches = tuple(
-        ("steps only counted" if one.phase == "other" and counted is not None and one.first >= counted else one.phase, one.first)
-        for one in timeline.stretches
+        (
+            "steps only counted" if stretch.phase == "other" and counted is not None and stretch.first >= counted else stretch.phase,
+            stretch.first,
+        )
+        for stretch in timeline.stretches
     )
     series = _series(timeline, kinds or _largest_kinds([timeline]))
-    marks = tuple(zip((one.label for one in report.marks), timeline.marks, strict=True))
+    marks = tuple(zip((mark.label for mark in report.marks), timeline.marks, strict=True))
     bottom = 0 if from_zero else _base(timeline)
     return [Areas(title, series, "bytes", "allocations and frees in order", stretches, timeline.peak, marks, top, bottom)]
 
@@ -229,7 +232,10 @@ def _bars(title: str, sizes: Mapping[str, int]) -> Bars:
 
 
 def _holders(report: MemtraceReport) -> list[Block]:
-    rows = [(one.variable, one.live_bytes, None if one.location is None else str(one.location), one.path) for one in report.holders]
+    rows = [
+        (holder.variable, holder.live_bytes, None if holder.location is None else str(holder.location), holder.path)
+        for holder in report.holders
+    ]
     table = Table("Memory that this cell allocated and that is still held, by variable", tuple(_HOLDERS), rows, _HOLDERS)
     most = listed([f"`{one.variable}` {byte_size(one.live_bytes)}" for one in report.holders])
     return _folded(f"Held after the cell: {most}", table)

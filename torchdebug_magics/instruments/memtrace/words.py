@@ -209,7 +209,7 @@ def _guarded(report: Trace, found: object) -> list[tuple[str, str]]:
         return []
     last = report.interrupts[-1]
     used = "" if found is None else f" at {byte_size(last.used_bytes)} of {byte_size(last.limit_bytes)} ({last.whose})"
-    holders = "" if found is not None else listed([f"`{one.variable}` {byte_size(one.live_bytes)}" for one in report.holders])
+    holders = "" if found is not None else listed([f"`{holder.variable}` {byte_size(holder.live_bytes)}" for holder in report.holders])
     return [
         ("guard", f"interrupted the cell{used}, as `--guard {share(last.guard_ratio)}` asks; your variables are intact"),
         ("held by", holders),
@@ -267,7 +267,7 @@ def figures(report: Trace) -> tuple[tuple[str, str], ...]:
     known = [
         ("torch memory", f"{byte_size(report.start_bytes)} before the cell, {change(report.net_bytes)} after it"),
         ("held from before, freed", freed),
-        *[(one.device, _device(one)) for one in report.devices if len(report.devices) > 1 or one.reserved_bytes is not None],
+        *[(device.device, _device(device)) for device in report.devices if len(report.devices) > 1 or device.reserved_bytes is not None],
         ("this process", _process(report)),
         ("kept by the C library", kept and f"{kept} of freed memory; `%memclean --free heap` returns it to the system"),
         ("borrowed", borrowed and f"{borrowed} that other libraries own, such as NumPy (`from_numpy`)"),

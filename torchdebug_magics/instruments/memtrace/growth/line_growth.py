@@ -270,7 +270,9 @@ class Tally:
         if len(self._looks) < 2:  # noqa: PLR2004 - one and the one before
             return 0
         (earlier, before), (later, now) = self._looks[-2:]
-        unseen = {name: len(blocks) - len(before.get(name, ())) for name, blocks in now.items() if any(one.place is None for one in blocks)}
+        unseen = {
+            name: len(blocks) - len(before.get(name, ())) for name, blocks in now.items() if any(block.place is None for block in blocks)
+        }
         return (later - earlier) / max(unseen.values()) if unseen and max(unseen.values()) > 0 else 0
 
     def growing(self, loop: Loop) -> Iterator[Leak]:

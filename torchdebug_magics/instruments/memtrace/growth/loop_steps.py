@@ -203,7 +203,7 @@ class Steps:
         step it began.
         """
         counts = [(len(loop.between(first, last)), loop) for loop in self.loops.values()]
-        enough = [one for one in counts if one[0] >= times]
+        enough = [count for count in counts if count[0] >= times]
         if not enough:
             return max(counts, key=lambda one: one[0])[1] if counts else None
         return min(enough, key=lambda one: (one[0], not one[1].between(first, first + 1)))[1]

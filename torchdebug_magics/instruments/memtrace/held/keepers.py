@@ -164,8 +164,8 @@ class KeepingLines:
     def call_of(self, names: Collection[str], types: Collection[str] = ()) -> Location | None:
         """Where a function or method with one of these names is called, in a class of these names where there is one."""
         wanted = {f"{name}()!" for name in names}
-        found = [put for file in self._files for put in self._in(file) if put.name in wanted]
-        return max(found, key=lambda put: put.rank(types, "", adds_up=False)).location if found else None
+        puts = [put for file in self._files for put in self._in(file) if put.name in wanted]
+        return max(puts, key=lambda put: put.rank(types, "", adds_up=False)).location if puts else None
 
     def in_function(self, name: str) -> Location | None:
         """Where a function of that name makes an attribute of its object larger."""
@@ -230,7 +230,7 @@ class _Put(NamedTuple):
     @property
     def is_own(self) -> bool:
         """Whether it is an attribute of ``self``."""
-        return self.name.startswith(".") and any(dotted(one) == f"self{self.name}" for one in nodes(ast.Attribute, self.node))
+        return self.name.startswith(".") and any(dotted(node) == f"self{self.name}" for node in nodes(ast.Attribute, self.node))
 
     @property
     def location(self) -> Location:
@@ -287,7 +287,7 @@ def _names(target: ast.expr) -> list[str]:
 def _is_empty(value: ast.expr) -> bool:
     """Whether it only begins with that: nothing, a number, an empty list, a new object made of nothing."""
     if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
-        return all(_is_empty(one) for one in value.elts)
+        return all(_is_empty(elt) for elt in value.elts)
     if isinstance(value, ast.Dict):
         return not value.keys
     if isinstance(value, ast.Call):

@@ -117,7 +117,9 @@ class ProcessGrowth:
 
     def _in_profiler(self, looks: Sequence[_Look], lines: KeepingLines) -> _Kept:
         """All that is in no collection: its events are in C++."""
-        rest = _grown(looks, lambda look: look.other_bytes) - sum(one.bytes for one in _in_collections(looks, lines, trains=True))
+        rest = _grown(looks, lambda look: look.other_bytes) - sum(
+            collection.bytes for collection in _in_collections(looks, lines, trains=True)
+        )
         name = self._profiler or "profiler"
         how = (
             f"profile only a few steps: `schedule=torch.profiler.schedule(wait=1, warmup=1, active=3)`, with `{name}.step()` in the loop; "

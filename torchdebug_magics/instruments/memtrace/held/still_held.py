@@ -50,7 +50,7 @@ class Deletions:
         self._lines = {node.id: node.lineno for node in names} if self._file else {}
         space: dict[str, Any] = {} if frame is None else frame.f_globals
         self._names = space if self._lines else {}
-        self._before = {name: [weakref.ref(one) for one in _storages_of(space[name])] for name in self._lines if name in space}
+        self._before = {name: [weakref.ref(storage) for storage in _storages_of(space[name])] for name in self._lines if name in space}
 
     def found(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> Undeleted | None:
         """What is still there of one of them; of those that came and went in the cell, a model's that only something unseen holds."""

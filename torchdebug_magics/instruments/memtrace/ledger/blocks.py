@@ -328,5 +328,7 @@ class Ledger:
     def _forget(self) -> None:
         """Of the older half, leave out what was born and died in it, and was not alive at the peak."""
         middle = self._clock - len(self.events) // 2
-        self.events[:] = [one for one in self.events if not one.died or one.died > middle or one.born <= self.peak_at < one.died]
+        self.events[:] = [
+            event for event in self.events if not event.died or event.died > middle or event.born <= self.peak_at < event.died
+        ]
         self._most_events = max(_MOST_EVENTS, 2 * len(self.events))

@@ -41,7 +41,9 @@ class Census:
         for module in self.modules:
             mark(ledger, module._buffers.values(), BUFFER)
         parameters = [tensor for tensor in self.tensors if is_graph_leaf(tensor) and tensor.requires_grad]
-        parameters += [one for module in self.modules for one in module._parameters.values() if one is not None]  # frozen ones, too
+        parameters += [
+            parameter for module in self.modules for parameter in module._parameters.values() if parameter is not None
+        ]  # frozen ones, too
         mark(ledger, parameters, PARAMETER)
         mark_gradients(ledger, parameters)
         for optimizer in self.optimizers:
@@ -78,7 +80,7 @@ def _blocks_of(ledger: Ledger, tensors: Iterable[torch.Tensor | None]) -> Iterat
 
 def mark_gradients(ledger: Ledger, parameters: Iterable[torch.Tensor]) -> None:
     """Say which blocks are the gradients of these leaves."""
-    mark(ledger, (one.grad for one in parameters if is_graph_leaf(one)), GRADIENT)
+    mark(ledger, (parameter.grad for parameter in parameters if is_graph_leaf(parameter)), GRADIENT)
 
 
 def mark_state(ledger: Ledger, optimizer: torch.optim.Optimizer) -> None:

@@ -103,7 +103,7 @@ def history(ledger: Ledger) -> dict[str, Any]:
     traces: dict[str, list[dict[str, Any]]] = {name: [] for name in rooms}
     for block in (one for one in ledger.old if one.bytes):
         rooms[block.device].put(block)
-    for block in (one for one in ledger.events if one.bytes):
+    for block in (event for event in ledger.events if event.bytes):
         room, trace = rooms[block.device], traces[block.device]
         if not room.has(block):
             trace.append(_event("alloc", room.put(block), block))
@@ -113,7 +113,7 @@ def history(ledger: Ledger) -> dict[str, Any]:
     segments = [_segment(at, room) for at, room in enumerate(rooms.values())]
     for trace in traces.values():
         trace.append({"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "frames": [], "category": _UNKNOWN})
-    return {"device_traces": list(traces.values()), "segments": [one for one in segments if one["total_size"]]}
+    return {"device_traces": list(traces.values()), "segments": [segment for segment in segments if segment["total_size"]]}
 
 
 def _category(block: Block) -> str:

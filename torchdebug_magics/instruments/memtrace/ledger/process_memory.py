@@ -43,7 +43,7 @@ class ProcessMemory:
         self._stack.enter_context(self._gauges)
         self._stack.enter_context(marks().told_to(self._set))
         self._start_bytes, self._start_free_bytes = rss_bytes(), kept_free_bytes()
-        self._before = {one.device: one for one in self._gauges.allocators()}
+        self._before = {allocator.device: allocator for allocator in self._gauges.allocators()}
         self._peak.start()
         self._is_open = True
 
@@ -83,12 +83,12 @@ class ProcessMemory:
 
     def unused_bytes(self) -> int:
         """What torch's caching allocators have reserved and not given out; 0 on the CPU."""
-        return sum(one.reserved_bytes - one.allocated_bytes for one in self._gauges.allocators())
+        return sum(allocator.reserved_bytes - allocator.allocated_bytes for allocator in self._gauges.allocators())
 
     def devices(self) -> tuple[DeviceMemory, ...]:
         """The memory of every device that was followed, or has an allocator of its own."""
         books = self._ledger.devices
-        now = {one.device: one for one in self._gauges.allocators()}
+        now = {allocator.device: allocator for allocator in self._gauges.allocators()}
         return tuple(_device(name, books.get(name), self._before.get(name), now.get(name)) for name in dict.fromkeys((*books, *now)))
 
 
