@@ -347,6 +347,6 @@ def finished(report: ReportT, error: BaseException | None = None) -> ReportT:
     if "torch" not in sys.modules:
         return report
     from torchdebug_magics.probing.source.edits import with_edits  # noqa: PLC0415
-    from torchdebug_magics.probing.source.fix_code import checked  # noqa: PLC0415
+    from torchdebug_magics.probing.source.fix_check import checked  # noqa: PLC0415
 
     return with_edits(checked(report, error))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size
-from torchdebug_magics.machine.interrupts import Interrupt, interrupt_main
+from torchdebug_magics.machine.guard_interrupt import Interrupt, interrupt_main
 from torchdebug_magics.machine.limits import Limit, Limits
 from torchdebug_magics.machine.sampler import Sampler
 

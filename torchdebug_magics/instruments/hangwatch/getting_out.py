@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import runs_loop
-from torchdebug_magics.machine.interrupts import interrupt_main
+from torchdebug_magics.machine.guard_interrupt import interrupt_main
 from torchdebug_magics.machine.process_state import child_pids, descendants, process_state, read
 from torchdebug_magics.probing.source.call_sites import names_of
 from torchdebug_magics.probing.source.code_owner import frames_above

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchdebug_magics.format import byte_size, capitalised, share
-from torchdebug_magics.machine.interrupts import Interrupt
+from torchdebug_magics.machine.guard_interrupt import Interrupt
 from torchdebug_magics.ranks.compared import Compared
 from torchdebug_magics.report import Gauge, Report
 

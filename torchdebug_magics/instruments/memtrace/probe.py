@@ -21,8 +21,8 @@ from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.memtrace.findings import Advice, Growth, Oom, Undeleted
 from torchdebug_magics.instruments.memtrace.growth.course import Course
 from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
+from torchdebug_magics.instruments.memtrace.growth.leak_or_result import Run, rerun_growth
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
-from torchdebug_magics.instruments.memtrace.growth.worst import Run, rerun_growth
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, holders
 from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch, kept_by_cycles
 from torchdebug_magics.instruments.memtrace.held.still_held import Deletions, HandledErrors

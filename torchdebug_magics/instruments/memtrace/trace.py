@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Oom, Phase, Undeleted
-from torchdebug_magics.machine.interrupts import Interrupt
+from torchdebug_magics.machine.guard_interrupt import Interrupt
 from torchdebug_magics.report import Gauge, Location, Mark, Report
 
 HELD_BEFORE = "held before the cell"

@@ -28,7 +28,7 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import (
 )
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
 from torchdebug_magics.instruments.nanhunt.source_edits import Expression, Sources, expression_at, is_named
-from torchdebug_magics.instruments.nanhunt.walk.birth_walk import on_purpose
+from torchdebug_magics.instruments.nanhunt.walk.meant_infinities import on_purpose
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.syntax import called, dotted, last_name, nodes
 from torchdebug_magics.probing.tensors import INF, dense

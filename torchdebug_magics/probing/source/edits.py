@@ -16,7 +16,7 @@ from itertools import pairwise, product
 from typing import Any, TypeVar
 
 from torchdebug_magics.probing.source.edited_source import HEADS, SIMPLE, Source, cells, parse_with, running_cell, same
-from torchdebug_magics.probing.source.fix_code import ALIASES, CODE
+from torchdebug_magics.probing.source.fix_check import ALIASES, CODE
 from torchdebug_magics.probing.source.syntax import names_in, nodes, parsed, root_of, tree_of
 from torchdebug_magics.report import Edit, Finding, Report, changed, parts_of
 

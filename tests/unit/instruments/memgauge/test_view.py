@@ -10,7 +10,7 @@ from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Chart, Facts, Fold
 from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeReport, LiveGauges
 from torchdebug_magics.instruments.memgauge.view import live_page, page, page_after_cell
-from torchdebug_magics.machine.interrupts import Interrupt
+from torchdebug_magics.machine.guard_interrupt import Interrupt
 from torchdebug_magics.report import Gauge
 
 MIB = 2**20

@@ -13,7 +13,7 @@ from torchdebug_magics.instruments.memtrace.findings import Advice, Cycle, Graph
 from torchdebug_magics.instruments.memtrace.report import MemtraceReport
 from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, Holder, Peak, Timeline
 from torchdebug_magics.instruments.memtrace.view import page
-from torchdebug_magics.machine.interrupts import Interrupt
+from torchdebug_magics.machine.guard_interrupt import Interrupt
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:

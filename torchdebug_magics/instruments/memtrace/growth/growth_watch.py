@@ -12,9 +12,9 @@ import torch
 from torch._C._autograd import _profiler_enabled
 
 from torchdebug_magics.instruments.memtrace.findings import GraphGrowth, Growth
+from torchdebug_magics.instruments.memtrace.growth.leak_or_result import LARGE_BYTES, collected_in, unintended, worst
 from torchdebug_magics.instruments.memtrace.growth.line_growth import Leak, Tally, leaking, repeated
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, NOISE_BYTES, Loop, Steps
-from torchdebug_magics.instruments.memtrace.growth.worst import LARGE_BYTES, collected_in, unintended, worst
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, KeepingLines
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import graph_fix, of_gradients
 from torchdebug_magics.instruments.memtrace.held.process_growth import ProcessGrowth, larger

@@ -21,8 +21,8 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import (
     Rule,
 )
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
-from torchdebug_magics.instruments.nanhunt.walk.birth_walk import on_purpose
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import place_of, run_again
+from torchdebug_magics.instruments.nanhunt.walk.meant_infinities import on_purpose
 from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense, is_bad, kind_of, largest, tensors_in
 

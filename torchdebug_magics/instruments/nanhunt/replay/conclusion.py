@@ -15,7 +15,8 @@ from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_mem
 from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, marked, write
 from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, line_of, no_less_bad
-from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, is_bad_weight, walk
+from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
+from torchdebug_magics.instruments.nanhunt.walk.meant_infinities import is_bad_weight
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
 from torchdebug_magics.probing.source.where import excerpt, locate, location, user_frame
 from torchdebug_magics.probing.state.contents import memory_of

@@ -1,5 +1,5 @@
-"""From a bad loss or gradient back to the op that made it: blamed_inputs -> birth_walk.
+"""From a bad loss or gradient back to the op that made it: blamed_inputs -> birth_walk, past what meant_infinities lets pass.
 
 Which inputs are to blame is asked of the op itself, which runs again with stand-ins; infinities that somebody wrote
-down are no birth.
+down, as those of a causal mask, are no birth.
 """

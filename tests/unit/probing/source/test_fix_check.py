@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchdebug_magics.probing.source import fix_code
-from torchdebug_magics.probing.source.fix_code import checked
+from torchdebug_magics.probing.source import fix_check
+from torchdebug_magics.probing.source.fix_check import checked
 from torchdebug_magics.report import Report
 
 
@@ -120,7 +120,7 @@ def test_a_failure_of_the_check_leaves_words(monkeypatch: pytest.MonkeyPatch) ->
     def fails(*_: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(fix_code, "_attribute", fails)
+    monkeypatch.setattr(fix_check, "_attribute", fails)
     assert shown("stop it: `net.eval()`", net=NET) == "stop it"
 
 
