@@ -98,7 +98,7 @@ def _starts() -> dict[str, Any]:
     begins = [type(one) for one in vars(util)["_afterfork_registry"].values()]
     return {
         "BaseProcess.start": BaseProcess.start,
-        "agents that a fork would wake": [kind for kind in begins if kind.__module__.endswith(".children.agent")],
+        "agents that a fork would wake": [kind for kind in begins if kind.__module__.endswith(".ranks.agent")],
     }
 
 

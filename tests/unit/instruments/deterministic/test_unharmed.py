@@ -134,7 +134,7 @@ def test_a_failure_of_ours_is_no_error_of_the_users_op(
 def test_the_second_run_is_cut_short_by_a_failure_of_ours(
     ready: InteractiveShell, trained: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "Comparison", failing(verify.Comparison, 1))
+    monkeypatch.setattr(verify, "RunComparison", failing(verify.RunComparison, 1))
     ran = ready.run_cell(f"%%deterministic --verify -q -o d\n{TRAIN}")
     assert ran.error_in_exec is None
     assert ready.user_ns["d"].not_verified == "the second run did not finish"
