@@ -303,7 +303,7 @@ def _is_changed(old: ast.expr, new: ast.expr) -> bool:  # noqa: PLR0911 - one fo
     while isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute):
         inner = inner.func.value
         if same(old, inner):
-            return not (isinstance(old, ast.Name) and (old.id in sys.modules or old.id in ALIASES))  # a module is no value
+            return not (isinstance(old, ast.Name) and (old.id == "self" or old.id in sys.modules or old.id in ALIASES))  # none is a value
     return False
 
 

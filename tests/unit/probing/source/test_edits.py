@@ -197,6 +197,7 @@ ADVICE = {
     "code that does not parse": "write `losses.append(loss.`",
     "a name alone": "look at `losses`",
     "a function of a module": "use `torch.manual_seed(42)`",
+    "another call of self": "use `self.fc2(x.float())`",
     "an option": "pass `reduction='sum'`",
     "another call with an effect": "call `(loss + total).append(loss)`",
     "the same call elsewhere": "call `loss.backward(retain_graph=True)`",
@@ -225,7 +226,8 @@ def test_the_edited_source_is_as_the_fix_says(case: str, file: str) -> None:
 
 @pytest.mark.parametrize("case", ADVICE)
 def test_advice_has_no_edits(case: str, file: str) -> None:
-    report = report_of(file, "losses.append" if "module" not in case else "for x in torch", ADVICE[case])
+    code = "for x in torch" if "module" in case else "return self" if "self" in case else "losses.append"
+    report = report_of(file, code, ADVICE[case])
     assert with_edits(report) is report
     assert (report.edits, report.fix_state) == ((), "advice")
     with pytest.raises(TorchDebugError, match="advice"):

@@ -105,10 +105,14 @@ class ProcessGrowth:
 
     def _kept(self, looks: Sequence[_Look], lines: KeepingLines, *, trains: bool) -> Iterator[_Kept]:
         """All that grows and is much of what the process grew by."""
-        other = Series([(look.step, look.other_bytes) for look in looks])
+        with_workers = Series([(look.step, look.other_bytes) for look in looks])
+        own = Series([(look.step, look.own_bytes) for look in looks])  # a child that is no worker may come and go
+        other = with_workers if with_workers.is_steady(**_UNEVEN) else own
         if not other.is_steady(**_UNEVEN):
             return
-        found = [_in_workers(looks, lines), *_in_collections(looks, lines, trains=trains)]
+        found = [*_in_collections(looks, lines, trains=trains)]
+        if other is with_workers:
+            found.append(_in_workers(looks, lines))
         if sum(look.is_profiled for look in looks) >= FEWEST:
             found.append(self._in_profiler(looks, lines))
         grown_bytes = max(0, other.grown)
@@ -117,7 +121,7 @@ class ProcessGrowth:
 
     def _in_profiler(self, looks: Sequence[_Look], lines: KeepingLines) -> _Kept:
         """All that is in no collection: its events are in C++."""
-        rest = _grown(looks, lambda look: look.other_bytes) - sum(
+        rest = _grown(looks, lambda look: look.own_bytes) - sum(
             collection.bytes for collection in _in_collections(looks, lines, trains=True)
         )
         name = self._profiler or "profiler"
