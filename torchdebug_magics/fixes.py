@@ -18,7 +18,11 @@ def fixed_source(report: Report) -> dict[int | str, str]:
     Raises `TorchDebugError` where the report has no edits, where a source is gone, or where it is not as it was when it ran.
     """
     if not report.edits:
-        msg = f"the fix is advice in words: {report.fix}" if report.fix else "the report has no fix"
+        msg = (
+            f"the fix is advice in words: {report.fix}"
+            if report.fix
+            else "the last report has no fix: it found nothing that code would change"
+        )
         raise TorchDebugError(msg)
     by_place: dict[int | str, list[Edit]] = {}
     for edit in report.edits:

@@ -241,10 +241,10 @@ class FrontDoor:
         return f"reports are shown {how} (`%torchdebug display {self._screen.mode}`)"
 
     def _fix(self) -> str:
-        """The last report that has a fix, applied: a cell as the next input, a file as a diff. What changed, in words."""
-        report = next((report for _, report in reversed(self._reports) if report.fix), None)
-        if report is None:
-            return "no report has a fix yet"
+        """The fix of the last report, applied: a cell as the next input, a file as a diff. What changed, in words."""
+        if not self._reports:
+            return "there is no report yet: run a cell under a magic first"
+        _, report = self._reports[-1]
         try:
             sources = fixed_source(report)
         except TorchDebugError as error:

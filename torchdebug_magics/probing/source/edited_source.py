@@ -45,6 +45,10 @@ class Source:
         here = [node for node in self.near if covers(node, line + self.offset)]
         return max(here, key=lambda node: (node.lineno, -last_line(node)), default=None)
 
+    def is_alone(self, statement: ast.stmt) -> bool:
+        """Whether no other statement begins in its line: of several, which one a line means cannot be known."""
+        return sum(node.lineno == statement.lineno and node.col_offset >= statement.col_offset for node in self.near) == 1
+
     def loop(self) -> ast.stmt | None:
         """The outermost loop around the line."""
         return next(iter(loops_around(self.tree, self.line)), None)
@@ -73,7 +77,12 @@ class Source:
     def after(self, node: ast.stmt, new: str) -> Edit:
         """As a replacement of a simple statement; of a compound one, before the line that follows it, in the same column."""
         if isinstance(node, SIMPLE):
-            return self.replacing(node, f"{self.text(node)}\n{new}")
+            beside = [other for other in self.near if isinstance(other, SIMPLE) and other.lineno == node.lineno]
+            first = min(beside, key=lambda other: other.col_offset)  # of several in a line: what follows begins where the first one does
+            old = self.text(node)
+            if first is not node:
+                old = self.lines[node.lineno - 1].encode()[first.col_offset : node.end_col_offset].decode()
+            return self.replacing(first, f"{old}\n{new}", old=old)
         return Edit(cell=self.where.cell, file=self.where.file, line=last_line(node) + 1 - self.offset, old="", new=new)
 
 

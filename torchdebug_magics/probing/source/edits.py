@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from torchdebug_magics.probing.source.edited_source import HEADS, SIMPLE, Source, cells, parse_with, running_cell, same
 from torchdebug_magics.probing.source.fix_check import ALIASES, CODE
-from torchdebug_magics.probing.source.syntax import names_in, nodes, parsed, root_of, tree_of
+from torchdebug_magics.probing.source.syntax import bound_inside, loops_around, names_in, nodes, parsed, root_of, tree_of
 from torchdebug_magics.report import Edit, Finding, Report, changed, parts_of
 
 ReportT = TypeVar("ReportT", bound=Report)
@@ -33,6 +33,8 @@ _UNDER = re.compile(r"\b(?:under|in|inside|within)\s*$")
 _IN_LINE = re.compile(r"\s+in line (\d+)")
 _BESIDE_LINE = re.compile(r"\b(before|after|above|below) (?:that|this|the) line\b[^`]*$")
 _AT_TOP = re.compile(r"\s+at the top of this cell\b")
+_NAMED_PLACE = re.compile(r"\bat\s*$")
+_EACH_STEP = re.compile(r"\s+at the end of each (?:step|iteration)\b")
 _ON_A_COPY = re.compile(r"\bon a copy, $")
 
 
@@ -94,7 +96,7 @@ def _blocks(fix: str, source: Source) -> Iterator[Edit]:
             yield source.replacing(source.statement, f"with {around}:\n    {_indented(source.text(source.statement))}")
             return
         inside = source.loop() if re.search(r"\bloop\b", before) else source.statement
-        if code.endswith(":") and isinstance(head, ast.With) and inside is not None and _UNDER.search(before):
+        if code.endswith(":") and isinstance(head, ast.With) and inside is not None and _UNDER.search(before) and source.is_alone(inside):
             text = source.text(inside, whole=True)
             yield source.replacing(inside, f"{code}\n    {_indented(text)}", old=text)
             return
@@ -144,7 +146,9 @@ def _moved_out(statement: ast.stmt, source: Source) -> Iterator[Edit]:
 def _expressions(fix: str, source: Source) -> Iterator[Edit]:
     """Edits of an expression: `new` in place of `old`, where `old` stands in the statement at the line, or in one near it."""
     codes = _codes(fix)
-    for (first, _, between), (second, _, _) in pairwise(codes):
+    for (first, before, between), (second, _, _) in pairwise(codes):
+        if _NAMED_PLACE.search(before):  # ``the layer at `0` ``, which is no number
+            continue
         if _IN_PLACE.match(between):
             new, old = first, second
         elif _BECOMES.match(between):
@@ -196,7 +200,9 @@ def _statements(fix: str, source: Source) -> Iterator[Edit]:
         if len(alike) == 1 and id(alike[0]) not in taken:
             taken.add(id(alike[0]))
             if _goes_on(alike[0], new):
-                yield source.after(alike[0], code)
+                rounds = [loop for loop in loops_around(source.tree, at.lineno) if alike[0] not in ast.walk(loop)]
+                if not any(bound_inside(alike[0]) & bound_inside(loop) for loop in rounds):  # else it would be undone in each round
+                    yield source.after(alike[0], code)
             else:
                 yield source.replacing(alike[0], _as_written(alike[0], new, code, source))
         elif isinstance(new, ast.Expr) and id(at) not in taken and not _EFFECT.search(before):
@@ -356,6 +362,9 @@ def _insertions(fix: str, source: Source) -> Iterator[Edit]:
         if (beside := _BESIDE_LINE.search(before)) and source.statement is not None:
             is_before = beside[1] in {"before", "above"}
             yield source.before(source.statement, code) if is_before else source.after(source.statement, code)
+            return
+        if _EACH_STEP.match(after):
+            yield from (source.after(loop.body[-1], code) for loop in loops_around(source.tree, source.line)[-1:])
             return
         if _AT_TOP.match(after):
             yield from (cell.before(first, code) for cell, first in running_cell())

@@ -20,6 +20,11 @@ from torchdebug_magics.memory.paths import HolderPath
         ("h, c = cell(a)", ""),
         ("for a in b: total += a", ""),
         ("log.append(loss", ""),
+        (
+            "h = net.register_forward_hook(lambda m, i, o: kept.append(o))",
+            "h = net.register_forward_hook(lambda m, i, o: kept.append(o.detach()))",
+        ),
+        ("h = net.register_forward_hook(lambda m, i, o: kept.update(o=o))", ""),
     ],
 )
 def test_a_line_with_its_cure(line: str, wanted: str) -> None:

@@ -81,6 +81,16 @@ CASES = {
         "write `losses.append(loss.detach())`: `losses` keeps each graph",
         [("    losses.append(loss)", "    losses.append(loss.detach())")],
     ),
+    "at the end of the loop's body": (
+        "losses.append",
+        "run `total = total.detach()` at the end of each step",
+        [("    optimizer.step()", "    optimizer.step()\n    total = total.detach()")],
+    ),
+    "after one of several statements in a line": (
+        "losses.append",
+        "write `seen = None` after `seen = True`",
+        [("seen = True", "seen = True\n    seen = None")],
+    ),
     "an assignment for an augmented one": (
         "total +=",
         "write `total = total + loss.item()`",
@@ -198,6 +208,7 @@ ADVICE = {
     "a name alone": "look at `losses`",
     "a function of a module": "use `torch.manual_seed(42)`",
     "another call of self": "use `self.fc2(x.float())`",
+    "a number that names a module": "replace the layer at `4` with `torch.nn.ReLU()`",
     "an option": "pass `reduction='sum'`",
     "another call with an effect": "call `(loss + total).append(loss)`",
     "the same call elsewhere": "call `loss.backward(retain_graph=True)`",

@@ -136,6 +136,8 @@ def cut_words(cause: Cause, op: str, line: Location | None, where: Location | No
             return f"{ran} under `{switch.removeprefix('@')}`: the loss has no graph", fix
         case "detach" | "data":
             part = ".data" if cause == "data" else ".detach()"
+            if ".numpy()" in source:  # which refuses what has a graph
+                return headline, _not_rewrapped(source, of_list=False)
             return headline, f"`{source.replace(part, '')}`" if part in source else f"remove the `{part}` from `{source}`"
         case "dtype":
             why = "a comparison, rounding or cast to integers has no derivative (use a sigmoid or softmax)"

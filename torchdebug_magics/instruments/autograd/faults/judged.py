@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import finding, named_members
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.source.syntax import last_name, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import last_name, nodes, parsed, tree_of
 from torchdebug_magics.probing.source.where import location
 from torchdebug_magics.report import Location
 
@@ -112,10 +112,17 @@ def _without_gradients(step: OptimizerStep, before: Sequence[Event], events: Seq
             "zeroed_before_step",
             f"the gradients were zeroed between backward() and `{name}.step()`",
             where,
-            f"move `{where.source}` above the backward() call",
+            f"move `{_statement_of(where, 'grad')}` above the backward() call",
             first_backward_at=reaching[-1].where,
             explanation="step() finds no gradients, so the parameters do not change",
         )
+
+
+def _statement_of(where: Location, word: str) -> str:
+    """That of the statements in a line which has the word."""
+    tree = parsed(where.source)
+    texts = [text for node in (tree.body if tree is not None else ()) if word in (text := ast.unparse(node))]
+    return texts[0] if tree is not None and len(tree.body) > 1 and texts else where.source
 
 
 def _thrown_away(step: OptimizerStep, between: Sequence[Sequence[Event]]) -> Iterator[AutogradFinding]:

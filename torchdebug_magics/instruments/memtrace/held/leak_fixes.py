@@ -7,7 +7,7 @@ import copy
 from dataclasses import dataclass
 
 from torchdebug_magics.memory.paths import HolderPath
-from torchdebug_magics.probing.source.syntax import as_atom, expression, method, parsed
+from torchdebug_magics.probing.source.syntax import as_atom, expression, method, nodes, parsed
 
 _ADDS = frozenset({"append", "appendleft", "add", "put"})
 _SIMPLE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp)
@@ -147,7 +147,13 @@ def rewritten(source: str, cure: str, entry: str = "") -> str:
         case ast.Assign(targets=[ast.Name() | ast.Attribute() | ast.Subscript()], value=ast.expr()) as statement:
             if isinstance(statement.value, (ast.List, ast.Dict, ast.Tuple, ast.ListComp, ast.DictComp)):
                 return ""
-            statement.value = _cured(statement.value, cure)
+            if functions := list(nodes(ast.Lambda, statement.value)):  # what it makes stores something when it is called
+                adds = [call for call in nodes(ast.Call, functions[0].body) if method(call) in _ADDS and len(call.args) == 1]
+                if not adds:
+                    return ""
+                adds[0].args = [_cured(adds[0].args[0], cure)]
+            else:
+                statement.value = _cured(statement.value, cure)
         case ast.Expr(value=ast.Call(args=[value], keywords=[]) as call) as statement if method(call) in _ADDS:
             cured = _with_entry(value, cure, entry) if entry else _cured(value, cure) if isinstance(value, _SIMPLE) else None
             if cured is None:
