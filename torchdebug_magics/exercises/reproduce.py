@@ -63,7 +63,7 @@ def numbered(vocabulary: Callable[[Iterable[str]], Mapping[str, int]]) -> None:
         expect_kind(numbered, Mapping, "`vocabulary` should give a dictionary, with a number for each word")
         numbers.append({str(word): number for word, number in numbered.items()})
     expect(
-        all(one == numbers[0] for one in numbers),
+        all(number == numbers[0] for number in numbers),
         "after a new start of the kernel the words would get other numbers, as a set has them in another order then.",
     )
     expect(sorted(numbers[0].values()) == list(range(len(set(words)))), "each different word should get one number, from 0 on.")

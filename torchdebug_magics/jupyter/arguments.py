@@ -204,7 +204,7 @@ def _on_words(row: Instrument) -> str:
 
 def _unknown(row: Instrument, word: str, words: tuple[str, ...]) -> str:
     if words and not word.startswith("-"):
-        *others, last = (f"`%{row.name} {one}`" for one in words)
+        *others, last = (f"`%{row.name} {word}`" for word in words)
         return f"takes no value such as {word!r}; on a line of its own, {', '.join(others)} and {last}"
     if not word.startswith("-"):
         alone = f"; without a body, %{row.name} {row.subjects} does" if row.examines and row.subjects else ""

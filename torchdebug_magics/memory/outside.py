@@ -69,5 +69,5 @@ def whose_module(name: str) -> str:
         return "python"
     # One that is made by its package, as many of torch's are, has no file of its own.
     files = (space_of(sys.modules.get(one)).get("__file__") for one in (name, top))
-    file = next((one for one in files if isinstance(one, str)), None)
+    file = next((file for file in files if isinstance(file, str)), None)
     return owner(file) if isinstance(file, str) else "user"

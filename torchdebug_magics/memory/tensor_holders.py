@@ -103,7 +103,7 @@ def names_in_node(node: Any) -> Named:
     yield from saved_in(node)
     if "variable" in names_of_type(kind):
         yield ".variable", names_of_type(kind)["variable"].__get__(node)
-    yield from ((f" -> {_name(one)}", one) for one in next_nodes(node))
+    yield from ((f" -> {_name(node)}", node) for node in next_nodes(node))
 
 
 def all_in(names: Callable[[Any], Named]) -> Callable[[Any], Iterator[object]]:

@@ -216,7 +216,7 @@ def _on(module: torch.nn.Module) -> tuple[tuple[dict[int, Any], ...], ...]:
 
 
 def _live_modules() -> list[torch.nn.Module]:
-    return [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and "_forward_hooks" in one.__dict__]
+    return [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module) and "_forward_hooks" in value.__dict__]
 
 
 def _nothing(*_: object, **__: object) -> None:

@@ -150,7 +150,7 @@ def _joined(members: list[torch.Tensor]) -> torch.Tensor | None:
     """
     if not members or not _PLAIN.issuperset(map(type, members)) or not _FLOATS.issuperset([member.dtype for member in members]):
         return None
-    if not all([one.is_cpu for one in members]) or max(map(torch.Tensor.numel, members)) > _SMALL_COUNT:  # noqa: C419 - a list is faster
+    if not all([member.is_cpu for member in members]) or max(map(torch.Tensor.numel, members)) > _SMALL_COUNT:  # noqa: C419 - a list is faster
         return None
     try:
         joined = torch._C._nn.flatten_dense_tensors(members)
@@ -168,7 +168,7 @@ def are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _by_type(tensors: Sequence[torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
     types = {tensor.dtype for tensor in tensors}
-    return [tensors] if len(types) < 2 else [[one for one in tensors if one.dtype is dtype] for dtype in types]  # noqa: PLR2004 - one type
+    return [tensors] if len(types) < 2 else [[tensor for tensor in tensors if tensor.dtype is dtype] for dtype in types]  # noqa: PLR2004 - one type
 
 
 def peak_of(candidates: Sequence[torch.Tensor]) -> float:
@@ -178,7 +178,9 @@ def peak_of(candidates: Sequence[torch.Tensor]) -> float:
         by_device.setdefault(candidate.device, []).append(candidate)
     peak = 0.0
     for device, members in by_device.items():
-        values = [member.item() for member in members] if device.type == "cpu" else torch.stack([one.double() for one in members]).tolist()
+        values = (
+            [member.item() for member in members] if device.type == "cpu" else torch.stack([member.double() for member in members]).tolist()
+        )
         for value in values:
             if math.isnan(value):
                 return math.nan

@@ -90,8 +90,8 @@ def _overflow(records: Sequence[RankRecord]) -> RankFinding | None:
     what = f" of {largest.tensor}" if largest.tensor else ""
     return RankFinding(
         kind="collective_overflow",
-        ranks=tuple(one.rank.rank for one in with_findings),
-        step=min(one.compared.found_at[0] for one in with_findings if one.compared.found_at is not None),
+        ranks=tuple(finding.rank.rank for finding in with_findings),
+        step=min(finding.compared.found_at[0] for finding in with_findings if finding.compared.found_at is not None),
         tensor=largest.tensor,
         location=largest.location,
         fix="sum the gradients in float32 (no fp16 in `register_comm_hook`), or divide by the world size before the sum",
@@ -175,7 +175,7 @@ def _finding(
 # Memory --------------------------------------------------------------------------------------------------------------------
 def _uneven(records: Sequence[RankRecord]) -> RankFinding | None:
     """The rank that uses more memory than the others, and the line that makes the difference."""
-    sizes = sorted((one.compared.size_bytes, one.rank.rank) for one in records if one.compared.size_bytes is not None)
+    sizes = sorted((record.compared.size_bytes, record.rank.rank) for record in records if record.compared.size_bytes is not None)
     if len(sizes) < 2:  # noqa: PLR2004 - nothing to compare
         return None
     usual, most = sizes[(len(sizes) - 1) // 2][0], sizes[-1][0]
@@ -210,7 +210,7 @@ def shared_samples(records: Sequence[RankRecord], *, by_rows: bool) -> RankFindi
     findings = [
         finding for by_rank in sources.values() if len(by_rank) > 1 and (finding := _of_source(by_rank, by_rows=by_rows)) is not None
     ]
-    return min(findings, key=lambda one: one.is_harmless, default=None)
+    return min(findings, key=lambda finding: finding.is_harmless, default=None)
 
 
 def _of_source(by_rank: Mapping[int, Samples], *, by_rows: bool) -> RankFinding | None:

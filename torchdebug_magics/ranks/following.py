@@ -72,7 +72,7 @@ class FollowedRanks:
         if not any(record.compared.worked or record.rank.state != "finished" or record.problems for record in self._records):
             return own
         compared = self._row.compared(own)
-        if compared.worked and not any(one.is_in_job or one.compared.found_at for one in self._records):
+        if compared.worked and not any(record.is_in_job or record.compared.found_at for record in self._records):
             return own  # what it launched helped it, and did nothing wrong
         return merged(
             self._row.name, self._records, held_details(self._records), own if compared.found_at is not None else None, own.problems

@@ -29,7 +29,7 @@ def merged(
     instrument: str, records: Sequence[RankRecord], details: Asked, own: Report | None = None, problems: tuple[str, ...] = ()
 ) -> RanksReport:
     """Merge all ranks. `own` is the report of the launching process if that found something itself; `problems` are the launcher's."""
-    records = sorted(records, key=lambda one: one.rank.rank)
+    records = sorted(records, key=lambda record: record.rank.rank)
     findings = disagreements(records, details)
     first = _first(records)
     if findings and findings[0].kind == "collective_overflow":
@@ -42,7 +42,7 @@ def merged(
     headline, beside = parted(titles)
     return RanksReport(
         instrument=instrument,
-        ranks=tuple(replace(one.rank, found=one.compared.found_at is not None) for one in records),
+        ranks=tuple(replace(record.rank, found=record.compared.found_at is not None) for record in records),
         first=first if first is not None else next((finding.ranks[0] for finding in findings if not finding.is_harmless), None),
         rank_findings=findings,
         shown=shown,
@@ -70,9 +70,9 @@ def _sentences(
     if findings and findings[0].kind == "collective_overflow":
         parts.append(capitalised(findings[0].sentence))
     elif first is not None:
-        cause = next(one for one in records if one.rank.rank == first)
-        received = [one.rank.rank for one in records if one.compared.is_received and one is not cause]
-        skipped = [one.rank.rank for one in records if cause.compared.found_backward in one.compared.skipped_backwards]
+        cause = next(record for record in records if record.rank.rank == first)
+        received = [record.rank.rank for record in records if record.compared.is_received and record is not cause]
+        skipped = [record.rank.rank for record in records if cause.compared.found_backward in record.compared.skipped_backwards]
         parts.append(f"Rank {first} of {number}: {words_of(cause.rank)}")
         if received:
             parts.append(f"{ranks_named(received)} received it with the averaged gradients")
@@ -83,7 +83,7 @@ def _sentences(
         parts += _endings(broken)
     if not parts:
         parts += [*filter(None, [_agreement(records)]), _each(records, words_of)]
-    return [*parts, *(one.sentence for one in findings if one.is_harmless)]
+    return [*parts, *(finding.sentence for finding in findings if finding.is_harmless)]
 
 
 def _endings(broken: Sequence[Rank]) -> list[str]:

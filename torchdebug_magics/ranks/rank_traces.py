@@ -61,7 +61,7 @@ class Left:
 def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object = None) -> Standing:
     """Return the position of this process; any thread may call it."""
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
-    position = hash(tuple((id(one.f_code), one.f_lasti) for one in frames_above(innermost)))
+    position = hash(tuple((id(frame.f_code), frame.f_lasti) for frame in frames_above(innermost)))
     frame = user_frame(innermost)
     return Standing(
         rank=rank, pid=os.getpid(), device=this_rank.device(), location=None if frame is None else locate(frame), elapsed_s=elapsed_s,

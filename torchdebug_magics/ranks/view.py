@@ -72,11 +72,11 @@ def _beside(report: RanksReport) -> list[Facts]:
 def _table(report: RanksReport) -> Table:
     groups = _alike(report.ranks)
     rows = [_row(group) for group in groups]
-    failed = [one for one in report.ranks if one.state == "raised" or (one.state == "died" and not one.is_terminated)]
+    failed = [rank for rank in report.ranks if rank.state == "raised" or (rank.state == "died" and not rank.is_terminated)]
     wrong = [finding for finding in report.rank_findings if finding.kind != "same_batch" and not finding.is_harmless]
     odd = {report.first, *(rank for one in wrong for rank in one.ranks), *(one.rank for one in failed)}
     marked = frozenset(at for at, group in enumerate(groups) if any(one.rank in odd for one in group))
-    whole = Table("Ranks", _COLUMNS, [_row([one]) for one in report.ranks], _FORMATS) if len(groups) < len(report.ranks) else None
+    whole = Table("Ranks", _COLUMNS, [_row([rank]) for rank in report.ranks], _FORMATS) if len(groups) < len(report.ranks) else None
     return Table("Ranks", _COLUMNS, rows, _FORMATS, marked=marked, whole=whole)
 
 

@@ -299,7 +299,7 @@ class Outputs:
 
     def own(self, report: Report, rank: int) -> None:
         """Write the files of this process or, if it launched ranks, of each rank."""
-        reports = {one.rank: one.report for one in report.ranks} if isinstance(report, RanksReport) else {rank: report}
+        reports = {rank.rank: rank.report for rank in report.ranks} if isinstance(report, RanksReport) else {rank: report}
         for number, one in reports.items():
             if one is not None:
                 self._write(one, str(number))

@@ -61,7 +61,7 @@ def collected(meeting: Meeting, own: RankRecord, *, is_hurried: bool) -> list[Ra
             else:
                 records[rank] = record
                 del others[rank]
-        if all(one.has_stopped(patience_s) for one in others.values()) or (is_hurried and time.monotonic() > end_s):
+        if all(other.has_stopped(patience_s) for other in others.values()) or (is_hurried and time.monotonic() > end_s):
             break
         time.sleep(_LOOK_S)
     return [*records.values(), *(without_report(other.standing, "died" if other.is_silent else "interrupted") for other in others.values())]

@@ -51,7 +51,7 @@ def examine(context: CellContext, *losses: object, every_step: bool = False) -> 
     members = [(name, one) for name, one in named_members(roots) if isinstance(one, torch.nn.Parameter) and id(one) not in gathered]
     owners = {id(one): name.rpartition(".")[0] for name, one in members}
     # The parameters of the models of which the loss reaches one, and where it reaches none, of all.
-    touched = [root for root in roots if any(id(one) in leaves for one in root.parameters())]
+    touched = [root for root in roots if any(id(parameter) in leaves for parameter in root.parameters())]
     wanted = {id(parameter) for root in touched or roots for parameter in root.parameters()}
     named = [(name, one) for name, one in members if id(one) in wanted]
     named += [(_name(leaf), leaf) for leaf, _ in leaves.values() if id(leaf) not in owners]
@@ -117,10 +117,10 @@ def _modules(nodes: Sequence[Any], owners: Mapping[int, str]) -> tuple[tuple[str
     module_of: dict[Any, str] = {}
     saved: dict[str, int] = {}
     counted: set[int] = set()
-    for node in sorted(nodes, key=lambda one: int(one._sequence_nr())):
+    for node in sorted(nodes, key=lambda node: int(node._sequence_nr())):
         before = [inner for inner, _ in node.next_functions if inner is not None]
         own = [owners.get(id(inner.variable), "") for inner in before if hasattr(inner, "variable")]
-        latest = max((inner for inner in before if inner in module_of), key=lambda one: int(one._sequence_nr()), default=None)
+        latest = max((inner for inner in before if inner in module_of), key=lambda inner: int(inner._sequence_nr()), default=None)
         name = module_of[node] = next(filter(None, own), module_of[latest] if latest is not None else "")
         sizes, _ = _saved([node], owners)
         saved[name] = saved.get(name, 0) + sum(size for storage, size in sizes.items() if storage not in counted)
@@ -156,7 +156,7 @@ def _sentence(report: GraphReport) -> str:
     if report.finding is not None:
         return report.finding.sentence()
     missed = [reach.name for reach in report.reaches if reach.is_missed]
-    trainable = sum(not one.is_frozen for one in report.reaches)
-    reached = f"reaches {sum(one.reached for one in report.reaches)} of {trainable} trainable tensors"
+    trainable = sum(not reach.is_frozen for reach in report.reaches)
+    reached = f"reaches {sum(reach.reached for reach in report.reaches)} of {trainable} trainable tensors"
     lost = f" · not reached: {listed(missed)}" if missed else ""
     return f"The loss {reached}, {plural(report.nodes_count, 'graph node')}, {byte_size(report.saved_bytes)} saved for backward{lost}"

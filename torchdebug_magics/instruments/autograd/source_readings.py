@@ -63,7 +63,7 @@ def simple_statements(tree: ast.AST | None) -> list[ast.stmt]:
 def _made_by(tree: ast.AST | None, names: set[str], last_line: int) -> Iterator[ast.stmt]:
     """The statements up to a line that made what these names hold there, the latest first."""
     wanted = set(names)
-    for statement in reversed([one for one in simple_statements(tree) if one.lineno <= last_line]):
+    for statement in reversed([statement for statement in simple_statements(tree) if statement.lineno <= last_line]):
         if syntax.bound_names(statement) & wanted:
             yield statement
             wanted |= syntax.read_names(statement)
@@ -71,7 +71,7 @@ def _made_by(tree: ast.AST | None, names: set[str], last_line: int) -> Iterator[
 
 def cuts_toward(names: set[str], file: str, last_line: int, function: str, namespace: Mapping[str, Any]) -> Iterator[Cut]:
     """On the way to what these names hold at a line, the nearest first; also inside the forwards and functions that are called there."""
-    functions = (one for one in nodes(syntax.FUNCTIONS, tree_of(file)) if one.name == function and syntax.covers(one, last_line))
+    functions = (node for node in nodes(syntax.FUNCTIONS, tree_of(file)) if node.name == function and syntax.covers(node, last_line))
     for statement in _made_by(next(functions, tree_of(file)), names, last_line):
         yield from _cuts_of([statement], file, function, None)
         for name in syntax.read_names(statement):
@@ -79,7 +79,7 @@ def cuts_toward(names: set[str], file: str, last_line: int, function: str, names
             if isinstance(value, torch.nn.Module):
                 yield from cuts_in_forward(value, "")
             elif isinstance(value, FunctionType) and (node := user_function(value)) is not None:
-                returned = [one for one in simple_statements(node) if isinstance(one, ast.Return)]
+                returned = [statement for statement in simple_statements(node) if isinstance(statement, ast.Return)]
                 made = _made_by(node, syntax.read_names(*returned), sys.maxsize)
                 yield from _cuts_of([*returned, *made], value.__code__.co_filename, value.__name__, None)
 
@@ -139,7 +139,7 @@ def carried_names(loop: syntax.Loop | None) -> list[tuple[str, int]]:
 def assigned_at(name: str | None, files: Iterable[str], before: Location | None = None) -> Location | None:
     """The last assignment to a variable or attribute: in the first of these files that has one, up to a line, else in the latest cell."""
     for file in dict.fromkeys((*files, *reversed(cell_files()))) if name else ():
-        for node in sorted(nodes(ast.Assign, tree_of(file)), key=lambda one: -one.lineno):
+        for node in sorted(nodes(ast.Assign, tree_of(file)), key=lambda node: -node.lineno):
             is_before = before is None or file != before.file or node.lineno <= before.line
             if is_before and any(name in {ast.unparse(target), syntax.last_name(target)} for target in syntax.targets_of(node)):
                 return location(file, node.lineno, "<module>")
@@ -201,7 +201,7 @@ def stepped_name(where: Location | None) -> str | None:
 def attribute_line(owner: torch.nn.Module, attribute: str) -> Location | None:
     """The line in the ``__init__`` of its class that assigns ``self.attribute``."""
     wanted, node = f"self.{attribute}", user_function(type(owner).__init__)
-    lines = [one.lineno for one in nodes(ast.Assign, node) if any(dotted(target) == wanted for target in one.targets)]
+    lines = [node.lineno for node in nodes(ast.Assign, node) if any(dotted(target) == wanted for target in node.targets)]
     return location(type(owner).__init__.__code__.co_filename, lines[0], "__init__") if lines else None
 
 

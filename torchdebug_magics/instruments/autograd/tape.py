@@ -183,7 +183,7 @@ class Tape:
     def maker(self, use: Use) -> RecordedOp | None:
         """The latest op that made this tensor; of one that no op was seen to make, the latest that wrote its memory."""
         made = self._made.get(use.tensor)
-        if made is not None and any(one.tensor == use.tensor and one.memory == use.memory for one in made.makes):
+        if made is not None and any(made.tensor == use.tensor and made.memory == use.memory for made in made.makes):
             return made
         return self._filled.get(use.memory) if use.memory else None
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from sys import intern
 from types import GeneratorType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdebug_magics.errors import DeterminismError, TorchDebugError
 from torchdebug_magics.instrument import CellContext
@@ -23,11 +23,11 @@ from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecord
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
 from torchdebug_magics.instruments.deterministic.prints.printing import Printer
-from torchdebug_magics.instruments.deterministic.report import DeterministicReport
+from torchdebug_magics.instruments.deterministic.report import DeterministicReport, Divergence
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
-from torchdebug_magics.instruments.deterministic.twice.run_comparison import plain_results_of, results_of
+from torchdebug_magics.instruments.deterministic.twice.culprit import Culprit
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import RunComparison, different, plain_results_of, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Outside, Runs
-from torchdebug_magics.instruments.deterministic.twice.verify import NOT_SEEN, TwoRuns, second_run
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.outside.effects import Irrevocable
@@ -40,12 +40,23 @@ from torchdebug_magics.probing.state.states import ways_of
 from torchdebug_magics.probing.this_rank import collectives_count
 
 _TAKEN = "--strict: {} cannot be rewound for a second run: create it in the cell"
+
+
 _COLLECTIVES = "{} collective calls: a second run on this rank alone would wait for the other ranks"
+
+
 _NO_CELL = "--verify reruns the code: write `%%deterministic --verify` above a cell, or call `torchdebug_magics.verify(function)`"
+
+
 _NEAR = Bound(objects=10_000, levels=4)
 """How far iterators are looked for."""
+
+
 _MOST_ITEMS = 64
 """Of a list or a dict that may hold iterators."""
+
+
+NOT_SEEN = "the ops could not be recorded"
 
 
 class Inquiry:
@@ -282,3 +293,44 @@ def _place(iterator: Any) -> list[object]:
         return [intern(str(iterator.qsize()))]
     frame = iterator.gi_frame if isinstance(iterator, GeneratorType) else None
     return [] if frame is None else [intern(f"{frame.f_lasti} {[*local_values(frame)]}"), *local_values(frame).values()]
+
+
+class TwoRuns(NamedTuple):
+    """Whether two runs agree, and else what differs first."""
+
+    ops_count: int | None
+    verified: bool | None = None
+    divergence: Divergence | None = None
+    not_verified: str = ""
+    plain: Mapping[str, int] = {}
+    """A digest of each plain value that the second run has left."""
+
+
+def second_run(runs: Runs, first: Recording, results: Mapping[str, int], used_up: Sequence[str], orders: OrderWatch) -> Iterator[TwoRuns]:
+    """Gives what is known as soon as it is, though an interrupt may end the search for the cause. `orders` watches the run, too."""
+    comparison = RunComparison(first, live_modules(), runs.guard, runs.hooks, to_its_end=bool(used_up), poison=True)
+    now: dict[str, int] = {}
+    plain: dict[str, int] = {}
+
+    def at_end() -> None:
+        now.update(results_of(runs.body, comparison.recorder.is_unwritten))
+        plain.update(plain_results_of(runs.body))
+
+    with runs.otherwise(orders.attach):
+        error = runs.again(comparison, at_end)
+    runs.second_heard = runs.heard
+    if comparison.recorder.failed and comparison.difference is None:
+        yield TwoRuns(None, not_verified=NOT_SEEN, plain=plain)
+        return
+    if error is None:
+        comparison.end()
+    elif comparison.difference is not None:
+        error = None  # a consequence
+    ops_count = len(first) if comparison.difference is None else comparison.difference.place + 1
+    if comparison.difference is None and error is None:
+        divergence = different(results, now, runs.body)
+    else:
+        culprit = Culprit(comparison, error, runs, used_up, orders.found)
+        yield TwoRuns(ops_count, verified=False, divergence=culprit.unexplained())
+        divergence = culprit.divergence()
+    yield TwoRuns(ops_count, divergence is None, divergence, plain=plain)

@@ -312,7 +312,7 @@ class RunRecord:
             return None  # a step that the scaler has skipped
         unscale = 1 / scalars["grad_scale"] if scalars.get("grad_scale", 0) > 0 else 1.0
         numbers = {series: one._replace(norm=one.norm * unscale) for series, one in step.numbers.items()}
-        norm = math.sqrt(sum(one.norm**2 for one in numbers.values()))
+        norm = math.sqrt(sum(number.norm**2 for number in numbers.values()))
         loss = scalars.get("loss", math.nan) / max(1, step.count) / scalars.get("loss_scale", 1.0)
         if step.clips:
             history.clip_line, history.max_norm = step.clips[-1].line, step.clips[-1].max_norm

@@ -149,7 +149,7 @@ def _vanishing(record: RunRecord, history: GradientHistory, modules: list[Module
         layers = [one for one in group if one.is_matrix and len(one.recent_norms) >= _FEW_STEPS]
         if len(layers) < _FEW_LAYERS:
             continue
-        sizes = [statistics.median(one.recent_norms) / math.sqrt(one.count) for one in layers]
+        sizes = [statistics.median(layer.recent_norms) / math.sqrt(layer.count) for layer in layers]
         alive = [size for size in sizes if size > 0]
         largest = max(sizes[-max(1, len(sizes) // 3) :])
         if len(alive) < _FEW_LAYERS - 1 or not sizes[0] < _FADED * largest or not alive[0] < 1e-2 * largest or not math.isfinite(largest):
@@ -180,11 +180,14 @@ def _not_learning(record: RunRecord, history: GradientHistory, modules: list[Mod
     modules = [module for module in modules if module.steps_count >= _STILL_STEPS and module.norm_max > 0]
     if not modules or history.is_warming_up or (history.is_winding_down and history.most_rate > 0):
         return
-    value, rate = max(one.ratio_max for one in modules), history.steps[-1].rate
+    value, rate = max(module.ratio_max for module in modules), history.steps[-1].rate
     if value < _STILL and rate <= _TINY_RATE:
         still = [] if _falls(history.losses()) else modules
     else:
-        value, still = 0.0, [one for one in modules if one.is_half and one.unmoved_run >= _STILL_STEPS and one.ratio_max == 0]
+        value, still = (
+            0.0,
+            [module for module in modules if module.is_half and module.unmoved_run >= _STILL_STEPS and module.ratio_max == 0],
+        )
     if not still:
         return
     names, rounds = _names(record, still), value == 0 and rate > 0
@@ -209,7 +212,9 @@ def _not_learning(record: RunRecord, history: GradientHistory, modules: list[Mod
 def _plateau(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """The loss of guessing, where the training stays at it; a factor of gradient accumulation is seen through."""
     losses, chance = history.losses(), _chance(history, _PLATEAU_STEPS)
-    is_alone = len([one for one in record.histories if one.steps_count > 1]) <= 1  # at equilibrium, the discriminator of a GAN guesses
+    is_alone = (
+        len([history for history in record.histories if history.steps_count > 1]) <= 1
+    )  # at equilibrium, the discriminator of a GAN guesses
     if chance is None or not is_alone or history.most_rate == 0:
         return
     losses = losses[-max(_PLATEAU_STEPS, len(losses) // 2) :]

@@ -56,7 +56,7 @@ def _curves(report: GradReport) -> list[Block]:
         return []
     curves: list[Block] = []
     if len([loss for loss in report.losses if loss is not None]) >= _FEW:
-        positive = all(one is None or one > 0 for one in report.losses)
+        positive = all(loss is None or loss > 0 for loss in report.losses)
         curves.append(_chart("Loss", report.losses, report, "loss", log=positive))
     curves.append(_chart("Norm of all gradients", report.totals, report, "norm", log=True))
     all_norms = [_heatmap("Gradient norm by module", report, report.norms)] if len(report.norms) > _FIRST_ROWS else []

@@ -31,6 +31,7 @@ _LEAST_LOOKS = 3
 _ON_ERROR = "torchdebug_magics.instruments.hangwatch.waits.collectives:error_facts"
 _FOLDER, _REFUSAL = "TORCHDEBUG_AGENTS", "TORCHDEBUG_ON_ERROR"
 _NAME = "sitecustomize"
+# A process of the user's must start, whatever our agent does; one that does not answer is shown as a process without an agent.
 _TEXT = f"""import contextlib
 with contextlib.suppress(Exception):
     from {__name__} import begin
@@ -95,8 +96,14 @@ class OutsideWatch:
 
     def _went_on(self, look: Look) -> bool:
         """Whether any process is at a new line, or has other values than before."""
-        lines = {(one.who, frame) for one in look.everybody.values() if one.who != "main" for frame in one.frames}
-        values = {one.who: one.at[2:] for one in look.everybody.values() if one.who != "main" and one.process}
+        lines = {
+            (participant.who, frame) for participant in look.everybody.values() if participant.who != "main" for frame in participant.frames
+        }
+        values = {
+            participant.who: participant.at[2:]
+            for participant in look.everybody.values()
+            if participant.who != "main" and participant.process
+        }
         is_new = not lines <= self._seen or values != self._values
         self._seen |= lines
         self._values = dict(values)
@@ -113,8 +120,12 @@ class OutsideWatch:
 def _begin_at_ranks(look: Look) -> bool:
     """Let the chain go to the processes that do the work: one that has started another only waits. False where there are none."""
     main = look.main
-    parents = {state.parent for one in look.everybody.values() if (state := process_state(one.pid)) is not None}
-    workers = [one.who for one in look.everybody.values() if one.who != "main" and one.is_main_thread and one.pid not in parents]
+    parents = {state.parent for participant in look.everybody.values() if (state := process_state(participant.pid)) is not None}
+    workers = [
+        participant.who
+        for participant in look.everybody.values()
+        if participant.who != "main" and participant.is_main_thread and participant.pid not in parents
+    ]
     main.kind, main.what, main.frames, main.targets = "join", "the command", [], workers
     main.facts = {"is_waiting": True}
     main.process = {**main.process, "rank": None, "collectives": None}

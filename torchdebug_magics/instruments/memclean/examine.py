@@ -203,7 +203,7 @@ def cached_bytes() -> int | None:
     """What the CUDA allocator keeps to reuse; None where it is not in use. CUDA is not initialised for that."""
     if not torch.cuda.is_initialized():
         return None
-    return sum(torch.cuda.memory_reserved(one) - torch.cuda.memory_allocated(one) for one in range(torch.cuda.device_count()))
+    return sum(torch.cuda.memory_reserved(number) - torch.cuda.memory_allocated(number) for number in range(torch.cuda.device_count()))
 
 
 @dataclass
@@ -226,7 +226,7 @@ def survey() -> Survey:
         held_at, is_whole = roots_of(walk)
         names = _output_names(walk)
         for address, numbers in walk.holders.items():
-            storage = next(one for one in storages_of(walk.objects[numbers[0]]) if one._cdata == address)
+            storage = next(storage for storage in storages_of(walk.objects[numbers[0]]) if storage._cdata == address)
             refs.append(weakref.ref(storage))
             known = held_at[address]
             holders = frozenset(names.get(root.label, _PARTS[root.rank]) for root in known if root.rank in _PARTS)
@@ -240,7 +240,7 @@ def survey() -> Survey:
             by_part[parts.pop()] += one.bytes
     holdings = [_holding(name, [one for one in helds if name in one.holders]) for name in {name for one in helds for name in one.holders}]
     return Survey(
-        holdings=tuple(sorted(holdings, key=lambda one: (-one.alone_bytes, -one.held_bytes, one.name))),
+        holdings=tuple(sorted(holdings, key=lambda holding: (-holding.alone_bytes, -holding.held_bytes, holding.name))),
         together_bytes=sum(one.bytes for one in freed),
         by_part=dict(by_part),
         is_whole=is_whole,

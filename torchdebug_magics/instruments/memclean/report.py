@@ -147,13 +147,13 @@ def _whats(holdings: tuple[Holding, ...]) -> str:
     """Who holds it; many outputs by their number."""
     outputs = [holding.what for holding in holdings if holding.part == "out"]
     many = [f"{len(outputs)} outputs ({outputs[0]} the most)"] if len(outputs) > _FEW else outputs
-    return _listed([*(one.what for one in holdings if one.part != "out"), *many])
+    return _listed([*(holding.what for holding in holdings if holding.part != "out"), *many])
 
 
 def _costs(holdings: tuple[Holding, ...]) -> str:
     outputs = [holding.name for holding in holdings if holding.part == "out"]
     gone = [f"{_listed([f'`{name}`' for name in outputs]) if len(outputs) <= _FEW else 'the outputs'} will be gone"] if outputs else []
-    return _listed([*dict.fromkeys(one.cost for one in holdings if one.part != "out"), *gone])
+    return _listed([*dict.fromkeys(holding.cost for holding in holdings if holding.part != "out"), *gone])
 
 
 def _listed(words: list[str]) -> str:

@@ -228,7 +228,7 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
 def _unseen_loop(ledger: Ledger) -> Location | None:
     """Around the line that allocated most often, where it did so again and again."""
     lines = Counter(block.place for block in ledger.events if block.place is not None and not block.died)
-    place = max(lines, key=lambda one: lines[one], default=None)
+    place = max(lines, key=lambda line: lines[line], default=None)
     loops = loops_around(tree_of(place.file), place.line) if place is not None and lines[place] >= _SEVERAL else []
     return location(place.file, loops[-1].lineno, place.function) if place is not None and loops else None
 

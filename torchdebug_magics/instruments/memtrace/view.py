@@ -237,7 +237,7 @@ def _holders(report: MemtraceReport) -> list[Block]:
         for holder in report.holders
     ]
     table = Table("Memory that this cell allocated and that is still held, by variable", tuple(_HOLDERS), rows, _HOLDERS)
-    most = listed([f"`{one.variable}` {byte_size(one.live_bytes)}" for one in report.holders])
+    most = listed([f"`{holder.variable}` {byte_size(holder.live_bytes)}" for holder in report.holders])
     return _folded(f"Held after the cell: {most}", table)
 
 

@@ -293,7 +293,7 @@ def _again(node: Any, saved: dict[str, torch.Tensor]) -> torch.Tensor | None:
     """The result of a simple op, computed once more from finite inputs that its node saved; None where it did not save them all."""
     name = _op(node.name())
     inputs = [saved[key] for key in ("self", "other") if key in saved]
-    if name not in _REPEATABLE or not inputs or any(is_bad(one) for one in inputs):
+    if name not in _REPEATABLE or not inputs or any(is_bad(tensor) for tensor in inputs):
         return None
     try:
         with torch.no_grad():

@@ -89,7 +89,7 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
         if owner is not None:
             held = evidence.birth.tensor
             # On a CPU a bad update is seen as it happens: what is found bad only now was written by something else.
-            parameters = [one for root in context.roots for one in root.parameters() if shares_memory(one, held)]
+            parameters = [parameter for root in context.roots for parameter in root.parameters() if shares_memory(parameter, held)]
             was_bad = any(id(parameter) in context.bad_from_start for parameter in parameters)
             is_trained = any(parameter.requires_grad for parameter in parameters)
             changed = held.device.type != "cpu" and context.step > 0 and is_trained and not was_bad
@@ -269,7 +269,7 @@ def written_into(birth: Birth) -> tuple[torch.Tensor, torch.Tensor | None]:
         return part, mask
     # ``x[2] /= 0`` divides a view of a row, and then writes that view into its own place.
     reader = next((op for op in birth.via if not op.written), birth.via[-1])
-    wholes = (one for one in reader.inputs() if one.dim() > part.dim() and shares_memory(one, part))
+    wholes = (tensor for tensor in reader.inputs() if tensor.dim() > part.dim() and shares_memory(tensor, part))
     whole = next(wholes, part)
     return whole, mask if whole is part else overlap(part, mask, whole)[1]
 
@@ -354,4 +354,4 @@ def _fills(node: ast.Call, name: str) -> bool:
     if function in {"parameters", "named_parameters", "apply"}:
         return True
     writes = function.endswith("_") and not function.endswith("__")
-    return writes and any(one.attr == name for one in syntax.nodes(ast.Attribute, node))
+    return writes and any(node.attr == name for node in syntax.nodes(ast.Attribute, node))

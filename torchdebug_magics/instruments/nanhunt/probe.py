@@ -144,7 +144,7 @@ class NanProbe:
     def _inside(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
         """A hook that updates a parameter as soon as its gradient is there: afterwards the gradient is gone."""
         depth, tensors = self._depth, self._differentiated
-        frame = next((one for one in frames_above(sys._getframe()) if one.f_code is NanProbe._around.__code__), None)
+        frame = next((frame for frame in frames_above(sys._getframe()) if frame.f_code is NanProbe._around.__code__), None)
         self._depth = 0
         try:
             with torch.enable_grad():  # as it was where the step began

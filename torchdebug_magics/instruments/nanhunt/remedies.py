@@ -143,7 +143,7 @@ def _one_function(site: Site) -> Iterator[Change]:
         total = next(iter(_arguments(node)), None) if called(node) == "log" else None
         power = next(iter(_arguments(total)), None) if called(total) == "sum" else None
         if power is not None and called(power) == "exp" and syntax.span_of(site.node) in {syntax.span_of(node), syntax.span_of(power)}:
-            dims = [site.expression.code(one) for one in (*_arguments(total)[1:], *getattr(total, "keywords", ()))] or [
+            dims = [site.expression.code(argument) for argument in (*_arguments(total)[1:], *getattr(total, "keywords", ()))] or [
                 "tuple(range({0}.dim()))"
             ]
             logits = site.atom(_arguments(power)[0])
@@ -182,10 +182,10 @@ def _variable(made: ast.Call, logits: ast.expr, site: Site, tree: ast.Module | N
     """What a call's result is bound to; empty where it stands in the expression itself, None where it, or what it was given, is gone."""
     if _covers(site.node, made):
         return ""
-    binding = next((one for one in nodes(ast.Assign, tree) if syntax.span_of(one.value) == syntax.span_of(made)), None)
+    binding = next((node for node in nodes(ast.Assign, tree) if syntax.span_of(node.value) == syntax.span_of(made)), None)
     if binding is None or len(binding.targets) != 1 or not isinstance(binding.targets[0], ast.Name):
         return None
-    if any(syntax.method(one) not in _RESHAPING for one in nodes(ast.Call, logits)):  # it may draw, or call something of the user's
+    if any(syntax.method(node) not in _RESHAPING for node in nodes(ast.Call, logits)):  # it may draw, or call something of the user's
         return None
     since = [node for node in nodes(ast.stmt, tree) if binding.lineno < node.lineno and syntax.last_line(node) < site.node.lineno]
     name = binding.targets[0].id

@@ -90,7 +90,7 @@ def _flaw(births: tuple[Evidence, ...], replayed: Replayed) -> str:
         everything = any(birth.birth.mask is None or bool(birth.birth.mask.all()) for birth in births)
         if gradients and not everything and largest(gradients) == 0:
             return "no gradient is left"
-        if not all(_is_the_same(one, trace) for one in births):
+        if not all(_is_the_same(birth, trace) for birth in births):
             return "other values change"
         return "an inf is left inside" if _is_left_inside(births[0], trace) else ""
 
@@ -123,7 +123,7 @@ def _is_left_inside(evidence: Evidence, after: Trace) -> bool:
     chosen = [op for op in after.ops if op.name in _CHOICES and not op.is_bad]
     harmless |= {(after.ops[parent].name, after.ops[parent].line) for op in chosen for parent in op.parents}
     births = walk(after, [output for op in after.ops if op.is_bad for output in op.outputs])
-    return any(one.op is not None and not one.on_purpose and (one.op.name, one.op.line) not in harmless for one in births)
+    return any(birth.op is not None and not birth.on_purpose and (birth.op.name, birth.op.line) not in harmless for birth in births)
 
 
 def with_verified_fix(finding: NanFinding, evidence: Evidence, again: Again, birth: Next, what: str) -> NanFinding:

@@ -143,7 +143,7 @@ def _own_loss(output: Any) -> torch.Tensor:
     if isinstance(loss, torch.Tensor):
         return _scalar(loss)
     if values and all(isinstance(value, torch.Tensor) and value.numel() == 1 for value in values):
-        return torch.stack([one.reshape(()) for one in values]).sum()
+        return torch.stack([value.reshape(()) for value in values]).sum()
     first = output[0] if isinstance(output, (tuple, list)) and output else output
     if isinstance(first, torch.Tensor) and first.numel() == 1:
         return first

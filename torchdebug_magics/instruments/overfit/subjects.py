@@ -127,8 +127,8 @@ def subject_of(values: Sequence[Any], names: Sequence[str], keywords: Mapping[st
         notes.append(f"no optimizer was named: trained with Adam(lr={_RATE:g})")
     steps, used = _runnable(model, batch, loss_function, optimizer, samples)
     if len(batches) > 1:
-        steps.others = tuple(readings(model, one, loss_function)[0] for one in batches[1:])
-        used = sum(samples_in(one) or 0 for one in batches)
+        steps.others = tuple(readings(model, batch, loss_function)[0] for batch in batches[1:])
+        used = sum(samples_in(batch) or 0 for batch in batches)
     elif size is not None and used != min(size, samples):
         notes.append("the model does not take a part of this batch: all of it was used")
     own = FunctionSteps(steps.step, {"model": model})
@@ -295,7 +295,7 @@ def _of_lightning(module: Any, others: Sequence[Any], missing: str) -> tuple[nn.
     data = next((other for other in others if not isinstance(other, torch.optim.Optimizer)), None)
     if data is None:
         raise TorchDebugError(missing)
-    optimizer = next((one for one in others if isinstance(one, torch.optim.Optimizer)), None)
+    optimizer = next((other for other in others if isinstance(other, torch.optim.Optimizer)), None)
     made = module.configure_optimizers() if optimizer is None else optimizer
     if isinstance(made, (tuple, list)) and len(made) > 1 and isinstance(made[1], torch.optim.Optimizer):
         msg = "the module has several optimizers, so there is no single loss to overfit: use `%overfit step`"

@@ -190,7 +190,7 @@ def _written(model: torch.nn.Module, outer: TracebackType | None) -> Called | No
         if value_named(node.func, names) is model:
             args = tuple(value_named(argument, names) for argument in node.args)
             kwargs = {keyword.arg: value_named(keyword.value, names) for keyword in node.keywords if keyword.arg is not None}
-            if all(one is not UNKNOWN for one in (*args, *kwargs.values())) and len(kwargs) == len(node.keywords):
+            if all(argument is not UNKNOWN for argument in (*args, *kwargs.values())) and len(kwargs) == len(node.keywords):
                 return Called(model, args, kwargs)
     return None
 

@@ -242,7 +242,7 @@ def _known_sizes(config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _by_first_layer(model: nn.Module) -> Iterator[tuple[int, ...]]:
-    first = next((part for part in model.modules() if any(one is not None for one in part._parameters.values())), None)
+    first = next((part for part in model.modules() if any(parameter is not None for parameter in part._parameters.values())), None)
     weight = None if first is None else next(parameter for parameter in first._parameters.values() if parameter is not None)
     if isinstance(first, (nn.Embedding, nn.EmbeddingBag)):
         yield _BATCH, _WORDS

@@ -260,8 +260,8 @@ def costs_of(model: nn.Module) -> Costs:
     parameters = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
     buffers = [buffer for buffer in model.buffers() if not is_lazy(buffer)]
     return Costs(
-        parameters=sum(one.numel() for one in parameters),
-        bytes=sum(one.numel() * one.element_size() for one in (*parameters, *buffers)),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        bytes=sum(parameter.numel() * parameter.element_size() for parameter in (*parameters, *buffers)),
     )
 
 

@@ -129,7 +129,7 @@ class ZeroState:
     def bytes(self) -> int:
         """Of all copies."""
         values = [value for state in self.optimizers for entry in state["state"].values() for value in entry.values()]
-        return sum(map(_bytes, (*self.tensors.values(), *(one for one in values if isinstance(one, torch.Tensor)))))
+        return sum(map(_bytes, (*self.tensors.values(), *(value for value in values if isinstance(value, torch.Tensor)))))
 
 
 def steps_of(optimizers: Iterable[torch.optim.Optimizer]) -> int | None:

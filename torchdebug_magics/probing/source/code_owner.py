@@ -112,7 +112,9 @@ def _end(instructions: Sequence[dis.Instruction]) -> int:
     loop = next(instruction for instruction in instructions if instruction.opname in _LOOPS)
     after = loop.argval if loop.opname == _LOOPS[0] else loop.offset
     return next(
-        one.offset + 1 for one in instructions if one.offset >= after and one.opname.startswith(_PUTS_BACK) and name in _stored(one)
+        instruction.offset + 1
+        for instruction in instructions
+        if instruction.offset >= after and instruction.opname.startswith(_PUTS_BACK) and name in _stored(instruction)
     )
 
 

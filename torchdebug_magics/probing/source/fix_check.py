@@ -250,8 +250,8 @@ class _Place:
     def __init__(self, report: Report, error: BaseException | None) -> None:
         of_error = _frames_of(error)
         places = dict.fromkeys(part for part in parts_of(report) if isinstance(part, Location))
-        around = next((one for one in frames_above(sys._getframe(1)) if is_user_code(one.f_code)), None)
-        is_of_fix = around is not None and (not places or around.f_code.co_filename in {one.file for one in places})
+        around = next((frame for frame in frames_above(sys._getframe(1)) if is_user_code(frame.f_code)), None)
+        is_of_fix = around is not None and (not places or around.f_code.co_filename in {place.file for place in places})
         frames = [*of_error, *([around] if around is not None and is_of_fix else [])]
         self._scopes: list[Mapping[str, Any]] = []
         for frame in frames:
@@ -262,7 +262,7 @@ class _Place:
         """Names of functions that have returned, whose values are gone."""
         self._seen = set[str]()
         """Names in the text of a cell or file that a location is in, outside of other functions."""
-        files = dict.fromkeys([*(one.file for one in places), *(frame.f_code.co_filename for frame in of_error)])
+        files = dict.fromkeys([*(place.file for place in places), *(frame.f_code.co_filename for frame in of_error)])
         self._names = {part for part in parts_of(report) if isinstance(part, str)}
         """As of parameters and modules, which are no code."""
         self._text = "\n".join("".join(linecache.getlines(file)) for file in files)
@@ -273,7 +273,7 @@ class _Place:
         tree = syntax.tree_of(file)
         if tree is None:
             return
-        around = [one for one in syntax.enclosing(tree, line) if isinstance(one, syntax.SCOPES)]
+        around = [node for node in syntax.enclosing(tree, line) if isinstance(node, syntax.SCOPES)]
         for one in around:
             if (file, one.name) not in self._alive and not isinstance(one, ast.ClassDef):
                 self._over |= syntax.bound_inside(one)

@@ -32,14 +32,14 @@ def user_frame(frame: FrameType | None, *, below: FrameType | CodeType | None = 
 
 def user_calls(frame: FrameType | None) -> list[Location]:
     """Where the user's own frames stand, the outermost first."""
-    return [locate(one) for one in frames_above(frame) if is_user_code(one.f_code)][::-1]
+    return [locate(frame) for frame in frames_above(frame) if is_user_code(frame.f_code)][::-1]
 
 
 def runs_alone() -> bool:
     """Whether no other thread is in the user's code."""
     here = threading.get_ident()
     others = (frame for thread, frame in sys._current_frames().items() if thread != here)
-    return not any(is_user_code(one.f_code) for frame in others for one in frames_above(frame))
+    return not any(is_user_code(frame.f_code) for frame in others for frame in frames_above(frame))
 
 
 def locate(frame: FrameType) -> Location:

@@ -227,7 +227,7 @@ def rewrapped_in(tape: Tape, ops: list[RecordedOp]) -> Dropped | None:
 
 
 def _rewrapped(tape: Tape, ops: list[RecordedOp]) -> Iterator[Dropped]:
-    readers = [one for one in tape.ops if one.name in _NUMBERS and any(use.requires_grad for use in one.reads)]
+    readers = [op for op in tape.ops if op.name in _NUMBERS and any(use.requires_grad for use in op.reads)]
     read = {id(parent) for later in tape.ops for parent in later.parents}
     for op in ops:
         before = [reader for reader in readers if reader.index <= op.index]

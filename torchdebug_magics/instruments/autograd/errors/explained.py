@@ -178,7 +178,7 @@ def _unused(raised: Raised) -> AutogradFinding:
     is_list = isinstance(given, (ast.List, ast.Tuple))
     members = list(given.elts) if isinstance(given, (ast.List, ast.Tuple)) else [given] if given is not None else []
     reached = {id(node.variable) for node in nodes_of(raised.roots) if hasattr(node, "variable")}
-    unused = {id(one) for one in raised.inputs if one.is_leaf and id(one) not in reached}
+    unused = {id(tensor) for tensor in raised.inputs if tensor.is_leaf and id(tensor) not in reached}
     parameters = tuple(name for name, one in named_members() if id(one) in unused)
     if len(members) == len(raised.inputs):
         place = next((number for number, one in enumerate(raised.inputs) if id(one) in unused), place)

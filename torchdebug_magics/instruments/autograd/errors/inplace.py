@@ -34,7 +34,7 @@ def _all_on_tape(raised: Raised) -> Iterator[tuple[RecordedOp, Use, RecordedOp]]
     """(saver, what it saved, writer) in the order in which backward() meets them."""
     whole = Complaint.of(raised.message)
     savers = [(op, said or whole) for node, said in broken_nodes(raised.roots) if (op := raised.tape.by_node.get(node._sequence_nr()))]
-    for saver, complaint in sorted(savers, key=lambda one: -one[0].index):
+    for saver, complaint in sorted(savers, key=lambda saver: -saver[0].index):
         uses = [*saver.makes, *saver.reads]
         uses = [use for use in uses if complaint is not None and use.shape == complaint.shape] or uses
         writes = ((use, writer, version) for use in uses for writer, version in raised.tape.writers(use, saver))
@@ -54,7 +54,7 @@ def _from_tape(raised: Raised, overwritten: list[tuple[RecordedOp, Use, Recorded
     fix = f"move `{source}` below the backward pass, or write into a copy (`.clone()`)"
     if writer.in_optimizer:
         updates = {one.where for _, _, one in overwritten if one.in_optimizer and one.where is not None}
-        sources = [f"`{one.source}`" for one in sorted(updates, key=lambda one: one.line)] or ["`the optimizer's step()`"]
+        sources = [f"`{update.source}`" for update in sorted(updates, key=lambda update: update.line)] or ["`the optimizer's step()`"]
         fix = f"move {listed(sources)} below `{raised.code or 'backward()'}`, or compute the second loss again after the update"
     elif code := out_of_place(statement):
         fix = f"`{code}`"
@@ -111,14 +111,14 @@ def _updated(raised: Raised, node: Any, complaint: Complaint) -> tuple[str | Non
     """(name, line) of the parameter that the node was given, of which it may have saved a transposed view, and of its update."""
     inputs = [one for one, _ in node.next_functions if one is not None]
     inputs += [one for inner in inputs for one, _ in inner.next_functions if one is not None]
-    leaves = (one.variable for one in inputs if hasattr(one, "variable"))
-    leaf = next((one for one in leaves if one._version == complaint.version and sorted(one.shape) == sorted(complaint.shape)), None)
+    leaves = (node.variable for node in inputs if hasattr(node, "variable"))
+    leaf = next((leaf for leaf in leaves if leaf._version == complaint.version and sorted(leaf.shape) == sorted(complaint.shape)), None)
     if leaf is None:
         return None, None
     name = next((name for name, member in named_members() if member is leaf), None) or raised.name_of(leaf)
     for frame, place in raised.frames:
         steps = [call for call in nodes(ast.Call, tree_of(place.file)) if method(call) == "step" and call.lineno < place.line]
-        for call in sorted(steps, key=lambda one: -one.lineno):
+        for call in sorted(steps, key=lambda step: -step.lineno):
             optimizer = value_of(call.func.value, frame) if isinstance(call.func, ast.Attribute) else None
             groups = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else ()
             if any(one is leaf for group in groups for one in group["params"]):

@@ -135,7 +135,7 @@ def _time_to_detach(names: list[str], raised: Raised) -> str:
     if loop is None or raised.here is None:
         return "start"
     tree = tree_of(raised.here.file)
-    functions = [one for one in enclosing(tree, loop.lineno) if isinstance(one, FUNCTIONS)]
+    functions = [node for node in enclosing(tree, loop.lineno) if isinstance(node, FUNCTIONS)]
     before = [statement for statement in simple_statements(functions[-1] if functions else tree) if statement.lineno < loop.lineno]
     begun = {name: one.value for one in before if isinstance(one, ast.Assign) for name in bound_names(one)}
     return "end" if any(isinstance(begun.get(name), ast.Constant) for name in names) else "start"

@@ -73,7 +73,7 @@ def wrong_order(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     events = facts.course.events
     for key in dict.fromkeys(step.optimizer for step in facts.course.steps):
         places = [place for place, one in enumerate(events) if isinstance(one, OptimizerStep) and one.is_recorded and one.optimizer == key]
-        steps = [one for one in facts.course.steps if one.optimizer == key]
+        steps = [step for step in facts.course.steps if step.optimizer == key]
         if not any(step.nonzero_count for step in steps) and steps[0].parameters:
             yield from _without_gradients(steps[0], events[: places[0]], events)
         else:

@@ -41,7 +41,7 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
     forgotten = facts.not_updated(facts.parameters)
     updated = {id(tensor) for optimizer in facts.optimizers for tensor in tensors_of(optimizer)}
-    trained = [root for root in facts.roots if any(id(one) in updated for one in root.parameters())]
+    trained = [root for root in facts.roots if any(id(parameter) in updated for parameter in root.parameters())]
     hidden = [
         parameter for root in trained for parameter in hidden_parameters(root) if id(parameter.parameter) in facts.reached - facts.held
     ]
@@ -59,9 +59,9 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     if not forgotten:
         return
     called = [seen.root for seen in facts.watched.recorder.root_calls.values()]
-    of_models = {id(one) for root in called if (model := root()) is not None for one in model.parameters()}
+    of_models = {id(parameter) for root in called if (model := root()) is not None for parameter in model.parameters()}
     for optimizer in facts.optimizers:
-        if any(one.requires_grad and id(one) not in of_models | facts.reached for one in tensors_of(optimizer)):
+        if any(tensor.requires_grad and id(tensor) not in of_models | facts.reached for tensor in tensors_of(optimizer)):
             name = _called(facts, optimizer)
             where = made_at(optimizer, name, files)
             yield finding(
@@ -118,7 +118,7 @@ def _in_charge(facts: TrainingFacts, forgotten: set[int]) -> tuple[torch.optim.O
         if isinstance(one, Backward) and one.leaves & forgotten and step is not None:
             candidates.append((len(one.leaves - forgotten - step.parameters), step.optimizer))
     chosen = min(candidates)[1] if candidates else None
-    optimizer = next((one for one in facts.optimizers if id(one) == chosen), facts.optimizers[0])
+    optimizer = next((optimizer for optimizer in facts.optimizers if id(optimizer) == chosen), facts.optimizers[0])
     return optimizer, _called(facts, optimizer)
 
 
@@ -227,7 +227,7 @@ def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 def _never_with_gradient(facts: TrainingFacts) -> Iterator[torch.Tensor]:
     for optimizer in facts.optimizers:
         steps = [step for step in facts.course.steps if step.optimizer == id(optimizer)]
-        without = frozenset.intersection(*(one.without for one in steps)) if steps else frozenset[int]()
+        without = frozenset.intersection(*(step.without for step in steps)) if steps else frozenset[int]()
         learnt_later = optimizer.state if facts.watched.steps[id(optimizer)] > len(steps) else ()
         missed = [tensor for tensor in tensors_of(optimizer) if id(tensor) in without - facts.reached]
         yield from (one for one in missed if one.grad is None and one not in learnt_later)
@@ -292,10 +292,10 @@ def constant_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for seen in facts.course.backwards if events else ():
         constants: dict[int, Backward] = {}
         named: list[tuple[str, Line | None]] = []
-        for op in sorted(facts.tape.ancestors(seen.loss, seen.index), key=lambda one: one.index):
+        for op in sorted(facts.tape.ancestors(seen.loss, seen.index), key=lambda ancestor: ancestor.index):
             returned = {use.tensor for use, maker in op.sources if maker.in_backward}
             calls = [constants[maker.index] for maker in op.parents if maker.index in constants]
-            calls += [one for one in events if op.index >= one.index and one.constants & returned]
+            calls += [event for event in events if op.index >= event.index and event.constants & returned]
             if calls and not any(use.requires_grad for use in op.reads):
                 constants[op.index] = calls[0]
                 named += [(ast.unparse(target), op.line) for target in targets_of(statement_at(op.where))]

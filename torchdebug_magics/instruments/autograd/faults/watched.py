@@ -187,7 +187,7 @@ class WatchedTraining:
         recorder.look_at_shared_memory()
         graph = [op for tensor in tensors for op in tape.ancestors(id(tensor), in_graph=True)]
         leaves = frozenset(use.tensor for op in graph for use in op.reads if use.is_leaf and use.requires_grad)
-        updated = [one for optimizer in self.optimizers() for one in tensors_of(optimizer)]
+        updated = [tensor for optimizer in self.optimizers() for tensor in tensors_of(optimizer)]
         leaves = _with_shards(leaves, tensors, updated)
         with _disable_current_modes(), torch.no_grad():
             left = frozenset(id(one) for one in updated or leaves_of(tensors) if id(one) in leaves and _is_nonzero(one.grad))
@@ -222,8 +222,8 @@ class WatchedTraining:
                 is_recorded=True,
                 name=variable_of(optimizer) or stepped_name(line.location if line is not None else None) or "optimizer",
                 parameters=frozenset(map(id, tensors)),
-                without=frozenset(id(one) for one in tensors if one.grad is None),
-                nonzero_count=sum(_is_nonzero(one.grad) for one in tensors),
+                without=frozenset(id(tensor) for tensor in tensors if tensor.grad is None),
+                nonzero_count=sum(_is_nonzero(tensor.grad) for tensor in tensors),
             )
 
     def zeroed(self, holder: torch.optim.Optimizer | torch.nn.Module) -> Zeroed:
@@ -234,7 +234,7 @@ class WatchedTraining:
         tape, begun = self.recorder.settle(), self.course.backwards[-1:]
         gradients = {tape.numbers.of(tensor.grad) for tensor in tensors if tensor.grad is not None}
         later = [op for op in tape.since(begun[0].index) if not op.in_backward] if begun else []
-        some = [(one, one.grad) for one in tensors[:_MOST_DROPPED] if one.grad is not None]
+        some = [(tensor, tensor.grad) for tensor in tensors[:_MOST_DROPPED] if tensor.grad is not None]
         dense = [(one, gradient) for one, gradient in some if gradient.layout is torch.strided and not gradient.is_meta]
         self._dropped = [(weakref.ref(one), StorageWeakRef(gradient.untyped_storage())) for one, gradient in dense]
         is_read = any(use.memory in gradients for op in later for use in op.reads)

@@ -60,13 +60,13 @@ def carried_by(runs: Runs, earlier: Recording, results: Mapping[str, int], same_
     known = _named_memory(runs)
     names = _names_of_memory(effect, begin, known)
     at, other = begin.location, _writing(runs, effect, begin)
-    if not all(_given(effect, one, known) for one in effect.begins):
+    if not all(_given(effect, begin, known) for begin in effect.begins):
         gradients = tuple(name for name in variables if name.endswith(OF_GRADIENTS))
         held = gradients if begin.phase == "backward" and gradients else tuple(name for name in variables if name not in gradients)
         other = line_that_changes(runs, places[held[0]]) if held and not names and not gradients else other
         names = tuple(dict.fromkeys((*names, *held)))
     if other is None and begin.kind == "way" and at is not None:  # the branch that the next run takes
-        branches = [one for one in enclosing(tree_of(at.file), at.line) if isinstance(one, ast.If)]
+        branches = [node for node in enclosing(tree_of(at.file), at.line) if isinstance(node, ast.If)]
         at = location(at.file, branches[-1].lineno, at.function) if branches else at
     what, fix = _of_mode(begin) if not effect.has_backward else ("", "")
     if not what:
@@ -110,7 +110,7 @@ def _has_memory(value: object) -> bool:
 
 def _names_of_memory(effect: Effect, first: Difference, known: Mapping[int, str]) -> tuple[str, ...]:
     """The user's variables whose tensors reached an op changed, those of what is told of first."""
-    ordered = sorted((begin for begin in effect.begins if begin.kind == "given"), key=lambda one: one.place != first.place)
+    ordered = sorted((begin for begin in effect.begins if begin.kind == "given"), key=lambda begin: begin.place != first.place)
     paths = [known[memory] for one in ordered for memory in _given(effect, one, known)]
     return tuple(dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in paths))
 

@@ -80,7 +80,9 @@ class Effect(RunComparison):
                 self._holds.pop(memory, None)
             self._settled.update(changed)
             return
-        begin = min((self._holds[one] for one in self.recorder.inputs if one in self._holds), key=attrgetter("place"), default=None)
+        begin = min(
+            (self._holds[number] for number in self.recorder.inputs if number in self._holds), key=attrgetter("place"), default=None
+        )
         if begin is None or op.plan.is_random:
             begin = self.described(kind, seen, op)
             self.begins.append(begin)
@@ -164,6 +166,6 @@ def _printed_otherwise(runs: Runs) -> Location | None:
 
 def _is_asked_by_user(frame: FrameType) -> bool:
     """Whether a number is handed to other code than torch's own, such as a DataLoader's, which makes nothing of it without workers."""
-    files = (one.f_code.co_filename for one in frames_above(frame))
+    files = (frame.f_code.co_filename for frame in frames_above(frame))
     asking = next((file for file in files if owner(file) != "own" and not file.endswith(_PASSING)), "")
     return owner(asking) != "torch" or asking.endswith("_tensor_str.py")

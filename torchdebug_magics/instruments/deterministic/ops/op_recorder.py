@@ -202,7 +202,7 @@ class OpRecorder:
 
     def _take_down(self, plan: Plan, args: tuple[Any, ...], result: Any, line: Line | None) -> None:
         results = list(tensors(result))
-        empty = next((self._tainted[one] for one in self.inputs if one in self._tainted), None) if self._tainted else None
+        empty = next((self._tainted[number] for number in self.inputs if number in self._tainted), None) if self._tainted else None
         for tensor in self._written if self._overwritten else ():
             if tensor.numel() * tensor.element_size() >= size_bytes(tensor):
                 self._tainted.pop(memory_of(tensor), None)
@@ -295,7 +295,7 @@ def _is_compilers(frame: FrameType | None) -> bool:
 def _is_of_sharding(frame: FrameType | None) -> bool:
     if "torch.distributed.tensor" not in sys.modules:
         return False
-    files = (one.f_code.co_filename.replace("\\", "/") for one in frames_above(frame))
+    files = (frame.f_code.co_filename.replace("\\", "/") for frame in frames_above(frame))
     return any(file.endswith(_SHARDING) for file in takewhile(lambda file: owner(file) == "torch", files))
 
 

@@ -165,7 +165,7 @@ def _of_inputs(
 
 def _received(later: PrintedRun, number: int) -> OpPrint | None:
     """The last collective before an op: what other ranks sent may be behind any difference from there on."""
-    return next((one for one in reversed(later.ops[:number]) if is_collective(one.op)), None)
+    return next((op for op in reversed(later.ops[:number]) if is_collective(op.op)), None)
 
 
 def _of_edit(later: PrintedRun, number: int, edit: EditedLine) -> Divergence:
@@ -312,7 +312,7 @@ def repeated(earlier: PrintedRun, later: PrintedRun, last: int) -> Divergence | 
     loaded = [later.ops[given].gave for given in later.reads[last] if is_copy(later.ops[given])]
     reached = max((earlier.values.get(value, -1) for value in loaded), default=-1)
     text = text_of(later.ops[number].place)
-    since = [one for one in range(then + 1, reached) if earlier.ops[one].is_random and text_of(earlier.ops[one].place) == text]
+    since = [number for number in range(then + 1, reached) if earlier.ops[number].is_random and text_of(earlier.ops[number].place) == text]
     if not since:
         return None
     said = f"`{later.ops[number].op}` draws the numbers that the earlier run drew much earlier: the RNG state was not restored"

@@ -107,7 +107,7 @@ class SampleWatch:
         distributed = sampler if is_plain else None  # a subclass may shuffle otherwise
         place = line_here()
         dataset = iterator._dataset
-        source = next((one for one in self._sources if one.is_of(dataset, place, distributed)), None)
+        source = next((source for source in self._sources if source.is_of(dataset, place, distributed)), None)
         if source is None:
             count, replica = (0, 0) if distributed is None else (distributed.num_replicas, distributed.rank)
             source = _Source(place, _reference(dataset), _length(dataset), count, replica)

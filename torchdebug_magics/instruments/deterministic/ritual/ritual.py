@@ -120,7 +120,7 @@ class Ritual:
         for one in self._switches:
             self._pending.add(one.name)
             self._guard.run(f"setting {one.name}", one.set)
-        self._during = {one.name: one.read() for one in self._switches}
+        self._during = {switch.name: switch.read() for switch in self._switches}
         self.settings = {name: Setting(before, self._during[name]) for name, before in self._before.items() if before != self._during[name]}
 
     def _compiler_imported(self) -> None:

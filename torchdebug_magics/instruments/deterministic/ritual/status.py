@@ -36,7 +36,7 @@ def status(on: LiveRitual | None = None) -> StatusReport:
     guard = Guard()
     found = guard.run("looking for generators and loaders", Sources.found_from, sys._getframe()) or Sources((), ())
     names = {id(generator.value): generator.name for generator in found.generators}
-    own = (guard.run(f"looking at {one.name}", source_of, one) for one in found.generators)
+    own = (guard.run(f"looking at {generator.name}", source_of, generator) for generator in found.generators)
     sources = (*global_sources(), *filter(None, own))
     return StatusReport(
         sources=sources if on is None else tuple(_under(on, source) for source in sources),

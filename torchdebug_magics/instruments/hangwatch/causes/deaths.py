@@ -31,8 +31,12 @@ def failed(case: Evidence) -> HangFinding | None:
     """The first participant that ended by an error, a signal or an exit code while the main thread waits, directly or not."""
     waiting = [rank for rank in case.ranks if (rank.pending is not None or rank.kind == "collective") and rank.error is None]
     everybody = case.look.everybody.values()
-    dead = [one for one in everybody if one.kind == "dead" and (one.exit_code or one.error) and _matters(case, one)]
-    dead += [one for one in case.ranks if one.error is not None and waiting]  # it waits in a `finally:`
+    dead = [
+        participant
+        for participant in everybody
+        if participant.kind == "dead" and (participant.exit_code or participant.error) and _matters(case, participant)
+    ]
+    dead += [rank for rank in case.ranks if rank.error is not None and waiting]  # it waits in a `finally:`
     if not dead or any(case.moved.get(one.who) for one in case.chain.path):
         return None
     first = min(dead, key=lambda one: (one.error is None, (one.error or {}).get("at_s", 0.0)))
@@ -112,20 +116,20 @@ def differ(case: Evidence) -> HangFinding | None:
     joining = [one for one in case.chain.path if one.facts.get("op") == "init_process_group"]
     if joining:
         return _not_joined(case, joining[0])
-    waiting = [(one, one.pending) for one in case.ranks if one.pending is not None and one.kind == "collective"]
+    waiting = [(rank, rank.pending) for rank in case.ranks if rank.pending is not None and rank.kind == "collective"]
     if not waiting:
         return None
     group = next((call.group for one in case.chain.path for rank, call in waiting if rank is one), waiting[0][1].group)
     ahead, pending = max((pair for pair in waiting if pair[1].group == group), key=lambda pair: pair[1].number)
-    members = [one for one in case.ranks if ahead.needs(one, group)]
+    members = [rank for rank in case.ranks if ahead.needs(rank, group)]
     calls = [(member, call) for member in members if (call := member.call(pending)) is not None]
     if len({call.key for _, call in calls}) > 1:
         return _mismatch(case, calls)
-    late = [one for one in members if one.latest_in(group) < pending.number]
+    late = [member for member in members if member.latest_in(group) < pending.number]
     elsewhere = [(one, call) for one, call in waiting if one in late and call.group != group and one.needs(ahead, call.group)]
     if elsewhere and case.chain.is_circle:  # each waits for the other in another group
         return _mismatch(case, [(ahead, pending), *elsewhere])
-    gone = [one for one in case.look.everybody.values() if one.kind == "dead" and one.child is not None]
+    gone = [participant for participant in case.look.everybody.values() if participant.kind == "dead" and participant.child is not None]
     for one in (*late, *gone):
         if case.root is one or case.root.kind == "collective" or case.chain.is_circle:
             return _missing(case, ahead, pending, one)

@@ -65,12 +65,16 @@ def stopped(case: Evidence) -> HangFinding | None:
 
 def _without_keyboard(case: Evidence) -> Participant | None:
     """Who waits for input in a process without a keyboard."""
-    everybody = (one for one in case.look.everybody.values() if one.process and (one.is_child or one.pid != case.main.pid))
-    return next((one for one in everybody if one.kind == "input"), None)
+    everybody = (
+        participant
+        for participant in case.look.everybody.values()
+        if participant.process and (participant.is_child or participant.pid != case.main.pid)
+    )
+    return next((participant for participant in everybody if participant.kind == "input"), None)
 
 
 def _is_openmp(case: Evidence, root: Participant) -> bool:
-    parent = max((one.process.get("torch_threads") or 0) for one in case.look.everybody.values() if one.process)
+    parent = max((participant.process.get("torch_threads") or 0) for participant in case.look.everybody.values() if participant.process)
     is_forked = root.child is not None and root.child.method == "fork" and root.process.get("worker") is None
     return is_forked and not root.facts.get("is_waiting") and root.kind != "dead" and parent > 1 and root.sleeps_in in {"futex", ""}
 
@@ -253,7 +257,7 @@ def _data(case: Evidence) -> HangFinding | None:
     enough = min(os.cpu_count() or 1, max(workers + 1, 2 * workers, 2))
     enough = max(enough, 2 * workers) if at.kind == "sleep" else enough  # who sleeps needs no core
     more = f"use `num_workers={enough}`" if enough > workers else "make `__getitem__` cheaper: more workers than cores do not help"
-    made = sum(one.child is not None for one in case.look.everybody.values() if one.kind == "dead")
+    made = sum(participant.child is not None for participant in case.look.everybody.values() if participant.kind == "dead")
     keep = "keep the workers between epochs with `persistent_workers=True`"
     more = keep if begins else f"{more}; {keep}" if workers and made >= workers else more
     pinned = " and `pin_memory=True` for a GPU" if batch is not None and not batch.facts.get("pin_memory") and _has_gpu() else ""
@@ -282,7 +286,11 @@ def _graph(case: Evidence) -> HangFinding | None:
 
 
 def _oversubscribed(case: Evidence) -> HangFinding | None:
-    busy = [one for one in case.look.everybody.values() if one.is_main_thread and one.process and case.moved.get(one.who)]
+    busy = [
+        participant
+        for participant in case.look.everybody.values()
+        if participant.is_main_thread and participant.process and case.moved.get(participant.who)
+    ]
     threads = sum(one.process.get("torch_threads") or 1 for one in busy)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(busy) < 2 or threads <= 2 * cores:  # noqa: PLR2004 - a process by itself shares with nobody

@@ -201,12 +201,12 @@ def _may_write(other: Participant, reader: Participant) -> bool:
 
 
 def _name_dead_ranks(look: Look, ranks: dict[int, int]) -> None:
-    sizes = [one.process.get("world_size") for one in look.ranks()]
-    dead = [one for one in look.everybody.values() if one.kind == "dead" and one.who.startswith("process ")]
+    sizes = [rank.process.get("world_size") for rank in look.ranks()]
+    dead = [participant for participant in look.everybody.values() if participant.kind == "dead" and participant.who.startswith("process ")]
     ranks.update({one.pid: one.error["rank"] for one in dead if one.error and one.error.get("rank") is not None})
-    if not sizes and not any((one.error or {}).get("rank") is not None for one in look.everybody.values()):
+    if not sizes and not any((participant.error or {}).get("rank") is not None for participant in look.everybody.values()):
         return
-    absent = sorted(set(range((sizes or [0])[0] or 0)) - {ranks[one.pid] for one in [*look.ranks(), *dead] if one.pid in ranks})
+    absent = sorted(set(range((sizes or [0])[0] or 0)) - {ranks[rank.pid] for rank in [*look.ranks(), *dead] if rank.pid in ranks})
     unnamed = sorted((one for one in dead if one.pid not in ranks), key=lambda one: one.pid)
     likely = {one.pid: rank for one, rank in zip(unnamed, absent, strict=True)} if len(unnamed) == len(absent) else {}
     for one in dead:

@@ -197,7 +197,8 @@ class Look:
     def ranks(self) -> list[Participant]:
         """The processes of a distributed job, in the order of their ranks; this one, too, if it is a rank."""
         return sorted(
-            (one for one in self.everybody.values() if one.is_main_thread and one.rank is not None), key=lambda one: one.rank or 0
+            (participant for participant in self.everybody.values() if participant.is_main_thread and participant.rank is not None),
+            key=lambda participant: participant.rank or 0,
         )
 
 
@@ -301,9 +302,13 @@ def link_ranks(look: Look) -> None:
     """Let each rank that waits in a collective wait for those that are not in the same one, and for those that have ended."""
     ranks, everybody = look.ranks(), look.everybody.values()
     names = {rank.rank: rank.who for rank in ranks}
-    gone = [one.who for one in everybody if one.kind == "dead" and one.who.startswith("rank ")]
-    joining = [one for one in everybody if one.facts.get("op") == "init_process_group"]
-    started = [one for one in everybody if one.is_main_thread and one.child is not None and one.kind != "dead" and one.rank is None]
+    gone = [participant.who for participant in everybody if participant.kind == "dead" and participant.who.startswith("rank ")]
+    joining = [participant for participant in everybody if participant.facts.get("op") == "init_process_group"]
+    started = [
+        participant
+        for participant in everybody
+        if participant.is_main_thread and participant.child is not None and participant.kind != "dead" and participant.rank is None
+    ]
     for one in joining:
         one.targets = [other.who for other in started if other not in joining] + gone
         one.facts["may_end"] = not one.targets and len(joining) >= (one.process.get("world_size") or 0)  # all are here: they only connect

@@ -33,7 +33,7 @@ def endless_loop(frame: FrameType | None, *, alone: bool) -> tuple[int, str] | N
     if frame is None:
         return None
     function = function_node(frame.f_code)
-    loops = [one for one in enclosing(function, line_of(frame)) if isinstance(one, ast.While)] if function is not None else []
+    loops = [node for node in enclosing(function, line_of(frame)) if isinstance(node, ast.While)] if function is not None else []
     for loop in reversed(loops):
         test = _Test(frame, alone=alone)
         if test.holds(loop.test) and _never_left(loop, test, frame) and not any(map(_catches, enclosing(function, loop.lineno))):
@@ -153,7 +153,7 @@ def _runs_users(thread: threading.Thread, frame: FrameType | None) -> bool:
     """Whether a thread runs code of the user's, or is one of the standard library's that may be given some: a timer, an event loop."""
     if thread.name.startswith("torchdebug-"):
         return False
-    if any(is_user_code(one.f_code) for one in frames_above(frame)):
+    if any(is_user_code(frame.f_code) for frame in frames_above(frame)):
         return True
     work = getattr(thread, "_target", None) or type(thread).run
     code = getattr(work, "__code__", None)

@@ -113,7 +113,7 @@ def goes_through_earlier(root: Any, earlier: Sequence[int]) -> bool | None:
 
 def _take_longer(passes: Sequence[_Pass]) -> bool:
     """Whether a pass takes longer than those before, though each step has created as many nodes."""
-    *before, latest = [pass_.took_s for pass_ in passes] or [0.0]
+    *before, latest = [done.took_s for done in passes] or [0.0]
     sizes = [after.number - one.number for one, after in pairwise(passes)]
     if len(before) < _LEAST_PASSES - 1 or any(size % min(sizes) > _SAME * min(sizes) for size in sizes):
         return False
@@ -232,13 +232,13 @@ class Progress:
         at = (id(frame.f_code), frame.f_lasti)
         if at != self._at:
             self._at, self.rested_s = at, now_s
-        users = [one for one in (*cell_frames(frame), *frames_above(frame)) if is_user_code(one.f_code)][:_MOST_FRAMES]
+        users = [frame for frame in (*cell_frames(frame), *frames_above(frame)) if is_user_code(frame.f_code)][:_MOST_FRAMES]
         self._count(frame)
         was_idle, self.is_idle = self.is_idle, not users
         if self.is_idle or was_idle:
             self._went_on(now_s, is_new=True)
             return users[0] if users else None
-        places = tuple((id(one.f_code), one.f_lasti) for one in users)
+        places = tuple((id(user.f_code), user.f_lasti) for user in users)
         latest = (self.steps, self.written, places)
         lines = {(id(user.f_code), -line_of(user)) for user in users}
         is_new = latest[:2] != self._latest[:2] or not self._seen.issuperset(lines)

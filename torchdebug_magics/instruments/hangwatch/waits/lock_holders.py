@@ -53,7 +53,7 @@ def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks) -> None:
     if told is not None and int(told[1]):
         waiting.targets = [("thread", int(told[1]))]
     for other, frames in sorted(stacks.items(), key=lambda item: item[0] != ident):
-        for frame in (one for one in frames if owner(one.f_code.co_filename) in {"user", "library"}):
+        for frame in (frame for frame in frames if owner(frame.f_code.co_filename) in {"user", "library"}):
             line, by_with = _acquired_at(frame, lock)
             shared = getattr(lock, "_semlock", None)
             is_free = other == ident and shared is not None and not shared._count()  # this process does not hold it
@@ -62,7 +62,7 @@ def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks) -> None:
             others = (
                 [one for one, theirs in stacks.items() if one != ident and _refers(theirs, lock)] if other == ident and not by_with else []
             )
-            waiting.targets = [("thread", one) for one in others or [other]]  # a lock may be a signal, that another thread gives
+            waiting.targets = [("thread", other) for other in others or [other]]  # a lock may be a signal, that another thread gives
             waiting.facts["acquired"] = (frame.f_code.co_filename, line, frame.f_code.co_name)
             return
     if not waiting.targets:

@@ -80,7 +80,9 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
         "world_size": world_size,
         "worker": None if worker is None else int(worker.id),
         "torch_threads": torch.get_num_threads() if torch is not None and hasattr(torch, "get_num_threads") else None,
-        "threads": [_thread(one, stacks[one.ident or 0], waits[one.ident or 0], reach) for one in everybody],
+        "threads": [
+            _thread(participant, stacks[participant.ident or 0], waits[participant.ident or 0], reach) for participant in everybody
+        ],
         "collectives": collectives(),
         "unused_parameters": _unused_parameters(stacks.values()) if rank is not None else [],
     }
@@ -121,7 +123,7 @@ def _add_tasks(stacks: dict[int, list[FrameType]], waits: dict[int, Waiting | No
     for ident, frames in [*stacks.items()]:
         tasks = loop_tasks(frames)
         root = root_task(frames, tasks) if tasks else None
-        awaited = {id(one) for task in tasks if task is root or _is_users(task) for one in awaited_tasks(task, tasks)}
+        awaited = {id(task) for task in tasks if task is root or _is_users(task) for task in awaited_tasks(task, tasks)}
         for task in tasks:
             if task is root:
                 stacks[ident] = [*task_frames(task), *frames]
@@ -151,7 +153,7 @@ def _thread(
         "name": thread.name,
         "number": thread.native_id,
         "is_main": is_main,
-        "shares": not is_main and has_relatives and any(is_user_code(one.f_code) for one in frames) and reach(thread.ident or 0).shares,
+        "shares": not is_main and has_relatives and any(is_user_code(frame.f_code) for frame in frames) and reach(thread.ident or 0).shares,
         "frames": [(frame.f_code.co_filename, line_of(frame), frame.f_code.co_name) for frame in shown],
         "at": [frame.f_lasti for frame in shown],
         "values": _values(frames),

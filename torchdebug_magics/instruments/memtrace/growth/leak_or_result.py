@@ -88,7 +88,7 @@ def worst(
 def _trains_on(name: str, where: Location | None) -> bool:
     """Whether the function or cell around a line calls backward() on a variable, or on what is computed from it."""
     tree = None if where is None else tree_of(where.file)
-    functions = [one for one in enclosing(tree, where.line) if isinstance(one, FUNCTIONS)] if where is not None else []
+    functions = [node for node in enclosing(tree, where.line) if isinstance(node, FUNCTIONS)] if where is not None else []
     names = {name}
     for node in nodes(ast.AST, functions[-1] if functions else tree):
         if isinstance(node, ast.Assign) and mentions(node.value, names):

@@ -307,7 +307,7 @@ def place_of(blocks: Iterable[Block]) -> Place | None:
     for block in blocks:
         if block.place is not None:
             sizes[category(block) == ACTIVATION, block.place] += block.bytes
-    return max(sizes, key=lambda one: (one[0], sizes[one]), default=(False, None))[1]
+    return max(sizes, key=lambda size: (size[0], sizes[size]), default=(False, None))[1]
 
 
 def _is_filled(looks: Sequence[tuple[int, Sequence[Block]]]) -> bool:

@@ -194,7 +194,7 @@ class Steps:
         """The loop of those steps, in order; of two that went round in some of them, the one of the most."""
         wanted = set(numbers)
         shares = [(len(wanted.intersection(loop.between(numbers[0], numbers[-1] + 1))), loop) for loop in self.loops.values()]
-        return max(shares, key=lambda one: one[0])[1] if any(share for share, _ in shares) else None
+        return max(shares, key=lambda share: share[0])[1] if any(share for share, _ in shares) else None
 
     def around(self, first: int, last: int, times: int) -> Loop | None:
         """The loop that goes round with something that happened `times` times, from step `first` to before step `last`.
@@ -205,7 +205,7 @@ class Steps:
         counts = [(len(loop.between(first, last)), loop) for loop in self.loops.values()]
         enough = [count for count in counts if count[0] >= times]
         if not enough:
-            return max(counts, key=lambda one: one[0])[1] if counts else None
+            return max(counts, key=lambda count: count[0])[1] if counts else None
         return min(enough, key=lambda one: (one[0], not one[1].between(first, first + 1)))[1]
 
     def goes_round_with(self, loop: Loop, other: Loop) -> bool:

@@ -260,7 +260,7 @@ def _puts(node: ast.AST, around: _Around) -> Iterator[_Put]:
     if isinstance(node, ast.AugAssign):
         yield from (_Put(name, node, around, adds=True) for name in _names(node.target))
     elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-        read = {name for one in nodes(ast.expr, node.value) for name in _names(one)}
+        read = {name for node in nodes(ast.expr, node.value) for name in _names(node)}
         is_empty = _is_empty(node.value)  # `losses["total"] = 0` keeps nothing of a step
         for part in targets_of(node):
             is_part = isinstance(part, ast.Subscript)

@@ -113,7 +113,7 @@ class HandledErrors:
         self._latest, self._looks = id(error), self._looks + 1
         raised = {id(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
         # The call of the user's that handles it: the innermost that runs and that it came by.
-        frame = next((one for one in frames_above(sys._getframe()) if id(one) in raised and is_user_code(one.f_code)), None)
+        frame = next((frame for frame in frames_above(sys._getframe()) if id(frame) in raised and is_user_code(frame.f_code)), None)
         if frame is None:
             return
         self._ledger.settle()

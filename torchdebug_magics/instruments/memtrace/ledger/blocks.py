@@ -60,7 +60,7 @@ class Sites:
         for block in blocks:
             if not block.is_old and not block.died and block.place is not None and not block.role:
                 stayed[block.bytes].append(_key(block))
-        for at, block in enumerate(one for one in blocks if not one.is_old and one.place is None):
+        for at, block in enumerate(block for block in blocks if not block.is_old and block.place is None):
             like = stayed[block.bytes] if block.role in {"", ACTIVATION} else []
             twin = like[at % len(like)] if like else self._twins.get((block.bytes, block.role or ACTIVATION))
             alone_bytes += 0 if twin is not None or block.died else block.bytes

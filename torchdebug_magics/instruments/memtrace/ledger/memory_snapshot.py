@@ -171,7 +171,7 @@ def _frames(block: Block) -> list[dict[str, Any]]:
 
 
 def _segment(device: int, room: _Room) -> dict[str, Any]:
-    held = sorted(room.blocks.values(), key=lambda one: one[0])
+    held = sorted(room.blocks.values(), key=lambda block: block[0])
     size_bytes = sum(block.bytes for _, block in held)
     return {
         "device": device,

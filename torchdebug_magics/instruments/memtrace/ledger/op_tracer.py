@@ -98,7 +98,7 @@ class Tracer:
 
     def returned(self, output: object) -> None:
         """The call of a model has given that back."""
-        for storage in (one for tensor in tensors_in(output) for one in storages(tensor)):
+        for storage in (storage for tensor in tensors_in(output) for storage in storages(tensor)):
             if (block := self.ledger.known(storage)) is not None:
                 block.is_returned = True
 

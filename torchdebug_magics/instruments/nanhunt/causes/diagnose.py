@@ -115,7 +115,7 @@ def out_of_range(evidence: Evidence) -> Diagnosis | None:
     size = largest(op.inputs())
     if size < _MUCH:
         return None
-    if size == torch.finfo(tensor.dtype).max and any(one.name.startswith("nan_to_num") for one in evidence.trace.ops[: op.index]):
+    if size == torch.finfo(tensor.dtype).max and any(op.name.startswith("nan_to_num") for op in evidence.trace.ops[: op.index]):
         return Diagnosis(
             "overflow",
             f"`nan_to_num` replaces inf by the largest finite number, {number(size)}, and `{evidence.name}` of such numbers"

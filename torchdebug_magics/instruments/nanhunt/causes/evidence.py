@@ -155,7 +155,7 @@ class Evidence:
 
     def values_of(self, op: Op) -> tuple[Any, ...]:
         """The same of any op whose elements are those of the birth."""
-        return tuple(self._value(op, tensor) for tensor in [one for one in op.inputs() if one.dtype is not torch.bool][:6])
+        return tuple(self._value(op, tensor) for tensor in [tensor for tensor in op.inputs() if tensor.dtype is not torch.bool][:6])
 
     def _value(self, op: Op, tensor: torch.Tensor) -> Any:
         numbers = dense(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor

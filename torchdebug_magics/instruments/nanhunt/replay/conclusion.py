@@ -245,9 +245,9 @@ def _sent(leaf: torch.Tensor, replayed: Replayed, inquiry: Inquiry) -> tuple[tor
     own = replayed.gradients
     for wrapper in replayed.averaging:
         parameters = [parameter for parameter in wrapper.parameters() if parameter.requires_grad]
-        if wrapper.require_backward_grad_sync and any(one is leaf for one in parameters):
+        if wrapper.require_backward_grad_sync and any(parameter is leaf for parameter in parameters):
             frame = user_frame(inquiry.chain[0].frame) if inquiry.chain else None
-            peak = largest([own[key] for one in parameters if (key := str(id(one))) in own])
+            peak = largest([own[key] for parameter in parameters if (key := str(id(parameter))) in own])
             return leaf.dtype, peak, None if frame is None else locate(frame)
     gradient = own.get(str(id(leaf)))
     if gradient is None:

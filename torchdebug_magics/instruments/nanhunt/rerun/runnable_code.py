@@ -257,7 +257,7 @@ class Drawn:
         self.values = {
             name: now[name]
             for name in names
-            if not any(writes_into(one, {name}) for one in statements)
+            if not any(writes_into(statement, {name}) for statement in statements)
             and not any(tensor.grad_fn is not None or is_bad(tensor) for tensor in tensors_in(now[name]))
         }
 

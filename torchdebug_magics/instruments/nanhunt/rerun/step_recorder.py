@@ -251,7 +251,7 @@ def _is_in_a_function(frame: FrameType) -> bool:
     """Whether a `torch.autograd.Function` runs the call, as a reentrant checkpoint does: its outputs have no graph yet."""
     if torch.is_grad_enabled():
         return False
-    return any(_takes_context(one) if _APPLY is None else one.f_code is _APPLY for one in frames_above(frame))
+    return any(_takes_context(frame) if _APPLY is None else frame.f_code is _APPLY for frame in frames_above(frame))
 
 
 def _takes_context(frame: FrameType) -> bool:

@@ -205,5 +205,5 @@ def _way_back(birth: Birth, trace: Trace) -> torch.Tensor | None:
 
 def _given(op: Op, maker: Op | None, leaf: torch.Tensor, trace: Trace) -> torch.Tensor | None:
     """The one input of an op that came from another, or that was there before."""
-    found = {id(one): one for one in op.inputs() if (trace.source(one).op is maker if maker is not None else one is leaf)}
+    found = {id(tensor): tensor for tensor in op.inputs() if (trace.source(tensor).op is maker if maker is not None else tensor is leaf)}
     return next(iter(found.values())) if len(found) == 1 else None

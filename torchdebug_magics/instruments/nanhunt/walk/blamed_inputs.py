@@ -60,7 +60,7 @@ def tamed(tensor: torch.Tensor, value: float) -> torch.Tensor:
 
 def still_bad(op: Op, place: int | None, mask: torch.Tensor | None, changed: Callable[..., torch.Tensor]) -> torch.Tensor | None:
     """The wanted elements that are bad also with inputs `changed` by a `value`; None where the op cannot be asked."""
-    if mask is None or place is None or any(bad_mask(one) is None and is_bad(one) for one in op.inputs()):
+    if mask is None or place is None or any(bad_mask(tensor) is None and is_bad(tensor) for tensor in op.inputs()):
         return None
     still = mask
     for value in _STAND_INS:

@@ -334,7 +334,9 @@ class Checks:
         parameters = [parameter for parameter, _ in updates.gradients_of(optimizer)]
         if not parameters or self._tally.is_full or self._tally.has_findings:
             return None
-        parameter = updates.first_bad([one for one in parameters if id(one) not in self._recorder.models.bad_from_start()])
+        parameter = updates.first_bad(
+            [parameter for parameter in parameters if id(parameter) not in self._recorder.models.bad_from_start()]
+        )
         if parameter is None:
             return None
         undo = self._undos.outermost()

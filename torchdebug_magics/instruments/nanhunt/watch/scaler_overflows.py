@@ -37,7 +37,7 @@ class Overflows:
         self._counted.clear()
         for model in models if self.run else ():
             parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-            if not math.isfinite(largest(one.grad for one in parameters if one.grad is not None)):
+            if not math.isfinite(largest(parameter.grad for parameter in parameters if parameter.grad is not None)):
                 self._counted.update(map(id, parameters))
 
     def applied(self) -> None:
@@ -110,7 +110,7 @@ def may_be_scaling(loss: Iterable[torch.Tensor], scalers: Iterable[Any], losses:
         return False
     if not any(kinds):
         return True
-    usual = max((abs(one) for one in losses if math.isfinite(one)), default=max((scaler.get_scale() for scaler in scalers), default=0.0))
+    usual = max((abs(loss) for loss in losses if math.isfinite(loss)), default=max((scaler.get_scale() for scaler in scalers), default=0.0))
     largest = min((torch.finfo(one.dtype).max for one in loss if one.is_floating_point()), default=math.inf)
     return usual > largest / _HEADROOM
 

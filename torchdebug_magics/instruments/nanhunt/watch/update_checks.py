@@ -237,8 +237,8 @@ class Undo:
         for root in (optimizer.state, *optimizer.param_groups):
             self._collect(root, tensors)
         self._versions = [(tensor, _version(tensor)) for tensor in tensors.values()]
-        self.has_copies = copies and sum(one.nbytes for one in tensors.values()) <= _MOST_BYTES
-        self._copies = [(one, one.detach().clone()) for one in tensors.values()] if self.has_copies else []
+        self.has_copies = copies and sum(tensor.nbytes for tensor in tensors.values()) <= _MOST_BYTES
+        self._copies = [(tensor, tensor.detach().clone()) for tensor in tensors.values()] if self.has_copies else []
 
         self.buffers: tuple[Held, ...] = ()
         """Of the models, as they were before the step; where closures make the gradients, before the first of them."""

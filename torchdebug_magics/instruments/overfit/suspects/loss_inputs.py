@@ -188,10 +188,10 @@ def _broadcast(seen: TrainingEvidence) -> Iterator[TrainingChange]:
         is_pair = (
             called_name(function) in _SUBTRACTIONS and len(args) == len(shapes) and all(isinstance(argument, Tensor) for argument in args)
         )
-        if not is_pair or [tuple(one.shape) for one in args] != shapes:
+        if not is_pair or [tuple(argument.shape) for argument in args] != shapes:
             return None
-        wide = max(args, key=lambda one: one.dim()).shape
-        return function, tuple(one.reshape(wide) for one in args), kwargs
+        wide = max(args, key=lambda argument: argument.dim()).shape
+        return function, tuple(argument.reshape(wide) for argument in args), kwargs
 
     yield TrainingChange(
         suspect="target_shape",

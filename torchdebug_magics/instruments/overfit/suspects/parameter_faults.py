@@ -62,7 +62,7 @@ def suspects(seen: TrainingEvidence) -> Iterator[TrainingChange]:
 
 def _never_steps(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     own = {id(parameter) for parameter in seen.base.named_parameters().values()}
-    idle = (one for one in seen.optimizers if not own.isdisjoint(map(id, parameters_of(one))))
+    idle = (optimizer for optimizer in seen.optimizers if not own.isdisjoint(map(id, parameters_of(optimizer))))
     optimizer = None if seen.base.optimizers or seen.base.error is not None else next(idle, None)
     if optimizer is not None:
         yield TrainingChange(
@@ -124,7 +124,7 @@ def _unregistered(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields modules that are not registered, such as those in a plain list."""
     inside = seen.base.first.unregistered
     held = {id(parameter) for optimizer in seen.base.optimizers for parameter in parameters_of(optimizer)}
-    if not any(id(one) not in held and one.requires_grad for one in _own_parameters(seen.base)):
+    if not any(id(parameter) not in held and parameter.requires_grad for parameter in _own_parameters(seen.base)):
         return
     yield TrainingChange(
         suspect="stale_optimizer",

@@ -154,11 +154,13 @@ def _conflicts(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields the batch without samples whose inputs equal those of another with other targets."""
     first, samples = seen.base.first, seen.base.first.samples or 0
     targets = [call.target for call in first.losses]
-    inputs = [one for one in first.inputs if one.dim() and len(one) == samples and not any(one is other for other in targets)]
-    if samples < 2 or not inputs or not targets or any(len(one) % samples for one in targets if one.dim()):  # noqa: PLR2004
+    inputs = [
+        tensor for tensor in first.inputs if tensor.dim() and len(tensor) == samples and not any(tensor is other for other in targets)
+    ]
+    if samples < 2 or not inputs or not targets or any(len(target) % samples for target in targets if target.dim()):  # noqa: PLR2004
         return
     labels = torch.cat([target.detach().reshape(samples, -1).double() for target in targets if target.dim()], 1)
-    values = torch.cat([one.detach().reshape(samples, -1).double() for one in inputs if not one.is_complex()], 1)
+    values = torch.cat([tensor.detach().reshape(samples, -1).double() for tensor in inputs if not tensor.is_complex()], 1)
     group = values.unique(dim=0, return_inverse=True)[1].tolist()
     groups = [[row for row in range(samples) if group[row] == which] for which in sorted(set(group))]
     groups = [rows for rows in groups if bool((labels[rows] != labels[rows[:1]]).any())]
@@ -178,8 +180,8 @@ def _conflicts(seen: TrainingEvidence) -> Iterator[TrainingChange]:
 
 
 def _scale(seen: TrainingEvidence) -> Iterator[TrainingChange]:
-    inputs = [one.detach().float() for one in seen.base.first.inputs if one.is_floating_point() and one.numel() > 1]
-    far = next((one for one in inputs if _is_far(one)), None)
+    inputs = [tensor.detach().float() for tensor in seen.base.first.inputs if tensor.is_floating_point() and tensor.numel() > 1]
+    far = next((tensor for tensor in inputs if _is_far(tensor)), None)
     if far is None:
         return
     mean, deviation = float(far.mean()), float(far.std())
@@ -216,8 +218,10 @@ def constant_output(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     first, last, inputs = seen.base.first, seen.base.last, seen.base.first.inputs
     if last is None or not first.last_is_same:
         return
-    differ = any(one.dim() and inputs[0].dim() and len(one) == len(inputs[0]) and bool((one != one[:1]).any()) for one in inputs)
-    differ = differ or any(one.shape == inputs[0].shape and bool((one != inputs[0]).any()) for one in inputs[1:])
+    differ = any(
+        tensor.dim() and inputs[0].dim() and len(tensor) == len(inputs[0]) and bool((tensor != tensor[:1]).any()) for tensor in inputs
+    )
+    differ = differ or any(tensor.shape == inputs[0].shape and bool((tensor != inputs[0]).any()) for tensor in inputs[1:])
     entropies = [call.entropy() for call in first.losses if call.is_classes]
     # Whether the loss has come no lower than the shares of the labels explain.
     is_by_chance = len(entropies) == len(first.losses) and seen.base.losses[-1] >= _ALMOST * sum(entropies) > 0

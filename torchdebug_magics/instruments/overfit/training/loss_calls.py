@@ -111,7 +111,7 @@ class LossCall:
 
     def words_ahead(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, int] | None:
         """Of a language model: (its input, the labels by sample, by how many words these are ahead of the input); None of any other."""
-        ids = next((one for one in inputs if one.dim() == 2 and not one.is_floating_point()), None)  # noqa: PLR2004 - samples and words
+        ids = next((tensor for tensor in inputs if tensor.dim() == 2 and not tensor.is_floating_point()), None)  # noqa: PLR2004 - samples and words
         if ids is None or not self.is_classes or not len(ids) or self.target.numel() % len(ids):
             return None
         labels = self.target.reshape(len(ids), -1)
@@ -214,7 +214,7 @@ class Goal:
         """From the loss functions that the first step has called, its loss, and what the model was given."""
         whole = sum(call.value for call in calls)
         scales = (1.0, 1 / max(1, len(calls)))
-        scale = next((one for one in scales if math.isclose(one * whole, total, rel_tol=_SAME) and math.isfinite(total)), None)
+        scale = next((scale for scale in scales if math.isclose(scale * whole, total, rel_tol=_SAME) and math.isfinite(total)), None)
         if not calls or scale is None or any(call.is_contrast for call in calls):
             return cls(0.0, abs(total), None, is_known=False)
         chances = [call.chance() for call in calls]

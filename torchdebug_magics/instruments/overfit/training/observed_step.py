@@ -106,7 +106,7 @@ class ObservedStep:
     @property
     def samples(self) -> int | None:
         """The length of the first dimension of the first input, where the loss has as many rows."""
-        many = next((len(one) for one in self.inputs if one.dim()), 0)
+        many = next((len(tensor) for tensor in self.inputs if tensor.dim()), 0)
         agrees = all(call.target.numel() % many == 0 for call in self.losses if call.target.dim()) if many else False
         return many if agrees else None
 
@@ -158,7 +158,7 @@ class ObservedStep:
         sources = frozenset().union(*(origin.sources for origin in origins))
         if not sources or len(sources) > _MOST_SOURCES or name.endswith("_like") or name.startswith("new_"):
             return last
-        cuts = frozenset().union(*(one.cuts for one in origins))
+        cuts = frozenset().union(*(origin.cuts for origin in origins))
         is_end = name in _FLAT or not any(one.requires_grad for one in made)
         if is_end and any(one.requires_grad for one in given) and (made or name in _AS_NUMBERS):
             cuts |= {len(self.cuts)}

@@ -125,7 +125,7 @@ def _otherwise(part: Part) -> tuple[str, str]:
 
 def _written(part: Part, sample: Any, text: str) -> str:
     """A `collate_fn` that makes this of the part, and of the rest what torch makes of it."""
-    as_tensor = "{}" if all(isinstance(one, torch.Tensor) for one in part.values) else "torch.as_tensor({})"
+    as_tensor = "{}" if all(isinstance(value, torch.Tensor) for value in part.values) else "torch.as_tensor({})"
 
     def written(value: Any, item: str, path: tuple[Any, ...]) -> str:
         if not path:
@@ -182,8 +182,8 @@ def _parts(path: tuple[Any, ...], values: list[Any]) -> Iterator[Part]:
     if isinstance(first, Mapping):
         for key in first:
             yield from _parts((*path, key), [value[key] for value in values if isinstance(value, Mapping) and key in value])
-    elif isinstance(first, (tuple, list)) and len({_shape(one) for one in values}) == 1 and any(_shape(one) for one in first):
+    elif isinstance(first, (tuple, list)) and len({_shape(value) for value in values}) == 1 and any(_shape(one) for one in first):
         for at in range(len(first)):
-            yield from _parts((*path, at), [one[at] for one in values])
+            yield from _parts((*path, at), [value[at] for value in values])
     else:
         yield Part(path, values)

@@ -89,7 +89,7 @@ def expression_of(error: BaseException) -> tuple[SourceLines, dict[str, Any]] | 
     statement = site.statement if stores or isinstance(node, ast.AugAssign) else ast.copy_location(ast.Expr(node), site.statement)
     frame = frames[depth - 1]
     names, parts = {**frame.f_globals, **frame.f_locals}, dict[str, torch.nn.Module]()
-    if not may_run(statement, names, parts) or any(isinstance(one, (ast.Await, ast.Yield, ast.NamedExpr)) for one in ast.walk(statement)):
+    if not may_run(statement, names, parts) or any(isinstance(node, (ast.Await, ast.Yield, ast.NamedExpr)) for node in ast.walk(statement)):
         return None
     return _made(frame, _Taken((statement,), frozenset(read_names(statement)), parts), names)
 
@@ -176,4 +176,4 @@ def _is_simple(statement: ast.stmt) -> bool:
     if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)):
         return False
     plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in nodes(ast.expr, *targets_of(statement)))
-    return plain and not any(isinstance(one, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)) for one in ast.walk(statement))
+    return plain and not any(isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)) for node in ast.walk(statement))

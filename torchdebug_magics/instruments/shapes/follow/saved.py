@@ -47,7 +47,7 @@ class Saved:
     def begin(self, inputs: Iterable[torch.Tensor]) -> None:
         """What the forward is given counts as far as it is given: eight rows of a data set are not the data set."""
         given: dict[int, int] = {}
-        for tensor in {id(one): one for one in inputs}.values():
+        for tensor in {id(tensor): tensor for tensor in inputs}.values():
             if (memory := storage_of(tensor)) is not None:
                 given[memory._cdata] = given.get(memory._cdata, 0) + held_of(tensor).numel() * tensor.element_size()
                 self.put_at(tensor, min(given[memory._cdata], memory.nbytes()))

@@ -223,9 +223,9 @@ def check_kernels(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
     if _USUAL.issuperset(dtypes) or (func, dtypes) in fakes.asked or _only_moves(func):
         return
     fakes.asked.add((func, dtypes))
-    if any(one.fake_device.type != "cpu" for one in tensors) or sum(one.numel() for one in tensors) > _SMALL:
+    if any(tensor.fake_device.type != "cpu" for tensor in tensors) or sum(tensor.numel() for tensor in tensors) > _SMALL:
         return
-    if all(fakes.value(one) is not None for one in tensors):  # then it is computed anyway
+    if all(fakes.value(tensor) is not None for tensor in tensors):  # then it is computed anyway
         return
     with unset_fake_temporarily():
         try:

@@ -148,7 +148,7 @@ def _crossed(step: Made) -> Failure | None:
         return None
     site = site_at(*step.line)
     where = location(step.line[0].co_filename, step.line[1], step.line[0].co_name)
-    return broadcast(step.op, [Side(*one) for one in step.inputs], site, step.module or None, where) if _calls(site, step.op) else None
+    return broadcast(step.op, [Side(*given) for given in step.inputs], site, step.module or None, where) if _calls(site, step.op) else None
 
 
 def _calls(site: EditSite, op: str) -> bool:

@@ -124,7 +124,7 @@ class FailureFacts:
 
     def operand(self, tensor: object) -> Operand | None:
         """The operand that is this very tensor."""
-        return next((one for one in (*self.operands, *self.given) if one.tensor is tensor), None)
+        return next((operand for operand in (*self.operands, *self.given) if operand.tensor is tensor), None)
 
 
 def _file(module: torch.nn.Module) -> str:

@@ -122,13 +122,13 @@ class _Search:
         run = self._trials.run(edits)
         if run is not None and run.error is None:
             # A layer may have been made to fit samples that were taken for features.
-            mixed = mixed_batch(run) if any(one.modules for one in edits) else ""
+            mixed = mixed_batch(run) if any(edit.modules for edit in edits) else ""
             self.through.append(_Way(edits, rank, remade, mixed or bound_to(edits, run, self._again)))
         elif run is not None:
             facts = facts_of(run, guard=self._trials.guard)
             further = run.reached - state.reached - len(edit.calls)  # a changed argument is one call more
             complaint = _complaint(facts)
-            is_earlier = any(one.site is not state.facts.site for one in edit.ops)  # what it makes, the next part may refuse at first
+            is_earlier = any(op.site is not state.facts.site for op in edit.ops)  # what it makes, the next part may refuse at first
             if further > 0 or ((not further or is_earlier) and complaint not in state.complaints):
                 return [_State(edits, facts, run.reached, rank, remade, state.complaints | {complaint})]
             self.in_vain.add(edit.code)
@@ -148,7 +148,7 @@ def _many(edits: tuple[Repair, ...]) -> int:
 
 def _by_rank(edits: Sequence[Repair]) -> list[Repair]:
     seen: dict[str, Repair] = {}
-    for edit in sorted(edits, key=lambda one: (one.many, one.rank)):
+    for edit in sorted(edits, key=lambda edit: (edit.many, edit.rank)):
         seen.setdefault(edit.code, edit)
     return list(seen.values())
 
@@ -205,12 +205,12 @@ def mixed_batch(run: Forward) -> str:
     Leading dimensions may have been joined, as those of a batch of sequences: 2 x 5 x 8 becomes 10 x 8.
     """
     inputs = [sizes(tensor) for _, tensor in named_tensors(run.given.named_values()) if tensor.dim() > 1]
-    batches = {one[0] for one in inputs}
+    batches = {sizes[0] for sizes in inputs}
     if len(batches) != 1 or batches <= {0, 1}:
         return ""
     if any(getattr(call.module, "batch_first", True) is False for call in run.calls.made):  # steps first, and the batch may be second
-        batches |= {one[1] for one in inputs} - {1}
-    joined = {size for one in inputs for size in itertools.accumulate(one, operator.mul)}
+        batches |= {sizes[1] for sizes in inputs} - {1}
+    joined = {size for sizes in inputs for size in itertools.accumulate(sizes, operator.mul)}
     for _, tensor in named_tensors(run.output):
         found = sizes(tensor)
         if found and not batches.intersection(found) and found[0] not in joined:
@@ -242,7 +242,7 @@ def _is_refused(run: Forward | None) -> bool:
 
 def _names(edit: Repair, size: int) -> bool:
     """Whether it writes this number where the user had not, into what runs with every batch; a single one may be any number."""
-    sites = [site for site in (*(one.site for one in edit.ops), *(call.site for call in edit.calls)) if site is not None]
+    sites = [site for site in (*(op.site for op in edit.ops), *(call.site for call in edit.calls)) if site is not None]
     numbers = re.compile(rf"{_DIMENSIONS}|\b({size})\b")
     plain = bool(sites) and not edit.modules and "\n" not in edit.code  # no module that is made new, whose numbers are others
     return plain and size > 1 and _mentions(numbers, edit.code) > sum(_mentions(numbers, site.text) for site in sites)

@@ -139,7 +139,7 @@ class LocalCall:
         numbers = [*(made_with[1].values() if made_with is not None else ()), *given[0], *given[1].values()]
         values = [number for value in numbers for number in _numbers(value)]
         weights = [size for one in (self._module.parameters() if self._module is not None else ()) for size in one.shape]
-        held = [size for one in sorted(self.operands, key=lambda one: not one.owned) for size in one.sizes]
+        held = [size for operand in sorted(self.operands, key=lambda operand: not operand.owned) for size in operand.sizes]
         return [fromkey for fromkey in dict.fromkeys([*values, *weights, *held]) if fromkey > 0]
 
     def _groups(self) -> list[tuple[int, ...]]:
@@ -160,7 +160,7 @@ def _near(size: int) -> list[int]:
 
 def _numbers(value: Any) -> list[int]:
     values = value if isinstance(value, (tuple, list)) else [value]
-    return [one for one in values if type(one) is int]
+    return [value for value in values if type(value) is int]
 
 
 def resized_to(wanted: Sizes, tensor: torch.Tensor) -> torch.Tensor:

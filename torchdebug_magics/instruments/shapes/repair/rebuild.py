@@ -145,7 +145,7 @@ def called_with(module: nn.Module) -> dict[str, Any] | None:
     state = _state(module)
     tensors = [one for one in state.values() if isinstance(one, torch.Tensor)]
     choices = _choices(module, state)
-    if not choices or any(tensor.is_meta for tensor in tensors) or sum(one.numel() for one in tensors) > _LARGEST:
+    if not choices or any(tensor.is_meta for tensor in tensors) or sum(tensor.numel() for tensor in tensors) > _LARGEST:
         return None
     until = time.thread_time() + _LONGEST_S
     for values in itertools.islice(itertools.product(*choices.values()), _MOST_MADE):

@@ -109,7 +109,7 @@ class Trials:
             inputs = ChangedInputs(self.inputs, changes)
         try:
             with RandomState.kept(), with_edits(self.model, edits, fakes) as model:
-                return forward(model, inputs, fakes, instead=ChangedOps([one for edit in edits for one in edit.ops]), trial=True)
+                return forward(model, inputs, fakes, instead=ChangedOps([op for edit in edits for op in edit.ops]), trial=True)
         except Exception:  # noqa: BLE001 - an edit that cannot even be made, such as a permutation of too few dimensions
             return None
 

@@ -224,7 +224,7 @@ def is_picture(x: Operand) -> bool:
     if len(x.sizes) < _IMAGES:
         return False
     step = maker(x.made)
-    of_input = step is not None and step.number == 0 and not any(one.op in TURNS for one in steps(x.made))
+    of_input = step is not None and step.number == 0 and not any(step.op in TURNS for step in steps(x.made))
     return channels_first(x.made) or of_input
 
 
@@ -364,7 +364,7 @@ def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     ]
     if len(x.sizes) not in {4, 5} or not others:
         return
-    other = next((one for one in others if one.sizes[mismatch.dim] == mismatch.wanted), others[0])
+    other = next((other for other in others if other.sizes[mismatch.dim] == mismatch.wanted), others[0])
     yield from padded(facts, x, other)
     yield from stretched(facts, x, other, rank=12)
     # What was made later is fitted to what it is joined with: a picture on its way up to one on the way down.

@@ -35,14 +35,14 @@ def dtype(facts: FailureFacts) -> Diagnosis | None:
         return None
     if facts.op in {"masked_fill", "masked_fill_", "masked_select", "where"}:
         return _mask(facts)
-    if "attention" in facts.op and any(_is_whole(one.tensor) for one in facts.operands):
+    if "attention" in facts.op and any(_is_whole(operand.tensor) for operand in facts.operands):
         return _mask(facts)  # as numbers it would be added to the scores, and mask nothing
     if facts.op in _MINUS and "bool" in facts.text:
         return _inverted(facts)
     kinds = {operand.tensor.dtype for operand in facts.operands}
     if len(kinds) < 2:
         return _alone(facts)
-    owned = next((one for one in facts.operands if one.owned), None)
+    owned = next((operand for operand in facts.operands if operand.owned), None)
     odd = [
         (at, one) for at, one in enumerate(facts.operands) if not one.owned and (owned is None or one.tensor.dtype != owned.tensor.dtype)
     ]
@@ -53,7 +53,7 @@ def dtype(facts: FailureFacts) -> Diagnosis | None:
         if one.tensor.is_complex() and owned.tensor.is_floating_point() and any(step.op == "stft" for step in steps(one.made)):
             edits += anywhere(facts, at, method("abs"), rank=4, why="the magnitude, without the phase")
         return Diagnosis(sentence, tuple(edits), one)
-    floats = [one for one in facts.operands if one.tensor.is_floating_point()]
+    floats = [operand for operand in facts.operands if operand.tensor.is_floating_point()]
     meant = floats if len({one.tensor.dtype for one in floats}) > 1 else facts.operands  # the others are indices
     kinds = {one.tensor.dtype for one in meant}
     told = ", ".join(f"{named(one, 'an operand')} in {short_dtype(one)}" for one in meant)
@@ -120,9 +120,9 @@ def device(facts: FailureFacts) -> Diagnosis | None:
     places = {operand.tensor.device for operand in facts.operands if operand.sizes}
     if len(places) < 2:
         return None
-    owned = next((one for one in facts.operands if one.owned), None)
-    if (nowhere := next((one for one in facts.operands if one.tensor.device.type == "meta"), None)) is not None:
-        others = " and ".join(sorted(str(one) for one in places if one.type != "meta"))
+    owned = next((operand for operand in facts.operands if operand.owned), None)
+    if (nowhere := next((operand for operand in facts.operands if operand.tensor.device.type == "meta"), None)) is not None:
+        others = " and ".join(sorted(str(place) for place in places if place.type != "meta"))
         room = f"; `to_empty(device={others!r})` allocates them" if nowhere.owned else ""
         op = facts.op.strip("_")
         sentence = f"`{op}` gets {named(nowhere, 'a tensor')} on meta, without data, and others on {others}{room}"

@@ -100,7 +100,7 @@ def _flattened(facts: FailureFacts, x: Operand, wanted: int) -> Earlier | None:
     """
     for step in _rows(x.made):
         before: Sizes = step.inputs[0][0] if step.inputs else ()
-        sure = math.prod(before[1:]) == wanted or any(_is_of_pictures(one) and not _is_unbatched(one) for one in steps(x.made))
+        sure = math.prod(before[1:]) == wanted or any(_is_of_pictures(step) and not _is_unbatched(step) for step in steps(x.made))
         if step.op in RESHAPES and len(before) > 1 and before[0] in _batches(facts) and sure:
             edits = _of_module(facts, step) or at_step(step, _flat_rows, lambda _, args, __: args[0].flatten(1))
             return Earlier(f": `{step.op}` merged the batch of {before[0]} into the features", edits, math.prod(before[1:]))
@@ -166,7 +166,7 @@ def _batches(facts: FailureFacts) -> set[int]:
 
 def _stacked(facts: FailureFacts, x: Operand) -> Earlier | None:
     """``torch.stack`` that put its parts before the batch."""
-    step = next((one for one in steps(x.made) if one.op == "stack"), None)
+    step = next((step for step in steps(x.made) if step.op == "stack"), None)
     parts = [] if step is None else [sizes for sizes, _ in step.inputs]
     if step is None or not parts or step.shape != (len(parts), *parts[0]) or x.sizes[0] != len(parts):
         return None
@@ -180,7 +180,7 @@ def _stacked(facts: FailureFacts, x: Operand) -> Earlier | None:
 
 def _joined(x: Operand, wanted: int, dim: int) -> Earlier | None:
     """``torch.cat`` along the batch or the steps, where it was to be along the features."""
-    step = next((one for one in steps(x.made) if one.shape != x.sizes or one.op in JOINS), None)
+    step = next((step for step in steps(x.made) if step.shape != x.sizes or step.op in JOINS), None)
     if step is None or step.op not in JOINS or step.shape != x.sizes:
         return None
     parts = [sizes for sizes, _ in step.inputs]
@@ -194,7 +194,7 @@ def _joined(x: Operand, wanted: int, dim: int) -> Earlier | None:
 
 def _reduced(x: Operand, wanted: int) -> Earlier | None:
     """A mean over the features of each step, where it was to be one over the steps."""
-    step = next((one for one in steps(x.made) if one.shape != x.sizes or one.op in _REDUCTIONS), None)
+    step = next((step for step in steps(x.made) if step.shape != x.sizes or step.op in _REDUCTIONS), None)
     if step is None or step.op not in _REDUCTIONS or step.shape != x.sizes or len(x.sizes) != 2:
         return None
     before = step.inputs[0][0]
@@ -312,7 +312,7 @@ def _unjoined(facts: FailureFacts, x: Operand, wanted: int) -> Earlier | None:
 
 def _side_by_side(facts: FailureFacts, x: Operand, step: Made) -> tuple[Repair, ...]:
     change = then(method("transpose", 0, 1), method("flatten", 1))
-    squeezes = next((one for one in steps(x.made) if one.op == "squeeze"), None)
+    squeezes = next((step for step in steps(x.made) if step.op == "squeeze"), None)
     if squeezes is not None:
         return at_step(squeezes, lambda _, y: change.text(y), lambda _, args, __: change.apply(args[0]))
     at = next((at for at, one in enumerate(facts.given or facts.operands) if one.tensor is x.tensor), 0)

@@ -29,7 +29,7 @@ _IDS = (torch.int64, torch.int32)
 
 def created(facts: FailureFacts, operand: Operand, wanted: Sizes, *, rank: int) -> list[Repair]:
     """The call that made it, with the sizes in which it differs from the wanted ones changed."""
-    step = next((one for one in steps(operand.made) if one.op in FACTORIES), None)
+    step = next((step for step in steps(operand.made) if step.op in FACTORIES), None)
     if step is None or step.line is None or step.shape != operand.sizes or len(wanted) != len(step.shape):
         return []
     site = site_at(*step.line)

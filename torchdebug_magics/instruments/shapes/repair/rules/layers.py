@@ -43,7 +43,7 @@ def negative(facts: FailureFacts) -> Diagnosis | None:
         return None
     given: Any = [argument for argument in facts.args if not isinstance(argument, torch.Tensor)]
     sizes = given[0] if given and isinstance(given[0], (tuple, list)) else given
-    if not all(isinstance(one, int) for one in sizes) or min(sizes, default=0) >= 0:
+    if not all(isinstance(size, int) for size in sizes) or min(sizes, default=0) >= 0:
         return None
     text = facts.written
     return Diagnosis(f"{text} requests a tensor of {shape(tuple(sizes))}{_why(facts, min(sizes))}", tuple(_cut(facts)))
@@ -78,7 +78,7 @@ def _why(facts: FailureFacts, size: int) -> str:
     if site is None or call is None:
         return ""
     differences = [node for node in nodes(ast.BinOp, call) if isinstance(node.op, ast.Sub)]
-    names = dict.fromkeys(one.id for one in nodes(ast.Name, *differences))
+    names = dict.fromkeys(node.id for node in nodes(ast.Name, *differences))
     known = [f"`{name}` is {shape(tuple(site.names[name].shape))}" for name in names if isinstance(site.names.get(name), torch.Tensor)]
     whole = [f"`{name}` is {site.names[name]}" for name in names if type(site.names.get(name)) is int]
     return (

@@ -97,7 +97,7 @@ def _same_rank(facts: FailureFacts, scores: Operand, target: Operand) -> list[Re
         if differ == [len(scores.sizes) - 1] or len(differ) == 1:
             edits += producer_edits(facts, scores, scores.sizes[differ[0]], target.sizes[differ[0]], rank=15)
         if sorted(scores.sizes) == sorted(target.sizes):
-            order = next((one for one in orders(len(target.sizes)) if tuple(target.sizes[dim] for dim in one) == scores.sizes), None)
+            order = next((order for order in orders(len(target.sizes)) if tuple(target.sizes[dim] for dim in order) == scores.sizes), None)
             edits += anywhere(facts, 1, reorder(order), rank=6) if order is not None else []
     return edits
 

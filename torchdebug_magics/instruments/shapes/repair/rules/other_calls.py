@@ -44,7 +44,7 @@ def other_calls(local: LocalCall) -> Iterator[Repair]:
     """The same call by another name, with a keyword, or along another dimension."""
     facts = local.facts
     names = [operand.name for operand in facts.operands[:2]]
-    if facts.op in {"bmm", "mm"} and all(names) and len({len(one.sizes) for one in facts.operands}) == 1:
+    if facts.op in {"bmm", "mm"} and all(names) and len({len(operand.sizes) for operand in facts.operands}) == 1:
         code = " @ ".join(names)
         yield from rewritten(
             facts, lambda _: code, lambda _, args, __: torch.matmul(args[0], args[1]), rank=3, why="takes any number of dimensions"

@@ -111,7 +111,11 @@ def _edits(facts: FailureFacts, x: Operand, many: int) -> list[Repair]:
     own = next((name for name, tensor in facts.inputs if tensor is x.tensor), None)
     if own is None:
         return []
-    at = [one.tensor for one in facts.operands].index(x.tensor) if any(operand.tensor is x.tensor for operand in facts.operands) else None
+    at = (
+        [operand.tensor for operand in facts.operands].index(x.tensor)
+        if any(operand.tensor is x.tensor for operand in facts.operands)
+        else None
+    )
     if at is None:
         return []
     found = replace(facts, op=None)

@@ -81,7 +81,7 @@ def reordered(facts: FailureFacts, at: int, dim: int, size: int, *, rank: int = 
     for now in _places(operand.sizes, size):
         if now == dim or (batched and now == 0):
             continue
-        rest = [one for one in range(many) if one != now]
+        rest = [number for number in range(many) if number != now]
         rest.insert(dim, now)
         why = f"{shape(operand.sizes)} becomes {shape([operand.sizes[one] for one in rest])}"
         edits += anywhere(facts, at, reorder(tuple(rest)), rank=rank + (8 if now == 0 else 0), why=why)

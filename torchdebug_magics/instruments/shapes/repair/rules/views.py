@@ -220,7 +220,7 @@ def other_heads(facts: FailureFacts, size: int, into: tuple[int, ...]) -> list[R
     nodes = [node for argument in call.args for node in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else [argument])]
     named = [node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in own]
     numbers = [own[name] for name in named]
-    if len(set(named)) != 2 or len(named) != 2 or not all(type(one) is int and one in into for one in numbers):
+    if len(set(named)) != 2 or len(named) != 2 or not all(type(number) is int and number in into for number in numbers):
         return []
     heads, others = numbers[0], math.prod(into) // math.prod(numbers)  # such as the three of query, key and value
     if size % others:
@@ -246,6 +246,9 @@ def leaves_rest(facts: FailureFacts) -> str:
             if size is not None and by and size < by:
                 return f"`{ast.unparse(part)}` is {size} // {by}, which is 0"
             if size is not None and by and size % by:
-                fits = [max(one for one in range(1, by) if not size % one), min(one for one in range(by, size + 1) if not size % one)]
+                fits = [
+                    max(number for number in range(1, by) if not size % number),
+                    min(number for number in range(by, size + 1) if not size % number),
+                ]
                 return f"`{ast.unparse(part)}` is {size} // {by}, with a remainder of {size % by}; {fits[0]} and {fits[1]} divide {size}"
     return ""
