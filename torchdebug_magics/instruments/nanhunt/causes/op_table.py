@@ -257,7 +257,7 @@ NEIGHBOUR_CAUSES: tuple[Rule, ...] = (
         "restore the eps of the normalization (1e-5 is the default)"),
     Row(SPREADS, "zero_variance", always,
         "the standard deviation of a single value is 0 / 0 with the default correction",
-        "use `correction=0` (`unbiased=False`), or skip groups of size 1"),
+        "skip groups of size 1, or use `correction=0` (`unbiased=False`) where nothing is divided by the result: it is 0 for them"),
     Row(frozenset({"div", "reciprocal", "rsqrt"}), "zero_variance", _divides_by_a_spread,
         "the values are constant, so this divides by a standard deviation of 0",
         "add a small number to the denominator"),

@@ -205,12 +205,12 @@ def mixed_batch(run: Forward) -> str:
     Leading dimensions may have been joined, as those of a batch of sequences: 2 x 5 x 8 becomes 10 x 8.
     """
     inputs = [sizes(tensor) for _, tensor in named_tensors(run.given.named_values()) if tensor.dim() > 1]
-    batches = {sizes[0] for sizes in inputs}
+    batches = {lengths[0] for lengths in inputs}
     if len(batches) != 1 or batches <= {0, 1}:
         return ""
     if any(getattr(call.module, "batch_first", True) is False for call in run.calls.made):  # steps first, and the batch may be second
-        batches |= {sizes[1] for sizes in inputs} - {1}
-    joined = {size for sizes in inputs for size in itertools.accumulate(sizes, operator.mul)}
+        batches |= {lengths[1] for lengths in inputs} - {1}
+    joined = {size for lengths in inputs for size in itertools.accumulate(lengths, operator.mul)}
     for _, tensor in named_tensors(run.output):
         found = sizes(tensor)
         if found and not batches.intersection(found) and found[0] not in joined:
