@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import torchdebug_magics
-from torchdebug_magics.probing.source.code_owner import is_user_code, owner
-from torchdebug_magics.probing.source.where import excerpt, locate, location, part_of_line, span, user_frame
+from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, locate, location, owner, part_of_line, span, user_frame
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def test_a_place_of_a_file() -> None:
     assert (here.file, here.function) == (__file__, "test_a_place_of_a_file")
     assert here.cell is None
     assert here.source.startswith("here = locate(frame)")
-    assert str(here).startswith("test_where.py:")
+    assert str(here).startswith("test_user_code.py:")
 
 
 def test_a_place_of_a_cell(monkeypatch: pytest.MonkeyPatch, cell: Any) -> None:
