@@ -39,12 +39,13 @@ if TYPE_CHECKING:
     shapes: Instrument
     shrink: Instrument
     stepzero: Instrument
+    watch: Instrument
 
 __version__ = "0.1.0"
 __all__ = [
     "DeterminismError", "NonFiniteError", "SessionError", "TorchDebugError", "__version__", "autograd", "deterministic", "fixed_source",
     "gather", "gradwatch", "hangwatch", "last_session", "memclean", "memgauge", "memmark", "memtrace", "nanhunt", "overfit", "shapes",
-    "show", "shrink", "shrunk", "stepzero", "subset", "verify",
+    "show", "shrink", "shrunk", "stepzero", "subset", "verify", "watch",
 ]  # fmt: skip
 
 

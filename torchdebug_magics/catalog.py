@@ -1,4 +1,4 @@
-"""The list of instruments: name -> the module whose ``INSTRUMENT`` is its row."""
+"""The list of instruments: the name of a function -> the module whose ``INSTRUMENT`` is its row."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 _NAMES = (
-    "nanhunt", "shapes", "memtrace", "memgauge", "memmark", "memclean", "deterministic", "hangwatch", "autograd", "gradwatch", "shrink",
-    "stepzero", "overfit",
+    "watch", "nanhunt", "shapes", "memtrace", "memgauge", "memmark", "memclean", "deterministic", "hangwatch", "autograd", "gradwatch",
+    "shrink", "stepzero", "overfit",
 )  # fmt: skip
 INSTRUMENTS = {name: f"{__package__}.instruments.{name}" for name in _NAMES}
 
@@ -29,7 +29,7 @@ def instrument(name: str) -> Instrument:
 def instrument_of(report: Report) -> Instrument | None:
     """The row of a report: that in whose package the report's class is defined, or None."""
     if isinstance(report, RanksReport):
-        return instrument(report.instrument)
+        return next(row for row in instruments() if row.name == report.instrument)
     home = type(report).__module__
     name = next((name for name, module in INSTRUMENTS.items() if home == module or home.startswith(f"{module}.")), None)
     return None if name is None else instrument(name)

@@ -108,6 +108,10 @@ class CellContext:
         """A bounded queue, the same in every run of the same cell, to remember across runs; None outside a cell."""
         return None
 
+    def of(self, _name: str) -> CellContext:
+        """The same for another instrument of that name, which remembers earlier runs by itself."""
+        return self
+
     @property
     def last_error_line(self) -> str:
         """``ValueError: ...``; empty without an error."""
@@ -247,16 +251,20 @@ class Instrument:
     def session_of_cell(self, options: Mapping[str, Any], context: CellContext, job: Job | None = None) -> Session[Any]:
         """A new session for a cell, a script or a rank."""
         options = self._known(options) if job is None else options  # a launcher tells its ranks more than a user can
-        watch = self._function("probe", "watch")
-        if watch is None:
-            msg = f"{self.name} looks at once and takes no body: write `{self.magic}` on a line of its own"
-            raise SessionError(msg)
-        probe = watch(context, **options)
+        probe = self.probe(options, context)
         if self.is_followed and "torch" in sys.modules:  # a gauge does not import it
             from torchdebug_magics.ranks.following import FollowedRanks  # noqa: PLC0415
 
             probe = FollowedRanks(probe, self, options, job)
         return Session(probe, finished)
+
+    def probe(self, options: Mapping[str, Any], context: CellContext) -> Any:
+        """What a session runs; raises `SessionError` where there is no session."""
+        watch = self._function("probe", "watch")
+        if watch is None:
+            msg = f"{self.name} looks at once and takes no body: write `{self.magic}` on a line of its own"
+            raise SessionError(msg)
+        return watch(context, **options)
 
     def compared(self, report: Report) -> Compared:
         """The part of a rank's report that is compared with the other ranks."""
@@ -286,9 +294,14 @@ class Instrument:
 
             page = view.page(report, self.page) if isinstance(report, RanksReport) else view.short_page(report, self.name)
         else:
-            page = self._function("view", "page")(report)
+            page = self.contents(report)
         page = cut_short_by(page, report.cut_short) if report.cut_short else page
         return applicable(page, report.fix_state) if report.edits else page
+
+    def contents(self, report: Report) -> Page:
+        """What the instrument itself has to say on the page of a report."""
+        page: Page = self._function("view", "page")(report)
+        return page
 
     def traceback_of(self, error: BaseException, *, is_folded: bool = True) -> list[str]:
         """The lines shown in place of an error's traceback, which a report holds if it `is_folded`; empty for the plain traceback."""

@@ -65,6 +65,13 @@ FixState: TypeAlias = Literal["verified", "compiles", "advice"]
 it exists there. ``advice``: words."""
 
 
+Status: TypeAlias = Literal["good", "bad", "warn", "info"]
+"""``good``: nothing is wrong, and the watch covered the cell to its end. ``info``: nothing was found, but not all could be seen."""
+Stage: TypeAlias = Literal["end", "fault", "symptom", "outcome"]
+"""``end``: the finding explains how the cell ended. ``fault``: the code does what raises no error. ``symptom``: the effect of a fault.
+``outcome``: it ended the cell, and has its cause in what went before."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """What an instrument has found; each has its own kinds, and adds what it measures."""
@@ -81,6 +88,11 @@ class Finding:
     def fix_at(self) -> Location | None:
         """The line that the fix changes."""
         return self.location
+
+    @property
+    def stage(self) -> Stage:
+        """Where it stands between the cause and the end of the cell: of several findings, which explains which."""
+        return "fault"
 
 
 def located(headline: str, location: Location | None) -> str:
@@ -195,22 +207,27 @@ class Report:
     @property
     def fix(self) -> str:
         """What to change first; empty where nothing is wrong, or no fix is known."""
-        finding = self._main_finding()
+        finding = self.main_finding()
         return "" if finding is None else finding.fix
 
     @property
     def edits(self) -> tuple[Edit, ...]:
         """The same as code; empty for advice."""
-        finding = self._main_finding()
+        finding = self.main_finding()
         return () if finding is None else finding.edits
 
     @property
     def fix_state(self) -> FixState:
         """How far the fix was tried."""
-        finding = self._main_finding()
+        finding = self.main_finding()
         return "advice" if finding is None else finding.fix_state
 
-    def _main_finding(self) -> Finding | None:
+    @property
+    def status(self) -> Status:
+        """Whether anything is wrong, in a word."""
+        return "info"
+
+    def main_finding(self) -> Finding | None:
         """The finding that the verdict names: the first of the report, unless a report of that kind chooses another."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

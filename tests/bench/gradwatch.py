@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -64,8 +64,12 @@ CONTENDERS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    given = sys.argv[1:] if arguments is None else arguments
-    quick, names = "--quick" in given, [one for one in given if not one.startswith("-")]
+    compare(CONTENDERS, {name: {"gradwatch": asked} for name, asked in ASKED.items()}, sys.argv[1:] if arguments is None else arguments)
+
+
+def compare(contenders: Sequence[Contender], asked: Mapping[str, Mapping[str, float]], arguments: Sequence[str]) -> None:
+    """Print what each contender costs in long runs of each workload, with what it is asked to cost."""
+    quick, names = "--quick" in arguments, [name for name in arguments if not name.startswith("-")]
     torch.set_num_threads(1)
     hush_transformers()
     print(f"torch {torch.__version__}, CPU ({os.cpu_count()} cores), load {os.getloadavg()[0]:.1f}")
@@ -74,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"\n{workload.title}", flush=True)
             block, settling = LONG[workload.name]
             rounds = 4 if quick else MOST_ROUNDS
-            costs = measure.costs(replace(workload, block=block), torch.device("cpu"), rounds, CONTENDERS, settling)
-            print_costs(costs, {"gradwatch": ASKED[workload.name]}, settling, by_cpu=True)
+            costs = measure.costs(replace(workload, block=block), torch.device("cpu"), rounds, contenders, settling)
+            print_costs(costs, asked[workload.name], settling, by_cpu=True)
     print(f"\nload at the end {os.getloadavg()[0]:.1f}")
 
 

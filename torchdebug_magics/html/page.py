@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from torchdebug_magics.format import Format, cell
 from torchdebug_magics.report import Gauge
+from torchdebug_magics.report import Status as ReportStatus
 
-Status: TypeAlias = Literal["good", "bad", "warn", "info", "busy"]
+Status: TypeAlias = ReportStatus | Literal["busy"]
 Cell: TypeAlias = str | int | float | None
 _DOUBTS = frozenset({"fix", "to try", "but", "leak", "not compared", "not reached"})
 """Names of rows that no page has where nothing is wrong."""

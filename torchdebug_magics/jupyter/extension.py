@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.getipython import get_ipython
-from IPython.core.magic import no_var_expand
+from IPython.core.magic import needs_local_scope, no_var_expand
 
 from torchdebug_magics import __version__, catalog
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import NonFiniteError, TorchDebugError
 from torchdebug_magics.fixes import changes, fixed_source
 from torchdebug_magics.html.page import Block, Facts, Note, Page, Table
 from torchdebug_magics.instrument import Instrument
 from torchdebug_magics.jupyter.arguments import without_comment
 from torchdebug_magics.jupyter.cell import CellSessions, MagicLines, on_event
 from torchdebug_magics.jupyter.display import MODES, Screen, show_reports
-from torchdebug_magics.jupyter.magics import Home, InstrumentMagic, LastingSessions, memories
+from torchdebug_magics.jupyter.magics import EveryCell, Home, InstrumentMagic, LastingSessions, memories
 from torchdebug_magics.jupyter.recorder import Recorder
 from torchdebug_magics.machine import gpus
 from torchdebug_magics.machine.kept_files import abandoned_copies
@@ -35,17 +35,6 @@ if TYPE_CHECKING:
 
 
 _KEY = "TorchDebug"
-_HELP = """The magics of torchdebug_magics, and this machine.
-
-    %torchdebug                 every magic with one line, and what this machine offers
-    %torchdebug doctor          versions, device, memory limit, display, the last verdicts
-    %torchdebug last            the last report again; torchdebug_magics.last_session().bad holds its tensors
-    %torchdebug fix             the cell of the last report with its fix applied, as a new cell below; of a file, the change
-    %torchdebug display MODE    how reports are shown from now on:
-                                auto     live while the cell runs, frozen at its end (as at first)
-                                widget   an interactive view is left (as -w does)
-                                frozen   no live view
-                                text     text alone"""
 # By mode where it decides alone, else by the kind of the live view.
 _SHOWN = {
     "text": "as text, at the cell's end",
@@ -76,20 +65,22 @@ class Extension:
         shell, stack = self.shell, self._undo
         home = Home(CellSessions(shell), LastingSessions(), memories(), Recorder(shell), self.screen, self._keep)
         magics = {row.name: InstrumentMagic(row, home) for row in catalog.instruments()}
-        door = FrontDoor([magic.row for magic in magics.values()], self.screen, self.reports)
+        every_cell = EveryCell(magics[FrontDoor.NAME], magics, self.screen)
+        stack.callback(every_cell.stop)
+        door = FrontDoor([magic.row for magic in magics.values()], magics[FrontDoor.NAME], every_cell, self.screen, self.reports)
         flags = {name: (*magic.parser.words, *magic.parser.flags) for name, magic in magics.items()}
         # What is added last is removed first.
         stack.callback(shell.magics_manager.registry.pop, _KEY)
         shell.magics_manager.registry[_KEY] = self
         register: Any = shell.register_magic_function
-        register(door.function(), "line", door.NAME)
         for name, magic in magics.items():
             for kind, function in zip(("line", "cell"), magic.functions(), strict=True):
                 register(function, kind, name)
+        register(door.function(), "line", door.NAME)
         for kinds in shell.magics_manager.magics.values():
-            for name in (*magics, door.NAME):
+            for name in magics:
                 stack.callback(kinds.pop, name, None)
-        complete_flags(shell, {**flags, door.NAME: door.WORDS}, stack)
+        complete_flags(shell, {**flags, door.NAME: (*door.WORDS, *flags[door.NAME])}, stack)
         show_reports(self.screen, stack)
         lines = MagicLines(magics)
         shell.input_transformers_cleanup.append(lines)
@@ -168,51 +159,77 @@ class FrontDoor:
     """The line magic ``%torchdebug``."""
 
     NAME = "torchdebug"
-    HELP = _HELP
-    WORDS = ("doctor", "last", "fix", "display", *MODES, "--help")
+    WORDS = ("on", "off", "doctor", "last", "fix", "display", *MODES)
 
-    def __init__(self, rows: Iterable[Instrument], screen: Screen, reports: Sequence[tuple[str, Report]]) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Instrument],
+        magic: InstrumentMagic,
+        every_cell: EveryCell,
+        screen: Screen,
+        reports: Sequence[tuple[str, Report]],
+    ) -> None:
         self._rows = tuple(rows)
+        self._magic = magic
+        """The cell magic of the same name."""
+        self._every_cell = every_cell
         self._screen = screen
         self._reports = reports
 
-    def function(self) -> Callable[[str], None]:
+    def function(self) -> Callable[..., None]:
         """The function to register with IPython."""
 
         @no_var_expand
-        def torchdebug(text: str) -> None:
+        @needs_local_scope
+        def torchdebug(text: str, local_ns: dict[str, object] | None = None) -> None:
             __tracebackhide__ = True
-            self(text)
+            self(text, local_ns or {})
 
-        torchdebug.__doc__ = _HELP
+        torchdebug.__doc__ = self._magic.parser.help
         return torchdebug
 
-    def __call__(self, text: str) -> None:
+    def __call__(self, text: str, local_ns: dict[str, object]) -> None:
         """Run one line."""
-        match without_comment(text).split():
-            case []:
-                self._screen.show_page(self.welcome())
-            case ["doctor"]:
-                self._screen.show_page(self.doctor())
-            case ["last"] if not self._reports:
-                self._screen.say("there is no report yet")
-            case ["last"]:
-                name, report = self._reports[-1]
-                row = next((row for row in self._rows if row.name == name), None) or catalog.instrument_of(report)
-                if row is not None:
-                    self._screen.show(report, row)
-            case ["fix"]:
-                self._screen.say(self._fix())
-            case ["display"]:
-                self._screen.say(self._display())
+        __tracebackhide__ = True
+        words = without_comment(text).split()
+        acts: dict[str, Callable[[], None]] = {
+            "on": self._on, "off": self._every_cell.off, "doctor": lambda: self._screen.show_page(self.doctor()), "last": self._last,
+            "fix": lambda: self._screen.say(self._fix()), "display": lambda: self._screen.say(self._display()),
+        }  # fmt: skip
+        match words:
             case ["display", mode] if mode in MODES:
                 self._screen.mode = mode
-                self._screen.say(self._display())
-            case ["-h" | "--help"]:
-                self._screen.say(_HELP)
-            case _:
-                msg = f"%torchdebug has doctor, last, fix and display {'|'.join(MODES)}: what is {without_comment(text)!r}?"
-                raise UsageError(msg)
+                words.pop()
+        if len(words) == 1 and words[0] in acts:
+            acts[words[0]]()
+        elif words and not words[0].startswith("-"):
+            msg = f"%torchdebug has {', '.join(acts)} and display {'|'.join(MODES)}: what is {without_comment(text)!r}?"
+            raise UsageError(msg)
+        elif words or (self._magic.last_error() is not None and not self._is_explained()):
+            self._magic.line(text, local_ns)
+        elif self._magic.last_error() is not None:
+            self._last()
+        else:
+            self._screen.show_page(self.welcome())
+
+    def _on(self) -> None:
+        self._every_cell.on()
+        self._screen.say(f"every cell is watched from now on, until `%{self.NAME} off`; only what is found is shown")
+
+    def _last(self) -> None:
+        if not self._reports:
+            self._screen.say("there is no report yet")
+            return
+        name, report = self._reports[-1]
+        row = next((row for row in self._rows if row.name == name), None) or catalog.instrument_of(report)
+        if row is not None:
+            self._screen.show(report, row)
+
+    def _is_explained(self) -> bool:
+        """Whether the last report is on the error that ended the last cell."""
+        last = self._screen.shell.last_execution_result
+        source = "" if last is None else str(last.info.raw_cell)
+        return bool(self._reports) and (source.startswith(f"%%{self.NAME}") or isinstance(self._magic.last_error(), NonFiniteError))
 
     def welcome(self) -> Page:
         """All magics, and a summary of this machine."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import ChainMap, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
 from IPython.core.magic import needs_local_scope, no_var_expand
 from IPython.utils.capture import capture_output
 
@@ -68,7 +69,7 @@ class InstrumentMagic:
         @needs_local_scope
         def line(text: str, local_ns: dict[str, object] | None = None) -> None:
             __tracebackhide__ = True
-            self._line(text, local_ns or {})
+            self.line(text, local_ns or {})
 
         # Expressions to examine are Python: what is to be expanded, the parser expands.
         @no_var_expand
@@ -84,7 +85,8 @@ class InstrumentMagic:
         line.__name__ = cell.__name__ = self.row.name
         return line, cell
 
-    def _line(self, text: str, local_ns: dict[str, object]) -> None:
+    def line(self, text: str, local_ns: dict[str, object]) -> None:
+        """Run one line."""
         __tracebackhide__ = True
         names = ChainMap(local_ns, self._screen.shell.user_ns)  # a copy would hold all of it
         asked = self.parser.parse(text, subjects=True, names=names)
@@ -96,7 +98,7 @@ class InstrumentMagic:
             with _in_one_line():
                 self._home.lasting.on(self.row.name, self._shown(asked, lasting=True))
         elif not (self.row.examines and self._examine(asked, local_ns)):
-            self._open(text, names, subjects=True, after=self._last_error())
+            self._open(text, names, subjects=True, after=self.last_error())
 
     def _examine(self, asked: Arguments, local_ns: dict[str, object]) -> bool:
         """Whether the line was examined: a bare one of a magic that watches cells may have nothing to report."""
@@ -110,7 +112,7 @@ class InstrumentMagic:
                 context = CellContext(
                     names=asked.subjects,
                     keywords=keywords,
-                    last_error=self._last_error() if self.row.watches and not asked.subjects else None,
+                    last_error=self.last_error() if self.row.watches and not asked.subjects else None,
                     live=self._home.lasting.live(self.row.name),
                     progress=progress,
                 )
@@ -130,7 +132,8 @@ class InstrumentMagic:
             raise examined.error
         return True
 
-    def _last_error(self) -> BaseException | None:
+    def last_error(self) -> BaseException | None:
+        """What ended the previous cell, if not its own end."""
         last = self._screen.shell.last_execution_result
         return None if last is None else last.error_in_exec
 
@@ -151,11 +154,19 @@ class InstrumentMagic:
         with _in_one_line():
             self._home.cells.open(self.row.name, self._shown(asked, after=after))
 
-    def _shown(self, asked: Arguments, *, lasting: bool = False, after: BaseException | None = None) -> ShownSession:
+    def open_in_cell(self) -> None:
+        """Watch the running cell, and show only what is found."""
+        self._home.cells.open(self.row.name, self._shown(self.parser.parse("", subjects=False, names={}), only_findings=True))
+
+    def _shown(
+        self, asked: Arguments, *, lasting: bool = False, after: BaseException | None = None, only_findings: bool = False
+    ) -> ShownSession:
         __tracebackhide__ = True
         context = _MagicContext(last_error=after, keeps_output=bool(asked.output), home=self._home, name=self.row.name, is_lasting=lasting)
         session = self.row.session_of_cell(asked.options, context)
-        deliver = Delivery(self.row, asked, self._screen, lambda name, report: self._home.keep(name, report, session))
+        deliver = Delivery(
+            self.row, asked, self._screen, lambda name, report: self._home.keep(name, report, session), only_findings=only_findings
+        )
         return ShownSession(session, deliver, self._home.recorder, lasting=lasting)
 
 
@@ -166,6 +177,9 @@ class _MagicContext(CellContext):
     home: Home
     name: str
     is_lasting: bool
+
+    def of(self, name: str) -> _MagicContext:
+        return replace(self, name=name)
 
     def body(self) -> CellBody | None:
         return None if self.is_lasting else CellBody(self.home.screen.shell, self.home.cells)
@@ -202,7 +216,7 @@ class CellBody:
         compiler: Any = shell.compile
         self.file = _file_of(shell)
         body = compiler.ast_parse(lines, filename=self.file).body
-        self.statements = tuple(part for part in body if _cell_magic(part) not in {(name, None) for name in catalog.INSTRUMENTS})
+        self.statements = tuple(part for part in body if _cell_magic(part) not in {(row.name, None) for row in catalog.instruments()})
         named = {node.id for statement in self.statements for node in ast.walk(statement) if isinstance(node, ast.Name)}
         self.variables = {name: value for name, value in shell.user_ns.items() if name in named - self.hidden}
         self.refusal = _refusal(self.statements)
@@ -252,7 +266,7 @@ def _cell_magic(statement: ast.stmt) -> tuple[str, str | None]:
 def _refusal(statements: Sequence[ast.stmt]) -> str:
     """The reason why the body cannot be rerun, as where another cell magic runs it; empty if it can."""
     for name, body in map(_cell_magic, statements):
-        ours = next((ours for ours in catalog.INSTRUMENTS if f"%%{ours}" in (body or "").split()), None)
+        ours = next((row.name for row in catalog.instruments() if f"%%{row.name}" in (body or "").split()), None)
         if ours is not None:
             return f"`%%{name}` is above it: write `%%{ours}` first"
         if name and body is not None and name not in _OF_PYTHON:
@@ -319,6 +333,42 @@ class LastingSessions:
     def live(self, name: str) -> object | None:
         """A snapshot of the open session, or None."""
         return self._on[name].live() if name in self._on else None
+
+
+class EveryCell:
+    """From `on` to `off`, opens a session in each cell that has no magic of ours, once torch is imported."""
+
+    def __init__(self, magic: InstrumentMagic, names: Collection[str], screen: Screen) -> None:
+        self._magic = magic
+        self._ours = re.compile(rf"\s*%%?({'|'.join(names)})\b", re.MULTILINE)
+        self._screen = screen
+        self._undo = ExitStack()
+        self._is_on = False
+
+    def on(self) -> None:
+        """Begin with the next cell."""
+        if self._is_on:
+            msg = f"%{self._magic.row.name} is on already: `%{self._magic.row.name} off` ends it"
+            raise UsageError(msg)
+        on_event(self._screen.shell, "pre_run_cell", self._before_cell, self._undo)
+        self._is_on = True
+
+    def off(self) -> None:
+        """End with this cell."""
+        if not self._is_on:
+            msg = f"%{self._magic.row.name} is not on: `%{self._magic.row.name} on` begins"
+            raise UsageError(msg)
+        self.stop()
+
+    def stop(self) -> None:
+        """End, if it is on."""
+        self._undo.close()
+        self._is_on = False
+
+    def _before_cell(self, info: ExecutionInfo) -> None:
+        source = info.raw_cell or ""
+        if "torch" in sys.modules and source.strip() and self._ours.search(source) is None:
+            self._magic.open_in_cell()
 
 
 def memories() -> Memories:

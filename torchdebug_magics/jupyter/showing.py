@@ -28,14 +28,20 @@ _EVERY_S = 0.25
 class Delivery:
     """Delivers a report: stores it in a variable, writes it to a file, shows it."""
 
-    def __init__(self, row: Instrument, asked: Arguments, screen: Screen, keep: Callable[[str, Report], None]) -> None:
+    def __init__(
+        self, row: Instrument, asked: Arguments, screen: Screen, keep: Callable[[str, Report], None], *, only_findings: bool = False
+    ) -> None:
         self.row = row
         self.asked = asked
         self.screen = screen
+        self.only_findings = only_findings
+        """Whether nothing is shown of a report that has found nothing, nor while the cell runs."""
         self._keep = keep
 
     def __call__(self, report: Report, *, is_shown: bool = True, below: Sequence[Block] = ()) -> None:
         """Store first and show last, so that a failure to show loses nothing; the blocks `below` end the page."""
+        if self.only_findings and report.status not in {"bad", "warn"}:
+            return
         if self.asked.output:
             self.screen.shell.user_ns[self.asked.output] = report
         self._keep(self.row.name, report)
@@ -95,7 +101,7 @@ class ShownSession:
             self._recorder.start(self._session)
         if self._engine is not None:
             self._engine.begin()
-        if self._is_seen and self._is_live:
+        if self._is_seen and self._is_live and not self._deliver.only_findings:
             self._live.start()
         return self
 

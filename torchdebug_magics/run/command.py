@@ -69,9 +69,10 @@ def _asked(arguments: Sequence[str]) -> argparse.Namespace:
         "run", help="run a script under an instrument", description="Run a script, or each rank of a job, under an instrument."
     )
     instruments = run.add_subparsers(dest="instrument", required=True, metavar="INSTRUMENT")
-    for row in catalog.instruments():
+    for name in catalog.INSTRUMENTS:
+        row = catalog.instrument(name)
         if row.watches:
-            _add(instruments.add_parser(row.name, help=row.summary.replace("%", "%%"), allow_abbrev=False), row)
+            _add(instruments.add_parser(name, help=row.summary.replace("%", "%%"), allow_abbrev=False), name, row)
     asked = parser.parse_args(arguments)
     asked.is_module = asked.module is not None
     asked.script = asked.module or asked.script
@@ -80,8 +81,8 @@ def _asked(arguments: Sequence[str]) -> argparse.Namespace:
     return asked
 
 
-def _add(parser: argparse.ArgumentParser, row: Instrument) -> None:
-    parser.usage = f"{_PROGRAM} run {row.name} [options] SCRIPT | -m MODULE [arguments of the script]"
+def _add(parser: argparse.ArgumentParser, name: str, row: Instrument) -> None:
+    parser.usage = f"{_PROGRAM} run {name} [options] SCRIPT | -m MODULE [arguments of the script]"
     row.add_options(parser)
     rank = "; with {rank} in its name, each rank writes its own"
     parser.add_argument("--json", metavar="FILE", type=writable_path, help=f"write the report to a file{rank}")

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import listed, plural, share
 from torchdebug_magics.ranks.compared import Compared
-from torchdebug_magics.report import Finding, FindingsReport, Location, located, short_title
+from torchdebug_magics.report import Finding, FindingsReport, Location, Stage, Status, located, short_title
 
 Kind: TypeAlias = Literal[
     "inplace", "second_backward", "cut", "leaf_inplace", "view_inplace", "non_scalar", "inference_tensor", "unused_input", "integer_grad",
@@ -61,6 +61,11 @@ class AutogradFinding(Finding):
     is_hint: bool = False
     """Whether the finding may be intended."""
 
+    @property
+    def stage(self) -> Stage:
+        """What raised nothing may have led to whatever is seen later; a hint explains nothing."""
+        return "end" if self.raised else "symptom" if self.is_hint else "fault"
+
     def sentence(self) -> str:
         """The finding on one line, with the parameters concerned and the error of the gradient."""
         names = f" · {listed([f'`{name}`' for name in self.parameters])}" if len(self.parameters) > 1 else ""
@@ -90,6 +95,13 @@ class AutogradReport(FindingsReport[AutogradFinding]):
     def title(self) -> str:
         """The finding and its line, or what was checked."""
         return self.verdict if self.finding is None else self.finding.title()
+
+    @property
+    def status(self) -> Status:
+        """``good`` only if a backward pass was seen, and no error ended the cell; a hint is a warning."""
+        if self.finding is not None:
+            return "warn" if self.finding.is_hint else "bad"
+        return "info" if self.raised or not self.backward_count else "good"
 
 
 @dataclass(frozen=True, kw_only=True)

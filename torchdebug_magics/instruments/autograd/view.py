@@ -32,9 +32,7 @@ def _of_cell(report: AutogradReport) -> Page:
     blocks: list[Block] = [] if report.finding is None else _finding(report.finding)
     blocks += [Note(problem, "warn") for problem in report.problems]
     blocks += [Fold(f"Also: {finding.title()}", tuple(_finding(finding))) for finding in report.findings[1:]]
-    status: Status = "good" if report.finding is None else "warn" if report.finding.is_hint else "bad"
-    status = "info" if status == "good" and (report.raised or not report.backward_count) else status
-    return Page("autograd", status, capitalised(report.title), tuple(blocks))
+    return Page("autograd", report.status, capitalised(report.title), tuple(blocks))
 
 
 def _finding(finding: AutogradFinding) -> list[Block]:

@@ -8,8 +8,10 @@ from torchdebug_magics.instruments.deterministic.report import LiveRitual, Statu
 from torchdebug_magics.instruments.deterministic.ritual.status import status
 
 
-def examine(context: CellContext, *words: object, **_of_a_session: object) -> StatusReport:
-    """The state now, with what is known of a session that is on."""
+def examine(context: CellContext, *words: object, **_of_a_session: object) -> StatusReport | None:
+    """The state now, with what is known of a session that is on; without ``status`` there is nothing to report."""
+    if not words:
+        return None
     if words != ("status",):
         values = ", ".join(map(repr, words))
         msg = f"deterministic takes no value such as {values}: `%deterministic status` alone, or `with torchdebug_magics.deterministic():`"

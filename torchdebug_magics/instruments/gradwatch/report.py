@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import capitalised, number, plural
 from torchdebug_magics.ranks.compared import Compared
-from torchdebug_magics.report import Finding, FindingsReport, located, short_title
+from torchdebug_magics.report import Finding, FindingsReport, Stage, Status, located, short_title
 
 GradKind: TypeAlias = Literal[
     "diverging", "exploding_spike", "dead", "vanishing", "too_fast", "not_learning", "plateau_at_chance", "clipped_always"
@@ -35,6 +35,11 @@ class GradFinding(Finding):
     """All modules concerned, where they are several."""
     last_step: int | None = None
     """The step at which it was recognized."""
+
+    @property
+    def stage(self) -> Stage:
+        """Gradients and updates show what the code, or a setting, does."""
+        return "symptom"
 
     def sentence(self) -> str:
         """The finding on one line."""
@@ -100,6 +105,15 @@ class GradReport(FindingsReport[GradFinding]):
         if self.doubts:
             return self.sentence.partition(": ")[0]
         return self.sentence if self.finding is None else capitalised(self.finding.title())
+
+    @property
+    def status(self) -> Status:
+        """``good`` only if updates were measured to the end of the cell, and nothing speaks against the training."""
+        if self.finding is not None:
+            return "warn" if self.finding.kind == "clipped_always" else "bad"
+        if self.nonfinite_step is not None or self.doubts:
+            return "warn"
+        return "info" if self.raised or not self.rows else "good"
 
 
 def compared(report: GradReport) -> Compared:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from torchdebug_magics.format import capitalised, listed, number, plural, sparkline
-from torchdebug_magics.html.page import Block, Chart, Code, Facts, Fold, Heatmap, Note, Page, Status, Table
+from torchdebug_magics.html.page import Block, Chart, Code, Facts, Fold, Heatmap, Note, Page, Table
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, Values
 
 _COLUMNS = ("module", "type", "parameters", "norm", "largest norm", "update / weight", "zeros")
@@ -26,10 +26,7 @@ def page(report: GradReport) -> Page:
     if report.rows:
         blocks += _curves(report)
         blocks.append(Fold(f"Modules: {plural(len(report.rows), 'row')}", (_table(report),)))
-    status: Status = "good" if report.finding is None else "warn" if report.finding.kind == "clipped_always" else "bad"
-    status = "info" if status == "good" and (report.raised or not report.rows) else status
-    status = "warn" if status in {"good", "info"} and report.nonfinite_step is not None else status
-    return Page("gradwatch", status, report.title, tuple(blocks))
+    return Page("gradwatch", report.status, report.title, tuple(blocks))
 
 
 def live_page(report: GradReport) -> Page:

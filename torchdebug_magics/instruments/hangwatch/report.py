@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import duration
 from torchdebug_magics.ranks.compared import Compared
-from torchdebug_magics.report import Finding, Location, Report, located
+from torchdebug_magics.report import Finding, Location, Report, Stage, Status, located
 
 State: TypeAlias = Literal["finished", "slow", "stuck", "interrupted"]
+STATUS: Mapping[State, Status] = {"finished": "good", "slow": "warn", "stuck": "bad", "interrupted": "info"}
 _LONGEST = 90
 """Characters of a title before the line that it quotes."""
 _BREAKS = re.compile(
@@ -60,6 +62,11 @@ class HangFinding(Finding):
     """From the main thread to the root, a `who` each; of a cycle, the first comes again at the end."""
     since_s: float = 0.0
     """How long nothing had gone on when it was found, at the last look."""
+
+    @property
+    def stage(self) -> Stage:
+        """A cell that was only slow has ended by itself."""
+        return "symptom" if self.state == "slow" else "end"
 
     @property
     def title(self) -> str:
@@ -132,6 +139,17 @@ class HangReport(HangFinding, Report):
     def title(self) -> str:
         """What happened, and where, shortened to the first clauses of the headline."""
         return super().title if self._begin else self._finished()
+
+    @property
+    def status(self) -> Status:
+        """``good`` only if the cell ended by itself."""
+        if self.state == "finished":
+            return "warn" if self.cause is not None else "info" if self.ended_by == "error" else "good"
+        return STATUS[self.state]
+
+    def main_finding(self) -> Finding | None:
+        """The report itself, where the cell stood still, or a thread or process of it failed."""
+        return self if self.state in {"slow", "stuck"} or self.cause is not None else None
 
     @property
     def waiting_for_data(self) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from torchdebug_magics.format import capitalised, duration, listed, plural
-from torchdebug_magics.html.page import Block, Code, Facts, Fold, Note, Page, Status, Table, quoted_span
-from torchdebug_magics.instruments.hangwatch.report import HangFinding, HangReport, LiveHang, State, Wait
+from torchdebug_magics.html.page import Block, Code, Facts, Fold, Note, Page, Table, quoted_span
+from torchdebug_magics.instruments.hangwatch.report import STATUS, HangFinding, HangReport, LiveHang, Wait
 
-_STATUS: Mapping[State, Status] = {"finished": "good", "slow": "warn", "stuck": "bad", "interrupted": "info"}
 _MOST_STACKS = 12
 
 
@@ -27,9 +26,7 @@ def page(report: HangReport) -> Page:
         *_stacks(report.waits),
         *([Fold("Details: rate and processes", (Facts(details),))] if details else []),
     )
-    status = "warn" if report.state == "finished" and report.cause else _STATUS[report.state]
-    status = "info" if status == "good" and report.ended_by == "error" else status
-    return Page("hangwatch", status, capitalised(report.title), blocks)
+    return Page("hangwatch", report.status, capitalised(report.title), blocks)
 
 
 def live_page(snapshot: LiveHang) -> Page:
@@ -42,7 +39,7 @@ def live_page(snapshot: LiveHang) -> Page:
         where = f" · {snapshot.at.place}: `{snapshot.at.source}`" if snapshot.at is not None and snapshot.still_s > 1 else ""
         return Page("hangwatch", "busy", f"Running{elapsed}{rate}{still}{where}")
     blocks = (*_facts(finding, round(snapshot.still_s)), *_excerpt(finding), *_table(finding.waits, finding.root))
-    return Page("hangwatch", _STATUS[finding.state], capitalised(finding.title), blocks)
+    return Page("hangwatch", STATUS[finding.state], capitalised(finding.title), blocks)
 
 
 def _facts(report: HangFinding, still_s: float) -> list[Block]:

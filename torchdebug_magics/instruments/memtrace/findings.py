@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from torchdebug_magics.report import Finding, Location
+from torchdebug_magics.report import Finding, Location, Stage
 
 Phase: TypeAlias = Literal["forward", "loss", "backward", "optimizer", "other"]
 
@@ -103,6 +103,11 @@ class Oom(Finding):
     """Bytes that the caching allocator has reserved on the device and that no tensor uses."""
     advice: tuple[Advice, ...] = ()
     """Remedies, those that change training least first; `best` is the one to begin with."""
+
+    @property
+    def stage(self) -> Stage:
+        """It ended the cell, unless its error was handled."""
+        return "end"
 
     @property
     def best(self) -> Advice | None:

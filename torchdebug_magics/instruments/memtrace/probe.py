@@ -99,7 +99,8 @@ class MemtraceProbe:
 
     def attach(self, stack: ExitStack) -> None:
         """Take the census, and follow what comes."""
-        gc.collect()
+        if not self.is_light:  # it visits every object of the process
+            gc.collect()
         census = Census()
         parts = parts_of(census.modules)
         self.tracer.begins([module for module in census.modules if id(module) not in parts])
@@ -172,8 +173,14 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
     cycles = guard.run("the look for cycles", probe.cycles.end, probe.growth.lines) or ()
     ledger.counted_until = ledger.clock
     tracer.adopt_all(Census())
-    alive = list(ledger.live.values())
-    made = [block for block in alive if not block.is_old]
+    alive, made = _alive(ledger)
+    if probe.is_light:  # to collect, and to find out who holds what, visits every object of the process
+        if steps.count or sum(block.bytes for block in made) >= _LEAST_UNNAMED:
+            gc.collect()
+            ledger.settle()
+            alive, made = _alive(ledger)
+        else:
+            made = []
     keepers = Keepers(made, [] if error is None else [("the error", error)], carried=probe.growth.carried)
     found = guard.run("the look for growth", probe.growth.found, made, keepers, ledger.total.peak_bytes)
     growth, graph_growth = found or (None, None)
@@ -223,6 +230,12 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
     where = None if lead is None else lead.fix_at
     lines = guard.run("reading the line", excerpt, where) if where is not None else None
     return replace(report, excerpt=lines or (), problems=tuple(guard.problems))
+
+
+def _alive(ledger: Ledger) -> tuple[list[Block], list[Block]]:
+    """All blocks, and those of the cell."""
+    alive = list(ledger.live.values())
+    return alive, [block for block in alive if not block.is_old]
 
 
 def _unseen_loop(ledger: Ledger) -> Location | None:

@@ -8,7 +8,7 @@ from torchdebug_magics.format import byte_size, share
 from torchdebug_magics.instruments.memtrace import words
 from torchdebug_magics.instruments.memtrace.trace import Site, Trace
 from torchdebug_magics.ranks.compared import Compared
-from torchdebug_magics.report import Location, Report
+from torchdebug_magics.report import Finding, Location, Report, Status
 
 _MOST_SITES = 20
 _ALIKE = 0.01
@@ -28,6 +28,21 @@ class MemtraceReport(Trace):
     def title(self) -> str:
         """What happened and where; the fix and the holder have rows of their own."""
         return words.headline(self)
+
+    @property
+    def status(self) -> Status:
+        """``good`` only if several steps were seen, and neither a variable nor the process grew."""
+        if self.oom is not None or (self.interrupts and self.main_finding() is None):
+            return "bad"
+        if any(growth is not None and growth.keeps_graph for growth in (self.growth, self.rerun_growth)):
+            return "bad"
+        if self.interrupts or self.main_finding() is not None:
+            return "warn"
+        return "good" if self.steps_count > 1 and not (self.unnamed_bytes or self.process_grown_bytes) else "info"
+
+    def main_finding(self) -> Finding | None:
+        """The first thing to change."""
+        return words.leading(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torchdebug_magics.format import Format, byte_size, listed, plural
-from torchdebug_magics.html.page import Areas, Bars, Block, Code, Facts, Fold, Measure, Meters, Note, Page, Status, Table, Verbatim
+from torchdebug_magics.html.page import Areas, Bars, Block, Code, Facts, Fold, Measure, Meters, Note, Page, Table, Verbatim
 from torchdebug_magics.instruments.memtrace import words
 from torchdebug_magics.instruments.memtrace.findings import Growth, Leading, Oom
 from torchdebug_magics.instruments.memtrace.report import Comparison, MemtraceReport
@@ -57,7 +57,7 @@ def page(report: MemtraceReport | Comparison) -> Page:
         *_sites(report),
         Fold("Details: memory before and after, this process, what was traced", (Facts(figures(report)),)),
     ]
-    return Page("memtrace", _status(report), report.title, tuple(blocks))
+    return Page("memtrace", report.status, report.title, tuple(blocks))
 
 
 def live_page(snapshot: LiveMemory) -> Page:
@@ -100,15 +100,6 @@ def _sizes(both: Comparison) -> Iterator[tuple[str, tuple[int, int]]]:
 
 def _grown(found: Growth | None) -> int:
     return 0 if found is None else found.bytes_per_iteration
-
-
-def _status(report: MemtraceReport) -> Status:
-    if report.oom is not None or any(one is not None and one.keeps_graph for one in (report.growth, report.rerun_growth)):
-        return "bad"
-    if report.interrupts or leading(report) is not None:
-        return "warn"
-    # What was left to no variable, and growth of the process that nobody is known to keep, are not fine.
-    return "good" if report.steps_count > 1 and not (report.unnamed_bytes or report.process_grown_bytes) else "info"
 
 
 def _excerpt(report: MemtraceReport, found: Leading | None) -> list[Block]:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import number, plural
 from torchdebug_magics.ranks.compared import Compared, Sum
-from torchdebug_magics.report import Finding, FindingsReport, Location
+from torchdebug_magics.report import Finding, FindingsReport, Location, Stage, Status
 
 _MOST_SKIPPED = 64
 _STAGES = ("data", "parameter", "forward", "loss", "backward", "optimizer")
@@ -174,6 +174,11 @@ class NanFinding(Finding):
         """Whether the run diverged: loss and gradients grew until an op left the range."""
         return self.diagnosis == "lr_too_high" and self.phase != "optimizer"
 
+    @property
+    def stage(self) -> Stage:
+        """A run that diverged did so for a reason that lies before its last step."""
+        return "outcome" if self.has_diverged else "end"
+
     def _kind(self) -> str:
         return "Inf" if self.kind == self.sink_kind == "inf" else "NaN"  # as it shows: an infinity may be a NaN when it reaches the loss
 
@@ -273,6 +278,15 @@ class NanReport(FindingsReport[NanFinding]):
     def title(self) -> str:
         """What was found and where, or how much was checked."""
         return self.headline or (self.sentence if self.finding is None else self.finding.title)
+
+    @property
+    def status(self) -> Status:
+        """``good`` only if values were checked, to the end of the cell."""
+        if self.found:
+            return "bad"
+        if self.problems:
+            return "warn"
+        return "good" if not self.raised and (self.backward_count or self.steps_count or self.forward_count) else "info"
 
 
 @dataclass(frozen=True)

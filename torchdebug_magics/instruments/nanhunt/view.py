@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from torchdebug_magics.format import Format, number, plural, shape, share, sparkline
-from torchdebug_magics.html.page import Block, Cell, Chart, Code, Facts, Fold, Note, Page, Status, Table
+from torchdebug_magics.html.page import Block, Cell, Chart, Code, Facts, Fold, Note, Page, Table
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, LiveNan, NanFinding, NanReport, PathStep, largest, overflow, subjects
 
 _MOST_NAMES = 6
@@ -58,7 +58,7 @@ _INFINITIES = frozenset({"+Inf", "-Inf", "gradient Inf"})
 
 def page(report: NanReport) -> Page:
     """The whole report."""
-    return Page("nanhunt", _status(report), report.title, _nothing(report) if report.finding is None else _found(report.finding, report))
+    return Page("nanhunt", report.status, report.title, _nothing(report) if report.finding is None else _found(report.finding, report))
 
 
 def _found(finding: NanFinding, report: NanReport) -> tuple[Block, ...]:
@@ -109,16 +109,6 @@ def live_page(snapshot: LiveNan) -> Page:
     return Page(
         "nanhunt", "busy", " · ".join(parts), (Facts((("largest magnitude in the loss and all gradients", bars),)),) if bars else ()
     )
-
-
-def _status(report: NanReport) -> Status:
-    if report.found:
-        return "bad"
-    if report.problems:
-        return "warn"
-    if report.raised:
-        return "info"
-    return "good" if report.backward_count or report.steps_count or report.forward_count else "info"
 
 
 def _code(finding: NanFinding) -> tuple[Code, ...]:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import byte_size, count, listed, plural
 from torchdebug_magics.ranks.compared import Compared, Moment
-from torchdebug_magics.report import Finding, Location, Report, Sharding
+from torchdebug_magics.report import Finding, Location, Report, Sharding, Status
 
 Shape: TypeAlias = tuple[int, ...]
 _LONG_LOCATION = 42
@@ -279,6 +279,13 @@ class ShapesReport(Report):
             longer = f"{title}{': ' if title == model else ' · '}{part}"
             title = longer if len(longer) <= ROOM else title
         return title
+
+    @property
+    def status(self) -> Status:
+        """``good`` only if a forward ran, used all modules with parameters, and did nothing that is probably unintended."""
+        if self.failure is not None:
+            return "bad"
+        return "warn" if self.warning else "good" if self.rows and not self.unused else "info"
 
     @property
     def cost(self) -> str:

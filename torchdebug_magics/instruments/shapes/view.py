@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchdebug_magics.format import Format, byte_size, capitalised, count, listed, plural
-from torchdebug_magics.html.page import Bars, Block, Cell, Code, Facts, Fold, Measure, Note, Page, Place, Status, Table
+from torchdebug_magics.html.page import Bars, Block, Cell, Code, Facts, Fold, Measure, Note, Page, Place, Table
 from torchdebug_magics.instruments.shapes.columns import COLUMNS, chosen, common_kind, full_name, shapes, whole
 from torchdebug_magics.instruments.shapes.outline import Node, outline, walk
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Need, ShapesReport, Step
@@ -53,8 +53,7 @@ def page(report: ShapesReport) -> Page:
         calls = plural(len(report.rows), "module" if report.mode == "params" else "module call")
         blocks.append(Fold(f"Layers: {calls}{' up to the failure' if report.failure else ''}", (*(plot if report.failure else ()), *table)))
     blocks += [*_training(report.needs), *_details(report, nodes)]
-    status: Status = "bad" if report.failure else "warn" if report.warning else "good" if report.rows and not report.unused else "info"
-    return Page("shapes", status, report.title, tuple(blocks))
+    return Page("shapes", report.status, report.title, tuple(blocks))
 
 
 def _summary(report: ShapesReport) -> list[Block]:

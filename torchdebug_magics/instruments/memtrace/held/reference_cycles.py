@@ -57,7 +57,7 @@ class CycleWatch:
     def end(self, lines: KeepingLines) -> tuple[Cycle, ...]:
         """Collect; a row a cycle, however often it was made, the most bytes first. Of those that went earlier, as they were seen."""
         made = self._made()
-        if not self._ledger.live:
+        if not made:
             return self._most  # a collection visits every object of PyTorch: a tenth of a second each
         rows = _rows(cycles_of([block.ref for block in made.values() if block.ref is not None]), made, lines)
         return max(self._most, rows, key=_bytes)

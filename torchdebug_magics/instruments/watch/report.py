@@ -1,0 +1,142 @@
+"""What several instruments found in one cell: the finding that explains the others, and one line for each of those."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torchdebug_magics.format import plural
+from torchdebug_magics.ranks.compared import Compared
+from torchdebug_magics.report import Finding, Location, Report, Stage, Status
+
+_CHAINS = (("autograd", "gradwatch", "nanhunt"), ("shapes",), ("memtrace",), ("hangwatch",))
+"""In each chain, what an earlier instrument finds may be the cause of what a later one does."""
+_STAGES: tuple[Stage, ...] = ("end", "fault", "symptom", "outcome")
+_SOUND: Mapping[str, str] = {
+    "nanhunt": "all values are finite", "autograd": "gradients arrive", "gradwatch": "updates look healthy",
+    "memtrace": "no memory grows", "hangwatch": "no pause",
+}  # fmt: skip
+"""What holds where an instrument has found nothing and has seen the cell to its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchReport(Report):
+    """The reports of all instruments that watched a cell, judged together."""
+
+    instrument: str | None = None
+    """The one whose finding explains the others, such as ``"nanhunt"``; None where nothing is wrong."""
+    reports: Mapping[str, Report] = field(default_factory=dict)
+    """By the name of the instrument."""
+    watched: tuple[str, ...] = ()
+    """The instruments that found nothing, and saw the cell to its end."""
+    steps_count: int = 0
+    """Optimizer steps."""
+    consequences: tuple[str, ...] = ()
+    """One line for each finding of another instrument."""
+    suggestion: str = ""
+    """The line to paste above the cell that failed; empty where the report explains the cell."""
+    stopped_at: Location | None = None
+    """The user's line at which the error was raised, or the cell was stopped; None where the report explains it."""
+    error: str = ""
+    """The first line of that error."""
+
+    @property
+    def found(self) -> bool:
+        """Whether anything is wrong."""
+        return self.instrument is not None
+
+    @property
+    def finding(self) -> Finding | None:
+        """The finding that explains the others."""
+        return self.main_finding()
+
+    @property
+    def location(self) -> Location | None:
+        """Its line."""
+        finding = self.main_finding()
+        return None if finding is None else finding.location
+
+    @property
+    def verdict(self) -> str:
+        """That finding in one sentence, or what was watched."""
+        return self._unexplained() if self.suggestion else self._sound() if self._leading is None else self._leading.verdict
+
+    @property
+    def title(self) -> str:
+        """What happened and where, or what was watched."""
+        return self.verdict if self._leading is None else self._leading.title
+
+    @property
+    def status(self) -> Status:
+        """``good`` only if values were checked to the end of the cell, and no instrument has a doubt."""
+        if self._leading is not None:
+            return self._leading.status
+        return "good" if "nanhunt" in self.watched and not self.cut_short else "info"
+
+    def main_finding(self) -> Finding | None:
+        """The finding that explains the others."""
+        return None if self._leading is None else self._leading.main_finding()
+
+    @property
+    def _leading(self) -> Report | None:
+        return None if self.instrument is None else self.reports[self.instrument]
+
+    def _sound(self) -> str:
+        sound = [_SOUND[name] for name in _SOUND if name in self.watched]
+        if "nanhunt" not in self.watched and not self.steps_count:
+            return "Nothing to watch: no forward pass, no backward pass, no optimizer step"
+        where = f" in {plural(self.steps_count, 'step')}" if self.steps_count else ""
+        return f"Nothing wrong{where}: {', '.join(sound)}"
+
+    def _unexplained(self) -> str:
+        where = "" if self.stopped_at is None else f" at {self.stopped_at}: `{self.stopped_at.source}`"
+        return f"{self.error}{where} · write `{self.suggestion}` as the first line of the cell and run it again"
+
+
+def compared(report: WatchReport) -> Compared:
+    """Whether it has a finding, and after how many steps."""
+    found_at = (getattr(report.finding, "step", report.steps_count), 0) if report.found else None
+    return Compared(worked=bool(report.steps_count or report.found or report.watched), found_at=found_at)
+
+
+def judged(reports: Mapping[str, Report], magics: Mapping[str, str], problems: tuple[str, ...] = ()) -> WatchReport:
+    """One report out of several: the chain that ended the cell leads, and in it what lies nearest to the cause.
+
+    `magics` has the name under which each instrument is known to the user.
+    """
+    stages = {name: stage for name, report in reports.items() if (stage := _stage(report)) is not None}
+    chains = [[name for name in chain if name in stages] for chain in _CHAINS]
+    chain = min(filter(None, chains), key=lambda chain: min(_urgency(stages[name]) for name in chain), default=[])
+    leading = min(chain, key=lambda name: _STAGES.index(stages[name]), default=None)
+    others = [
+        f"{magics[name]}: {report.title}"
+        for name, report in reports.items()
+        if name in stages and name != leading and (name not in chain or _adds(report, reports[leading or name]))
+    ]
+    return WatchReport(
+        instrument=leading,
+        reports=reports,
+        watched=tuple(name for name, report in reports.items() if report.status == "good"),
+        steps_count=max((getattr(reports.get(name), "steps_count", 0) for name in _CHAINS[0]), default=0),
+        consequences=tuple(others),
+        problems=problems,
+    )
+
+
+def _stage(report: Report) -> Stage | None:
+    """Of what a report has found; None where it has found nothing."""
+    finding = report.main_finding()
+    if finding is not None:
+        return finding.stage
+    return "end" if report.status == "bad" else None
+
+
+def _urgency(stage: Stage) -> int:
+    """What ended the cell is what the user wants to know first."""
+    return 0 if stage in {"end", "outcome"} else _STAGES.index(stage)
+
+
+def _adds(report: Report, leading: Report) -> bool:
+    """Whether it says anything that the leading one of the same chain does not."""
+    own, other = report.main_finding(), leading.main_finding()
+    return own is not None and other is not None and (own.fix != other.fix or own.fix_at != other.fix_at)
