@@ -15,7 +15,6 @@ sys.path.insert(0, str(ROOT))  # of this checkout, whatever is installed
 
 from torchdebug_magics import catalog, report  # noqa: E402
 from torchdebug_magics.jupyter.arguments import MagicParser  # noqa: E402
-from torchdebug_magics.jupyter.extension import FrontDoor  # noqa: E402
 
 if TYPE_CHECKING:
     from torchdebug_magics.instrument import Instrument
@@ -30,9 +29,7 @@ def pages() -> dict[str, str]:
     """The text of each page, by the name of its file."""
     rows = tuple(catalog.instruments())
     made = {f"{row.name}.md": "\n\n".join([WRITTEN, *page(row)]) + "\n" for row in rows}
-    made["torchdebug.md"] = "\n\n".join([WRITTEN, "# `%torchdebug`", *prose(FrontDoor.HELP)]) + "\n"
     listed = [(f"[`{row.magic}`]({row.name}.md)", row.summary) for row in rows]
-    listed.append(("[`%torchdebug`](torchdebug.md)", "what there is, what this machine offers, and how reports are shown"))
     made["README.md"] = "\n\n".join([WRITTEN, "# The magics", table(("magic", "shows"), listed)]) + "\n"
     return made
 
@@ -56,10 +53,10 @@ def page(row: Instrument) -> Iterator[str]:
 def script(row: Instrument) -> Iterator[str]:
     """How its function is called."""
     if row.watches:
-        yield f"```python\nwith torchdebug_magics.{row.name}() as session:\n    train()\nprint(session.report.verdict)\n```"
-    if row.examines and not row.takes_words:
+        yield f"```python\nwith torchdebug_magics.{row.function}() as session:\n    train()\nprint(session.report.verdict)\n```"
+    if row.examines and not row.takes_words and (row.subjects or not row.watches):
         values = row.subjects.lower().replace(" ", ", ")
-        yield f"```python\nreport = torchdebug_magics.{row.name}({values})\n```"
+        yield f"```python\nreport = torchdebug_magics.{row.function}({values})\n```"
     if keywords := [f"`{option.name}=`" for option in row.options]:
         yield f"Options are keywords: {', '.join(keywords)}."
 
@@ -91,7 +88,7 @@ def _terms(lines: Iterable[str]) -> list[tuple[str, str]]:
 
 def fields(row: Instrument) -> Iterator[str]:
     """Every field of its report, and of what that is made of, as the source tells."""
-    statements = list(_statements(f"{catalog.INSTRUMENTS[row.name]}.report"))
+    statements = list(_statements(f"{catalog.INSTRUMENTS[row.function]}.report"))
     classes = [node for node in statements if isinstance(node, ast.ClassDef)]
     bases = {base.id for node in classes for base in node.bases if isinstance(base, ast.Name)}
     ordered = sorted(classes, key=lambda node: not node.name.endswith("Report"))  # what a user holds in hand comes first

@@ -18,6 +18,7 @@ _NAMES = (
     "shrink", "stepzero", "overfit",
 )  # fmt: skip
 INSTRUMENTS = {name: f"{__package__}.instruments.{name}" for name in _NAMES}
+"""By the name of the function, which is that of its package; a magic may have another."""
 
 
 def instrument(name: str) -> Instrument:

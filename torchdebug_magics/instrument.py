@@ -215,6 +215,11 @@ class Instrument:
         return self.subjects.startswith('"')
 
     @property
+    def function(self) -> str:
+        """The name of its function in `torchdebug_magics`, and of its package."""
+        return self.module.rpartition(".")[2]
+
+    @property
     def magic(self) -> str:
         """The magic as written: ``%%nanhunt`` above a cell, ``%memclean`` on a line."""
         return f"%%{self.name}" if self.watches else f"%{self.name}"
@@ -224,7 +229,7 @@ class Instrument:
         if not subjects and self.watches:
             return self.session(**options)
         if not self.examines:
-            msg = f"{self.name}() takes no positional values: write `with torchdebug_magics.{self.name}() as session:`"
+            msg = f"{self.function}() takes no positional values: write `with torchdebug_magics.{self.function}() as session:`"
             raise TypeError(msg)
         keywords, options = self._apart(options)
         examined = self.examined(subjects, options, CellContext(keywords=keywords))
@@ -338,7 +343,7 @@ class Instrument:
         names = [option.name for option in self.options]
         for name in options:
             if name not in names:
-                msg = f"{self.name}() has no option {name!r}; it has {', '.join(names) or 'none'}"
+                msg = f"{self.function}() has no option {name!r}; it has {', '.join(names) or 'none'}"
                 raise TypeError(msg)
         return options
 

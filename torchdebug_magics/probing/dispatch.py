@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
 
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.storages import is_shard_type
 
 Run = Callable[[], Any]
@@ -59,6 +60,12 @@ def is_being_traced() -> bool:
     )
 
 
+def is_passed_by(owner: object) -> bool:
+    """Whether what runs now is none of the owner's business; see `Guard`."""
+    guard = getattr(owner, "guard", None)
+    return isinstance(guard, Guard) and guard.is_passed_by()
+
+
 class OpListener(TorchDispatchMode):
     """Calls ``listener(func, args, kwargs, run)`` for each op; the listener calls `run` once and returns what it gave.
 
@@ -78,6 +85,8 @@ class OpListener(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         keywords = kwargs or {}
+        if is_passed_by(self._torchdebug_owner):
+            return func(*args, **keywords)
 
         def run() -> Any:
             written = _lists_written(func, args, keywords)
@@ -131,6 +140,8 @@ class ResultListener(TorchDispatchMode):
         if self._takes_apart and any(map(is_shard_type, types)):
             return NotImplemented  # it takes itself apart, and its parts come by again
         keywords = kwargs or {}
+        if is_passed_by(self._torchdebug_owner):
+            return func(*args, **keywords)
         if self._before is not None:
             self._before(func, args, keywords)
         written = _lists_written(func, args, keywords)

@@ -17,7 +17,8 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from torchdebug_magics.probing.dispatch import modes, not_compiled, take_off
+from torchdebug_magics.probing.dispatch import is_passed_by, modes, not_compiled, take_off
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.wrappers import MARK, tracers, unwrap_all, wrap, wrap_switch
 
 _TABLES: tuple[tuple[object, str], ...] = (
@@ -52,7 +53,7 @@ class Hook:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What torch calls."""
         __tracebackhide__ = True
-        return self.call(*args, **kwargs)
+        return None if is_passed_by(self._torchdebug_owner) else self.call(*args, **kwargs)
 
     def __deepcopy__(self, _memo: object) -> Hook:
         if isinstance(self._torchdebug_owner, Hooks):
@@ -65,9 +66,10 @@ class Hook:
 
 
 class Hooks:
-    """The hooks of one probe, each put on the session's stack."""
+    """The hooks of one probe, each put on the session's stack. With its guard, they pass by what other sessions compute, or run again."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard | None = None) -> None:
+        self.guard = guard
         self.were_copied = False
         """Whether a module was copied with a hook on it: then every module alive must be swept."""
         self._times_aside = 0

@@ -23,6 +23,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class _AtWork(threading.local):
+    guard: Guard | None = None
+    """Whose callback this thread runs."""
+
+
+_at_work = _AtWork()
+
+
 class Guard:
     """Runs our callbacks and collects what went wrong in them, each thing once."""
 
@@ -42,11 +50,18 @@ class Guard:
 
     def run(self, what: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """What `call` returns, or None and a note that `what` failed."""
+        outer, _at_work.guard = _at_work.guard, self
         try:
             return call(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - any failure of ours must leave the user's cell alone; it is reported
             self.note(f"{what} failed: {_one_line(error)}")
             return None
+        finally:
+            _at_work.guard = outer
+
+    def is_passed_by(self) -> bool:
+        """Whether another session computes here, or runs the user's code again: none of that belongs to the run that is watched."""
+        return _at_work.guard is not None and _at_work.guard is not self
 
 
 def _one_line(error: BaseException) -> str:

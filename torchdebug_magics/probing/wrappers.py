@@ -18,7 +18,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.nn.modules import module as torch_module
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from torchdebug_magics.probing.dispatch import not_compiled
+from torchdebug_magics.probing.dispatch import is_passed_by, not_compiled
 
 MARK = "_torchdebug_owner"
 """Found by name, as `%autoreload` replaces classes and would defeat `isinstance`."""
@@ -48,7 +48,7 @@ class _Wrapper:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What stands where the original stood."""
         __tracebackhide__ = True
-        if not self.is_open:
+        if not self.is_open or is_passed_by(self._torchdebug_owner):
             return self.original(*args, **kwargs)
         compiler = set_eval_frame(None)
         try:

@@ -46,7 +46,7 @@ class AutogradProbe:
         self._every_step = every_step
         self._last_error = context.last_error_line
         self._guard = Guard()
-        self._hooks = Hooks()
+        self._hooks = Hooks(self._guard)
         self._recorder = GraphRecorder(self._hooks, self._guard)
         self._course = EventCourse()
         self._watched = WatchedTraining(self._recorder, self._course)

@@ -76,7 +76,7 @@ class Inquiry:
         self._has_ranks = False
         is_printed = bool(self._save or self._against or (context.keeps_output and self._body is not None))
         self._recording = Recording()
-        self._hooks = Hooks()
+        self._hooks = Hooks(guard)
         self._printer = Printer(self._recording, self._hooks) if is_printed else None
         self._recorder = OpRecorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify)
         self._runs: Runs | None = None

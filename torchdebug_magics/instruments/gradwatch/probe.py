@@ -48,7 +48,7 @@ class GradProbe:
 
     def __init__(self, _: CellContext = SCRIPT, *, csv: str | None = None, tensorboard: str | None = None) -> None:
         self._guard = Guard()
-        self._hooks = Hooks()
+        self._hooks = Hooks(self._guard)
         self._lines = Lines(Line)
         self._log = StepLog(csv, tensorboard)
         self._record = RunRecord(self._log)

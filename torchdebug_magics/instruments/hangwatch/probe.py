@@ -37,7 +37,7 @@ class HangProbe:
             msg = f"--after must be a positive number of seconds such as 10, not {after:g}"
             raise TorchDebugError(msg)
         self._guard = Guard()
-        self._hooks = Hooks()
+        self._hooks = Hooks(self._guard)
         self._children = Children(on_error="torchdebug_magics.instruments.hangwatch.waits.collectives:error_facts")
         self._output = OutputMeter()
         self._watcher = Watcher(float(after), self._children, self._output, self._guard, stops=stop)

@@ -82,7 +82,7 @@ class MemtraceProbe:
         """What the earlier runs of the same cell have left."""
         self.guard = Guard()
         self.snapshot = None if snapshot is None else Snapshot(snapshot, self.guard)
-        self._hooks = Hooks()
+        self._hooks = Hooks(self.guard)
         self.phases = Phases()
         self.ledger = Ledger(self.phases.now)
         self.process = ProcessMemory(self.guard, self.ledger)

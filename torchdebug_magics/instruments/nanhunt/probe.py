@@ -38,7 +38,7 @@ class NanProbe:
     ) -> None:
         self._keep_going = keep_going
         self._guard = Guard()
-        self._hooks = Hooks()
+        self._hooks = Hooks(self._guard)
         self._tally = Tally(max_findings if keep_going else 1)
         self._recorder = StepRecorder(self._hooks, self._guard, self._left)
         self._rerun = StepRerun(self._recorder, self._observer, anyway=anyway)

@@ -22,6 +22,8 @@ _PLACE = 40
 """Characters of a location in a title."""
 _TITLE = 90
 """Characters of a title before the code that it quotes."""
+_OUT_OF_SCALE = 1e10
+"""Beyond, no model that trains has a number."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +178,9 @@ class NanFinding(Finding):
 
     @property
     def stage(self) -> Stage:
-        """A run that diverged did so for a reason that lies before its last step."""
-        return "outcome" if self.has_diverged else "end"
+        """Of a run that diverged, or of numbers that had grown far out of scale, the reason lies before this step."""
+        known = (abs(value) for value in self.operands if not isinstance(value, str))
+        return "outcome" if self.has_diverged or any(value > _OUT_OF_SCALE for value in known) else "end"
 
     def _kind(self) -> str:
         return "Inf" if self.kind == self.sink_kind == "inf" else "NaN"  # as it shows: an infinity may be a NaN when it reaches the loss

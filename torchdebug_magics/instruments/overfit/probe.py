@@ -89,7 +89,8 @@ class OverfitProbe:
     def __init__(self, context: CellContext = SCRIPT, *, steps: int = 200, samples: int = 8, anyway: bool = False) -> None:
         body = context.body()
         self._most_steps = steps
-        self._guard, self._hooks = Guard(), Hooks()
+        self._guard = Guard()
+        self._hooks = Hooks(self._guard)
         self._body = None if body is None or body.refusal else body
         self._refusal = "" if body is None else body.refusal
         begins = partial(self._guard.run, "keeping what the cell has made", self._keep_made)

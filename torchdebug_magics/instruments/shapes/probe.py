@@ -49,7 +49,7 @@ class ShapesProbe:
         self._last_error = context.last_error_line
         self._layout = layout(**options)
         self._guard = Guard()
-        self._hooks = Hooks()
+        self._hooks = Hooks(self._guard)
         self._thread = threading.get_ident()
         self._parameters = Parameters()
         self._calls = Calls(None, self._parameters)

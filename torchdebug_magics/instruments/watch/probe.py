@@ -58,7 +58,9 @@ class WatchProbe:
                 reports[name] = session.report
         magics = {name: row.magic for name, row in self._rows.items()}
         report = judged(reports, magics, tuple(self._problems))
-        after = None if self._error is None or report.found else explained(CellContext(last_error=self._error))
+        finding = report.finding
+        is_explained = finding is not None and finding.stage in {"end", "outcome"}
+        after = None if self._error is None or is_explained else explained(CellContext(last_error=self._error))
         if after is None:
             return report
         name, explanation = after

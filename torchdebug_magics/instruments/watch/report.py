@@ -54,7 +54,7 @@ class WatchReport(Report):
     def location(self) -> Location | None:
         """Its line."""
         finding = self.main_finding()
-        return None if finding is None else finding.location
+        return None if finding is None else finding.location or finding.fix_at
 
     @property
     def verdict(self) -> str:

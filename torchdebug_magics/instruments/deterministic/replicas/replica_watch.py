@@ -37,7 +37,7 @@ class ReplicaWatch:
     def __init__(self, guard: Guard, *, every: bool) -> None:
         self._guard = guard
         self._every = every
-        self._hooks = Hooks()
+        self._hooks = Hooks(guard)
         self._batches = StepBatches(self._hooks, guard)
         self._samples = SampleWatch()
         self._calls = OutermostCalls(self._hooks, guard, self._entered, lambda *_: None)
