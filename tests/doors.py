@@ -123,11 +123,11 @@ class MagicDoor:
         return self.shell.user_ns
 
     def examine(self, name: str, subjects: tuple[str, ...], **options: object) -> Observed:
-        return self._observed(f"%{name} {' '.join((*subjects, *_flags(options)))} -o observed_report")
+        return self._observed(f"%{_magic(name)} {' '.join((*subjects, *_flags(options)))} -o observed_report")
 
     def __call__(self, name: str, body: str, *, namespace: Mapping[str, Any] | None = None, **options: object) -> Observed:
         self.shell.push(dict(namespace or {}))
-        return self._observed(f"%%{name} {' '.join(_flags(options))} -o observed_report\n{body}")
+        return self._observed(f"%%{_magic(name)} {' '.join(_flags(options))} -o observed_report\n{body}")
 
     def _observed(self, cell: str) -> Observed:
         from IPython.utils.capture import capture_output
@@ -145,6 +145,12 @@ def positional_and_named(subjects: tuple[str, ...], names: dict[str, Any]) -> tu
     """The values of expressions, apart from those that are ``keyword=expression``."""
     pairs = [(match[1], subject[match.end() :]) if (match := KEYWORD.match(subject)) else ("", subject) for subject in subjects]
     return [eval(text, names) for keyword, text in pairs if not keyword], {keyword: eval(text, names) for keyword, text in pairs if keyword}
+
+
+def _magic(function: str) -> str:
+    from torchdebug_magics import catalog
+
+    return catalog.instrument(function).name
 
 
 def _flags(options: Mapping[str, object]) -> Iterator[str]:

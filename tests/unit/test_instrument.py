@@ -114,7 +114,7 @@ def test_named_values_are_apart_from_options(toy: Callable[..., Instrument]) -> 
 
 
 def test_values_where_none_are_taken_are_an_error_with_the_repair(toy: Callable[..., Instrument]) -> None:
-    with pytest.raises(TypeError, match=r"write `with torchdebug_magics\.toy\(\) as session:`"):
+    with pytest.raises(TypeError, match=r"write `with torchdebug_magics\.a_late_package\(\) as session:`"):
         toy("probe", "view")(1.5)
 
 
@@ -134,7 +134,7 @@ def test_without_a_probe_it_examines_at_once_and_has_no_session(toy: Callable[..
     "call", [lambda row: row(deep=1), lambda row: row.session(deep=1), lambda row: row.examined((1.5,), {"deep": 1}, SCRIPT)]
 )
 def test_an_unknown_option_is_an_error_that_lists_the_known_ones(row: Instrument, call: Any) -> None:
-    with pytest.raises(TypeError, match=r"toy\(\) has no option 'deep'; it has keep_going, depth"):
+    with pytest.raises(TypeError, match=r"a_late_package\(\) has no option 'deep'; it has keep_going, depth"):
         call(row)
 
 
@@ -161,8 +161,8 @@ def test_further_functions_of_the_probe_are_attributes(row: Instrument) -> None:
 
 @pytest.mark.parametrize("name", catalog.INSTRUMENTS)
 class TestEveryRow:
-    def test_its_name_is_its_key_and_the_public_name(self, name: str) -> None:
-        assert catalog.instrument(name).name == name
+    def test_its_function_is_its_key_and_the_public_name(self, name: str) -> None:
+        assert catalog.instrument(name).function == name
         assert getattr(torchdebug_magics, name) is catalog.instrument(name)
         assert name in torchdebug_magics.__all__
         assert name in dir(torchdebug_magics)
@@ -171,7 +171,7 @@ class TestEveryRow:
         row = catalog.instrument(name)
         assert row.summary
         assert "\n" not in row.summary
-        assert f"%%{name}" in row.description or f"%{name}" in row.description
+        assert f"%%{row.name}" in row.description or f"%{row.name}" in row.description
 
     def test_its_options_are_flags_with_a_help(self, name: str) -> None:
         options = catalog.instrument(name).options
@@ -192,7 +192,8 @@ class TestEveryRow:
 
 
 def test_the_catalog_in_order() -> None:
-    assert [row.name for row in catalog.instruments()] == list(catalog.INSTRUMENTS)
+    assert [row.function for row in catalog.instruments()] == list(catalog.INSTRUMENTS)
+    assert len({row.name for row in catalog.instruments()}) == len(catalog.INSTRUMENTS)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

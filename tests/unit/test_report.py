@@ -52,7 +52,7 @@ def test_to_dict_begins_with_the_verdict_and_is_plain_all_the_way_down():
     # When it becomes a dict
     data = report.to_dict()
     # Then it is made of dicts, lists, strings and numbers
-    assert list(data) == ["verdict", "problems", "notes", "cut_short", "values", "where", "fix", "edits", "fix_state", "title"]
+    assert list(data) == ["verdict", "problems", "notes", "cut_short", "values", "where", "fix", "edits", "fix_state", "status", "title"]
     assert data["values"] == [{"a": [1, 2]}, [3], "text", None]
     assert data["where"]["line"] == 7
 

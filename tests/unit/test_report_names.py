@@ -49,6 +49,7 @@ CELLS = {
     "AutogradReport": ("autograd", STEPS.replace("    opt.zero_grad()\n", ""), {}),
     "GradReport": ("gradwatch", STEPS, {}),
     "HangReport": ("hangwatch", STEPS, {}),
+    "WatchReport": ("watch", STEPS, {}),
 }
 LINES = {
     "GraphReport": ("autograd", ("loss",)),
@@ -98,7 +99,7 @@ def check(report: Any, instrument: str, name: str) -> None:
 def test_the_docs_describe_every_report_and_a_cell_here_makes_each() -> None:
     known = {name for _, name in NAMES if name.endswith("Report")}
     assert known == CELLS.keys() | LINES.keys()
-    assert {instrument for instrument, _ in NAMES} == set(catalog.INSTRUMENTS)
+    assert {instrument for instrument, _ in NAMES} == {row.name for row in catalog.instruments()}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -106,7 +107,7 @@ def test_the_docs_describe_every_report_and_a_cell_here_makes_each() -> None:
 def test_the_report_of_a_cell_holds_what_the_docs_name(name: str, observe: Door) -> None:
     instrument, body, options = CELLS[name]
     observe.plain(SETUP)
-    check(observe(instrument, body, **options).report, instrument, name)
+    check(observe(instrument, body, **options).report, catalog.instrument(instrument).name, name)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -6,7 +6,7 @@ __all__ = ["INSTRUMENT"]
 INSTRUMENT = Instrument(
     name="torchdebug",
     module=__name__,
-    summary="everything at once: NaN, autograd, gradients, memory, hangs; after a cell that failed, the explanation",
+    summary="NaN, autograd, gradients, memory and hangs together: what is wrong, and its cause; after a cell that failed, why",
     description="""Watch a cell for NaN and infinities, errors and silent faults of autograd, gradients and updates, growing memory
 and hangs. One report: the finding that explains the others comes first, with the page of the magic that has it; the others are one
 line each.

@@ -19,8 +19,7 @@ class Cell(NamedTuple):
     """What a user runs, and what is to be found there."""
 
     body: str
-    instrument: str | None
-    """None where nothing is wrong."""
+    instrument: str
     also: tuple[str, ...] = ()
     """The magics of the other findings."""
     raises: bool = False
@@ -32,90 +31,108 @@ def loop(loss: str, *, before: str = "", after: str = "", steps: int = 12, zero:
 
 
 MEAN = "F.mse_loss(model(x), y)"
+KEEPS = "    kept.append(torch.randn(256, 256))\n"
+LINEAR = "model[1] = nn.Identity()\n"
+HEAD = "head = nn.Linear(1, 1)\n"
+WITH_HEAD = "F.mse_loss(head(model(x)), y)"
+NORM = """\
+model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
+optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+"""
+EVALUATES = "model.eval()\nwith torch.no_grad():\n    score = F.mse_loss(model(x), y)\n"
+CLASSES = "model[2] = nn.Linear(16, 3)\noptimizer = torch.optim.AdamW(model.parameters(), 1e-2)\n"
+ZEROED_EARLY = """\
+for step in range(12):
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.zero_grad()  # here
+    optimizer.step()
+"""
+ACCUMULATES = """\
+for step in range(24):
+    loss = F.mse_loss(model(x), y) / 4
+    loss.backward()
+    if step % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+ATTENTION = """\
+q = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(q.parameters(), 0.1)
+mask = torch.full((32, 32), float('-inf')).triu(1)
+"""
+
+
+def sgd(rate: float) -> str:
+    """An optimizer with a learning rate."""
+    return f"optimizer = torch.optim.SGD(model.parameters(), lr={rate})\n"
+
+
+def at_step(cell: str, new: str) -> str:
+    """The cell with other code in place of the update."""
+    return cell.replace("    optimizer.step()\n", new)
+
+
+def before_backward(cell: str, new: str) -> str:
+    """The cell with a line before the backward pass."""
+    return cell.replace("    loss.backward()\n", f"{new}    loss.backward()\n")
+
+
+MARKED = "    optimizer.step()  # here\n"
 FAULTS = {
     "log_of_negative": Cell(loop("torch.log(model(x) - 10).mean()  # here"), "nanhunt", raises=True),
     "sqrt_of_zero": Cell(loop("torch.sqrt((model(x) * 0).sum())  # here"), "nanhunt", raises=True),
     "division_by_zero": Cell(loop("(model(x) / (y - y)).mean()  # here"), "nanhunt", raises=True),
     "bad_data": Cell(loop(MEAN, before="x = x.clone()\nx[3, 2] = float('nan')\n"), "nanhunt", raises=True),
     "overflow_of_exp": Cell(loop("(model(x) * 200).exp().mean()  # here"), "nanhunt", raises=True),
-    "never_zeroed": Cell(loop(MEAN, zero="", steps=12).replace("optimizer.step()", "optimizer.step()  # here"), "autograd"),
-    "backward_twice": Cell(
-        loop(MEAN, after="", steps=2).replace("    optimizer.step", "    loss.backward()  # here\n    optimizer.step"),
-        "autograd",
-        raises=True,
-    ),
+    "diverges": Cell(loop(MEAN, before=sgd(40) + LINEAR, steps=60), "nanhunt", raises=True),
+    "never_zeroed": Cell(at_step(loop(MEAN, zero=""), MARKED), "autograd"),
+    "backward_twice": Cell(at_step(loop(MEAN, steps=2), "    loss.backward()  # here\n    optimizer.step()\n"), "autograd", raises=True),
     "inplace": Cell(loop("(h := torch.exp(model(x)), h.add_(1), h.sum())[2]  # here"), "autograd", raises=True),
     "detached": Cell(loop("F.mse_loss(model(x).detach(), y)  # here"), "autograd", raises=True),
     "rewrapped": Cell(loop("torch.tensor(F.mse_loss(model(x), y).item(), requires_grad=True)  # here"), "autograd"),
-    "not_in_optimizer": Cell(
-        loop("F.mse_loss(head(model(x)), y)", before="head = nn.Linear(1, 1)\n").replace("optimizer.step()", "optimizer.step()"), "autograd"
-    ),
-    "zeroed_before_step": Cell(
-        "for step in range(12):\n    loss = F.mse_loss(model(x), y)\n    loss.backward()\n    optimizer.zero_grad()  # here\n    optimizer.step()\n",
-        "autograd",
-    ),
+    "not_in_optimizer": Cell(loop(WITH_HEAD, before=HEAD), "autograd"),
+    "zeroed_before_step": Cell(ZEROED_EARLY, "autograd"),
+    "leaf_in_place": Cell("model[0].weight += 1  # here\n", "autograd", raises=True),
     "keeps_graphs": Cell(loop(MEAN, before="history = []\n", after="    history.append(loss)  # here\n", steps=30), "memtrace"),
-    "keeps_tensors": Cell(loop(MEAN, before="kept = []\n", after="    kept.append(torch.randn(256, 256))  # here\n", steps=30), "memtrace"),
-    "learning_rate_too_high": Cell(
-        loop(MEAN, before="optimizer = torch.optim.SGD(model.parameters(), lr=40.)\nmodel[1] = nn.Identity()\n", steps=60),
-        "nanhunt",
-        raises=True,
-    ),
+    "keeps_tensors": Cell(loop(MEAN, before="kept = []\n", after=KEEPS.replace(")\n", ")  # here\n"), steps=30), "memtrace"),
     "dead": Cell(loop(MEAN, before="model[1] = nn.ReLU()\nwith torch.no_grad():\n    model[0].bias.fill_(-100.)\n", steps=40), "gradwatch"),
     "wrong_size": Cell("model(torch.randn(4, 9))  # here\n", "shapes", raises=True),
     "wrong_labels": Cell(loop("F.cross_entropy(model(x), labels)  # here"), "shapes", raises=True),
     "integer_input": Cell("model(torch.ones(4, 8, dtype=torch.long))  # here\n", "shapes", raises=True),
-    "grad_of_leaf_in_place": Cell("model[0].weight += 1  # here\n", "autograd", raises=True),
 }
 TWO = {
     "never_zeroed_and_diverges": Cell(
-        loop(MEAN, before="optimizer = torch.optim.SGD(model.parameters(), lr=1.5)\nmodel[1] = nn.Identity()\n", zero="", steps=200).replace(
-            "optimizer.step()", "optimizer.step()  # here"
-        ),
-        "autograd", raises=True,
+        at_step(loop(MEAN, before=sgd(1.5) + LINEAR, zero="", steps=200), MARKED), "autograd", ("%%nanhunt",), raises=True
     ),
     "nan_and_growth": Cell(
-        loop("torch.log(model(x) + 2 - step).mean()  # here", before="kept = []\n", steps=30).replace(
-            "    loss.backward", "    kept.append(torch.randn(256, 256))\n    loss.backward"
-        ),
+        before_backward(loop("torch.log(model(x) + 2 - step).mean()  # here", before="kept = []\n", steps=30), KEEPS),
         "nanhunt", raises=True,
     ),
     "left_out_and_growth": Cell(
-        loop("F.mse_loss(head(model(x)), y)", before="head = nn.Linear(1, 1)\nkept = []\n", after="    kept.append(torch.randn(256, 256))\n",
-             steps=30),
-        "autograd", also=("%%memtrace",),
+        loop(WITH_HEAD, before=f"{HEAD}kept = []\n", after=KEEPS, steps=30), "autograd", also=("%%memtrace",)
     ),
     "wrong_size_after_growth": Cell(
-        loop(MEAN, before="kept = []\n", after="    kept.append(torch.randn(256, 256))\nmodel(torch.randn(4, 9))  # here\n", steps=30),
+        loop(MEAN, before="kept = []\n", after=f"{KEEPS}model(torch.randn(4, 9))  # here\n", steps=30),
         "shapes", also=("%%memtrace",), raises=True,
     ),
-    "error_after_silent_fault": Cell(
-        loop(MEAN, zero="", after="loss.backward()  # here\n", steps=6), "autograd", raises=True,
-    ),
+    "error_after_silent_fault": Cell(loop(MEAN, zero="", after="loss.backward()  # here\n", steps=6), "autograd", raises=True),
     "nan_after_silent_fault": Cell(
         loop("torch.log(model(x) - step * 2 + 4).mean()  # here", zero="", steps=8), "nanhunt", also=("%%autograd",), raises=True
     ),
 }  # fmt: skip
 HEALTHY = {
-    "regression": Cell(loop(MEAN, steps=40), None),
-    "classes": Cell(
-        loop("F.cross_entropy(model(x), labels)", before="model[2] = nn.Linear(16, 3)\noptimizer = torch.optim.AdamW(model.parameters(), 1e-2)\n",
-             steps=40), None),
-    "accumulation": Cell(
-        "for step in range(24):\n    loss = F.mse_loss(model(x), y) / 4\n    loss.backward()\n    if step % 4 == 3:\n"
-        "        optimizer.step()\n        optimizer.zero_grad()\n", None),
-    "dropout_and_norm": Cell(
-        loop(MEAN, before="model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))\n"
-             "optimizer = torch.optim.Adam(model.parameters(), 1e-3)\n", steps=40,
-             after="model.eval()\nwith torch.no_grad():\n    score = F.mse_loss(model(x), y)\n"), None),
-    "clipping_and_schedule": Cell(
-        "schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40)\n" + loop(MEAN, steps=40).replace(
-            "    optimizer.step()", "    nn.utils.clip_grad_norm_(model.parameters(), 10.)\n    optimizer.step()\n    schedule.step()"), None),
-    "losses_as_numbers": Cell(loop(MEAN, before="history = []\n", after="    history.append(loss.item())\n", steps=40), None),
-    "inference": Cell("model.eval()\nwith torch.inference_mode():\n    for part in x.split(4):\n        out = model(part)\n", None),
-    "masked_attention": Cell(
-        loop("F.scaled_dot_product_attention(q(x)[None], q(x)[None], q(x)[None], mask).pow(2).mean()",
-             before="q = nn.Linear(8, 8)\noptimizer = torch.optim.SGD(q.parameters(), 0.1)\n"
-             "mask = torch.full((32, 32), float('-inf')).triu(1)\n", steps=40), None),
-}  # fmt: skip
-CELLS = {**FAULTS, **TWO, **HEALTHY}
+    "regression": loop(MEAN, steps=40),
+    "classes": loop("F.cross_entropy(model(x), labels)", before=CLASSES, steps=40),
+    "accumulation": ACCUMULATES,
+    "dropout_and_norm": loop(MEAN, before=NORM, steps=40, after=EVALUATES),
+    "clipping_and_schedule": at_step(
+        loop(MEAN, before="schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40)\n", steps=40),
+        "    nn.utils.clip_grad_norm_(model.parameters(), 10.)\n    optimizer.step()\n    schedule.step()\n",
+    ),
+    "losses_as_numbers": loop(MEAN, before="history = []\n", after="    history.append(loss.item())\n", steps=40),
+    "inference": "model.eval()\nwith torch.inference_mode():\n    for part in x.split(4):\n        out = model(part)\n",
+    "masked_attention": loop(
+        "F.scaled_dot_product_attention(q(x)[None], q(x)[None], q(x)[None], mask).pow(2).mean()", before=ATTENTION, steps=40
+    ),
+}
