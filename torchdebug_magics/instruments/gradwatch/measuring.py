@@ -44,6 +44,8 @@ class OptimizerWatch:
             if can_be_measured(parameter):
                 positions.setdefault(parameter.device, []).append(at)
         self._meters = [StepMeter(parameters, places) for places in positions.values()]
+        self._open = list(range(len(parameters)))
+        """The positions of those that no update has changed so far."""
         self._chains = [history.chains.get(key) for key in self.ids]
         self._rates: dict[int, float] = {}
         """Of the parameters that no update has changed so far, by their positions."""
@@ -95,18 +97,22 @@ class OptimizerWatch:
         history.zeroed = step.zeroed if step.count else history.zeroed
         if step.count and (step.early_clip or step.has_clip):
             history.clipping_steps_count += 1
-            history.early_clips += [step.early_clip] if step.early_clip is not None and not step.has_clip else []
+            history.early_clips_count += not step.has_clip
+            history.early_clip = step.early_clip or history.early_clip
         history.factor = step.factor * (-1 if any(group.get("maximize") for group in groups) else 1)
         history.is_scheduled = any("initial_lr" in group for group in groups)
-        present = {meter.places[at] for meter in self._meters for at in meter.present}
-        rates = (group.get("lr") for group in groups for _ in group["params"])
-        unchanged = ((at, rate) for at, rate in enumerate(rates) if (chain := self._chains[at]) and chain.link is not Link.NONE)
+        self._open = [at for at in self._open if (chain := self._chains[at]) is not None and chain.link is not Link.NONE]
         self._rates = {}
-        for at, rate in unchanged:
+        if not self._open:
+            return
+        rates = [group.get("lr") for group in groups for _ in group["params"]]
+        present = {meter.places[at] for meter in self._meters for at in meter.present}
+        for at in self._open:
+            rate, chain, parameter = rates[at], self._chains[at], parameters[at]
             if at in present:
                 self._rates[at] = rate if isinstance(rate, (int, float)) else math.nan
-            elif (chain := self._chains[at]) is not None:
-                chain.add(Link.WITHOUT_GRADIENT if parameters[at].requires_grad else Link.FROZEN)
+            elif chain is not None and parameter.grad is None:  # and not one that is laid out otherwise
+                chain.add(Link.WITHOUT_GRADIENT if parameter.requires_grad else Link.FROZEN)
 
     def read(self) -> MeasuredStep | None:
         """The pending step, once: waits for the device. None where nothing is on its way."""

@@ -185,8 +185,9 @@ class GradientHistory:
     factor: float = math.nan
     """By what the criterion of the loss is multiplied; negative where an update increases it."""
     is_scheduled: bool = False
-    early_clips: list[Line] = field(default_factory=list)
+    early_clip: Line | None = None
     """Clipping that came before the backward pass of a step, and the only one of that step."""
+    early_clips_count: int = 0
     clipping_steps_count: int = 0
     zeroed: Line | None = None
     """Where the gradients of the last step were set to zero after its backward pass."""
@@ -271,8 +272,6 @@ class ModuleSeries:
     """Whether one of those that train has two dimensions or more."""
     is_sharded: bool = False
     """Whether other ranks hold parts of them: of those nothing is known here."""
-    is_half: bool = False
-    """Whether they are of 16 bits."""
     norms: Bins = field(default_factory=lambda: Bins(max))
     ratios: Bins = field(default_factory=lambda: Bins(max))
     zeros: Bins = field(default_factory=lambda: Bins(min))
@@ -285,11 +284,8 @@ class ModuleSeries:
     zero_run: int = 0
     """How many of the last steps had a gradient of zeros only."""
     zero_since: int = 0
-    unmoved_run: int = 0
-    """How many of the last samples changed no weight although there was a gradient and a learning rate."""
     is_used: bool | None = None
     """Whether the loss depends on it, as its graph says; None where that was not asked."""
-    ratio_max: float = 0.0
     norm_max: float = 0.0
     zero_share: float = 0.0
 
@@ -308,10 +304,8 @@ class ModuleSeries:
         if numbers.is_fresh:
             if math.isfinite(ratio):
                 self.recent_ratios.append(ratio)
-                self.ratio_max = max(self.ratio_max, ratio)
             if self.steps_count > FIRST_STEPS and numbers.pace > FAST:
                 self.paces.append(numbers.pace)
-            self.unmoved_run = self.unmoved_run + 1 if ratio == 0 and norm > 0 and numbers.zero_share < 1 else 0
         self.zero_since = self.zero_since if self.zero_run else step
         self.zero_run = self.zero_run + 1 if norm == 0 else 0
         if not self.zero_run:
@@ -360,7 +354,6 @@ class RunRecord:
                 series.count += local_of(parameter).numel()
                 series.is_matrix = series.is_matrix or (parameter.requires_grad and parameter.dim() > 1)
                 series.is_sharded = series.is_sharded or is_shard(parameter)
-                series.is_half = parameter.element_size() == 2  # noqa: PLR2004 - bytes
             if id(parameter) not in history.chains and can_be_measured(parameter):
                 history.chains[id(parameter)] = ParameterSteps(
                     weakref.ref(parameter),

@@ -82,7 +82,7 @@ class Judge:
             many = f" ({len(self._spikes)} such steps)" if len(self._spikes) > 1 else ""
             all_of_them.append(replace(spike, explanation=f"{spike.explanation}{many}"))
         for history in self._record.histories:
-            all_of_them += unchanged(self._record, history, [])
+            all_of_them += unchanged(self._record, history)
             for rule in _RULES if history.steps else ():
                 all_of_them += rule(self._record, history, self._record.modules(history))
         found = {(fault.kind, fault.module, fault.step): fault for fault in all_of_them}.values()
