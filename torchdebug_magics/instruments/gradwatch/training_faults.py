@@ -18,8 +18,6 @@ from torchdebug_magics.instruments.gradwatch.record import (
 )
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
 from torchdebug_magics.instruments.gradwatch.unchanged import (
-    ascending,
-    clips_nothing,
     fall_of,
     falls,
     finding,
@@ -228,13 +226,11 @@ def _clipped(_record: RunRecord, history: GradientHistory, _modules: list[Module
 
 
 _RULES: tuple[Callable[[RunRecord, GradientHistory, list[ModuleSeries]], Iterator[GradFinding]], ...] = (
-    ascending,
     _dead,
     _too_fast,
     _vanishing,
     _plateau,
     _clipped,
-    clips_nothing,
 )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from torchdebug_magics.format import listed, number, plural
-from torchdebug_magics.instruments.gradwatch.record import GradientHistory, Link, ModuleSeries, ParameterSteps, RunRecord
+from torchdebug_magics.instruments.gradwatch.record import GradientHistory, Link, ParameterSteps, RunRecord
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.source.edited_source import cells, made_later, same
@@ -42,32 +42,39 @@ _Fix = tuple[Location | None, str]
 
 
 class _Broken(NamedTuple):
-    """A link that breaks for some parameters: what to say of it."""
+    """A link that breaks: what to say of it."""
 
-    chains: Sequence[ParameterSteps]
     where: Line | Location | None
     headline: str
     fix: str
     why: str
+    chains: Sequence[ParameterSteps] = ()
+    """The parameters that it concerns, where these are not all."""
     value: float = 0.0
     edits: tuple[Edit, ...] = ()
 
 
 def unchanged(record: RunRecord, history: GradientHistory) -> Iterator[GradFinding]:
-    """What no update has changed, by the first link that breaks between the loss and a changed parameter."""
-    if (broken := _broken(record, history)) is not None:
-        yield finding(
-            "not_learning",
-            broken.where or history.line,
-            tuple(dict.fromkeys(record.owners.name(one.owner) for one in broken.chains)),
-            step=0,
-            value=broken.value,
-            headline=broken.headline,
-            fix=broken.fix,
-            edits=broken.edits,
-            fix_state="compiles" if broken.edits else "advice",
-            explanation=broken.why,
-        )
+    """What no update has changed, or not as it was meant, by the first link that breaks between the loss and a changed parameter."""
+    looks: tuple[tuple[GradKind, Callable[[RunRecord, GradientHistory], _Broken | None]], ...] = (
+        ("not_learning", _broken),
+        ("ascending", _ascending),
+        ("clipped_never", _clips_nothing),
+    )
+    for kind, broken in ((kind, look(record, history)) for kind, look in looks):
+        if broken is not None:
+            yield finding(
+                kind,
+                broken.where or history.line,
+                tuple(dict.fromkeys(record.owners.name(one.owner) for one in broken.chains)),
+                step=0,
+                value=broken.value,
+                headline=broken.headline,
+                fix=broken.fix,
+                edits=broken.edits,
+                fix_state="compiles" if broken.edits else "advice",
+                explanation=broken.why,
+            )
 
 
 def _broken(record: RunRecord, history: GradientHistory) -> _Broken | None:  # noqa: PLR0911 - one for each link
@@ -79,11 +86,11 @@ def _broken(record: RunRecord, history: GradientHistory) -> _Broken | None:  # n
     if frozen := [one for one in loose or chains if one.link is Link.FROZEN and (loose or furthest is Link.FROZEN)]:
         where, fix = _thawed(history, frozen)
         headline = f"{_named(record, frozen)} {'is' if len(frozen) == 1 else 'are'} not trained: `requires_grad` is False"
-        return _Broken(frozen, where, headline, fix, f"{step} changes only tensors that get a gradient")
+        return _Broken(where, headline, fix, f"{step} changes only tensors that get a gradient", frozen)
     if furthest in {Link.WITHOUT_GRADIENT, Link.ZERO_GRADIENT} and history.zeroed is not None and chains:
         fix = f"move `{_code(history.zeroed, 'zero_grad')}` before `{_code(history.backward_line, 'backward')}`"
         headline = f"the gradients are zeroed between backward() and {step}"
-        return _Broken(chains, history.zeroed, headline, fix, "the update finds no gradient, and changes nothing")
+        return _Broken(history.zeroed, headline, fix, "the update finds no gradient, and changes nothing", chains)
     cut = loose or (chains if furthest is Link.WITHOUT_GRADIENT else [])
     if cut and history.backward_line is not None:
         made = next((place for place, _ in _optimizer_calls(history)), None)
@@ -91,23 +98,23 @@ def _broken(record: RunRecord, history: GradientHistory) -> _Broken | None:  # n
         fix = fix or "create it after the model has all its parameters; `%%autograd` above this cell names a line that cuts the graph"
         headline = f"`{name}` updates {_named(record, cut)}, on which the loss does not depend"
         why = "an optimizer updates the tensors that it was created with, and only those that get a gradient"
-        return _Broken(cut, made, headline, fix, why, edits=edits)
+        return _Broken(made, headline, fix, why, cut, edits=edits)
     zero = [one for one in chains if one.link is Link.ZERO_GRADIENT and one.is_zero and one.is_matrix]
     if len(zero) > 1:
         paths = _paths(record, zero)
         where, fix = _not_zero(history, paths[0])
         headline = f"{listed([f'`{path}`' for path in paths])} are all zero, and so are their gradients"
         why = "where tensors are multiplied, the gradient of each has the other as a factor: both stay zero for ever"
-        return _Broken(zero, where, headline, fix, why)
+        return _Broken(where, headline, fix, why, zero)
     late = [one for one in chains if one.steps_count >= _STILL_STEPS and not history.is_warming_up]
     if unrated := [one for one in late if one.link is Link.ZERO_RATE]:
         headline = f"the weights of {_named(record, unrated)} do not change: the learning rate is 0"
         where, fix = _rated(history, 0.0, 0.0)
-        return _Broken(unrated, where, headline, fix, "the gradients are not zero, but each update is")
+        return _Broken(where, headline, fix, "the gradients are not zero, but each update is", unrated)
     if rounding := [one for one in late if one.link is Link.UNMOVED and one.is_half and one.is_matrix]:
         fix = "keep the weights in float32, `model.float()`, and use `torch.autocast` for speed"
         headline = f"the weights of {_named(record, rounding)} do not change: updates round to zero"
-        return _Broken(rounding, None, headline, fix, "an update below half a unit in the last place of a weight is lost")
+        return _Broken(None, headline, fix, "an update below half a unit in the last place of a weight is lost", rounding)
     still = [one for one in late if one.link in {Link.UNMOVED, Link.BARELY_MOVED}]
     moved = max((one.link for one in history.chains.values() if one.is_matrix), default=furthest) is Link.NONE
     return None if moved or not still else _barely_moved(record, history, still)
@@ -124,54 +131,44 @@ def _barely_moved(record: RunRecord, history: GradientHistory, still: list[Param
     if rate <= _TINY_RATE:
         where, fix = _rated(history, rate, max((one.ratio_max for one in still if one.is_matrix), default=ratio))
         why = "the gradients are not zero, but the updates are too small to change the model"
-        return _Broken(still, where, headline, fix, why, ratio)
+        return _Broken(where, headline, fix, why, still, ratio)
     is_converged = not losses or not abs(losses[0] / history.factor) > _NOT_CONVERGED
     if is_converged or max(one.norm_max for one in still) >= _TINY_GRADIENT:
         return None
     where, fix = _around_loss(history.backward_line) or (None, "remove what makes the loss small before `backward()`")
     why = f"all gradients are below {_TINY_GRADIENT:.0e}, because the loss is scaled down"
-    return _Broken(still, where or history.backward_line, f"{headline}: the gradients are too small", fix, why, ratio)
+    return _Broken(where or history.backward_line, f"{headline}: the gradients are too small", fix, why, still, ratio)
 
 
-def ascending(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _ascending(record: RunRecord, history: GradientHistory) -> _Broken | None:
     """A criterion that has a least value, and that every update increases; not of a GAN, where one model may work against another."""
-    is_alone = len([one for one in record.histories if one.steps_count > 1]) <= 1 and all(one.owner.model >= 0 for one in modules)
+    is_alone = len([one for one in record.histories if one.steps_count > 1]) <= 1 and all(
+        one.owner.model >= 0 for one in history.chains.values()
+    )
     values = [abs(loss / history.factor) for loss in history.losses()]
     if not is_alone or not history.factor < 0 or len(values) < _FEW_UPDATES or not falls([-value for value in values]):
-        return
-    rise, made = f"from {number(values[0])} to {number(values[-1])}", None
-    for place, call in _optimizer_calls(history):
+        return None
+    headline = f"the updates increase the loss, from {number(values[0])} to {number(values[-1])} in {plural(len(values), 'step')}"
+    for where, call in _optimizer_calls(history):
         kept = [keyword for keyword in call.keywords if keyword.arg != "maximize"]
         if len(kept) < len(call.keywords):
-            made = place, _exchange(call, ast.Call(call.func, call.args, kept))
-    advice = None, "call `backward()` on the loss, not on its negative, with an optimizer that minimizes it"
-    where, fix = made or _around_loss(history.backward_line) or advice
-    yield finding(
-        "ascending",
-        where or history.backward_line,
-        step=history.steps[0].number,
-        value=values[-1],
-        headline=f"the updates increase the loss, {rise} in {plural(len(values), 'step')}",
-        fix=fix,
-        explanation=f"`{history.name}` maximizes the loss" if made is not None else "backward() is called on the negative of the loss",
-    )
+            fix = _exchange(call, ast.Call(call.func, call.args, kept))
+            return _Broken(where, headline, fix, f"`{history.name}` maximizes the loss", value=values[-1])
+    around = _around_loss(history.backward_line)
+    place, fix = around or (None, "call `backward()` on the loss, not on its negative, with an optimizer that minimizes it")
+    return _Broken(place or history.backward_line, headline, fix, "backward() is called on the negative of the loss", value=values[-1])
 
 
-def clips_nothing(_: RunRecord, history: GradientHistory, _modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _clips_nothing(_: RunRecord, history: GradientHistory) -> _Broken | None:
     """Clipping after an update or before the backward pass: of gradients that no update uses any more."""
     clip, backward, count = history.early_clip, history.backward_line, history.early_clips_count
     if clip is None or not _FEW_UPDATES <= count >= history.clipping_steps_count:
-        return
+        return None
     is_before = backward is not None and backward.file == clip.file and clip.line < backward.line
-    yield finding(
-        "clipped_never",
-        clip,
-        step=history.steps[0].number,
-        value=float(count),
-        headline=f"clipping has no effect: it is called {'before backward()' if is_before else f'after `{history.name}.step()`'}",
-        fix=f"move `{_code(clip, 'clip')}` before `{_code(history.line, 'step')}`",
-        explanation="it belongs between backward() and the update: there alone it changes the gradients that the update uses",
-    )
+    headline = f"clipping has no effect: it is called {'before backward()' if is_before else f'after `{history.name}.step()`'}"
+    fix = f"move `{_code(clip, 'clip')}` before `{_code(history.line, 'step')}`"
+    why = "it belongs between backward() and the update: there alone it changes the gradients that the update uses"
+    return _Broken(clip, headline, fix, why, value=float(count))
 
 
 def _named(record: RunRecord, chains: Sequence[ParameterSteps]) -> str:

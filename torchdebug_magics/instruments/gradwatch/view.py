@@ -28,7 +28,7 @@ def page(report: GradReport) -> Page:
     if report.rows:
         blocks += _curves(report)
         blocks.append(Fold(f"Modules: {plural(len(report.rows), 'row')}", (_table(report),)))
-    status: Status = "good" if report.finding is None else "warn" if report.finding.kind == "clipped_always" else "bad"
+    status: Status = "good" if report.finding is None else "warn" if report.finding.kind in {"clipped_always", "clipped_never"} else "bad"
     status = "info" if status == "good" and (report.raised or not report.rows) else status
     status = "warn" if status in {"good", "info"} and report.nonfinite_step is not None else status
     return Page("gradwatch", status, report.title, tuple(blocks))
