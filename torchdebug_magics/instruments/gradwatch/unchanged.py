@@ -108,12 +108,12 @@ def _broken(record: RunRecord, history: GradientHistory) -> _Broken | None:  # n
         return _Broken(where, headline, fix, why, zero)
     late = [one for one in chains if one.steps_count >= _STILL_STEPS and not history.is_warming_up]
     if unrated := [one for one in late if one.link is Link.ZERO_RATE]:
-        headline = f"the weights of {_named(record, unrated)} do not change: the learning rate is 0"
+        headline = f"weights of {_modules(record, unrated)} do not change: the learning rate is 0"
         where, fix = _rated(history, 0.0, 0.0)
         return _Broken(where, headline, fix, "the gradients are not zero, but each update is", unrated)
     if rounding := [one for one in late if one.link is Link.UNMOVED and one.is_half and one.is_matrix]:
         fix = "keep the weights in float32, `model.float()`, and use `torch.autocast` for speed"
-        headline = f"the weights of {_named(record, rounding)} do not change: updates round to zero"
+        headline = f"weights of {_modules(record, rounding)} do not change: updates round to zero"
         return _Broken(None, headline, fix, "an update below half a unit in the last place of a weight is lost", rounding)
     still = [one for one in late if one.link in {Link.UNMOVED, Link.BARELY_MOVED}]
     moved = max((one.link for one in history.chains.values() if one.is_matrix), default=furthest) is Link.NONE
@@ -127,7 +127,7 @@ def _barely_moved(record: RunRecord, history: GradientHistory, still: list[Param
         return None
     rate, ratio = history.steps[-1].rate, max(one.ratio_max for one in still)
     change = f"change by at most {ratio:.0e} of their norm per update" if ratio else "do not change"
-    headline = f"the weights of {_named(record, still)} {change}"
+    headline = f"weights of {_modules(record, still)} {change}"
     if rate <= _TINY_RATE:
         where, fix = _rated(history, rate, max((one.ratio_max for one in still if one.is_matrix), default=ratio))
         why = "the gradients are not zero, but the updates are too small to change the model"
@@ -177,6 +177,11 @@ def _named(record: RunRecord, chains: Sequence[ParameterSteps]) -> str:
     return plural(len(names), "tensor") + " of no module" if any(name.startswith("`tensor ") for name in names) else listed(names)
 
 
+def _modules(record: RunRecord, chains: Sequence[ParameterSteps]) -> str:
+    count = len({one.owner for one in chains})
+    return _named(record, chains) if count == 1 else plural(count, "module")
+
+
 def finding(
     kind: GradKind, line: Line | Location | None, modules: tuple[str, ...] = (), *, module: str | None = None, **fields: Any
 ) -> GradFinding:
@@ -222,7 +227,8 @@ def _rated(history: GradientHistory, rate: float, ratio: float) -> _Fix:
         call = exchanged(made, exchange)
         call.args[1:] = map(raised, call.args[1:])
         if not same(call, made):
-            return where, f"{'raise' if rate else 'set'} the learning rate: {_exchange(made, call)}"
+            what = f"raise the learning rate from {number(rate)} to {number(new)}" if rate else "set the learning rate"
+            return where, f"{what}: {_exchange(made, call)}"
     for where, node in _calls(history.line) if history.is_scheduled else ():
         if node.args and ast.unparse(node.args[0]) == history.name and hasattr(torch.optim.lr_scheduler, called(node)):
             return where, f"let `{ast.unparse(node)}` give a larger learning rate, or remove it"
