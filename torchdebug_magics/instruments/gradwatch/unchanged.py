@@ -28,7 +28,7 @@ from torchdebug_magics.probing.source.syntax import (
     targets_of,
     tree_of,
 )
-from torchdebug_magics.probing.source.where import excerpt, location
+from torchdebug_magics.probing.source.user_code import excerpt, location
 from torchdebug_magics.report import Edit, Location
 
 USUAL_RATIO = 1e-3

@@ -27,7 +27,7 @@ from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import Guard, interrupts_held
-from torchdebug_magics.probing.source.where import excerpt
+from torchdebug_magics.probing.source.user_code import excerpt
 from torchdebug_magics.probing.state.kept_state import KeptState, eager
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.steps import parameters_of

@@ -23,7 +23,7 @@ from torchdebug_magics.probing.source.syntax import (
     targets_of,
     tree_of,
 )
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Edit, Location
 
 SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return, ast.Delete, ast.Raise, ast.Assert)

@@ -35,7 +35,7 @@ from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.outside.surroundings import used_by_other_threads
 from torchdebug_magics.probing.safety import Guard, quiet
-from torchdebug_magics.probing.source.code_owner import frames_above
+from torchdebug_magics.probing.source.user_code import frames_above
 from torchdebug_magics.probing.state.contents import Writes, write_into
 from torchdebug_magics.probing.state.kept_state import eager, listening
 from torchdebug_magics.probing.state.snapshot import Snapshot

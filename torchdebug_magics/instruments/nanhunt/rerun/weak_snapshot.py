@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import torch
 
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import called_from, is_of_module, is_user_code, local_values, owner, writes_of
 from torchdebug_magics.probing.source.syntax import names_in
+from torchdebug_magics.probing.source.user_code import called_from, is_of_module, is_user_code, local_values, owner, writes_of
 from torchdebug_magics.probing.state.attributes import CELL, HEAP_TYPE, INSTANCE, NAMES, Names, attributes_of, members_of
 from torchdebug_magics.probing.state.kinds import ABSENT, CONTAINERS, DICT, GONE, LEAVES, SET, Kind, hashes_by_itself, same
 from torchdebug_magics.probing.state.snapshot import Bound, Faces, reachable, write_back
