@@ -236,6 +236,11 @@ class Report:
                     return part
         return None
 
+    def main_stage(self) -> Stage | None:
+        """Where what was found stands between the cause and the end of the cell; None where nothing was."""
+        finding = self.main_finding()
+        return None if finding is None else finding.stage
+
     @property
     def title(self) -> str:
         """What happened and where, for a page on which the fix and the reason have rows of their own."""

@@ -19,6 +19,8 @@ def page(report: GradReport) -> Page:
     """The finding, the heatmap of gradient norms, and the rest in folds."""
     blocks: list[Block] = [] if report.finding is None else _finding(report.finding)
     blocks += [Facts(tuple(("but", doubt) for doubt in report.doubts))] if report.doubts else []
+    if report.untrained and report.finding is None:
+        blocks.append(Facts((("not trained", f"{listed(report.untrained)}: frozen, or without a gradient"),)))
     if report.rows and report.steps_count >= _FEW:
         blocks.append(_first_heatmap(report))
     blocks += [Note(problem, "warn") for problem in report.problems]

@@ -8,7 +8,7 @@ from torchdebug_magics.format import byte_size, share
 from torchdebug_magics.instruments.memtrace import words
 from torchdebug_magics.instruments.memtrace.trace import Site, Trace
 from torchdebug_magics.ranks.compared import Compared
-from torchdebug_magics.report import Finding, Location, Report, Status
+from torchdebug_magics.report import Finding, Location, Report, Stage, Status
 
 _MOST_SITES = 20
 _ALIKE = 0.01
@@ -32,13 +32,15 @@ class MemtraceReport(Trace):
     @property
     def status(self) -> Status:
         """``good`` only if several steps were seen, and neither a variable nor the process grew."""
-        if self.oom is not None or (self.interrupts and self.main_finding() is None):
-            return "bad"
-        if any(growth is not None and growth.keeps_graph for growth in (self.growth, self.rerun_growth)):
+        if self.oom is not None or any(growth is not None and growth.keeps_graph for growth in (self.growth, self.rerun_growth)):
             return "bad"
         if self.interrupts or self.main_finding() is not None:
             return "warn"
         return "good" if self.steps_count > 1 and not (self.unnamed_bytes or self.process_grown_bytes) else "info"
+
+    def main_stage(self) -> Stage | None:
+        """The end, where the guard has interrupted the cell."""
+        return "end" if self.interrupts else super().main_stage()
 
     def main_finding(self) -> Finding | None:
         """The first thing to change."""

@@ -104,7 +104,7 @@ def judged(reports: Mapping[str, Report], magics: Mapping[str, str], problems: t
 
     `magics` has the name under which each instrument is known to the user.
     """
-    stages = {name: stage for name, report in reports.items() if (stage := _stage(report)) is not None}
+    stages = {name: stage for name, report in reports.items() if (stage := report.main_stage()) is not None}
     chains = [[name for name in chain if name in stages] for chain in _CHAINS]
     chain = min(filter(None, chains), key=lambda chain: min(_urgency(stages[name]) for name in chain), default=[])
     leading = min(chain, key=lambda name: _STAGES.index(stages[name]), default=None)
@@ -121,14 +121,6 @@ def judged(reports: Mapping[str, Report], magics: Mapping[str, str], problems: t
         consequences=tuple(others),
         problems=problems,
     )
-
-
-def _stage(report: Report) -> Stage | None:
-    """Of what a report has found; None where it has found nothing."""
-    finding = report.main_finding()
-    if finding is not None:
-        return finding.stage
-    return "end" if report.status == "bad" else None
 
 
 def _urgency(stage: Stage) -> int:

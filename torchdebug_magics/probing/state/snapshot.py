@@ -20,7 +20,7 @@ from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.state.attributes import undisturbed
 from torchdebug_magics.probing.state.contents import Contents
-from torchdebug_magics.probing.state.kinds import LEAVES, Kind
+from torchdebug_magics.probing.state.kinds import EMPTY, LEAVES, Kind
 from torchdebug_magics.probing.state.process_settings import ProcessSettings
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.state.states import ways_of
@@ -71,6 +71,8 @@ class Snapshot:
         self._settings.put_back(guard)
         self.contents.put_back(guard)
         for kind, (value, faces) in zip(self._kinds, self._held, strict=True):
+            if faces is EMPTY.get(kind) and not value:
+                continue
             if type(value) is not kind:  # as a lazy layer becomes another one
                 guard.run(f"putting back a {kind.__name__}", object.__setattr__, value, "__class__", kind)
             if id(value) not in without:
@@ -124,10 +126,14 @@ def reachable(roots: Iterable[object], ways: Callable[[Any], list[Kind]], bound:
     for _ in range(bound.levels):
         further: list[object] = []
         for value in level:
-            if id(value) in found or len(found) >= bound.objects:
+            key = id(value)
+            if key in found or len(found) >= bound.objects:
+                continue
+            if (empty := EMPTY.get(type(value))) is not None and not value:
+                found[key] = value, empty
                 continue
             faces, cost_bytes = _look_at(value, ways(value), room_bytes, whole)
-            found[id(value)] = value, faces
+            found[key] = value, faces
             room_bytes -= cost_bytes
             for kind, parts in faces:
                 further += [part for part in parts if type(part) not in LEAVES]
