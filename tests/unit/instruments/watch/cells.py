@@ -97,6 +97,10 @@ FAULTS = {
     "keeps_graphs": Cell(loop(MEAN, before="history = []\n", after="    history.append(loss)  # here\n", steps=30), "memtrace"),
     "keeps_tensors": Cell(loop(MEAN, before="kept = []\n", after=KEEPS.replace(")\n", ")  # here\n"), steps=30), "memtrace"),
     "dead": Cell(loop(MEAN, before="model[1] = nn.ReLU()\nwith torch.no_grad():\n    model[0].bias.fill_(-100.)\n", steps=40), "gradwatch"),
+    "learning_rate_of_zero": Cell(loop(MEAN, before=sgd(0.0).replace("\n", "  # here\n"), steps=40), "gradwatch"),
+    "clipped_before_backward": Cell(
+        before_backward(loop(MEAN, steps=40), "    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # here\n"), "gradwatch"
+    ),
     "wrong_size": Cell("model(torch.randn(4, 9))  # here\n", "shapes", raises=True),
     "wrong_labels": Cell(loop("F.cross_entropy(model(x), labels)  # here"), "shapes", raises=True),
     "integer_input": Cell("model(torch.ones(4, 8, dtype=torch.long))  # here\n", "shapes", raises=True),
