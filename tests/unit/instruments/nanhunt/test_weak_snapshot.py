@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Namespace, WeakSnapshot
+from torchdebug_magics.instruments.nanhunt.rerun.written_places import Namespace
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.state.attributes import Names
-from torchdebug_magics.probing.state.snapshot import Bound, Snapshot
+from torchdebug_magics.probing.state.snapshot import OF_A_STEP, Bound, Snapshot
 
 
 def place(*values: Any) -> Namespace:
@@ -85,13 +85,13 @@ CHANGES: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [WeakSnapshot, Snapshot])
+@pytest.mark.parametrize("bound", [OF_A_STEP, Bound()])
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_changed_comes_back(name: str, kind: Any) -> None:
+def test_what_changed_comes_back(name: str, bound: Bound) -> None:
     made, change, read = CHANGES[name]
     value = copy.deepcopy(made)
     before = read(value)
-    kept = kind([place(value)])
+    kept = Snapshot([place(value)], bound)
     change(value)
     assert read(value) != before
     kept.put_back(Guard())
@@ -101,7 +101,7 @@ def test_what_changed_comes_back(name: str, kind: Any) -> None:
 def test_slots_come_back_also_those_that_were_empty() -> None:
     value = Slotted()
     value.a = [1]
-    kept = WeakSnapshot([place(value)])
+    kept = Snapshot([place(value)], OF_A_STEP)
     value.a.append(2)
     value.b = 1
     kept.put_back(Guard())
@@ -114,7 +114,7 @@ def test_a_queue_comes_back() -> None:
     for item in ([1], (2, [3])):
         line.put(item)
     first = line.queue[0]
-    kept = WeakSnapshot([place(line)])
+    kept = Snapshot([place(line)], OF_A_STEP)
     line.get_nowait().append(5)
     line.get_nowait()
     line.task_done()
@@ -129,7 +129,7 @@ def test_a_queue_comes_back() -> None:
 def test_the_objects_are_the_very_same() -> None:
     inner: list[Any] = [1]
     outer = {"inner": inner, "again": inner}
-    kept = WeakSnapshot([place(outer)])
+    kept = Snapshot([place(outer)], OF_A_STEP)
     outer["inner"], outer["again"] = [], []
     inner.append(2)
     kept.put_back(Guard())
@@ -141,7 +141,7 @@ def test_the_objects_are_the_very_same() -> None:
 def test_a_structure_that_holds_itself() -> None:
     loop: list[Any] = [1]
     loop.append((loop, {"loop": loop}))
-    kept = WeakSnapshot([place(loop)])
+    kept = Snapshot([place(loop)], OF_A_STEP)
     loop.append(2)
     kept.put_back(Guard())
     assert len(loop) == 2
@@ -163,7 +163,7 @@ def test_no_tensor_is_kept_alive(make: Any) -> None:
     x = torch.ones(1)
     alive, value = weakref.ref(x), make(x)
     names = {"value": value}
-    kept = WeakSnapshot([Names(names, frozenset(names))])
+    kept = Snapshot([Names(names, frozenset(names))], OF_A_STEP)
     names.clear()
     del value, x
     gc.collect()
@@ -176,7 +176,7 @@ def test_a_list_of_tensors_that_still_live_comes_back() -> None:
     x, y = torch.ones(1), torch.zeros(1)
     inner = [x, (y, 1)]
     value = {"k": inner, "n": 1}
-    kept = WeakSnapshot([place(value)])
+    kept = Snapshot([place(value)], OF_A_STEP)
     inner.clear()
     value["n"] = 2
     kept.put_back(Guard())
@@ -199,7 +199,7 @@ def test_what_is_alive_for_a_while_comes_back_although_it_was_dropped() -> None:
 
 def test_a_dead_value_of_a_dict_does_not_hinder_the_others() -> None:
     value = Box(loss=torch.ones(1), n=1)
-    kept = WeakSnapshot([place(value)])
+    kept = Snapshot([place(value)], OF_A_STEP)
     value.loss, value.n = torch.zeros(1), 2
     gc.collect()
     kept.put_back(Guard())
@@ -210,7 +210,7 @@ def test_a_dead_value_of_a_dict_does_not_hinder_the_others() -> None:
 def test_numbers_of_tensors_and_modules_are_not_touched() -> None:
     x, net = torch.ones(1), torch.nn.Linear(1, 1)
     value = [x, net, np.ones(1)]
-    kept = WeakSnapshot([place(value)])
+    kept = Snapshot([place(value)], OF_A_STEP)
     x.fill_(3)
     net.note = 1
     net.register_forward_hook(lambda *_: None)
@@ -231,7 +231,7 @@ def test_nothing_of_the_users_is_called() -> None:
     list.append(listed, [1])
     dict.__setitem__(mapped, "k", [1])
     value = [trapped, listed, mapped, {"trap": trapped}]
-    kept = WeakSnapshot([place(value)])
+    kept = Snapshot([place(value)], OF_A_STEP)
     object.__setattr__(trapped, "n", 2)
     list.append(listed, 2)
     dict.__setitem__(mapped, "k", 3)
@@ -249,7 +249,7 @@ def test_a_property_called_dict_is_not_asked() -> None:
         def __dict__(self) -> Any:  # type: ignore[override]
             pytest.fail("asked")
 
-    WeakSnapshot([place(Odd())]).put_back(Guard())
+    Snapshot([place(Odd())], OF_A_STEP).put_back(Guard())
     Snapshot([Odd()]).put_back(Guard())
 
 
@@ -258,7 +258,7 @@ def test_it_is_bounded() -> None:
     for _ in range(50):
         nested = [nested]
     large = list(range(1000))
-    kept = WeakSnapshot([place(nested, large, [1])], Bound(bytes=1600, levels=3))
+    kept = Snapshot([place(nested, large, [1])], Bound(bytes=1600, levels=3, plain=True))
     assert len(kept._held) < 10
     large.append(1)
     kept.put_back(Guard())
@@ -272,7 +272,7 @@ def test_what_did_not_change_is_not_written() -> None:
     value = {"a": Counting(x=1), "b": [1, 2]}
     before = {key: id(one) for key, one in value.items()}
     iterator = iter(value)
-    WeakSnapshot([place(value)]).put_back(Guard())
+    Snapshot([place(value)], OF_A_STEP).put_back(Guard())
     Snapshot([value]).put_back(Guard())
     assert list(iterator) == ["a", "b"]  # a dict that was written would say that it changed
     assert {key: id(one) for key, one in value.items()} == before
@@ -299,9 +299,8 @@ class Strange:
 def test_no_key_is_asked_for_its_hash_where_nothing_changed() -> None:
     held = {Strange(): [1]}
     Strange.asked = 0
-    for kind in (WeakSnapshot, Snapshot):
-        kept: Any = kind([place(held)])
-        kept.put_back(Guard())
+    for bound in (OF_A_STEP, Bound()):
+        Snapshot([place(held)], bound).put_back(Guard())
     assert Strange.asked == 0
 
 
@@ -317,9 +316,9 @@ def test_keys_of_the_users_come_back_with_all_that_is_reachable() -> None:
 def test_a_list_that_replaced_another_is_the_one_that_is_kept() -> None:
     names: dict[str, Any] = {"log": [1]}
     where = Names(names, frozenset(names))
-    WeakSnapshot([where])
+    Snapshot([where], OF_A_STEP)
     names["log"] = later = [2]
-    kept = WeakSnapshot([where])
+    kept = Snapshot([where], OF_A_STEP)
     later.append(3)
     kept.put_back(Guard())
     assert names["log"] is later
@@ -343,7 +342,7 @@ def test_a_place_in_a_class_comes_back() -> None:
     class Config:
         count = 0
 
-    kept = WeakSnapshot([Names(Config, frozenset({"count", "new"}))])
+    kept = Snapshot([Names(Config, frozenset({"count", "new"}))], OF_A_STEP)
     Config.count, Config.new = 1, 2  # type: ignore[attr-defined]
     kept.put_back(Guard())
     assert Config.count == 0

@@ -18,12 +18,11 @@ import pytest
 import torch
 from torch import nn
 
-from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import WeakSnapshot
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.state import kinds
 from torchdebug_magics.probing.state.attributes import Names
 from torchdebug_magics.probing.state.process_settings import SETTINGS
-from torchdebug_magics.probing.state.snapshot import Bound, Snapshot
+from torchdebug_magics.probing.state.snapshot import OF_A_STEP, Bound, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -210,7 +209,7 @@ def test_what_others_put_into_a_queue_meanwhile_stays() -> None:
 
 TAKEN: dict[str, Callable[[object], Any]] = {
     "whole": lambda one: Snapshot([one]),
-    "weak": lambda one: WeakSnapshot([Names({"name": one}, frozenset({"name"}))]),
+    "weak": lambda one: Snapshot([Names({"name": one}, frozenset({"name"}))], OF_A_STEP),
 }
 
 

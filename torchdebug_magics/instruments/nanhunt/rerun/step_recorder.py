@@ -18,7 +18,7 @@ import torch
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place, Position, caller, frame_chain, line_of, places, same_place
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import BufferKeeper, Held
 from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Batches
-from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Namespace, WeakSnapshot, places_of
+from torchdebug_magics.instruments.nanhunt.rerun.written_places import Namespace, places_of
 from torchdebug_magics.probing.compiled_calls import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_traced
 from torchdebug_magics.probing.hooks import Hooks
@@ -28,6 +28,7 @@ from torchdebug_magics.probing.source.code_owner import frames_above, is_user_co
 from torchdebug_magics.probing.source.syntax import bound_names, lists_around, read_before_bound, tree_of
 from torchdebug_magics.probing.source.where import span
 from torchdebug_magics.probing.state.rng import RandomState
+from torchdebug_magics.probing.state.snapshot import OF_A_STEP, Snapshot
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
 
 _MOST_RECORDED = 64
@@ -65,7 +66,7 @@ class Step:
     entries: list[Entry] = field(default_factory=list)
     chain: tuple[Position, ...] = ()
     buffers: list[Held] = field(default_factory=list)
-    python: list[WeakSnapshot] = field(default_factory=list)
+    python: list[Snapshot] = field(default_factory=list)
     live_in: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     before: torch.Tensor | None = None
     """Torch's random state when the last step was over: what the statements draw before they call the model, they drew from there."""
@@ -232,7 +233,7 @@ class StepRecorder:
             step.started.add(id(module))
             step.buffers += known.buffers.take()
             if known.places:
-                step.python.append(WeakSnapshot(known.places))
+                step.python.append(Snapshot(known.places, OF_A_STEP))
         self._random = RandomState.take(self._random)
         tensors = tuple(tensors_in((*args, kwargs)))
         copies = tuple((tensor, tensor.detach().clone()) for tensor in tensors) if known.writes_input else ()

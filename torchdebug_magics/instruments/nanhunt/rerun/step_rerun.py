@@ -30,15 +30,15 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import (
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, outside_transforms
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step, StepRecorder
 from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, values_in
-from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import iterators_in
+from torchdebug_magics.instruments.nanhunt.rerun.written_places import iterators_in
+from torchdebug_magics.probing.compiled_calls import eager
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.outside.surroundings import used_by_other_threads
 from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.source.code_owner import frames_above
 from torchdebug_magics.probing.state.contents import Writes, write_into
-from torchdebug_magics.probing.state.kept_state import eager, listening
-from torchdebug_magics.probing.state.snapshot import Snapshot
+from torchdebug_magics.probing.state.snapshot import Snapshot, listening
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.probing.unsent_collectives import LoneRerun, OthersNeeded
 
@@ -63,7 +63,7 @@ class ReplayState:
         self.alone = LoneRerun()
         self.alone.refuse(modules)
         self._leaves = list(leaves)
-        written = [target for state in step.python for target in state.reached]
+        written = [target for state in step.python for target in state.objects()]
         self._kept = Snapshot([*written, *reached, *modules, *self._leaves, *listening()])
         buffers = (buffer for module in modules for inner in module.modules() for buffer in inner._buffers.values())
         for tensor in (*buffers, *(tensor for entry in step.entries for tensor, _ in entry.copies)):

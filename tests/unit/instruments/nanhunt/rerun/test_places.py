@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Namespace, WeakSnapshot, places_of
+from torchdebug_magics.instruments.nanhunt.rerun.written_places import Namespace, places_of
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.state.attributes import Names
-from torchdebug_magics.probing.state.snapshot import Snapshot
+from torchdebug_magics.probing.state.snapshot import OF_A_STEP, Snapshot
 
 CODE = """\
 import torch
@@ -130,7 +130,7 @@ def test_what_a_forward_writes_comes_back(world: dict[str, Any], what: str) -> N
     net = world["Net"]()
     net(torch.ones(1))
     before = READS[what](world, net)
-    state = WeakSnapshot(places_of([net]))
+    state = Snapshot(places_of([net]), OF_A_STEP)
     net(torch.ones(1))
     if what != "attribute that was not there":
         assert READS[what](world, net) != before
@@ -140,7 +140,7 @@ def test_what_a_forward_writes_comes_back(world: dict[str, Any], what: str) -> N
 
 def test_what_was_absent_is_absent_again(world: dict[str, Any]) -> None:
     net = world["Net"]()
-    state = WeakSnapshot(places_of([net]))
+    state = Snapshot(places_of([net]), OF_A_STEP)
     net(torch.ones(1))
     state.put_back(Guard())
     assert not hasattr(net, "last")
@@ -150,7 +150,7 @@ def test_what_was_absent_is_absent_again(world: dict[str, Any]) -> None:
 def test_containers_keep_their_identity(world: dict[str, Any]) -> None:
     net = world["Net"]()
     log, seen = net.log, world["seen"]
-    state = WeakSnapshot(places_of([net]))
+    state = Snapshot(places_of([net]), OF_A_STEP)
     net(torch.ones(1))
     state.put_back(Guard())
     assert net.log is log
@@ -159,7 +159,7 @@ def test_containers_keep_their_identity(world: dict[str, Any]) -> None:
 
 def test_functions_that_the_caller_names_are_looked_into(world: dict[str, Any]) -> None:
     frame = world["caller"]()
-    state = WeakSnapshot(places_of([], [frame]))
+    state = Snapshot(places_of([], [frame]), OF_A_STEP)
     before = world["total"], dict(world["table"])
     world["helper"]()
     state.put_back(Guard())
@@ -168,9 +168,9 @@ def test_functions_that_the_caller_names_are_looked_into(world: dict[str, Any]) 
 
 def test_the_slots_of_a_state_take_the_present_one(world: dict[str, Any]) -> None:
     net = world["Net"]()
-    first = WeakSnapshot(places_of([net]))
+    first = Snapshot(places_of([net]), OF_A_STEP)
     net(torch.ones(1))
-    second = Snapshot(first.reached)
+    second = Snapshot(first.objects())
     net(torch.ones(1))
     second.put_back(Guard())
     assert net.steps == 1
@@ -186,7 +186,7 @@ def test_tensors_are_held_weakly(world: dict[str, Any]) -> None:
     net = world["Net"]()
     x = torch.ones(1)
     net(x)
-    state = WeakSnapshot(places_of([net]))
+    state = Snapshot(places_of([net]), OF_A_STEP)
     alive = weakref.ref(x)
     del net.last, x
     gc.collect()
@@ -199,7 +199,7 @@ def test_a_tensor_that_still_lives_comes_back_itself(world: dict[str, Any]) -> N
     net = world["Net"]()
     x = torch.ones(1)
     net(x)
-    state = WeakSnapshot(places_of([net]))
+    state = Snapshot(places_of([net]), OF_A_STEP)
     net(torch.zeros(1))
     state.put_back(Guard())
     assert net.last is x
@@ -220,7 +220,7 @@ def test_a_tensor_that_still_lives_comes_back_itself(world: dict[str, Any]) -> N
 def test_no_tensor_is_kept_alive_by_a_container(made: Any) -> None:
     x = torch.ones(1)
     alive, held = weakref.ref(x), made(x)
-    state = WeakSnapshot([naming({"held": held})])
+    state = Snapshot([naming({"held": held})], OF_A_STEP)
     held.clear()
     del x
     gc.collect()
@@ -244,7 +244,7 @@ CONTAINERS: dict[str, tuple[Any, Any]] = {
 def test_every_kind_of_container_comes_back(name: str) -> None:
     held, change = CONTAINERS[name]
     before, kind, order = repr(held), type(held), list(held)
-    state = WeakSnapshot([naming({"held": held})])
+    state = Snapshot([naming({"held": held})], OF_A_STEP)
     change(held)
     state.put_back(Guard())
     assert (repr(held), type(held), list(held)) == (before, kind, order)
@@ -252,7 +252,7 @@ def test_every_kind_of_container_comes_back(name: str) -> None:
 
 def test_a_list_inside_a_container_comes_back() -> None:
     held: dict[str, list[int]] = {"losses": [1]}
-    state = WeakSnapshot([naming({"held": held})])
+    state = Snapshot([naming({"held": held})], OF_A_STEP)
     held["losses"].append(2)
     state.put_back(Guard())
     assert held == {"losses": [1]}
@@ -269,7 +269,7 @@ def test_attributes_that_statements_store(statement: str, attribute: str) -> Non
     box.n, box.inner = 0, Box()
     box.inner.n = 0
     names: dict[str, Any] = {"box": box}
-    state = WeakSnapshot([naming(names)])
+    state = Snapshot([naming(names)], OF_A_STEP)
     exec(statement, names)
     state.put_back(Guard())
     assert (box.n, box.inner.n, hasattr(box, "new")) == (0, 0, False)
@@ -284,7 +284,7 @@ def test_no_property_is_asked() -> None:
         def __getattr__(self, name: str) -> Any:
             pytest.fail(f"{name} was asked")
 
-    WeakSnapshot([naming({"trap": Trap()})]).put_back(Guard())
+    Snapshot([naming({"trap": Trap()})], OF_A_STEP).put_back(Guard())
     Snapshot([Trap()]).put_back(Guard())
 
 
@@ -292,7 +292,7 @@ def test_large_containers_of_a_function_are_left_alone(world: dict[str, Any]) ->
     # They are kept at each step: a list of ten thousand would cost more than it is worth.
     net = world["Net"]()
     world["seen"].extend(range(10_000))
-    state = WeakSnapshot(places_of([net]))
+    state = Snapshot(places_of([net]), OF_A_STEP)
     world["helper"]()
     state.put_back(Guard())
     assert len(world["seen"]) == 10_001
@@ -339,10 +339,10 @@ def test_an_object_that_was_replaced_since_has_its_present_state_again() -> None
 
     net = Net()
     first = net.log
-    then = WeakSnapshot(places_of([net]))
+    then = Snapshot(places_of([net]), OF_A_STEP)
     first.append(5)
     net.log = [7]
-    now = Snapshot(then.reached)
+    now = Snapshot(then.objects())
     then.put_back(Guard())
     assert net.log is first
     assert first == [1]
@@ -373,7 +373,7 @@ def test_a_generator_continues_from_where_it_was(make: Any, where: str) -> None:
         places = places_of(modules)
     else:
         places = places_of((), [frame_with(generator if where == "variable" else Holder(generator))])
-    taken = WeakSnapshot(places)
+    taken = Snapshot(places, OF_A_STEP)
     first = draw()
     taken.put_back(Guard())
     assert draw() == first
