@@ -27,6 +27,7 @@ from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values, owner
 from torchdebug_magics.probing.source.syntax import bound_names, lists_around, read_before_bound, tree_of
 from torchdebug_magics.probing.source.where import span
+from torchdebug_magics.probing.state.contents import version_of
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.state.snapshot import OF_A_STEP, Snapshot
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
@@ -121,7 +122,7 @@ class Step:
 
 
 def _versions(tensors: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
-    return tuple(-1 if tensor.is_inference() else tensor._version for tensor in tensors)
+    return tuple(map(version_of, tensors))
 
 
 def live_in(chain: tuple[Position, ...]) -> dict[int, Mapping[str, Any]]:
