@@ -25,8 +25,9 @@ class Kept(NamedTuple):
     version: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, place: torch.Tensor, *, copied: bool = True) -> Kept:
-        """What it holds now; where it is not `copied`, only how often it was written."""
+    def of(cls, tensor: torch.Tensor, place: torch.Tensor | None = None, *, copied: bool = True) -> Kept:
+        """What it holds now, itself or in `place`; where it is not `copied`, only how often it was written."""
+        place = each_element_once(tensor) if place is None else place
         return cls(tensor, place, place.detach().clone() if copied else None, version_of(tensor))
 
     def put_back(self) -> None:

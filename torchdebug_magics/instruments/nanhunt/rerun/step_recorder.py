@@ -27,7 +27,7 @@ from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values, owner
 from torchdebug_magics.probing.source.syntax import bound_names, lists_around, read_before_bound, tree_of
 from torchdebug_magics.probing.source.where import span
-from torchdebug_magics.probing.state.contents import version_of
+from torchdebug_magics.probing.state.contents import Kept, version_of
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.state.snapshot import OF_A_STEP, Snapshot
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
@@ -46,8 +46,8 @@ class Entry:
     random: RandomState
     versions: tuple[int, ...]
     recorded: bool = True
-    copies: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-    """Of a model that is known to write into its input: each tensor with what it held."""
+    copies: tuple[Kept, ...] = ()
+    """Of a model that is known to write into its input: what each tensor held."""
     place: tuple[Place, ...] = ()
     """Where it was called; empty where that is not known."""
 
@@ -113,12 +113,7 @@ class Step:
 
     def clear(self) -> None:
         """Forget all, so that nothing outlives its step because of us."""
-        collections: tuple[list[Any] | set[int] | dict[int, Entry], ...]
-        collections = self.entries, self.buffers, self.python, self.started, self._forgotten
-        for collection in collections:
-            collection.clear()
-        self.chain, self.live_in, self.before, self.backwards = (), {}, None, 0
-        self.closed = self.grows_graph = False
+        vars(self).update(vars(Step()))
 
 
 def _versions(tensors: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
@@ -237,7 +232,7 @@ class StepRecorder:
                 step.python.append(Snapshot(known.places, OF_A_STEP))
         self._random = RandomState.take(self._random)
         tensors = tuple(tensors_in((*args, kwargs)))
-        copies = tuple((tensor, tensor.detach().clone()) for tensor in tensors) if known.writes_input else ()
+        copies = tuple(map(Kept.of, tensors)) if known.writes_input else ()
         step.add(Entry(module, args, kwargs, self._random, _versions(tensors), copies=copies, place=here))
 
     def _see_writes(self, entry: Entry) -> None:
