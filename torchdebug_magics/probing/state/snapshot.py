@@ -74,7 +74,7 @@ class Snapshot:
         self.gradients = [_gradient_of(tensor) for tensor in self.of_kind(torch.Tensor) if _is_leaf(tensor)]
         self.contents = Contents()
         """What tensors held; empty until somebody keeps it."""
-        # Of one of many plain snapshots in a step, whoever takes them keeps these once, and only those that a step can change.
+        # A step takes a plain snapshot for each of its models: it keeps the random states once, and the settings are not worth their time.
         self._random = None if bound.plain else RandomState.take()
         self._settings = None if bound.plain else ProcessSettings()
 

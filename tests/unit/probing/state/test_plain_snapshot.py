@@ -194,6 +194,15 @@ def test_numbers_of_tensors_and_modules_are_not_touched() -> None:
     assert len(net._forward_hooks) == 1
 
 
+def test_an_installed_object_comes_back_where_it_holds_numbers_alone() -> None:
+    kind = type("Meter", (Box,), {"__module__": "pytest"})
+    meter, other = kind(n=1), kind(n=1, held=Box())
+    snapshot = Snapshot([place(meter=meter, other=other)], OF_A_STEP)
+    meter.n = other.n = 2
+    snapshot.put_back(Guard())
+    assert (meter.n, other.n) == (1, 2)
+
+
 def test_a_property_called_dict_is_not_asked() -> None:
     class Odd:
         @property
