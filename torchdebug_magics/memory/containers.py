@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeAlias
 
 from torchdebug_magics.memory.outside import is_machinery
-from torchdebug_magics.probing.source.code_owner import frames_above, local_values, owner
+from torchdebug_magics.probing.source.user_code import frames_above, local_values, owner
 from torchdebug_magics.probing.state.attributes import attributes_of
 
 Named: TypeAlias = Iterator[tuple[str, object]]

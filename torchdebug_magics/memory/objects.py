@@ -35,7 +35,7 @@ from torchdebug_magics.memory.containers import (
 )
 from torchdebug_magics.memory.outside import bases, is_a, module_of, names_of_type, of_type, whose_module
 from torchdebug_magics.memory.tensor_holders import all_in, in_node, in_tensor, is_node, names_in_node, names_in_tensor
-from torchdebug_magics.probing.source.code_owner import local_values
+from torchdebug_magics.probing.source.user_code import local_values
 from torchdebug_magics.probing.state.attributes import attributes_of, members_of, referents
 
 _TABLES = ("_parameters", "_buffers", "_modules")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.source.user_code import owner
 from torchdebug_magics.probing.state.attributes import HEAP_TYPE
 from torchdebug_magics.probing.state.kinds import LEAVES
 

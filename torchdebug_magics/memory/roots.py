@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from torchdebug_magics.memory.containers import running_frames, thread_names
 from torchdebug_magics.memory.outside import space_of, whose_module
 from torchdebug_magics.probing.names import OUTPUT_NAME, named, user_namespaces, user_variables
-from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.source.where import our_extension, running_shell
+from torchdebug_magics.probing.source.user_code import local_values, our_extension, running_shell
 
 _ERRORS = ("last_traceback", "last_value", "last_exc")
 

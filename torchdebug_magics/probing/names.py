@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
-from torchdebug_magics.probing.source.where import running_shell
+from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, local_values, running_shell
 from torchdebug_magics.probing.state.attributes import attributes_of, members_of
 from torchdebug_magics.probing.state.kinds import LEAVES
 from torchdebug_magics.probing.state.states import is_generator, ways_of

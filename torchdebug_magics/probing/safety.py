@@ -60,8 +60,10 @@ def traceback_of(error: BaseException, reason: str) -> list[str]:
 
 def shortened(error: BaseException, reason: str) -> list[str]:
     """The traceback of `error` without the frames of libraries, ending in `reason`."""
-    from torchdebug_magics.probing.source.code_owner import is_user_code  # noqa: PLC0415 - late: the gauges work without torch
-    from torchdebug_magics.probing.source.where import location  # noqa: PLC0415 - late: the gauges work without torch
+    from torchdebug_magics.probing.source.user_code import (
+        is_user_code,
+        location,
+    )
 
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     calls = [location(code.co_filename, line, code.co_name) for code, line in frames]
@@ -73,7 +75,7 @@ def without_libraries(error: BaseException) -> list[str]:
 
     An interrupt may have landed anywhere: where it did says nothing.
     """
-    from torchdebug_magics.probing.source.code_owner import owner  # noqa: PLC0415 - as above
+    from torchdebug_magics.probing.source.user_code import owner  # noqa: PLC0415 - as above
 
     is_chained = error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__)
     error = first_interrupt(error)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from torchdebug_magics.probing.dispatch import OpListener, Run
 from torchdebug_magics.probing.modules import live
-from torchdebug_magics.probing.source.where import locate, user_frame
+from torchdebug_magics.probing.source.user_code import locate, user_frame
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.storages import is_shard
 from torchdebug_magics.probing.tensors import largest, tensors_in

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.modules import module as torch_module
 
-from torchdebug_magics.probing.compiled_calls import CompiledCalls
+from torchdebug_magics.probing.compiler import CompiledCalls
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.safety import Guard
 

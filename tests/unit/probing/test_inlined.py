@@ -8,7 +8,7 @@ import sys
 from types import FrameType, FunctionType
 from typing import Any
 
-from torchdebug_magics.probing.source.code_owner import is_in_comprehension, is_of_module
+from torchdebug_magics.probing.source.user_code import is_in_comprehension, is_of_module
 
 CELL = """
 numbers = [1, 2, 3]

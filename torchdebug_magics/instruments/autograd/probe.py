@@ -21,7 +21,7 @@ from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, LiveAutograd, verdict
 from torchdebug_magics.instruments.autograd.source_readings import root_modules
 from torchdebug_magics.instruments.autograd.tape import Backward, EventCourse
-from torchdebug_magics.probing.compiled_calls import CompiledCalls
+from torchdebug_magics.probing.compiler import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import fast_path_parts, is_compiled, unwrapped

@@ -17,9 +17,8 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cut, 
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.call_sites import function_node
-from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.source.syntax import dotted, enclosing, exchanged, expression, method, names_in, nodes, tree_of
-from torchdebug_magics.probing.source.where import excerpt, location
+from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, location
 from torchdebug_magics.report import Location
 
 _CALLS = {

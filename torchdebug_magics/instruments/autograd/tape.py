@@ -15,8 +15,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.probing.source.call_sites import node_at, value_of
-from torchdebug_magics.probing.source.code_owner import local_values
 from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.user_code import local_values
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location

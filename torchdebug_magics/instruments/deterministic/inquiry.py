@@ -32,7 +32,7 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import local_values
+from torchdebug_magics.probing.source.user_code import local_values
 from torchdebug_magics.probing.state.attributes import attributes_of, referents
 from torchdebug_magics.probing.state.kinds import Kind, same
 from torchdebug_magics.probing.state.snapshot import Bound, reachable

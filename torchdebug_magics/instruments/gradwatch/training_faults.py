@@ -13,7 +13,7 @@ from torchdebug_magics.format import listed, number, plural, share
 from torchdebug_magics.instruments.gradwatch.record import FIRST_STEPS, GradientHistory, GradientStep, ModuleSeries, RunRecord
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.where import excerpt
+from torchdebug_magics.probing.source.user_code import excerpt
 
 _SLOW = 1e-4
 """Ratio of update to weights below which a larger learning rate is advised."""

@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import runs_loo
 from torchdebug_magics.machine.guard_interrupt import interrupt_main
 from torchdebug_magics.machine.process_state import child_pids, descendants, process_state, read
 from torchdebug_magics.probing.source.call_sites import names_of
-from torchdebug_magics.probing.source.code_owner import frames_above
+from torchdebug_magics.probing.source.user_code import frames_above
 from torchdebug_magics.ranks.launching import Children
 
 _STOP_S = 1.0

@@ -21,8 +21,7 @@ from torchdebug_magics.machine.process_state import has_proc
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.safety import Guard, traceback_of
-from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import is_user_code, location
 from torchdebug_magics.probing.wrappers import MARK
 from torchdebug_magics.ranks.launching import Children
 from torchdebug_magics.report import Location

@@ -28,7 +28,7 @@ from torchdebug_magics.instruments.hangwatch.report import HangFinding, LiveHang
 from torchdebug_magics.instruments.hangwatch.waits.collectives import error_record
 from torchdebug_magics.machine.process_state import main_thread_ran_s
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.where import locate, running_shell
+from torchdebug_magics.probing.source.user_code import locate, running_shell
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap
 from torchdebug_magics.ranks.agent import record_of_error
 from torchdebug_magics.ranks.launching import Children

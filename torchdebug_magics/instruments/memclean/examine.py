@@ -27,8 +27,7 @@ from torchdebug_magics.memory.tensor_holders import storages_of
 from torchdebug_magics.memory.walk import Walk
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.names import named
-from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.source.where import location, our_extension, running_shell
+from torchdebug_magics.probing.source.user_code import is_user_code, location, our_extension, running_shell
 from torchdebug_magics.probing.state.attributes import undisturbed
 
 _ALL = ("cycles", "exception", "debugger", "out", "session", "heap")

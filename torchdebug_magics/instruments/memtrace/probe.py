@@ -41,7 +41,7 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.safety import Guard, traceback_of
 from torchdebug_magics.probing.source.syntax import loops_around, tree_of
-from torchdebug_magics.probing.source.where import excerpt, locate, location, user_frame
+from torchdebug_magics.probing.source.user_code import excerpt, locate, location, user_frame
 from torchdebug_magics.probing.storages import shards_note
 from torchdebug_magics.report import Location
 

@@ -22,8 +22,7 @@ from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import overlap
 from torchdebug_magics.probing.modules import Call, unwrapped
 from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.source import syntax
-from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.source.where import excerpt, locate, location, user_frame
+from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, locate, location, user_frame
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.report import Location
 

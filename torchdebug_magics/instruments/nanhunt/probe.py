@@ -24,8 +24,7 @@ from torchdebug_magics.instruments.nanhunt.watch.checks import Checks, Tally
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import frames_above
-from torchdebug_magics.probing.source.where import user_calls
+from torchdebug_magics.probing.source.user_code import frames_above, user_calls
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
 _A_MOMENT_S = 0.3

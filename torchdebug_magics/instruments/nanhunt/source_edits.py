@@ -13,10 +13,9 @@ from typing import TypeAlias
 from torchdebug_magics.fixes import dedented
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place
 from torchdebug_magics.probing.modules import live
-from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.source.edited_source import SIMPLE, Source
 from torchdebug_magics.probing.source.syntax import EDITED, Edited, as_atom, expressions, nodes, parsed, span_of, tree_of
-from torchdebug_magics.probing.source.where import location, span
+from torchdebug_magics.probing.source.user_code import location, owner, span
 from torchdebug_magics.report import Edit
 
 Sources: TypeAlias = Mapping[str, str]

@@ -21,7 +21,7 @@ from torchdebug_magics.instruments.nanhunt.source_edits import Sources, changed_
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import walk
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import with_slope
 from torchdebug_magics.probing.ops import is_pointwise
-from torchdebug_magics.probing.source.where import span
+from torchdebug_magics.probing.source.user_code import span
 from torchdebug_magics.probing.tensors import largest
 
 Again: TypeAlias = "Callable[[], Replayed]"

@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.overfit.examine import REPEATED, explained, s
 from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress
 from torchdebug_magics.instruments.overfit.subjects import Subject
 from torchdebug_magics.instruments.overfit.training.training import Training
-from torchdebug_magics.probing.compiled_calls import eager
+from torchdebug_magics.probing.compiler import eager
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable

@@ -17,7 +17,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.overfit.batches import Reading, cut, loss_of, readings, samples_in
 from torchdebug_magics.instruments.overfit.training.training import Training
 from torchdebug_magics.probing.modules import unwrapped
-from torchdebug_magics.probing.source.code_owner import called_from, writes_of
+from torchdebug_magics.probing.source.user_code import called_from, writes_of
 from torchdebug_magics.probing.state.rng import RandomState
 
 _RATE = 1e-3

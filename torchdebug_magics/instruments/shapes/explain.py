@@ -17,8 +17,7 @@ from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnos
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.instruments.shapes.repair.trial import Trials, fitting_sizes
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Shape, Step
-from torchdebug_magics.probing.source.code_owner import owner
-from torchdebug_magics.probing.source.where import locate, location, part_of_line, span, user_frame
+from torchdebug_magics.probing.source.user_code import locate, location, owner, part_of_line, span, user_frame
 from torchdebug_magics.report import Location
 
 _SHOWN = 5

@@ -30,8 +30,8 @@ from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUG
 from torchdebug_magics.instruments.shapes.repair.source import EditSite, site_at
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
-from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.source.syntax import nodes
+from torchdebug_magics.probing.source.user_code import is_user_code
 
 
 def after_error(error: BaseException, *, layout: Layout | None = None, **options: Any) -> ShapesReport | None:

@@ -27,15 +27,14 @@ from torchdebug_magics.instruments.shapes.follow.saved import Saved
 from torchdebug_magics.instruments.shapes.postmortem import after_error
 from torchdebug_magics.instruments.shapes.report import ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import WatchedForward, of_cell
-from torchdebug_magics.probing.compiled_calls import CompiledCalls
+from torchdebug_magics.probing.compiler import CompiledCalls
 from torchdebug_magics.probing.dispatch import enter, is_free, take_function_mode_off
 from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import is_compiled, unwrapped
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import frames_above
-from torchdebug_magics.probing.source.where import user_frame
+from torchdebug_magics.probing.source.user_code import frames_above, user_frame
 
 _COMPILERS = ("/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/")
 """Whose graphs of a model are called as modules, too."""

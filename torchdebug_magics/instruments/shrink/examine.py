@@ -23,8 +23,7 @@ from torchdebug_magics.instruments.shrink.skipped_attention import skip_attentio
 from torchdebug_magics.instruments.shrink.stacks import Edits, Stack, costs_of, edits_of, follow_cut, renumber, rows_of, stacks_in
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings
 from torchdebug_magics.probing.modules import unwrapped
-from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import is_user_code, location
 from torchdebug_magics.probing.storages import is_shard
 
 _QUICK_FLOPS = 2e10

@@ -22,7 +22,7 @@ from torch import serialization
 from torch._C._dynamo.eval_frame import set_eval_frame
 
 from torchdebug_magics.probing.outside.open_files import path_of_descriptor
-from torchdebug_magics.probing.source.code_owner import frames_above, owner
+from torchdebug_magics.probing.source.user_code import frames_above, owner
 
 Asker: TypeAlias = Literal["user", "library", "thread", "torch", "compiler", "own", "python"]
 _SAVER = "_open_zipfile_writer_file"

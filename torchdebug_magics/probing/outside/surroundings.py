@@ -20,7 +20,7 @@ from torchdebug_magics.probing.outside.acts import Asker
 from torchdebug_magics.probing.outside.open_files import is_stream
 from torchdebug_magics.probing.outside.unseen_changes import is_shareable, used_by, used_in
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
+from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, local_values
 
 _MOST_WAIT_S = 5.0
 """For threads that a rerun has started and not joined."""

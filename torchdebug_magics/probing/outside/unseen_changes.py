@@ -13,8 +13,8 @@ from typing import Any
 
 from torchdebug_magics.machine.kept_files import Stamp, stamp_of
 from torchdebug_magics.probing.names import Named
-from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.source.syntax import names_in, nodes
+from torchdebug_magics.probing.source.user_code import is_user_code
 from torchdebug_magics.probing.state.attributes import attributes_of
 
 _MOST_ENTRIES, _DEEPEST = 5_000, 3

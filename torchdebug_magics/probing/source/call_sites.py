@@ -14,8 +14,8 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from torchdebug_magics.probing.source.code_owner import is_in_comprehension, is_module_code, local_values, owner
 from torchdebug_magics.probing.source.syntax import FUNCTIONS, expressions, first_line, nodes, tree_of
+from torchdebug_magics.probing.source.user_code import is_in_comprehension, is_module_code, local_values, owner
 
 MISSING: Any = object()
 """Stands for a value that cannot be had without running code."""

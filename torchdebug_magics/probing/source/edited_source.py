@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from torchdebug_magics.fixes import applied, dedented
 from torchdebug_magics.probing.source.syntax import covers, first_line, last_line, loops_around, nodes, parsed, tree_of
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Edit, Location
 
 SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return, ast.Delete, ast.Raise, ast.Assert)

@@ -17,8 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.probing.source import syntax
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
-from torchdebug_magics.probing.source.where import running_shell
+from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, local_values, running_shell
 from torchdebug_magics.report import Location, Report, changed, parts_of
 
 ReportT = TypeVar("ReportT", bound=Report)

@@ -12,8 +12,7 @@ from torch._C._autograd import _get_sequence_nr
 
 from torchdebug_magics.probing.dispatch import is_rewritten
 from torchdebug_magics.probing.graphs import MOST_NODES
-from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.source.where import adopt_timed, location
+from torchdebug_magics.probing.source.user_code import adopt_timed, is_user_code, location
 from torchdebug_magics.report import Location
 
 _MOST_KNOWN = 1 << 18

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
-from torchdebug_magics.probing.source.where import span
+from torchdebug_magics.probing.source.user_code import span
 
 NodeT = TypeVar("NodeT", bound=ast.AST)
 OtherT = TypeVar("OtherT", bound=ast.AST)

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.source.code_owner import Owner, is_user_code, owner, writes_of
-from torchdebug_magics.probing.source.where import runs_alone
+from torchdebug_magics.probing.source.user_code import Owner, is_user_code, owner, runs_alone, writes_of
 from torchdebug_magics.probing.state.kinds import ABSENT, GONE, Kind, same
 
 HEAP_TYPE = 1 << 9

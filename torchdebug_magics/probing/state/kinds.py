@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.source.user_code import is_user_code
 
 GONE: Any = object()
 """In the place of what was there, and is no more."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from torchdebug_magics.instruments.hangwatch.main_thread import progress as graph_growth
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import BackwardPasses, goes_through_earlier
-from torchdebug_magics.probing.source.code_owner import frames_above
+from torchdebug_magics.probing.source.user_code import frames_above
 
 if TYPE_CHECKING:
     from pathlib import Path

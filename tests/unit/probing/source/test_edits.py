@@ -15,7 +15,7 @@ import torchdebug_magics
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.fixes import applied, changes
 from torchdebug_magics.probing.source.edits import with_edits
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Edit, Finding, Location, Report
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import torchdebug_magics
-from torchdebug_magics.probing.source.code_owner import is_user_code, owner
-from torchdebug_magics.probing.source.where import excerpt, locate, location, part_of_line, span, user_frame
+from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, locate, location, owner, part_of_line, span, user_frame
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:

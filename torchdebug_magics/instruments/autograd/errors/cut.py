@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cause
 from torchdebug_magics.instruments.autograd.source_readings import cell_files, cuts_toward, gradient_switch, named_members, statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
 from torchdebug_magics.probing.source.syntax import called, expression, names_in, nodes, parsed, tree_of
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 _MAKERS = frozenset({"tensor", "as_tensor", "from_numpy", "FloatTensor", "Tensor"})

@@ -27,7 +27,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
 from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.syntax import as_atom, called, nodes
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 _SHAPES = re.compile(r"has a shape of torch\.Size\(\[([\d, ]*)\]\)")

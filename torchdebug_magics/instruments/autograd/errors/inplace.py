@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
 from torchdebug_magics.probing.graphs import upstream
 from torchdebug_magics.probing.source.call_sites import value_of
 from torchdebug_magics.probing.source.syntax import method, nodes, tree_of
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 _CHANGED = "modified by an inplace operation"

@@ -16,9 +16,8 @@ from torchdebug_magics.instruments.autograd.source_readings import assigned_at, 
 from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.source.call_sites import MISSING, value_of
-from torchdebug_magics.probing.source.code_owner import is_user_code, local_values
 from torchdebug_magics.probing.source.syntax import expression, nodes
-from torchdebug_magics.probing.source.where import location, span
+from torchdebug_magics.probing.source.user_code import is_user_code, local_values, location, span
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
 

@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import carried_names, loop_around, simple_statements, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.source.syntax import FUNCTIONS, LOOPS, bound_names, enclosing, nodes, parsed, targets_of, tree_of
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 

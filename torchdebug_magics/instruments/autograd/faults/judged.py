@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.autograd.source_readings import finding, name
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.syntax import last_name, nodes, parsed, tree_of
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 _ORDER: tuple[Kind, ...] = (

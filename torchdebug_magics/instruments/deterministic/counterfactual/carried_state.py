@@ -25,7 +25,7 @@ from torchdebug_magics.instruments.deterministic.twice.run_comparison import Dif
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.names import Named, values_found
 from torchdebug_magics.probing.source.syntax import enclosing, tree_of
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.state.process_settings import SETTINGS
 from torchdebug_magics.report import Location

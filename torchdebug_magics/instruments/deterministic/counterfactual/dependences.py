@@ -27,9 +27,8 @@ from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.instruments.deterministic.twice.workers import processes_count
-from torchdebug_magics.probing.source.code_owner import writes_of
 from torchdebug_magics.probing.source.syntax import loops_around, nodes, tree_of
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location, writes_of
 from torchdebug_magics.probing.state.rng import same_state
 from torchdebug_magics.report import Location
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.source.user_code import is_user_code
 from torchdebug_magics.probing.state.attributes import attributes_of
 from torchdebug_magics.probing.state.digest import of_plain, of_tensor
 

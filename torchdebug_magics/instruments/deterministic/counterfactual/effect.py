@@ -20,8 +20,7 @@ from torchdebug_magics.instruments.deterministic.twice.run_comparison import (
 )
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.modules import live_modules
-from torchdebug_magics.probing.source.code_owner import frames_above, owner
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import frames_above, location, owner
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.report import Location
 

@@ -19,9 +19,8 @@ from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecord
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-from torchdebug_magics.probing.source.code_owner import is_user_code, writes_of
 from torchdebug_magics.probing.source.syntax import names_in, read_before_bound
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import is_user_code, location, writes_of
 from torchdebug_magics.probing.state.contents import Contents
 from torchdebug_magics.probing.state.kinds import ABSENT
 from torchdebug_magics.probing.state.process_settings import SETTINGS

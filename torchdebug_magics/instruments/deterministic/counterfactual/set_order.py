@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state 
 from torchdebug_magics.instruments.deterministic.report import Dependence
 from torchdebug_magics.instruments.deterministic.ritual.status import began_with
 from torchdebug_magics.probing.source.syntax import called, dotted, method, nodes, targets_of, tree_of
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 _HOLDING = (list, tuple, dict, set, frozenset)

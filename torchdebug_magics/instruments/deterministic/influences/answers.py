@@ -37,8 +37,7 @@ from torchdebug_magics.instruments.deterministic.influences.influence import (
     Influence,
     OutsideCall,
 )
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, owner
-from torchdebug_magics.probing.source.where import span
+from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, owner, span
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime")
 _PLAIN = (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torchdebug_magics.instruments.deterministic.report import Cause, Dependence, On
 from torchdebug_magics.probing.source.syntax import called, dotted
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 _SEED = 42

@@ -31,8 +31,8 @@ from torchdebug_magics.probing.dispatch import modes, put_unnoticed
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.ops import written_by
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import frames_above, owner
 from torchdebug_magics.probing.source.lines import Line, Lines
+from torchdebug_magics.probing.source.user_code import frames_above, owner
 from torchdebug_magics.probing.state.contents import Contents, memory_of
 from torchdebug_magics.probing.state.digest import EMPTY, folded, of_plain, of_tensor
 

@@ -15,12 +15,11 @@ import torch
 
 from torchdebug_magics.instruments.deterministic.fingerprint import OVERWRITTEN, RECORD, Fingerprint, Update
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
-from torchdebug_magics.probing.compiled_calls import away_from_the_compiler
+from torchdebug_magics.probing.compiler import away_from_the_compiler
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, location
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location

@@ -13,7 +13,7 @@ import torch
 
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.where import locate, user_frame
+from torchdebug_magics.probing.source.user_code import locate, user_frame
 from torchdebug_magics.probing.state.digest import EMPTY, folded, of_tensor
 from torchdebug_magics.probing.state.rng import same_state
 from torchdebug_magics.probing.tensors import is_traced, tensors_in

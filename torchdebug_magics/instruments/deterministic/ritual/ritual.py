@@ -25,7 +25,7 @@ from torchdebug_magics.instruments.deterministic.ritual.status import Seedable, 
 from torchdebug_magics.instruments.deterministic.ritual.switches import COMPILER, INDUCTOR, Switch, mode, switches
 from torchdebug_magics.probing.after_import import AfterImport
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.where import locate, user_frame
+from torchdebug_magics.probing.source.user_code import locate, user_frame
 from torchdebug_magics.probing.state.rng import RandomState, same_state
 
 MOST = 2**32 - 1

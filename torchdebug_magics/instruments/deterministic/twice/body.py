@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
-from torchdebug_magics.probing.source.code_owner import called_from, frames_above, owner, writes_of
+from torchdebug_magics.probing.source.user_code import called_from, frames_above, owner, writes_of
 
 _AGAIN_S = 0.02
 """How soon the run is ended once more, should its code have caught the first attempt."""

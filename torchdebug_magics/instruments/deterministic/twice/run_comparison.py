@@ -19,14 +19,13 @@ from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecord
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
 from torchdebug_magics.instruments.deterministic.report import Divergence
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
-from torchdebug_magics.probing.compiled_calls import away_from_the_compiler
+from torchdebug_magics.probing.compiler import away_from_the_compiler
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import binding, nodes
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import is_user_code, location
 from torchdebug_magics.probing.state.contents import Contents
 from torchdebug_magics.probing.state.digest import of_plain, of_tensor
 from torchdebug_magics.report import Location

@@ -27,9 +27,9 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import Guard, interrupts_held
-from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import nodes
+from torchdebug_magics.probing.source.user_code import owner
 from torchdebug_magics.probing.state.contents import Contents, memory_of
 from torchdebug_magics.probing.state.rng import RandomState
 

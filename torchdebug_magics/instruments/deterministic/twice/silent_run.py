@@ -11,8 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from torchdebug_magics.probing.source.code_owner import is_user_code
-from torchdebug_magics.probing.source.where import user_frame
+from torchdebug_magics.probing.source.user_code import is_user_code, user_frame
 
 _HANDLE = logging.Handler.handle
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?")

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.where import runs_alone
+from torchdebug_magics.probing.source.user_code import runs_alone
 from torchdebug_magics.probing.state.attributes import Names, attributes_of
 from torchdebug_magics.probing.state.contents import Contents
 from torchdebug_magics.probing.state.kinds import ABSENT, hashes_by_itself

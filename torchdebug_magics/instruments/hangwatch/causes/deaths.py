@@ -11,9 +11,8 @@ from torchdebug_magics.format import listed, one_line, plural
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Issued, Participant
 from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
-from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.source.syntax import covers, loops_around, tree_of
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location, owner
 from torchdebug_magics.ranks.report import signal_name
 from torchdebug_magics.report import Location
 

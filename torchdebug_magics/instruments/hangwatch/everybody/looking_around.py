@@ -26,7 +26,7 @@ from torchdebug_magics.machine.process_state import (
     waited_for_core_s,
     waits_in,
 )
-from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.source.user_code import owner
 from torchdebug_magics.ranks.agent import dump_signal, socket_path
 from torchdebug_magics.ranks.launching import Children
 from torchdebug_magics.ranks.rank_traces import Child

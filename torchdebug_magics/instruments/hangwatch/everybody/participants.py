@@ -9,8 +9,7 @@ from typing import Any
 
 from torchdebug_magics.instruments.hangwatch.report import Wait
 from torchdebug_magics.machine.process_state import has_proc
-from torchdebug_magics.probing.source.code_owner import owner
-from torchdebug_magics.probing.source.where import location
+from torchdebug_magics.probing.source.user_code import location, owner
 from torchdebug_magics.ranks.rank_traces import Child
 from torchdebug_magics.report import Location
 

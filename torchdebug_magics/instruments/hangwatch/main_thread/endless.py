@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from types import BuiltinFunctionType, FrameType
 
 from torchdebug_magics.probing.source.call_sites import function_node, line_of, value_of
-from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code, owner
 from torchdebug_magics.probing.source.syntax import dotted, enclosing, exchanged
+from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, owner
 
 _HARMLESS = frozenset({"print", "len", "abs", "min", "max", "int", "float", "str", "bool", "range", "isinstance", "id", "round"})
 _ENDS = re.compile("KeyboardInterrupt|SystemExit|GeneratorExit")

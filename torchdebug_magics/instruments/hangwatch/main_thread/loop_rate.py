@@ -17,9 +17,8 @@ from torchdebug_magics.instruments.hangwatch.everybody.participants import with_
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.waits.thread_waits import wait_of
 from torchdebug_magics.probing.source.call_sites import function_node, line_of, names_of, value_of
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, owner
 from torchdebug_magics.probing.source.syntax import called, dotted, loops_around
-from torchdebug_magics.probing.source.where import adopt_timed, locate, location
+from torchdebug_magics.probing.source.user_code import adopt_timed, frames_above, is_user_code, locate, location, owner
 from torchdebug_magics.report import Location
 
 _BUILT_IN = frozenset({list, tuple, dict, set, str, range})

@@ -20,9 +20,8 @@ import torch
 
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import cell_frames
 from torchdebug_magics.probing.source.call_sites import function_node, line_of, names_of
-from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code
 from torchdebug_magics.probing.source.syntax import loops_around, names_in, nodes, targets_of
-from torchdebug_magics.probing.source.where import locate
+from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, locate
 from torchdebug_magics.report import Location
 
 _MOST_POSITIONS = 4096

@@ -21,8 +21,8 @@ from typing import Any, Literal, TypeAlias
 from weakref import ref
 
 from torchdebug_magics.probing.source.call_sites import MISSING, calls_on_line, names_of, node_at, value_of
-from torchdebug_magics.probing.source.code_owner import frames_above, is_module_code, is_user_code, owner
 from torchdebug_magics.probing.source.syntax import last_name
+from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, owner
 from torchdebug_magics.probing.state.attributes import referents
 
 LOCKS: tuple[type, ...] = (_thread.LockType, type(_thread.RLock()))

@@ -12,8 +12,8 @@ from typing import Any
 
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import LOCKS, Reach, Target, Waiting, runs_loop
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, names_of, value_of
-from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_code, owner
 from torchdebug_magics.probing.source.syntax import WITHS, enclosing, last_name, loops_around, nodes, own_nodes
+from torchdebug_magics.probing.source.user_code import is_module_code, is_user_code, owner
 
 Stacks = Mapping[int, Sequence[FrameType]]
 """The frames of each thread, by its ident, innermost first."""

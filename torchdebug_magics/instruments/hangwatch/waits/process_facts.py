@@ -28,7 +28,7 @@ from torchdebug_magics.instruments.hangwatch.waits.collectives import collective
 from torchdebug_magics.instruments.hangwatch.waits.lock_holders import find_holders
 from torchdebug_magics.instruments.hangwatch.waits.thread_waits import own_frames, wait_of
 from torchdebug_magics.probing.source.call_sites import line_of, names_of
-from torchdebug_magics.probing.source.code_owner import is_module_code, is_user_code, owner
+from torchdebug_magics.probing.source.user_code import is_module_code, is_user_code, owner
 
 CALL = f"{__name__}:facts_of_this_process"
 """How an agent is asked for it."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Kind, Target, Waiting, builtin_wait, lock_wait, pipe_of, runs_loop
 from torchdebug_magics.probing.source.call_sites import names_of
-from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.source.user_code import owner
 
 _DEBUGGERS = frozenset({"pdb", "bdb", "ipdb", "cmd", "IPython.core.debugger", "IPython.terminal.debugger", "pudb.debugger"})
 _PROMPTS = frozenset({"interaction", "cmdloop", "_cmdloop", "_do_wait_suspend", "do_wait_suspend"})

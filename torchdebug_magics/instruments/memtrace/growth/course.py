@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.memtrace.held.still_held import HandledErrors
 from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, mark_called, mark_gradients, mark_state
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
 from torchdebug_magics.instruments.memtrace.ledger.phases import Phases
-from torchdebug_magics.probing.compiled_calls import CompiledCalls
+from torchdebug_magics.probing.compiler import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.modules import OutermostCalls
 from torchdebug_magics.probing.safety import Guard

@@ -13,7 +13,7 @@ from torchdebug_magics.instruments.memtrace.trace import Holder
 from torchdebug_magics.memory.found import Holding, find_holders
 from torchdebug_magics.memory.paths import NOWHERE, HolderPath, Owner
 from torchdebug_magics.probing.source.syntax import FUNCTIONS, LOOPS, called, dotted, last_name, method, nodes, targets_of, tree_of
-from torchdebug_magics.probing.source.where import location, running_shell
+from torchdebug_magics.probing.source.user_code import location, running_shell
 from torchdebug_magics.report import Location
 
 _ASKED = 2000

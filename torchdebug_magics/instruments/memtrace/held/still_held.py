@@ -22,9 +22,8 @@ from torchdebug_magics.memory.found import find_holders
 from torchdebug_magics.memory.paths import NOWHERE, HolderPath
 from torchdebug_magics.memory.roots import roots
 from torchdebug_magics.memory.walk import Walk
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code
 from torchdebug_magics.probing.source.syntax import own_nodes, tree_of
-from torchdebug_magics.probing.source.where import locate, location
+from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, locate, location
 from torchdebug_magics.probing.state.attributes import undisturbed
 from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.probing.tensors import tensors_in

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry
 from torchdebug_magics.probing.modules import unwrapped
-from torchdebug_magics.probing.source.where import user_frame
+from torchdebug_magics.probing.source.user_code import user_frame
 from torchdebug_magics.probing.tensors import is_traced
 
 UNNAMED: Final = "a tensor from before the step"

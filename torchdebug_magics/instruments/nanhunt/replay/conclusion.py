@@ -17,8 +17,7 @@ from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, Na
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, line_of, no_less_bad
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.walk.meant_infinities import is_bad_weight
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values
-from torchdebug_magics.probing.source.where import excerpt, locate, location, user_frame
+from torchdebug_magics.probing.source.user_code import excerpt, frames_above, is_user_code, local_values, locate, location, user_frame
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import NAN, bad_mask, is_bad, kind_of, largest, tensors_in
 from torchdebug_magics.probing.this_rank import rank, world_size

@@ -39,8 +39,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, overwr
 from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
 from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.probing.source import syntax
-from torchdebug_magics.probing.source.code_owner import local_values
-from torchdebug_magics.probing.source.where import excerpt, span
+from torchdebug_magics.probing.source.user_code import excerpt, local_values, span
 from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, tensors_in
 
 _MOST_S = 10.0

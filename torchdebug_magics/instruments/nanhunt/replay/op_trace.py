@@ -22,7 +22,7 @@ from torchdebug_magics.instruments.nanhunt.report import LayerRow
 from torchdebug_magics.probing.dispatch import OpListener, Run, enter
 from torchdebug_magics.probing.modules import Call, ModuleCalls
 from torchdebug_magics.probing.ops import is_uninitialised, op_name, written_by
-from torchdebug_magics.probing.source.where import user_frame
+from torchdebug_magics.probing.source.user_code import user_frame
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import is_bad
 

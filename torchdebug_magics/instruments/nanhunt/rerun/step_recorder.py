@@ -19,14 +19,13 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place, Position,
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import BufferKeeper, Held
 from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Batches
 from torchdebug_magics.instruments.nanhunt.rerun.written_places import Namespace, places_of
-from torchdebug_magics.probing.compiled_calls import CompiledCalls
+from torchdebug_magics.probing.compiler import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_traced
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import OutermostCalls, fast_path_parts, live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import frames_above, is_user_code, local_values, owner
 from torchdebug_magics.probing.source.syntax import bound_names, lists_around, read_before_bound, tree_of
-from torchdebug_magics.probing.source.where import span
+from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, local_values, owner, span
 from torchdebug_magics.probing.state.contents import Kept, version_of
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.state.snapshot import OF_A_STEP, Snapshot

@@ -31,12 +31,12 @@ from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, outside
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step, StepRecorder
 from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, values_in
 from torchdebug_magics.instruments.nanhunt.rerun.written_places import iterators_in
-from torchdebug_magics.probing.compiled_calls import eager
+from torchdebug_magics.probing.compiler import eager
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.outside.surroundings import used_by_other_threads
 from torchdebug_magics.probing.safety import Guard, quiet
-from torchdebug_magics.probing.source.code_owner import frames_above
+from torchdebug_magics.probing.source.user_code import frames_above
 from torchdebug_magics.probing.state.contents import Writes
 from torchdebug_magics.probing.state.snapshot import Snapshot, listening
 from torchdebug_magics.probing.tensors import is_bad, tensors_in

@@ -24,7 +24,6 @@ from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import (
     written_into,
 )
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Step
-from torchdebug_magics.probing.source.code_owner import local_values, owner
 from torchdebug_magics.probing.source.syntax import (
     bound_names,
     leading_to,
@@ -34,7 +33,7 @@ from torchdebug_magics.probing.source.syntax import (
     span_as_written,
     tree_of,
 )
-from torchdebug_magics.probing.source.where import adopt_timed, location
+from torchdebug_magics.probing.source.user_code import adopt_timed, local_values, location, owner
 from torchdebug_magics.report import Location
 
 

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torchdebug_magics.probing.source.code_owner import called_from, is_of_module, is_user_code, local_values, writes_of
 from torchdebug_magics.probing.source.syntax import names_in
+from torchdebug_magics.probing.source.user_code import called_from, is_of_module, is_user_code, local_values, writes_of
 from torchdebug_magics.probing.state.attributes import Names, attributes_of
 from torchdebug_magics.probing.state.states import is_generator
 

@@ -28,7 +28,7 @@ from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import Overflo
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning, Leaves, site, survey
 from torchdebug_magics.instruments.nanhunt.watch.update_checks import Undos
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.where import user_frame
+from torchdebug_magics.probing.source.user_code import user_frame
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
 from torchdebug_magics.probing.this_rank import world_size
 

@@ -24,8 +24,7 @@ from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard, quiet
-from torchdebug_magics.probing.source.code_owner import frames_above
-from torchdebug_magics.probing.source.where import excerpt, location
+from torchdebug_magics.probing.source.user_code import excerpt, frames_above, location
 from torchdebug_magics.probing.state.contents import Writes, version_of
 from torchdebug_magics.probing.state.snapshot import Snapshot
 from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of

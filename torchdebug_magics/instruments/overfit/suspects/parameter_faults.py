@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Trai
 from torchdebug_magics.instruments.overfit.training.change import TrainingChange, Undo
 from torchdebug_magics.instruments.overfit.training.observed_step import CutGraph
 from torchdebug_magics.instruments.overfit.training.training import Training
-from torchdebug_magics.probing.source.code_owner import frames_above
+from torchdebug_magics.probing.source.user_code import frames_above
 from torchdebug_magics.probing.steps import parameters_of
 
 _UP, _DOWN = (10.0, 100.0, 1e3, 1e4, 1e5), (0.1, 1e-2, 1e-3, 1e-4)

@@ -12,8 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchdebug_magics.instruments.overfit.training.change import OnCall
 from torchdebug_magics.instruments.overfit.training.loss_calls import LOSSES, LossCall, bound, names_of
-from torchdebug_magics.probing.source.code_owner import frames_above, owner
-from torchdebug_magics.probing.source.where import locate
+from torchdebug_magics.probing.source.user_code import frames_above, locate, owner
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
 

@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Shape
-from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.source.user_code import is_user_code
 from torchdebug_magics.probing.state.rng import RandomState
 
 _SHOWN = 4

@@ -21,8 +21,8 @@ import torch
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import is_quiet, may_run
 from torchdebug_magics.instruments.shapes.repair.source import site_of
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors
-from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.source.syntax import bound_names, lists_around, nodes, read_names, targets_of, tree_of
+from torchdebug_magics.probing.source.user_code import is_user_code
 
 _NAMES: WeakKeyDictionary[SourceLines, tuple[CodeType, dict[str, Any]]]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.source.code_owner import is_user_code
+from torchdebug_magics.probing.source.user_code import is_user_code
 
 _PLAIN = frozenset(["abs", "bool", "dict", "enumerate", "float", "int", "isinstance", "len", "list", "max", "min", "range", "sum", "tuple"])
 _OF_DICTS = frozenset(["get", "items", "keys", "values"])

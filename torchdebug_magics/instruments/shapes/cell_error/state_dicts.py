@@ -15,8 +15,8 @@ from torchdebug_magics.format import listed, shape
 from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
-from torchdebug_magics.probing.source.code_owner import is_user_code
 from torchdebug_magics.probing.source.syntax import dotted, nodes, tree_of
+from torchdebug_magics.probing.source.user_code import is_user_code
 
 _SHOWN = 2
 _MOST_CHANGED = 2

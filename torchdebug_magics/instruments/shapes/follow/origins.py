@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.shapes.follow.suspects import Suspects
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.where import user_frame
+from torchdebug_magics.probing.source.user_code import user_frame
 
 _QUESTIONS = frozenset(
     [

@@ -26,9 +26,8 @@ from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.instruments.shapes.repair.source import EditSite, site_at, site_in
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.dry_runs.inputs import sizes
-from torchdebug_magics.probing.source.code_owner import owner
 from torchdebug_magics.probing.source.syntax import expression
-from torchdebug_magics.probing.source.where import locate, location, part_of_line, span
+from torchdebug_magics.probing.source.user_code import locate, location, owner, part_of_line, span
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:

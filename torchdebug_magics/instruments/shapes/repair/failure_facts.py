@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.shapes.follow.seen import Failed, Forward, Ma
 from torchdebug_magics.instruments.shapes.repair.source import Caller, EditSite, site_of
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.source.user_code import owner
 
 Sizes = tuple[int, ...]
 

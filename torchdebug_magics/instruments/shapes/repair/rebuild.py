@@ -14,7 +14,7 @@ from torch import nn
 
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
 from torchdebug_magics.probing.safety import quiet
-from torchdebug_magics.probing.source.code_owner import is_user_code, owner
+from torchdebug_magics.probing.source.user_code import is_user_code, owner
 from torchdebug_magics.probing.state.rng import RandomState
 
 _FROZEN = 25

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.source.code_owner import local_values, owner
 from torchdebug_magics.probing.source.syntax import (
     as_atom,
     dotted,
@@ -22,7 +21,7 @@ from torchdebug_magics.probing.source.syntax import (
     statement_at,
     tree_of,
 )
-from torchdebug_magics.probing.source.where import span
+from torchdebug_magics.probing.source.user_code import local_values, owner, span
 
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 _LONGEST = 60

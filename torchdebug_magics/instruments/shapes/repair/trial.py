@@ -22,7 +22,7 @@ from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, rebuilt, zeros
 from torchdebug_magics.probing.safety import Guard, quiet
-from torchdebug_magics.probing.source.where import span, user_frame
+from torchdebug_magics.probing.source.user_code import span, user_frame
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.storages import ranks_of
 

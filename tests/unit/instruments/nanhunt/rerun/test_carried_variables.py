@@ -9,8 +9,8 @@ import pytest
 
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import frame_chain
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import live_in
-from torchdebug_magics.probing.source.code_owner import local_values
 from torchdebug_magics.probing.source.syntax import bound_names, lists_around, read_before_bound, tree_of
+from torchdebug_magics.probing.source.user_code import local_values
 
 
 def body(text: str) -> list[ast.stmt]:

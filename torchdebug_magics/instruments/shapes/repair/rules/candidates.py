@@ -52,7 +52,7 @@ from torchdebug_magics.instruments.shapes.repair.size_history import (
     of_inputs,
     steps,
 )
-from torchdebug_magics.probing.source.code_owner import owner
+from torchdebug_magics.probing.source.user_code import owner
 
 _DIMENSIONS = {2: "1d", 3: "1d", 4: "2d", 5: "3d"}
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

@@ -17,7 +17,7 @@ import torch
 
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.code_owner import local_values
+from torchdebug_magics.probing.source.user_code import local_values
 
 Entered: TypeAlias = Callable[[int], None]
 Left: TypeAlias = Callable[[Any], None]
