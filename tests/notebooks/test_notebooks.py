@@ -181,7 +181,7 @@ SENTENCES = {
         r"Zero gradients in `2` and 1 module before it from step 0 on · In\[\d+\] line 7",
         r"^\('2', \('0', '2'\), 1\.0\)$",
         r"Updates are too large: \d+% of the weight norm in `\d` · In\[\d+\] line 7",
-        r"Weights of 3 modules change by at most \de-\d+ of their norm per update · In\[\d+\] line 7",
+        r"Weights of 3 modules change by at most \de-\d+ of their norm per update · In\[\d+\] line 3",
         r"^\('too_fast', 'not_learning', 'raise the learning rate from 1e-09",
         r"Weights of \d modules do not change: updates round to zero · In\[\d+\] line 7",
         r"^\('not_learning', 0\.0, 'keep the weights in float32",

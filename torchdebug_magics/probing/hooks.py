@@ -142,6 +142,10 @@ class Hooks:
         """`around(original, parameters, max_norm, total_norm, ...)` where ``clip_grad_norm_``, however imported, scales the gradients."""
         wrap(stack, self, torch.nn.utils.clip_grad, "_clip_grads_with_norm_", around)
 
+    def grouped_gradients(self, stack: ExitStack, around: Callable[..., Any]) -> None:
+        """`around(original, gradients)` where ``clip_grad_norm_`` and ``clip_grad_value_`` take the gradients that they clip."""
+        wrap(stack, self, torch.nn.utils.clip_grad, "_group_tensors_by_device_and_dtype", around)
+
     def loader_batches(self, stack: ExitStack, around: Callable[..., Any]) -> None:
         """`around(original, iterator)` whenever a running `DataLoader` is asked for its next batch."""
         wrap(stack, self, _BaseDataLoaderIter, "__next__", around)

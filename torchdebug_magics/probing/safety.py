@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
+from torchdebug_magics.probing.source.user_code import is_user_code, location
 from torchdebug_magics.report import own_traceback
 from torchdebug_magics.session import first_interrupt
 
@@ -60,11 +61,6 @@ def traceback_of(error: BaseException, reason: str) -> list[str]:
 
 def shortened(error: BaseException, reason: str) -> list[str]:
     """The traceback of `error` without the frames of libraries, ending in `reason`."""
-    from torchdebug_magics.probing.source.user_code import (
-        is_user_code,
-        location,
-    )
-
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     calls = [location(code.co_filename, line, code.co_name) for code, line in frames]
     return own_traceback(calls, f"{type(error).__name__}: {reason}".removesuffix(": "))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,6 +81,28 @@ def classes_of(loss: torch.Tensor) -> int | None:
         else:
             todo.extend(before for before, _ in node.next_functions if before is not None)
     return (amounts.pop() or None) if len(amounts) == 1 else None
+
+
+def factor_of(loss: torch.Tensor) -> float:
+    """By what a criterion that has a least value is multiplied: -1 for ``-F.mse_loss(...)``; NaN where that is not known."""
+    node, factor = loss.grad_fn, 1.0
+    for _ in range(_MOST_NODES):
+        name = "" if node is None else node.name()
+        if "Loss" in name or name.startswith((_OF_TWO, "Abs")) or getattr(node, "_saved_exponent", None) == 2:  # noqa: PLR2004 - a square
+            return factor
+        if name.startswith(("Mul", "Div")):
+            raw: Any = getattr(node, "_raw_saved_other", None)  # to look at what a hook has packed would run the user's code
+            other = None if raw is None or getattr(raw, "unpack_hook", None) is not None else getattr(node, "_saved_other", None)
+            if not isinstance(other, torch.Tensor) or other.dim() or other.device.type != "cpu" or not float(other):
+                break
+            factor = factor * float(other) if name.startswith("Mul") else factor / float(other)
+        elif name.startswith("Neg"):
+            factor = -factor
+        elif not name.startswith(("Mean", "Sum", "View", "Squeeze")):
+            break
+        assert node is not None
+        node = next((before for before, _ in node.next_functions if before is not None), None)
+    return math.nan
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,16 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.gradwatch.record import GradientHistory, MeasuredStep, ModuleNumbers, ModuleSeries
+from torchdebug_magics.instruments.gradwatch.record import (
+    GradientHistory,
+    Link,
+    MeasuredStep,
+    ModuleNumbers,
+    ModuleSeries,
+    can_be_measured,
+)
 from torchdebug_magics.probing.storages import is_shard, local_of
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _USUAL_RMS = 0.02
 """Of weights: smaller ones, as those that begin at zero, are no measure for an update."""
 _SAMPLE = 1024
@@ -38,6 +44,11 @@ class OptimizerWatch:
             if can_be_measured(parameter):
                 positions.setdefault(parameter.device, []).append(at)
         self._meters = [StepMeter(parameters, places) for places in positions.values()]
+        self._open = list(range(len(parameters)))
+        """The positions of those that no update has changed so far."""
+        self._chains = [history.chains.get(key) for key in self.ids]
+        self._rates: dict[int, float] = {}
+        """Of the parameters that no update has changed so far, by their positions."""
 
     def fits(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether it was made for these very tensors, where they are now."""
@@ -74,10 +85,34 @@ class OptimizerWatch:
                 meter.after(parameters, extras)
                 extras = {}
         self.is_measuring = False
+        self._follow(parameters, optimizer, step)
         rates = (group["lr"] for group in optimizer.param_groups if isinstance(group.get("lr"), (int, float)))
         step.rate = max(rates, default=math.nan)
         self.history.micro_batches = max(1, step.count)
         self.pending = step
+
+    def _follow(self, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer, step: MeasuredStep) -> None:
+        """How far this update came with the parameters that none has changed so far: the numbers are yet to come."""
+        history, groups = self.history, optimizer.param_groups
+        history.zeroed = step.zeroed if step.count else history.zeroed
+        if step.count and (step.early_clip or step.has_clip):
+            history.clipping_steps_count += 1
+            history.early_clips_count += not step.has_clip
+            history.early_clip = step.early_clip or history.early_clip
+        history.factor = step.factor * (-1 if any(group.get("maximize") for group in groups) else 1)
+        history.is_scheduled = any("initial_lr" in group for group in groups)
+        self._open = [at for at in self._open if (chain := self._chains[at]) is not None and chain.link is not Link.NONE]
+        self._rates = {}
+        if not self._open:
+            return
+        rates = [group.get("lr") for group in groups for _ in group["params"]]
+        present = {meter.places[at] for meter in self._meters for at in meter.present}
+        for at in self._open:
+            rate, chain, parameter = rates[at], self._chains[at], parameters[at]
+            if at in present:
+                self._rates[at] = rate if isinstance(rate, (int, float)) else math.nan
+            elif chain is not None and parameter.grad is None:  # and not one that is laid out otherwise
+                chain.add(Link.WITHOUT_GRADIENT if parameter.requires_grad else Link.FROZEN)
 
     def read(self) -> MeasuredStep | None:
         """The pending step, once: waits for the device. None where nothing is on its way."""
@@ -109,6 +144,8 @@ class OptimizerWatch:
                     row[2] += update**2 * part
                     row[3] += count - nonzero * part
                     row[4] += count
+                    if (rate := self._rates.get(place)) is not None and (chain := self._chains[place]) is not None:
+                        chain.measured(norm, rate, weight, update / max(weight, _USUAL_RMS * math.sqrt(meter.sizes[at])))
         fresh = {series: _numbers(*row) for series, row in sums.items() if row[4]}
         self._latest |= fresh
         stale = {key: self._latest[key]._replace(norm=math.sqrt(row[0]), is_fresh=False) for key, row in sums.items() if not row[4]}
@@ -121,13 +158,6 @@ def _numbers(norm: float, weight: float, update: float, zeros: float, count: flo
     ratio = update_norm / weight_norm if weight_norm else (math.inf if update_norm else 0.0)
     pace = update_norm / max(weight_norm, _USUAL_RMS * math.sqrt(count))
     return ModuleNumbers(math.sqrt(norm), ratio, zeros / count, pace)
-
-
-def can_be_measured(parameter: torch.Tensor) -> bool:
-    """Whether it, or its part in this process, is a plain floating-point tensor; of any other kind no hidden operation is asked for."""
-    parameter = local_of(parameter)
-    is_plain = type(parameter) in _PLAIN and not parameter.is_meta and parameter.layout is torch.strided
-    return is_plain and parameter.numel() > 0 and (parameter.is_floating_point() or parameter.is_complex())
 
 
 class StepMeter:

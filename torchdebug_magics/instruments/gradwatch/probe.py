@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import csv
+import importlib.util
+import math
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from types import TracebackType
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import plural
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.gradwatch.measuring import OptimizerWatch, can_be_measured, gradient_of
-from torchdebug_magics.instruments.gradwatch.record import ClipCall, MeasuredStep, RunRecord, StepLog
+from torchdebug_magics.instruments.gradwatch.measuring import OptimizerWatch, gradient_of
+from torchdebug_magics.instruments.gradwatch.record import ClipCall, MeasuredStep, ModuleNumbers, RunRecord, can_be_measured
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, verdict
 from torchdebug_magics.instruments.gradwatch.training_faults import Judge
 from torchdebug_magics.probing.dispatch import is_being_compiled
@@ -25,10 +30,11 @@ from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.lines import Line, Lines
-from torchdebug_magics.probing.steps import classes_of, parameters_of
+from torchdebug_magics.probing.steps import classes_of, factor_of, parameters_of
 from torchdebug_magics.probing.storages import is_shard, local_of, shards_note
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
+_COLUMNS = ("step", "module", "grad_norm", "update_ratio", "zero_share", "loss")
 _MOST_CLIPS = 8
 _FIRST_LOOKS, _LOOK_EVERY = 4, 64
 """Backward passes whose loss is looked at for its number of classes: the first few, then one in so many."""
@@ -51,7 +57,7 @@ class GradProbe:
         self._hooks = Hooks()
         self._lines = Lines(Line)
         self._log = StepLog(csv, tensorboard)
-        self._record = RunRecord(self._log)
+        self._record = RunRecord(self._log.write)
         self._judge = Judge(self._record)
         self._watches: dict[int, tuple[weakref.ref[torch.optim.Optimizer], OptimizerWatch]] = {}
         self._events = MeasuredStep()
@@ -60,6 +66,7 @@ class GradProbe:
         self._is_scaled = False
         """Whether the last loss may be multiplied by a GradScaler."""
         self._classes: int | None = None
+        self._factor = math.nan
         self._wants_leaves = False
         self._batches = _Batches()
         self._thread = threading.get_ident()
@@ -76,6 +83,8 @@ class GradProbe:
         stack.push(self._ended)
         self._hooks.autograd_calls(stack, "backward", self._looking("the look at a loss", self._look_at_loss))
         self._hooks.clipped_gradients(stack, self._looking("the look at clipping", self._look_at_clipping))
+        self._hooks.grouped_gradients(stack, self._looking("the look at clipping", self._look_at_values))
+        self._hooks.zeroed_gradients(stack, self._looking("the look at zero_grad()", self._zeroes))
         self._hooks.loader_batches(stack, self._around_batch)
         self._hooks.optimizer_steps(stack, self._before_step, self._after_step)
 
@@ -129,16 +138,36 @@ class GradProbe:
             self._backward_line = self._lines.here(sys._getframe())
             if self._backward_count < _FIRST_LOOKS or self._backward_count % _LOOK_EVERY == 0:
                 self._classes = classes_of(loss) or (self._classes if self._backward_count else None)
+                self._factor = factor_of(loss)
             if self._wants_leaves:
                 events.leaves, self._wants_leaves = frozenset(map(id, leaves_of([loss]))), False
+            events.factor = self._factor
             self._is_scaled = loss.grad_fn is not None and loss.grad_fn.name() == "MulBackward0"
             self._backward_count += 1
             value = local_of(loss).detach()
             events.total = value.clone() if events.total is None or events.total.device != value.device else events.total + value
             events.count += 1
+            events.zeroed = None
             self._batches.used()
 
+    def _clips(self) -> None:
+        events = self._events
+        events.has_clip = events.has_clip or events.count > 0
+        events.early_clip = events.early_clip or (None if events.count else self._lines.here(sys._getframe()))
+
+    def _look_at_values(self, *_: Any) -> None:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code.co_filename != torch.nn.utils.clip_grad.__file__:
+            frame = frame.f_back
+        if frame is not None and frame.f_code.co_name == "clip_grad_value_":  # and not a norm that is only asked for
+            self._clips()
+
+    def _zeroes(self, *_: Any, **__: Any) -> None:
+        self._events.zeroed = self._lines.here(sys._getframe())
+
     def _look_at_clipping(self, parameters: Any, max_norm: Any, total_norm: Any, *_: Any, **__: Any) -> None:
+        if float(max_norm) < math.inf:  # else the norm is only asked for
+            self._clips()
         is_known = isinstance(total_norm, torch.Tensor) and not is_traced(total_norm) and not is_shard(total_norm)
         if is_known and isinstance(parameters, (list, tuple)):
             call = ClipCall(frozenset(map(id, parameters)), total_norm.detach(), float(max_norm), self._lines.here(sys._getframe()))
@@ -221,6 +250,49 @@ class GradProbe:
         if now_s - self._looked_s > 1:
             self._looked_s = now_s
             self._findings = self._judge.findings()
+
+
+class StepLog:
+    """Where steps are written to, if anywhere. A wrong place is an error before anything runs."""
+
+    def __init__(self, csv_file: str | None, tensorboard: str | None) -> None:
+        self._path = None if csv_file is None else Path(csv_file).expanduser()
+        self._folder = tensorboard
+        self._rows: Any = None
+        self._scalars: Any = None
+        if self._path is not None and (self._path.is_dir() or not self._path.parent.is_dir()):
+            msg = f"--csv {csv_file}: not a file in a folder that exists"
+            raise TorchDebugError(msg)
+        if tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
+            msg = "--tensorboard needs TensorBoard, which is not installed: `%pip install tensorboard`, or use --csv FILE"
+            raise TorchDebugError(msg)
+
+    def attach(self, stack: ExitStack) -> None:
+        """Open the file; it is closed with the stack."""
+        if self._path is not None:
+            try:
+                file = stack.enter_context(self._path.open("w", newline="", encoding="utf-8"))
+            except OSError as error:
+                msg = f"--csv {self._path}: {error.strerror or error}"
+                raise TorchDebugError(msg) from None
+            self._rows = csv.writer(file)
+            self._rows.writerow(_COLUMNS)
+        if self._folder is not None:
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - late, and only where it is installed
+
+            self._scalars = SummaryWriter(self._folder)
+            stack.callback(self._scalars.close)
+
+    def write(self, step: int, modules: Iterable[tuple[str, ModuleNumbers]], loss: float, optimizer: str) -> None:
+        """One step of one optimizer; the modules are named only where that is written."""
+        known = [] if self._rows is None and self._scalars is None else list(modules)
+        if self._rows is not None:
+            self._rows.writerows((step, name, *(f"{value:.6g}" for value in (*numbers[:3], loss))) for name, numbers in known)
+        if self._scalars is not None:
+            for name, numbers in known:
+                for what, value in zip(_COLUMNS[2:5], numbers[:3], strict=True):
+                    self._scalars.add_scalar(f"{what}/{name or 'model'}", value, step)
+            self._scalars.add_scalar(f"loss/{optimizer}", loss, step)
 
 
 class _Batches:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import importlib.util
 import math
 import statistics
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import torch
 
-from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.gradwatch.report import GradReport, ModuleRow
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.lines import Line
@@ -27,12 +23,21 @@ BINS = 256
 FAST, FIRST_STEPS = 0.1, 2
 """An update of more than this share of the weights is too large, but in the first steps."""
 _RECENT = 64
+STILL = 1e-6
+"""Ratio of update to weights below which nothing is learned."""
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _SCALED_CLIP = 0.5
 """Of the norm that clipping leaves: where the step finds less, the gradients were divided by the scaler's factor after it."""
 _MOST_MODULES, _OTHERS = 4096, (-1, "all other modules")
 _MOST_OPTIMIZERS = 64
 """Further ones, as when each step makes its own, continue the history of the last."""
-_COLUMNS = ("step", "module", "grad_norm", "update_ratio", "zero_share", "loss")
+
+
+def can_be_measured(parameter: torch.Tensor) -> bool:
+    """Whether it, or its part in this process, is a plain floating-point tensor; of any other kind no hidden operation is asked for."""
+    parameter = local_of(parameter)
+    is_plain = type(parameter) in _PLAIN and not parameter.is_meta and parameter.layout is torch.strided
+    return is_plain and parameter.numel() > 0 and (parameter.is_floating_point() or parameter.is_complex())
 
 
 class Bins:
@@ -92,6 +97,14 @@ class MeasuredStep:
     """The ids of the tensors that the last loss depends on, where that was asked."""
     batch: tuple[int, int] | None = None
     """(epoch, batch) that the last loss was computed from."""
+    early_clip: Line | None = None
+    """Where gradients were clipped before the first backward pass."""
+    has_clip: bool = False
+    """Whether any were clipped after one."""
+    zeroed: Line | None = None
+    """Where gradients were set to zero after the last backward pass."""
+    factor: float = math.nan
+    """By what the criterion of the loss is multiplied."""
     rate: float = math.nan
     scalars: dict[str, float] = field(default_factory=dict)
     numbers: dict[ModuleSeries, ModuleNumbers] = field(default_factory=dict)
@@ -114,12 +127,70 @@ class GradientStep(NamedTuple):
     """The norm that `clip_grad_norm_` was given; None where it was not called."""
 
 
+class Link(IntEnum):
+    """Of the chain from a loss to a changed parameter, the first link that breaks in an update: whatever comes after it has no effect."""
+
+    FROZEN = 0
+    WITHOUT_GRADIENT = 1
+    ZERO_GRADIENT = 2
+    ZERO_RATE = 3
+    UNMOVED = 4
+    BARELY_MOVED = 5
+    NONE = 6
+
+
+@dataclass(eq=False)
+class ParameterSteps:
+    """What the updates of one optimizer have done to one parameter."""
+
+    parameter: weakref.ref[torch.Tensor]
+    owner: Owner
+    is_matrix: bool
+    is_half: bool
+    """Whether it is of 16 bits."""
+    link: Link = Link.FROZEN
+    """The one that broke in the update that came furthest."""
+    steps_count: int = 0
+    """Up to that update."""
+    is_zero: bool = True
+    """Whether its elements are all zero."""
+    ratio_max: float = 0.0
+    """Of its updates, to weights of at least the usual size."""
+    norm_max: float = 0.0
+
+    def measured(self, norm: float, rate: float, weight: float, ratio: float) -> None:
+        """One more update: the norms of the gradient and of the weights before it, its learning rate, and what it changed of them."""
+        numbers = (norm, Link.ZERO_GRADIENT), (rate, Link.ZERO_RATE), (ratio, Link.UNMOVED)
+        first = next((link for value, link in numbers if value == 0), None)
+        self.is_zero = self.is_zero and weight == 0
+        self.ratio_max, self.norm_max = max(self.ratio_max, ratio), max(self.norm_max, norm)
+        self.add(first if first is not None else Link.BARELY_MOVED if ratio < STILL else Link.NONE)
+
+    def add(self, link: Link) -> None:
+        """One more update, in which that link breaks."""
+        self.link = max(self.link, link)
+        self.steps_count += 1
+
+
 @dataclass(eq=False)
 class GradientHistory:
     """One optimizer: its last steps, and how loss, norm and learning rate went over all of them."""
 
     name: str
     line: Line | None
+    kind: str = ""
+    """Its class."""
+    chains: dict[int, ParameterSteps] = field(default_factory=dict)
+    """Of all that it holds, by their ids."""
+    factor: float = math.nan
+    """By what the criterion of the loss is multiplied; negative where an update increases it."""
+    is_scheduled: bool = False
+    early_clip: Line | None = None
+    """Clipping that came before the backward pass of a step, and the only one of that step."""
+    early_clips_count: int = 0
+    clipping_steps_count: int = 0
+    zeroed: Line | None = None
+    """Where the gradients of the last step were set to zero after its backward pass."""
     backward_line: Line | None = None
     has_closure: bool = False
     steps: deque[GradientStep] = field(default_factory=lambda: deque(maxlen=BINS))
@@ -170,7 +241,7 @@ class GradientHistory:
     @property
     def is_warming_up(self) -> bool:
         """Whether the learning rate rises over the last steps."""
-        return self.steps[-1].rate > 1.001 * self.steps[0].rate
+        return bool(self.steps) and self.steps[-1].rate > 1.001 * self.steps[0].rate
 
     @property
     def is_winding_down(self) -> bool:
@@ -201,8 +272,6 @@ class ModuleSeries:
     """Whether one of those that train has two dimensions or more."""
     is_sharded: bool = False
     """Whether other ranks hold parts of them: of those nothing is known here."""
-    is_half: bool = False
-    """Whether they are of 16 bits."""
     norms: Bins = field(default_factory=lambda: Bins(max))
     ratios: Bins = field(default_factory=lambda: Bins(max))
     zeros: Bins = field(default_factory=lambda: Bins(min))
@@ -215,11 +284,8 @@ class ModuleSeries:
     zero_run: int = 0
     """How many of the last steps had a gradient of zeros only."""
     zero_since: int = 0
-    unmoved_run: int = 0
-    """How many of the last samples changed no weight although there was a gradient and a learning rate."""
     is_used: bool | None = None
     """Whether the loss depends on it, as its graph says; None where that was not asked."""
-    ratio_max: float = 0.0
     norm_max: float = 0.0
     zero_share: float = 0.0
 
@@ -238,10 +304,8 @@ class ModuleSeries:
         if numbers.is_fresh:
             if math.isfinite(ratio):
                 self.recent_ratios.append(ratio)
-                self.ratio_max = max(self.ratio_max, ratio)
             if self.steps_count > FIRST_STEPS and numbers.pace > FAST:
                 self.paces.append(numbers.pace)
-            self.unmoved_run = self.unmoved_run + 1 if ratio == 0 and norm > 0 and numbers.zero_share < 1 else 0
         self.zero_since = self.zero_since if self.zero_run else step
         self.zero_run = self.zero_run + 1 if norm == 0 else 0
         if not self.zero_run:
@@ -253,7 +317,8 @@ class ModuleSeries:
 class RunRecord:
     """All modules and optimizers: plain numbers, and weak references."""
 
-    def __init__(self, log: StepLog) -> None:
+    def __init__(self, write: Callable[[int, Iterable[tuple[str, ModuleNumbers]], float, str], None]) -> None:
+        """`write` takes a step, its modules by name, its loss and the name of the optimizer."""
         self.owners = Owners()
         self.histories: list[GradientHistory] = []
         self.nonfinite_step: int | None = None
@@ -266,7 +331,7 @@ class RunRecord:
         """The ids of the parameters that were updated in this step."""
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         """Those that updated them."""
-        self._log = log
+        self._write = write
 
     def clock(self, optimizer: torch.optim.Optimizer, ids: Sequence[int]) -> int:
         """The number of a step: it goes on when parameters are updated again, or when an optimizer that updated some is gone."""
@@ -289,7 +354,13 @@ class RunRecord:
                 series.count += local_of(parameter).numel()
                 series.is_matrix = series.is_matrix or (parameter.requires_grad and parameter.dim() > 1)
                 series.is_sharded = series.is_sharded or is_shard(parameter)
-                series.is_half = parameter.element_size() == 2  # noqa: PLR2004 - bytes
+            if id(parameter) not in history.chains and can_be_measured(parameter):
+                history.chains[id(parameter)] = ParameterSteps(
+                    weakref.ref(parameter),
+                    series.owner,
+                    is_matrix=parameter.dim() > 1,
+                    is_half=parameter.element_size() == 2,  # noqa: PLR2004 - bytes
+                )
             if history not in series.histories:
                 series.histories.append(history)
         return known
@@ -297,7 +368,7 @@ class RunRecord:
     def history_of(self, optimizer: torch.optim.Optimizer, line: Line | None) -> GradientHistory:
         """That of an optimizer which is seen for the first time."""
         if len(self.histories) < _MOST_OPTIMIZERS:
-            self.histories.append(GradientHistory(variable_of(optimizer) or "optimizer", line))
+            self.histories.append(GradientHistory(variable_of(optimizer) or "optimizer", line, type(optimizer).__name__))
         return self.histories[-1]
 
     def modules(self, history: GradientHistory | None = None) -> list[ModuleSeries]:
@@ -326,8 +397,7 @@ class RunRecord:
             series.add(one, number, place, step.leaves)
         if not math.isfinite(norm) and "grad_scale" not in scalars and self.nonfinite_step is None:
             self.nonfinite_step = number
-        if self._log.is_open:
-            self._log.write(number, {self.owners.name(series.owner): one for series, one in numbers.items()}, loss, history.name)
+        self._write(number, ((self.owners.name(series.owner), one) for series, one in numbers.items()), loss, history.name)
         return max(numbers, key=lambda series: numbers[series].norm, default=None)
 
     def _place(self, step: int) -> int:
@@ -341,6 +411,8 @@ class RunRecord:
 
     def report(self, **judged: Any) -> GradReport:
         """All of it as it is now, with what was judged."""
+        unchanged = (one for history in self.histories for one in history.chains.values() if one.link <= Link.WITHOUT_GRADIENT)
+        untrained = dict.fromkeys(self.owners.name(one.owner) for one in unchanged if one.steps_count >= 3)  # noqa: PLR2004 - see there
         rate = self.histories[-1].steps[-1].rate if self.histories and self.histories[-1].steps else math.nan
         named = [(self.owners.name(series.owner), series) for series in self.modules()]
         return GradReport(
@@ -367,6 +439,7 @@ class RunRecord:
                 for name, series in named
             ),
             nonfinite_step=self.nonfinite_step,
+            untrained=tuple(untrained),
             **judged,
         )
 
@@ -374,50 +447,3 @@ class RunRecord:
 def _median(values: Iterable[float]) -> float | None:
     known = [value for value in values if math.isfinite(value)]
     return statistics.median(known) if known else None
-
-
-class StepLog:
-    """Where steps are written to, if anywhere. A wrong place is an error before anything runs."""
-
-    def __init__(self, csv_file: str | None, tensorboard: str | None) -> None:
-        self._path = None if csv_file is None else Path(csv_file).expanduser()
-        self._folder = tensorboard
-        self._rows: Any = None
-        self._scalars: Any = None
-        if self._path is not None and (self._path.is_dir() or not self._path.parent.is_dir()):
-            msg = f"--csv {csv_file}: not a file in a folder that exists"
-            raise TorchDebugError(msg)
-        if tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
-            msg = "--tensorboard needs TensorBoard, which is not installed: `%pip install tensorboard`, or use --csv FILE"
-            raise TorchDebugError(msg)
-
-    def attach(self, stack: ExitStack) -> None:
-        """Open the file; it is closed with the stack."""
-        if self._path is not None:
-            try:
-                file = stack.enter_context(self._path.open("w", newline="", encoding="utf-8"))
-            except OSError as error:
-                msg = f"--csv {self._path}: {error.strerror or error}"
-                raise TorchDebugError(msg) from None
-            self._rows = csv.writer(file)
-            self._rows.writerow(_COLUMNS)
-        if self._folder is not None:
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - late, and only where it is installed
-
-            self._scalars = SummaryWriter(self._folder)
-            stack.callback(self._scalars.close)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether anything is to be written."""
-        return self._rows is not None or self._scalars is not None
-
-    def write(self, step: int, modules: Mapping[str, ModuleNumbers], loss: float, optimizer: str) -> None:
-        """One step of one optimizer."""
-        if self._rows is not None:
-            self._rows.writerows((step, name, *(f"{value:.6g}" for value in (*numbers[:3], loss))) for name, numbers in modules.items())
-        if self._scalars is not None:
-            for name, numbers in modules.items():
-                for what, value in zip(_COLUMNS[2:5], numbers[:3], strict=True):
-                    self._scalars.add_scalar(f"{what}/{name or 'model'}", value, step)
-            self._scalars.add_scalar(f"loss/{optimizer}", loss, step)

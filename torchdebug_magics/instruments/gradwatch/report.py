@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from torchdebug_magics.format import capitalised, number, plural
+from torchdebug_magics.format import capitalised, listed, number, plural
 from torchdebug_magics.ranks.compared import Compared
 from torchdebug_magics.report import Finding, FindingsReport, located, short_title
 
 GradKind: TypeAlias = Literal[
-    "diverging", "exploding_spike", "dead", "vanishing", "too_fast", "not_learning", "plateau_at_chance", "clipped_always"
+    "diverging",
+    "exploding_spike",
+    "dead",
+    "vanishing",
+    "too_fast",
+    "not_learning",
+    "ascending",
+    "plateau_at_chance",
+    "clipped_always",
+    "clipped_never",
 ]
 Values: TypeAlias = "list[float | None]"
 """One value for each bin of steps; None where the module had no gradient."""
@@ -89,6 +98,8 @@ class GradReport(FindingsReport[GradFinding]):
     rows: tuple[ModuleRow, ...] = ()
     nonfinite_step: int | None = None
     """The first step whose gradient norm is NaN or infinite."""
+    untrained: tuple[str, ...] = ()
+    """Modules that an optimizer holds, and that no update has changed: frozen, or without a gradient."""
     doubts: tuple[str, ...] = ()
     """Why the training is not healthy, with no fault proven: updates that end before the cell, a loss that does not beat guessing."""
     raised: str = ""
@@ -99,7 +110,7 @@ class GradReport(FindingsReport[GradFinding]):
         """The finding and its line, or what was checked."""
         if self.doubts:
             return self.sentence.partition(": ")[0]
-        return self.sentence if self.finding is None else capitalised(self.finding.title())
+        return self.sentence.partition("; ")[0] if self.finding is None else capitalised(self.finding.title())
 
 
 def compared(report: GradReport) -> Compared:
@@ -130,4 +141,5 @@ def _sentence(report: GradReport) -> str:
         return f"No fault in {what}, but {report.doubts[0]}"
     known = [loss for loss in report.losses if loss is not None]
     change = f", loss {number(known[0])} -> {number(known[-1])}" if len(known) > 1 and not until else ""
-    return f"Gradients and updates look healthy: {what}{change}"
+    untrained = f"; not trained: {listed([f'`{name}`' for name in report.untrained])}" if report.untrained else ""
+    return f"Gradients and updates look healthy: {what}{change}{untrained}"

@@ -7,24 +7,33 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, groupby, pairwise
-from typing import Any
 
 from torchdebug_magics.format import listed, number, plural, share
-from torchdebug_magics.instruments.gradwatch.record import FIRST_STEPS, GradientHistory, GradientStep, ModuleSeries, RunRecord
+from torchdebug_magics.instruments.gradwatch.record import (
+    FIRST_STEPS,
+    GradientHistory,
+    GradientStep,
+    ModuleSeries,
+    RunRecord,
+)
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
-from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.user_code import excerpt
+from torchdebug_magics.instruments.gradwatch.unchanged import (
+    fall_of,
+    falls,
+    finding,
+    learning_rate,
+    rounded,
+    unchanged,
+)
 
 _SLOW = 1e-4
 """Ratio of update to weights below which a larger learning rate is advised."""
-_USUAL_RATIO = 1e-3
-"""Usual ratio of update norm to weight norm."""
 _EXPLAINED_BY: dict[GradKind, frozenset[GradKind]] = {
-    "exploding_spike": frozenset({"diverging"}),
-    "too_fast": frozenset({"diverging"}),
+    "exploding_spike": frozenset({"ascending", "diverging"}),
+    "too_fast": frozenset({"ascending", "diverging"}),
+    "diverging": frozenset({"ascending"}),
     "vanishing": frozenset({"dead", "diverging", "too_fast"}),
-    "dead": frozenset({"diverging"}),
-    "not_learning": frozenset({"dead"}),
+    "dead": frozenset({"diverging", "not_learning"}),
     "plateau_at_chance": frozenset({"dead", "vanishing", "too_fast", "not_learning", "diverging", "exploding_spike"}),
     "clipped_always": frozenset({"diverging"}),
 }
@@ -34,7 +43,6 @@ _DEAD_STEPS = 8
 _FADED, _FEW_STEPS, _FEW_LAYERS, _SMALLEST = 1e-5, 5, 4, 1e-45
 _IN_ORDER = 0.8
 """Share of the pairs of layers in which the later one has the larger gradient."""
-_STILL, _STILL_STEPS, _TINY_RATE = 1e-6, 20, 1e-5
 _FAST_STEPS, _IMPROVED, _THROWN_OFF = 5, 0.9, 1.2
 _CLIPPED_STEPS, _CLIPPED_BY = 20, 10.0
 _GUESSED_STEPS, _GUESSED = 20, 1.02
@@ -60,23 +68,24 @@ class Judge:
     def look(self, history: GradientHistory, largest: ModuleSeries | None) -> None:
         """After a step; `largest` is the module with the largest share of its norm."""
         if not any(known is history for known, _ in self._divergences):
-            self._divergences += [(history, finding) for finding in _divergence(history)]
+            self._divergences += [(history, fault) for fault in _divergence(history)]
         if len(self._spikes) < _MOST_SPIKES:
             module = None if largest is None else self._record.owners.name(largest.owner)
-            self._spikes += [(history, history.steps[-1], finding) for finding in _spike(history, module)]
+            self._spikes += [(history, history.steps[-1], fault) for fault in _spike(history, module)]
 
     def findings(self) -> tuple[GradFinding, ...]:
         """All faults, the worst first, without those that follow from another one."""
-        all_of_them = [finding for history, finding in self._divergences if not _has_recovered(history)]
-        for spike in [finding for history, step, finding in self._spikes if _is_confirmed(history, step)][:1]:
+        all_of_them = [fault for history, fault in self._divergences if not _has_recovered(history)]
+        for spike in [fault for history, step, fault in self._spikes if _is_confirmed(history, step)][:1]:
             many = f" ({len(self._spikes)} such steps)" if len(self._spikes) > 1 else ""
             all_of_them.append(replace(spike, explanation=f"{spike.explanation}{many}"))
         for history in self._record.histories:
+            all_of_them += unchanged(self._record, history)
             for rule in _RULES if history.steps else ():
                 all_of_them += rule(self._record, history, self._record.modules(history))
-        found = {(finding.kind, finding.module, finding.step): finding for finding in all_of_them}.values()
-        kinds = {finding.kind for finding in found}
-        return tuple(finding for finding in found if not _EXPLAINED_BY.get(finding.kind, frozenset()) & kinds)
+        found = {(fault.kind, fault.module, fault.step): fault for fault in all_of_them}.values()
+        kinds = {fault.kind for fault in found}
+        return tuple(fault for fault in found if not _EXPLAINED_BY.get(fault.kind, frozenset()) & kinds)
 
     def doubts(self) -> tuple[str, ...]:
         """Why a training without a proven fault is not healthy."""
@@ -90,13 +99,6 @@ class Judge:
         return tuple(doubts)
 
 
-def _finding(kind: GradKind, line: Line | None, modules: tuple[str, ...] = (), *, module: str | None = None, **fields: Any) -> GradFinding:
-    """At a line; unless another one is named, the first of several modules is the one to look at."""
-    location, first = None if line is None else line.location, modules[0] if modules and module is None else module
-    lines = () if location is None else excerpt(location)
-    return GradFinding(kind=kind, location=location, excerpt=lines, module=first, modules=modules, **fields)
-
-
 def _dead(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """Modules on which the loss depends, with a gradient of zeros only, up to the end; not of shards, as another may have the rest."""
     dead = [module for module in modules if module.zero_run >= _DEAD_STEPS and module.is_used and not module.is_sharded]
@@ -105,7 +107,7 @@ def _dead(record: RunRecord, history: GradientHistory, modules: list[ModuleSerie
     names, step = _names(record, dead), min(one.zero_since for one in dead)
     is_relu = any(kind.startswith("ReLU") for kind in dead[-1].owner.kinds) and len(dead) < len(modules)
     others = f" and {plural(len(dead) - 1, 'module')} before it" if len(dead) > 1 else ""
-    yield _finding(
+    yield finding(
         "dead",
         history.backward_line or history.line,
         step=step,
@@ -113,7 +115,7 @@ def _dead(record: RunRecord, history: GradientHistory, modules: list[ModuleSerie
         modules=names,
         value=float(dead[-1].zero_run),
         headline=f"zero gradients in {_title(names[-1])}{others} from step {step} on",
-        fix=f"replace the ReLU at {_title(names[-1])} with `nn.LeakyReLU(0.01)`, and {_learning_rate(history, factor=0.1)}"
+        fix=f"replace the ReLU at {_title(names[-1])} with `nn.LeakyReLU(0.01)`, and {learning_rate(history, factor=0.1)}"
         if is_relu
         else "check that nothing rounds or saturates the output, or multiplies it by 0; `%%autograd` shows whether gradients are zeroed "
         f"before `{history.name}.step()`",
@@ -131,14 +133,14 @@ def _too_fast(record: RunRecord, history: GradientHistory, modules: list[ModuleS
         return  # or it stands still, but not because it was thrown off
     fast.sort(key=lambda one: -statistics.median(one.paces))
     names, pace = _names(record, fast), statistics.median(fast[0].paces)
-    yield _finding(
+    yield finding(
         "too_fast",
         history.line,
         step=fast[0].first_step + FIRST_STEPS,
         modules=names,
         value=pace,
         headline=f"updates are too large: {share(pace)} of the weight norm in {_title(names[0])}",
-        fix=_learning_rate(history, ratio=pace),
+        fix=learning_rate(history, ratio=pace),
         explanation="0.1% is usual; from about 10% on, each update undoes the previous ones, and the loss does not decrease",
     )
 
@@ -160,7 +162,7 @@ def _vanishing(record: RunRecord, history: GradientHistory, modules: list[Module
         faded = [layer for layer, size in zip(layers, sizes, strict=True) if size < _FADED * largest]
         names, value = _names(record, faded), max(sizes[0], _SMALLEST) / largest
         used = listed([f"`nn.{kind}()`" for kind in sorted(faded[0].owner.kinds & _SATURATING)])
-        yield _finding(
+        yield finding(
             "vanishing",
             history.backward_line or history.line,
             step=faded[0].first_step,
@@ -175,40 +177,6 @@ def _vanishing(record: RunRecord, history: GradientHistory, modules: list[Module
         return
 
 
-def _not_learning(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
-    """Updates that change next to nothing, although there are gradients, in a training that does not improve."""
-    modules = [module for module in modules if module.steps_count >= _STILL_STEPS and module.norm_max > 0]
-    if not modules or history.is_warming_up or (history.is_winding_down and history.most_rate > 0):
-        return
-    value, rate = max(module.ratio_max for module in modules), history.steps[-1].rate
-    if value < _STILL and rate <= _TINY_RATE:
-        still = [] if _falls(history.losses()) else modules
-    else:
-        value, still = (
-            0.0,
-            [module for module in modules if module.is_half and module.unmoved_run >= _STILL_STEPS and module.ratio_max == 0],
-        )
-    if not still:
-        return
-    names, rounds = _names(record, still), value == 0 and rate > 0
-    what = "do not change" if value == 0 else f"change by at most {value:.0e} of their norm per update"
-    why = ": the learning rate is 0" if rate == 0 else ": updates round to zero" if rounds else ""
-    yield _finding(
-        "not_learning",
-        history.line,
-        step=still[0].first_step,
-        modules=names,
-        value=value,
-        headline=f"weights of {_title(names[0]) if len(names) == 1 else plural(len(names), 'module')} {what}{why}",
-        fix="keep the weights in float32, `model.float()`, and use `torch.autocast` for speed"
-        if rounds
-        else _learning_rate(history, ratio=value or None, factor=None if value else math.inf),
-        explanation="an update below half a unit in the last place of a weight is lost"
-        if rounds
-        else "the gradients are not zero, but the updates are too small to change the model",
-    )
-
-
 def _plateau(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
     """The loss of guessing, where the training stays at it; a factor of gradient accumulation is seen through."""
     losses, chance = history.losses(), _chance(history, _PLATEAU_STEPS)
@@ -218,20 +186,20 @@ def _plateau(record: RunRecord, history: GradientHistory, modules: list[ModuleSe
     if chance is None or not is_alone or history.most_rate == 0:
         return
     losses = losses[-max(_PLATEAU_STEPS, len(losses) // 2) :]
-    mean, (drop, error) = statistics.fmean(losses), _drop(losses)
+    mean, (drop, error) = statistics.fmean(losses), fall_of(losses)
     is_near = any(abs(mean * times - chance) <= _NEAR_CHANCE * chance for times in {1, history.micro_batches})
     if not is_near or drop + 2 * error > _NO_DROP * mean:
         return
     ratios = [ratio for module in modules if module.is_matrix for ratio in module.recent_ratios]
     usual = statistics.median(ratios) if ratios else math.nan
     advice = "shuffle inputs and labels together, and check with `%overfit model batch` whether the model can learn 8 samples"
-    yield _finding(
+    yield finding(
         "plateau_at_chance",
         history.backward_line or history.line,
         step=history.steps[0].number,
         value=chance,
         headline=f"the loss stays at {chance:.3f} = ln {history.classes} (guessing) for {plural(len(history.steps), 'step')}",
-        fix=f"{_learning_rate(history, ratio=usual)}; or {advice}" if usual < _SLOW else advice,
+        fix=f"{learning_rate(history, ratio=usual)}; or {advice}" if usual < _SLOW else advice,
         explanation="the output does not separate the classes: it carries no information about the label",
     )
 
@@ -244,13 +212,13 @@ def _clipped(_record: RunRecord, history: GradientHistory, _modules: list[Module
     times, is_scaled = usual / history.max_norm, not history.unscaled_count
     if not _CLIPPED_BY <= times < math.inf:
         return
-    yield _finding(
+    yield finding(
         "clipped_always",
         history.clip_line or history.line,
         step=history.steps[0].number,
         value=times,
         headline=f"all {history.clips_count:,} gradients are clipped, from norm {number(usual)} to {number(history.max_norm)}",
-        fix=f"call `scaler.unscale_({history.name})` before clipping" if is_scaled else f"use `max_norm={_rounded(usual):g}`",
+        fix=f"call `scaler.unscale_({history.name})` before clipping" if is_scaled else f"use `max_norm={rounded(usual):g}`",
         explanation="the clipped gradients are still multiplied by the scale of the GradScaler"
         if is_scaled
         else "clipping is meant for rare large gradients; here it gives all of them the same norm, like a smaller learning rate",
@@ -261,7 +229,6 @@ _RULES: tuple[Callable[[RunRecord, GradientHistory, list[ModuleSeries]], Iterato
     _dead,
     _too_fast,
     _vanishing,
-    _not_learning,
     _plateau,
     _clipped,
 )
@@ -273,22 +240,6 @@ def _title(module: str) -> str:
 
 def _names(record: RunRecord, modules: Sequence[ModuleSeries]) -> tuple[str, ...]:
     return tuple(record.owners.name(series.owner) for series in modules)
-
-
-def _rounded(value: float) -> float:
-    """To one significant digit."""
-    return float(f"{value:.0e}") if math.isfinite(value) and value > 0 else value
-
-
-def _learning_rate(history: GradientHistory, *, ratio: float | None = None, factor: float | None = None) -> str:
-    """A learning rate that gives updates of the usual size, or one changed by a factor."""
-    rate = history.steps[-1].rate if history.steps else math.nan
-    factor = _USUAL_RATIO / ratio if factor is None and ratio else factor or 0.1
-    groups = f"for group in {history.name}.param_groups"
-    if not rate > 0 or not math.isfinite(rate * factor):
-        return f'set the learning rate: `{groups}: group["lr"] = 1e-3`'
-    word, new = "lower" if factor < 1 else "raise", _rounded(rate * factor)
-    return f'{word} the learning rate from {number(rate)} to {number(new)}: `{groups}: group["lr"] = {new:g}`'
 
 
 def _chance(history: GradientHistory, steps: int) -> float | None:
@@ -303,23 +254,9 @@ def _guesses(history: GradientHistory) -> float | None:
     for times in {1, history.micro_batches} if chance is not None else ():
         last = [times * loss for loss in losses[len(losses) // 2 :]]
         mean, error = statistics.fmean(last), statistics.stdev(last) / math.sqrt(len(last))
-        if chance is not None and chance - (0 if _falls(losses) else 2 * error) <= mean <= _GUESSED * chance:
+        if chance is not None and chance - (0 if falls(losses) else 2 * error) <= mean <= _GUESSED * chance:
             return chance
     return None
-
-
-def _falls(losses: Sequence[float]) -> bool:
-    if len(losses) < 4:  # noqa: PLR2004 - of which no half has a deviation
-        return False
-    drop, error = _drop(losses)
-    return drop > 2 * error and drop > 0
-
-
-def _drop(losses: Sequence[float]) -> tuple[float, float]:
-    """(by how much the mean of the second half is lower, its standard error)."""
-    first, second = losses[: len(losses) // 2], losses[len(losses) // 2 :]
-    error = math.sqrt(statistics.variance(first) / len(first) + statistics.variance(second) / len(second))
-    return statistics.fmean(first) - statistics.fmean(second), error
 
 
 def _divergence(history: GradientHistory) -> Iterator[GradFinding]:
@@ -335,14 +272,14 @@ def _divergence(history: GradientHistory) -> Iterator[GradFinding]:
         first, last = window[0], window[-1]
         if loss >= _ABOVE_ALL * max([*(step.loss for step in before if math.isfinite(step.loss)), history.first_losses[0]]):
             factor = (loss / first.loss) ** (1 / max(1, last.number - first.number))
-            yield _finding(
+            yield finding(
                 "diverging",
                 history.line,
                 step=first.number,
                 last_step=last.number,
                 value=factor,
                 headline=f"training diverges from step {first.number} on: gradients grow {factor:.3g}x per step",
-                fix=f"restart the training, and {_learning_rate(history, factor=0.1)}",
+                fix=f"restart the training, and {learning_rate(history, factor=0.1)}",
                 explanation=f"each update increases the loss, to {number(loss)} at step {last.number}; it will become inf or NaN",
             )
         return
@@ -371,14 +308,14 @@ def _spike(history: GradientHistory, module: str | None) -> Iterator[GradFinding
         return
     times, batch = last.norm / usual, "" if last.batch is None else f", batch {last.batch[1]} of epoch {last.batch[0]}"
     group = f'[p for group in {history.name}.param_groups for p in group["params"]]'
-    yield _finding(
+    yield finding(
         "exploding_spike",
         history.backward_line or history.line,
         step=last.number,
         module=module,
         value=times,
         headline=f"gradient norm spike in step {last.number}{batch}: {times:,.0f}x the usual",
-        fix=f"clip before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={_rounded(2 * usual):g})`",
+        fix=f"clip before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={rounded(2 * usual):g})`",
         explanation=f"the norm is {number(last.norm)}, usually {number(usual)}: inspect the inputs and labels of this batch",
     )
 

@@ -19,6 +19,8 @@ def page(report: GradReport) -> Page:
     """The finding, the heatmap of gradient norms, and the rest in folds."""
     blocks: list[Block] = [] if report.finding is None else _finding(report.finding)
     blocks += [Facts(tuple(("but", doubt) for doubt in report.doubts))] if report.doubts else []
+    if report.untrained and report.finding is None:
+        blocks.append(Facts((("not trained", f"{listed(report.untrained)}: frozen, or without a gradient"),)))
     if report.rows and report.steps_count >= _FEW:
         blocks.append(_first_heatmap(report))
     blocks += [Note(problem, "warn") for problem in report.problems]
@@ -26,7 +28,7 @@ def page(report: GradReport) -> Page:
     if report.rows:
         blocks += _curves(report)
         blocks.append(Fold(f"Modules: {plural(len(report.rows), 'row')}", (_table(report),)))
-    status: Status = "good" if report.finding is None else "warn" if report.finding.kind == "clipped_always" else "bad"
+    status: Status = "good" if report.finding is None else "warn" if report.finding.kind in {"clipped_always", "clipped_never"} else "bad"
     status = "info" if status == "good" and (report.raised or not report.rows) else status
     status = "warn" if status in {"good", "info"} and report.nonfinite_step is not None else status
     return Page("gradwatch", status, report.title, tuple(blocks))

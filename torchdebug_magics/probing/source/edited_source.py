@@ -5,10 +5,24 @@ from __future__ import annotations
 import ast
 import dataclasses
 import linecache
+import sys
 from collections.abc import Iterator, Sequence
 
 from torchdebug_magics.fixes import applied, dedented
-from torchdebug_magics.probing.source.syntax import covers, first_line, last_line, loops_around, nodes, parsed, tree_of
+from torchdebug_magics.probing.source.syntax import (
+    blocks,
+    bound_names,
+    covers,
+    first_line,
+    last_line,
+    loops_around,
+    nodes,
+    parsed,
+    read_names,
+    root_of,
+    targets_of,
+    tree_of,
+)
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Edit, Location
 
@@ -84,6 +98,22 @@ class Source:
                 old = self.lines[node.lineno - 1].encode()[first.col_offset : node.end_col_offset].decode()
             return self.replacing(first, f"{old}\n{new}", old=old)
         return Edit(cell=self.where.cell, file=self.where.file, line=last_line(node) + 1 - self.offset, old="", new=new)
+
+
+def made_later(where: Location | None, last_line: int) -> tuple[str, tuple[Edit, ...]]:
+    """An assignment moved below the last statement of its block, up to a line, that changes what it reads; empty where none does."""
+    tree = None if where is None else tree_of(where.file)
+    if where is None or tree is None:
+        return "", ()
+    source = Source(where, tree)
+    made, last = source.statement, last_line + source.offset
+    block = next((block for block in blocks(tree) if made in block), [])
+    names = set() if made is None else read_names(made) - set(sys.modules)
+    for node in reversed([node for node in block if isinstance(node, SIMPLE) and source.line < node.lineno < last]):
+        if made is not None and (bound_names(node) & names or any(root_of(target) in names for target in targets_of(node))):
+            fix = f"move `{ast.unparse(made)}` below `{ast.unparse(node)}`"
+            return fix, (source.replacing(made, ""), source.after(node, source.text(made)))
+    return "", ()
 
 
 def cells() -> Iterator[Source]:

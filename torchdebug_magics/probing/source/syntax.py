@@ -24,6 +24,7 @@ SCOPES = (*FUNCTIONS, ast.ClassDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
 WITHS = (ast.With, ast.AsyncWith)
+SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
 FILLING = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault"})
 """Methods that put something into what they are called on."""
 _CAPTURES = (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
@@ -320,19 +321,56 @@ def makes(statement: ast.stmt, names: set[str]) -> bool:
     return not bound_names(statement).isdisjoint(names) or writes_into(statement, names)
 
 
-def leading_to(before: Sequence[ast.stmt], wanted: set[str], takes: Callable[[ast.stmt, set[str]], bool] = makes) -> Iterator[int]:
-    """The backward slice: the places of the statements that made what some names hold after all of them, the last first.
+def backward_slice(
+    before: Sequence[ast.stmt],
+    wanted: set[str],
+    may_run: Callable[[ast.stmt], bool] = lambda _: True,
+    is_maker: Callable[[ast.stmt, set[str]], bool] = makes,
+    known: frozenset[str] = frozenset(),
+) -> tuple[list[ast.stmt], frozenset[str]]:
+    """The statements that made what some names hold after all of them, and the names that these read whose value of then is gone.
 
-    `takes` says whether a statement belongs to it, by the names whose making is still missing.
+    What a statement made that may not run again stays as it is now, and so does what was made of a value that was overwritten since,
+    unless that one is `known`.
     """
+    lost = frozenset[str]()
+    refused: set[int] = set()
+    while True:
+        places = _makers(before, wanted, lambda place: place not in refused and may_run(before[place]), is_maker)  # noqa: B023 - used at once
+        readers = dict(_readers_of_lost(before, places, known))
+        if not readers:
+            return [before[place] for place in places], lost
+        lost = lost or frozenset().union(*readers.values())
+        refused |= readers.keys()
+
+
+def _makers(
+    before: Sequence[ast.stmt], wanted: set[str], may_run: Callable[[int], bool], is_maker: Callable[[ast.stmt, set[str]], bool]
+) -> list[int]:
     end = ast.Expr(ast.Tuple([ast.Name(name, ast.Load()) for name in sorted(wanted)], ast.Load()))
     kept: list[ast.stmt] = [end]
-    needed = set(wanted)
+    places: list[int] = []
+    needed, settled = set(wanted), set[str]()
     for place in reversed(range(len(before))):
-        if takes(before[place], needed):
-            kept.insert(0, before[place])
-            needed = read_before_bound(kept)
-            yield place
+        statement = before[place]
+        if is_maker(statement, needed):
+            if bound_names(statement).isdisjoint(settled) and may_run(place):
+                kept.insert(0, statement)
+                places.insert(0, place)
+            else:
+                settled |= {name for name in needed if is_maker(statement, {name})}
+            needed = read_before_bound(kept) - settled
+    return places
+
+
+def _readers_of_lost(before: Sequence[ast.stmt], places: list[int], known: frozenset[str]) -> Iterator[tuple[int, set[str]]]:
+    """The first that read a value from before the slice which was overwritten since."""
+    bound, free = set[str](), set[str]()
+    for place in places:
+        earlier = set(free)
+        _scan(before[place], bound, free)
+        if gone := (free - earlier - known) & bound_names(*before[place:]):
+            yield place, gone
 
 
 def dotted(node: ast.AST | None) -> str:

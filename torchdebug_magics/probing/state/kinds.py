@@ -159,3 +159,5 @@ CONTAINERS: dict[type, Kind] = {
     deque: _container(deque, _write_deque),
     tuple: _container(tuple, _nothing),
 }
+EMPTY = {kind: [(way, list[Any]())] for kind, way in CONTAINERS.items()}
+"""How one that holds nothing is looked at, once for all of its type: each module has about ten empty tables of hooks."""

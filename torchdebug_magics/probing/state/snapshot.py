@@ -31,7 +31,7 @@ from torchdebug_magics.probing.outside.effects import Effects
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.state.attributes import undisturbed
 from torchdebug_magics.probing.state.contents import Contents
-from torchdebug_magics.probing.state.kinds import GONE, LEAVES, Kind, same
+from torchdebug_magics.probing.state.kinds import EMPTY, GONE, LEAVES, Kind, same
 from torchdebug_magics.probing.state.plain import is_leaf, plain_ways_of
 from torchdebug_magics.probing.state.process_settings import ProcessSettings
 from torchdebug_magics.probing.state.rng import RandomState
@@ -97,7 +97,7 @@ class Snapshot:
         self.contents.put_back(guard)
         held = _Present(self.objects()).held(self._held) if self._loose else self._held
         for kind, (value, faces) in zip(self._kinds, held, strict=True):
-            if value is GONE or id(value) in without:
+            if value is GONE or id(value) in without or (faces is EMPTY.get(kind) and not value):
                 continue
             if type(value) is not kind:  # as a lazy layer becomes another one
                 guard.run(f"putting back a {kind.__name__}", object.__setattr__, value, "__class__", kind)
@@ -288,10 +288,14 @@ def reachable(roots: Iterable[object], ways: Callable[[Any], list[Kind]], bound:
     for _ in range(bound.levels):
         further: list[object] = []
         for value in level:
-            if id(value) in found or len(found) >= bound.objects:
+            key = id(value)
+            if key in found or len(found) >= bound.objects:
+                continue
+            if (empty := EMPTY.get(type(value))) is not None and not value:
+                found[key] = value, empty
                 continue
             faces, cost_bytes = _look_at(value, ways(value), room_bytes, whole)
-            found[id(value)] = value, faces
+            found[key] = value, faces
             room_bytes -= cost_bytes
             for kind, parts in faces:
                 further += [part for part in parts if type(part) not in LEAVES]

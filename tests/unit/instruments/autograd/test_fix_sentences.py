@@ -15,7 +15,7 @@ def test_of_several_statements_in_a_line_the_one_to_move_is_named() -> None:
         for row in torch.rand(4, 5, 3):
             loss = net(row).square().mean()
             loss.backward(); optimizer.zero_grad(); optimizer.step()  # noqa: E702 # fmt: skip
-    assert session.report.fix == "move `optimizer.zero_grad()` above the backward() call"
+    assert session.report.fix == "move `optimizer.zero_grad()` above `loss.backward()`"
 
 
 def test_what_refuses_a_graph_is_not_left_without_its_detach() -> None:

@@ -79,15 +79,15 @@ for step in range(80):
     ),
     Fault(
         name="gradient ascent: the sign of the loss",
-        kind="diverging",
+        kind="ascending",
         text="""
 w = nn.Linear(8, 1)
-opt = torch.optim.SGD(w.parameters(), lr=0.1, maximize=True)
+opt = torch.optim.SGD(w.parameters(), lr=0.1, maximize=True)  #> here
 x = torch.randn(64, 8)
 for step in range(60):
     opt.zero_grad()
     (w(x) - x.sum(1, keepdim=True)).square().mean().backward()
-    opt.step()  #> here
+    opt.step()
 """,
         steps=(0, 20),
     ),
@@ -221,13 +221,13 @@ for step in range(30):
     ),
     Fault(
         name="two factors that both begin at zero",
-        kind="dead",
+        kind="not_learning",
         text="""
 class Branch(nn.Module):
     def __init__(self):
         super().__init__()
         self.base, self.a, self.b = nn.Linear(16, 4), nn.Linear(16, 2, bias=False), nn.Linear(2, 4, bias=False)
-        nn.init.zeros_(self.a.weight)
+        nn.init.zeros_(self.a.weight)  #> here
         nn.init.zeros_(self.b.weight)
 
     def forward(self, x):
@@ -236,8 +236,9 @@ class Branch(nn.Module):
 net = Branch()
 opt = torch.optim.Adam(net.parameters(), lr=1e-2)
 """
-        + _loop(at="backward"),
-        modules=("b",),
+        + _loop(at=""),
+        modules=("a",),
+        fix="nn.init.normal_(self.a.weight, std=0.02)",
     ),
 )
 
@@ -308,14 +309,14 @@ _NOT_LEARNING = (
     Fault(
         name="a learning rate of 1e-10",
         kind="not_learning",
-        text="net = mlp(16, 32, 4)\nopt = torch.optim.Adam(net.parameters(), lr=1e-10)\n" + _loop(),
+        text="net = mlp(16, 32, 4)\nopt = torch.optim.Adam(net.parameters(), lr=1e-10)  #> here\n" + _loop(at=""),
         modules=("0",),
         fix="raise the learning rate",
     ),
     Fault(
         name="SGD with a learning rate of 1e-8",
         kind="not_learning",
-        text="net = mlp(16, 32, 4)\nopt = torch.optim.SGD(net.parameters(), lr=1e-8)\n" + _loop(),
+        text="net = mlp(16, 32, 4)\nopt = torch.optim.SGD(net.parameters(), lr=1e-8)  #> here\n" + _loop(at=""),
         modules=("0",),
     ),
     Fault(
@@ -324,11 +325,11 @@ _NOT_LEARNING = (
         text="""
 net = mlp(16, 32, 4)
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
-schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: step // 1000)
+schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: step // 1000)  #> here
 """
-        + _loop(),
+        + _loop(at=""),
         modules=("0",),
-        fix='group["lr"] = 1e-3',
+        fix="give a larger learning rate",
     ),
     Fault(
         name="bfloat16 weights whose updates round to zero",
@@ -350,6 +351,20 @@ for x, y in batches(40):
 )
 
 _CLIPPED = (
+    Fault(
+        name="clipping before backward()",
+        kind="clipped_never",
+        text="""
+net = mlp(16, 32, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in batches(20):
+    opt.zero_grad()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)  #> here
+    F.cross_entropy(net(x), y).backward()
+    opt.step()
+""",
+        fix="before `opt.step()`",
+    ),
     Fault(
         name="a max_norm of 1e-3",
         kind="clipped_always",

@@ -112,14 +112,16 @@ def _without_gradients(step: OptimizerStep, before: Sequence[Event], events: Seq
             "zeroed_before_step",
             f"the gradients were zeroed between backward() and `{name}.step()`",
             where,
-            f"move `{_statement_of(where, 'grad')}` above the backward() call",
+            f"move `{_statement_of(where, 'grad')}` above `{_statement_of(reaching[-1].where, 'backward')}`",
             first_backward_at=reaching[-1].where,
             explanation="step() finds no gradients, so the parameters do not change",
         )
 
 
-def _statement_of(where: Location, word: str) -> str:
-    """That of the statements in a line which has the word."""
+def _statement_of(where: Location | None, word: str) -> str:
+    """That of the statements in a line which has the word; the word where the line is not known."""
+    if where is None:
+        return word
     tree = parsed(where.source)
     texts = [text for node in (tree.body if tree is not None else ()) if word in (text := ast.unparse(node))]
     return texts[0] if tree is not None and len(tree.body) > 1 and texts else where.source

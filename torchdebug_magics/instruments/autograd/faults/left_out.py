@@ -25,6 +25,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
 )
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.names import variable_of
+from torchdebug_magics.probing.source.edited_source import made_later
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import called, exchanged, targets_of
 from torchdebug_magics.report import Location
@@ -63,12 +64,15 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for optimizer in facts.optimizers:
         if any(tensor.requires_grad and id(tensor) not in of_models | facts.reached for tensor in tensors_of(optimizer)):
             name = _called(facts, optimizer)
-            where = made_at(optimizer, name, files)
+            where, first = made_at(optimizer, name, files), facts.course.backwards[0].line
+            fix, edits = made_later(where, first.line if first is not None else 0)
             yield finding(
                 "stale_optimizer",
                 f"`{name}` updates tensors that are no longer the model's",
                 where,
-                f"run `{where.source if where is not None else f'{name} = ...'}` again after the model is created or changed",
+                fix or f"run `{where.source if where is not None else f'{name} = ...'}` again after the model is created or changed",
+                edits=edits,
+                fix_state="compiles" if edits else "advice",
                 parameters=facts.names_of(forgotten.values()),
                 tensor=name,
                 explanation="an optimizer updates the tensors that it was created with, not the parameters that the model gets later",

@@ -85,16 +85,14 @@ class Computed:
         """What made these variables; None where it takes from an iterator, or reads what is not there any more."""
         names = self._names()
         objects = {name for name in wanted if type(names[name]) not in _LOOKED_INTO}
-        statements = self._statements()
 
-        def tells(statement: ast.stmt) -> bool:
-            """Whether it calls a method of an object for what that does, as ``metric.add_batch(scores)``."""
+        def is_maker(statement: ast.stmt, needed: set[str]) -> bool:
+            """Also where it calls a method of an object for what that does, as ``metric.add_batch(scores)``."""
             calls = (node.value for node in syntax.nodes(ast.Expr, statement) if isinstance(node.value, ast.Call))
-            return any(syntax.root_of(call) in objects for call in calls)
+            return syntax.makes(statement, needed) or any(syntax.root_of(call) in objects for call in calls)
 
-        made = syntax.leading_to(statements, set(wanted), lambda statement, needed: syntax.makes(statement, needed) or tells(statement))
-        kept = [statements[place] for place in made][::-1]
-        if not kept or any(map(draws, kept)) or syntax.read_before_bound(kept) & syntax.bound_names(*kept):
+        kept, lost = syntax.backward_slice(self._statements(), set(wanted), is_maker=is_maker)
+        if lost or not kept or any(map(draws, kept)):
             return None
         code, given = runnable(kept, self._frame, 0, Drawn(kept, names, 0), wanted)
         return Slice(code, {**names, **given}, tuple(kept), {name: names[name] for name in wanted})

@@ -17,11 +17,11 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.source.syntax import (
     FILLING,
+    backward_slice,
     bound_names,
     covers,
     dotted,
     exchanged,
-    leading_to,
     makes,
     method,
     names_in,
@@ -36,18 +36,8 @@ _TAKING = frozenset({"get", "get_nowait", "pop", "popleft", "popitem", "readline
 
 
 def makers(before: list[ast.stmt], wanted: set[str], known: frozenset[str] = frozenset()) -> tuple[list[ast.stmt], frozenset[str]]:
-    """The statements before the model call that made some variables, none that takes from an iterator; and what else they begin with.
-
-    As far back as what they begin with is at hand: nothing has written over it since, or it is in `known`. What is not is the second.
-    """
-    made: list[ast.stmt] = []
-    kept: list[ast.stmt] = []
-    lost = frozenset[str]()
-    for place in leading_to(before, wanted, lambda one, names: not draws(one) and (makes(one, names) or _is_given(one, names))):
-        kept = [before[place], *kept]
-        lost = frozenset(read_before_bound(kept) & bound_names(*before[place:]))
-        made = kept if lost <= known else made
-    return made, lost
+    """The statements that made some variables, none that takes from an iterator; and what is gone of what they read, nor is `known`."""
+    return backward_slice(before, wanted, lambda one: not draws(one), lambda one, names: makes(one, names) or _is_given(one, names), known)
 
 
 def drawn_by(before: list[ast.stmt], names: frozenset[str]) -> ast.expr | None:
@@ -67,17 +57,6 @@ def used(statements: list[ast.stmt]) -> set[str]:
     calls = (node.value for node in nodes(ast.Expr, *statements) if isinstance(node.value, ast.Call))
     told = {id(call.func.value) for call in calls if isinstance(call.func, ast.Attribute)}
     return {node.id for node in nodes(ast.Name, *statements) if isinstance(node.ctx, ast.Load) and id(node) not in told}
-
-
-def starts(before: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
-    """The last statements before the model call that bind `names`: what is filled in the step must begin empty again."""
-    kept: list[ast.stmt] = []
-    for statement in reversed(before):
-        bound = bound_names(statement) & names
-        if bound and not draws(statement):
-            kept.insert(0, statement)
-            names = names - bound
-    return kept
 
 
 def _is_given(statement: ast.stmt, names: set[str]) -> bool:

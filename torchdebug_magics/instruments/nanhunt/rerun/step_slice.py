@@ -20,13 +20,12 @@ from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import (
     draws,
     makers,
     runnable,
-    starts,
     written_into,
 )
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Step
 from torchdebug_magics.probing.source.syntax import (
+    SIMPLE,
     bound_names,
-    leading_to,
     lists_around,
     names_in,
     read_before_bound,
@@ -58,11 +57,11 @@ def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[
     if step.entries:
         start, end = _common(step, sink)
         body, first, last = _statements(start, end)
-        statements, (ahead, _) = body[first : last + 1], _ahead(start, body)
+        statements = body[first : last + 1]
         early = dict(step.live_in.get(id(start.frame), {}))
-        asked, graphs, known = {wanted} - {""}, _with_graphs(end, statements) - early.keys(), frozenset(held)
-        made = makers(ahead, asked | graphs, known)[0] or makers(ahead, asked, known)[0]
-        before = [*made, *starts(body[:first], written_into(statements))]
+        # What is filled in the step must begin empty again.
+        remade = ({wanted} - {""}) | written_into(statements) | (_with_graphs(end, statements) - early.keys())
+        before, _ = makers(_ahead(start, body)[0], remade, frozenset(held))
         early.update(held)
     else:
         files = ((position, position.frame.f_code.co_filename) for position in sink)
@@ -157,19 +156,15 @@ def _dependencies(end: Position) -> list[ast.stmt]:
     if not lists:
         _no_source()
     body, last = lists[0]
-    made = (body[place] for place in leading_to(body[:last], read_before_bound([body[last]])))
-    kept = [*[*takewhile(lambda statement: not draws(statement), made)][::-1], body[last]]
-    lost = read_before_bound(kept) & _overwritten(kept)
+    undrawn = [*takewhile(lambda statement: not draws(statement), reversed(body[:last]))][::-1]
+    made, lost = makers(undrawn, read_before_bound([body[last]]))
+    kept = [*made, body[last]]
+    if not isinstance(body[last], SIMPLE):
+        lost |= read_before_bound(kept) & bound_names(body[last])  # a simple one binds its own names after the backward()
     if lost:
         msg = f"the earlier value of {', '.join(sorted(lost))} is gone"
         raise CannotReplay(msg)
     return kept
-
-
-def _overwritten(statements: list[ast.stmt]) -> set[str]:
-    """Names that are written when the last of the statements calls `backward()`: what that one binds itself, it binds later."""
-    simple = isinstance(statements[-1], (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)) if statements else False
-    return bound_names(*statements[:-1] if simple else statements)
 
 
 def _compiled(end: Position, before: list[ast.stmt], step: list[ast.stmt], early: dict[str, Any]) -> Slice:

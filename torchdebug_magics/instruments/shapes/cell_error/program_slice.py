@@ -10,8 +10,7 @@ import ast
 import copy
 import inspect
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,7 +20,16 @@ import torch
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import is_quiet, may_run
 from torchdebug_magics.instruments.shapes.repair.source import site_of
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors
-from torchdebug_magics.probing.source.syntax import bound_names, lists_around, nodes, read_names, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import (
+    SIMPLE,
+    backward_slice,
+    bound_names,
+    lists_around,
+    nodes,
+    read_names,
+    targets_of,
+    tree_of,
+)
 from torchdebug_magics.probing.source.user_code import is_user_code
 
 _NAMES: WeakKeyDictionary[SourceLines, tuple[CodeType, dict[str, Any]]]
@@ -52,15 +60,6 @@ class SourceLines(torch.nn.Module):
 _NAMES = WeakKeyDictionary()
 
 
-@dataclass(frozen=True, eq=False)
-class _Taken:
-    """Statements in their order, the names that they read from the frame, and the modules that they call, by path."""
-
-    statements: tuple[ast.stmt, ...]
-    reads: frozenset[str]
-    parts: Mapping[str, torch.nn.Module]
-
-
 def lines_to(error: BaseException) -> tuple[SourceLines, dict[str, Any]] | None:
     """The statements from the calls of models to the one that raised, and the tensors that they begin with, by the user's names.
 
@@ -70,9 +69,10 @@ def lines_to(error: BaseException) -> tuple[SourceLines, dict[str, Any]] | None:
     for at in reversed(range(len(frames))):
         frame, line = frames[at]
         names = {**frame.f_globals, **frame.f_locals}
-        taken = _taken(frame.f_code.co_filename, line, names)
-        if taken is not None and any(next(part.parameters(), None) is not None for part in taken.parts.values()):
-            return _made(frame, taken, names)
+        parts: dict[str, torch.nn.Module] = {}
+        statements = _leading_to(frame.f_code.co_filename, line, names, parts)
+        if statements and any(next(part.parameters(), None) is not None for part in parts.values()):
+            return _made(frame, statements, names, parts)
         if at and not _may_rerun(frame):
             return None
     return None
@@ -89,9 +89,7 @@ def expression_of(error: BaseException) -> tuple[SourceLines, dict[str, Any]] | 
     statement = site.statement if stores or isinstance(node, ast.AugAssign) else ast.copy_location(ast.Expr(node), site.statement)
     frame = frames[depth - 1]
     names, parts = {**frame.f_globals, **frame.f_locals}, dict[str, torch.nn.Module]()
-    if not may_run(statement, names, parts) or any(isinstance(node, (ast.Await, ast.Yield, ast.NamedExpr)) for node in ast.walk(statement)):
-        return None
-    return _made(frame, _Taken((statement,), frozenset(read_names(statement)), parts), names)
+    return _made(frame, [statement], names, parts) if may_run(statement, names, parts) else None
 
 
 def _may_rerun(frame: FrameType) -> bool:
@@ -100,80 +98,51 @@ def _may_rerun(frame: FrameType) -> bool:
     return isinstance(own, torch.nn.Module) or is_quiet(frame.f_code, frame.f_globals)
 
 
-def _made(frame: FrameType, taken: _Taken, names: dict[str, Any]) -> tuple[SourceLines, dict[str, Any]]:
-    body: list[ast.stmt] = [
+def _made(
+    frame: FrameType, statements: list[ast.stmt], names: dict[str, Any], parts: Mapping[str, torch.nn.Module]
+) -> tuple[SourceLines, dict[str, Any]]:
+    body = [
         ast.copy_location(ast.Expr(statement.value), statement)
         if isinstance(statement, ast.Return) and statement.value is not None
         else statement
-        for statement in taken.statements
+        for statement in statements
     ]
     tree = ast.fix_missing_locations(ast.Module(copy.deepcopy(body), []))
-    given = {name: names[name] for name in sorted(taken.reads) if name in names and next(named_tensors(names[name]), None) is not None}
-    return SourceLines(compile(tree, frame.f_code.co_filename, "exec"), names, taken.parts), given
+    read = sorted(read_names(*statements) & names.keys())
+    given = {name: names[name] for name in read if next(named_tensors(names[name]), None) is not None}
+    return SourceLines(compile(tree, frame.f_code.co_filename, "exec"), names, parts), given
 
 
-def _taken(filename: str, line: int, names: Mapping[str, Any]) -> _Taken | None:
+def _leading_to(filename: str, line: int, names: Mapping[str, Any], parts: dict[str, torch.nn.Module]) -> list[ast.stmt]:
+    """The statements from the models to that of a line, this one included; the modules that they call are added to `parts`.
+
+    Only those that call a module, depend on one that does, or make what is overwritten later; whatever else is in the frame.
+    """
     lists = lists_around(tree_of(filename), (line, -1, line, -1))
-    if not lists:
-        return None
     before = [statement for body, place in reversed(lists) for statement in body[:place]]
-    failing = lists[0][0][lists[0][1]]
-    parts: dict[str, torch.nn.Module] = {}
-    if not _is_simple(failing) or not may_run(failing, names, parts):
-        return None
-    refused: set[int] = set()
-    while True:
-        chosen, lost = _chosen(before, failing, names, refused)
-        if lost is None:
-            break
-        refused.add(id(lost))
-    statements = (*_of_models([*reversed(chosen)], before, names, parts), failing)
-    return _Taken(statements, frozenset(read_names(*statements)), parts)
+    failing = lists[0][0][lists[0][1]] if lists else None
+    if failing is None or not _is_simple(failing) or not may_run(failing, names, parts):
+        return []
 
+    def may_rerun(statement: ast.stmt) -> bool:
+        makes_module = any(isinstance(names.get(name), torch.nn.Module) for name in bound_names(statement))
+        return not makes_module and _is_simple(statement) and may_run(statement, names, {})
 
-def _of_models(
-    chosen: Sequence[ast.stmt], before: Sequence[ast.stmt], names: Mapping[str, Any], parts: dict[str, torch.nn.Module]
-) -> Iterator[ast.stmt]:
-    """Those that call a module, depend on one that does, or make what is overwritten later; whatever else is in the frame."""
+    kept: list[ast.stmt] = []
     live: set[str] = set()
-    for statement in chosen:
+    for statement in backward_slice(before, read_names(failing), may_rerun)[0]:
         called: dict[str, torch.nn.Module] = {}
         may_run(statement, names, called)
         stored = bound_names(statement)
-        later = (one for one in before[list(before).index(statement) + 1 :])
-        if called or live & read_names(statement) or any(stored & bound_names(one) for one in later):
+        if called or live & read_names(statement) or stored & bound_names(*before[before.index(statement) + 1 :]):
             parts |= called
             live |= stored
-            yield statement
-
-
-def _chosen(
-    before: Sequence[ast.stmt], failing: ast.stmt, names: Mapping[str, Any], refused: set[int]
-) -> tuple[list[ast.stmt], ast.stmt | None]:
-    """Those of the statements before that lead to the failing one, the last first; and one of them that reads what is no more."""
-    needed, written = read_names(failing), set[str]()
-    chosen: list[ast.stmt] = []
-    owed: dict[str, ast.stmt] = {}
-    for statement in reversed(before):
-        stored = bound_names(statement)
-        if stored & needed:
-            needed -= stored
-            makes_module = any(isinstance(names.get(name), torch.nn.Module) for name in stored)
-            if id(statement) not in refused and not makes_module and _is_simple(statement) and may_run(statement, names, {}):
-                loaded = read_names(statement)
-                for name in stored & owed.keys():
-                    del owed[name]
-                owed.update(dict.fromkeys(loaded & (written | stored), statement))
-                needed |= loaded
-                chosen.append(statement)
-        written |= stored
-    return chosen, next(iter(owed.values()), None)
+            kept.append(statement)
+    return [*kept, failing]
 
 
 def _is_simple(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.With):
         return all(map(_is_simple, statement.body))
-    if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)):
-        return False
     plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in nodes(ast.expr, *targets_of(statement)))
-    return plain and not any(isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)) for node in ast.walk(statement))
+    return plain and isinstance(statement, SIMPLE)

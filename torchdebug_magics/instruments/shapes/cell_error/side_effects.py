@@ -28,13 +28,15 @@ _OF_TENSORS = _CHANGES - {"to", "cuda", "cpu", "float", "half", "double", "bfloa
 _STORES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_", "IMPORT_NAME", "YIELD_VALUE")
 _DEEP = 3
 """How far functions of the user's that call each other are read."""
+_BETWEEN = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+"""They wait, or bind, in the middle of an expression."""
 UNKNOWN = object()
 
 
 def may_run(node: ast.AST, names: Mapping[str, Any], parts: dict[str, torch.nn.Module]) -> bool:
     """Whether all calls in it leave nothing behind; the modules that they call are added to `parts`."""
     every = list(ast.walk(node))
-    if any(_asks_an_object(one, names) for one in every):
+    if any(isinstance(one, _BETWEEN) or _asks_an_object(one, names) for one in every):
         return False
     return all(_may_call(one.func, names, parts) for one in every if isinstance(one, ast.Call))
 

@@ -97,6 +97,7 @@ REPRODUCED: dict[str, str] = {
     "a string over lines": "out = model(x)\ntext = '''a\n  b'''\nloss = (out * 0 * len(text)).log().sum()  # bad\nloss.backward()\n",
     "what a queue gave": "import queue\nq = queue.Queue()\nq.put(0)\nout = model(x)\nzero = q.get()\nloss = (out * zero).log().sum()  # bad\nloss.backward()\n",
     "what an iterator gave": "it = iter([0, 1])\nout = model(x)\nzero = next(it)\nloss = (out * zero).log().sum()  # bad\nloss.backward()\n",
+    "what an iterator gave before the model": "it = iter([torch.full((3, 2), 0.5)])\nx = torch.ones(3, 2)\nx = next(it)\nh = (x - 1).log()  # bad\nloss = model(h).sum()\nloss.backward()\n",
     "what a file gave": "import io\nfile = io.StringIO('0\\n1')\nout = model(x)\nline = file.readline()\nloss = (out * int(line)).log().sum()  # bad\nloss.backward()\n",
     "what a stack of the step gave": "stack = []\nstack.append(model(x))\nh = stack.pop()\nloss = (h * 0).log().sum()  # bad\nloss.backward()\n",
     "a dict that is asked": "out = model(x)\nzero = dict(a=0).get('a')\nloss = (out * zero).log().sum()  # bad\nloss.backward()\n",
@@ -122,6 +123,7 @@ REFUSED: dict[str, tuple[str, str]] = {
         "it = iter(data)\nloss = 0\nfor i, one in enumerate(it):\n    loss = loss + (model(one) * 0).log().sum()\nloss.backward()\n", "iterator"),
     "a queue in a loop": (
         "import queue\nq = queue.Queue()\nq.put(0)\nout = model(x)\nfor _ in range(1):\n    zero = q.get()\nloss = (out * zero).log().sum()\nloss.backward()\n", "queue"),
+    "a number that is another one by now": ("w = torch.ones(3, requires_grad=True)\nz = 0\nfor _ in range(1):\n    h = w * z\n    z = 1\n    loss = h.log().sum()\n    loss.backward()\n", "value of z is gone"),
     "source that is not at hand": ("exec('loss = (model(x) * 0).log().sum()\\nloss.backward()')\n", ""),
 }  # fmt: skip
 

@@ -63,7 +63,7 @@ def test_a_place_of_a_file() -> None:
     assert (here.file, here.function) == (__file__, "test_a_place_of_a_file")
     assert here.cell is None
     assert here.source.startswith("here = locate(frame)")
-    assert str(here).startswith("test_where.py:")
+    assert str(here).startswith("test_user_code.py:")
 
 
 def test_a_place_of_a_cell(monkeypatch: pytest.MonkeyPatch, cell: Any) -> None:
