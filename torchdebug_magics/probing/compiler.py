@@ -6,9 +6,10 @@ and another one when it is gone. TorchScript and ``torch.export`` refuse a model
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -29,6 +30,14 @@ def away_from_the_compiler(stack: ExitStack, hooks: Hooks, guard: Guard) -> None
     here = threading.get_ident()
     hooks.unnoticed(stack)
     CompiledCalls(hooks, guard, tuple, lambda: threading.get_ident() == here, lambda _: None, lambda _: None).attach(stack)
+
+
+def eager() -> AbstractContextManager[Any]:
+    """What is compiled runs op by op, and nothing is compiled, least of all our own hooks."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 class CompiledCalls:

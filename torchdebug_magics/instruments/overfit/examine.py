@@ -23,13 +23,14 @@ from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import Trai
 from torchdebug_magics.instruments.overfit.suspects.units import unusual_weights
 from torchdebug_magics.instruments.overfit.training.change import NOTHING, TrainingChange
 from torchdebug_magics.instruments.overfit.training.training import Training
+from torchdebug_magics.probing.compiler import eager
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import Guard, interrupts_held
 from torchdebug_magics.probing.source.user_code import excerpt
-from torchdebug_magics.probing.state.kept_state import KeptState, eager
 from torchdebug_magics.probing.state.rng import RandomState
+from torchdebug_magics.probing.state.snapshot import KeptState
 from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.tensors import tensors_in
 

@@ -19,12 +19,13 @@ from torchdebug_magics.instruments.overfit.examine import REPEATED, explained, s
 from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress
 from torchdebug_magics.instruments.overfit.subjects import Subject
 from torchdebug_magics.instruments.overfit.training.training import Training
+from torchdebug_magics.probing.compiler import eager
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_kinds
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import Guard, interrupts_held
 from torchdebug_magics.probing.state.attributes import Names
-from torchdebug_magics.probing.state.kept_state import KeptState, eager
+from torchdebug_magics.probing.state.snapshot import KeptState
 
 _KINDS = (torch.nn.Module, torch.optim.Optimizer)
 _NO_BATCH = "the cell draws no batch from a DataLoader: write `%overfit model batch loss_function optimizer`"

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.probing.source.user_code import is_user_code, owner, runs_alone, writes_of
+from torchdebug_magics.probing.source.user_code import Owner, is_user_code, owner, runs_alone, writes_of
 from torchdebug_magics.probing.state.kinds import ABSENT, GONE, Kind, same
 
 HEAP_TYPE = 1 << 9
@@ -116,7 +116,7 @@ def _is_shared(kind: type) -> bool:
 
 def _is_ours_alone(kind: type) -> bool:
     """Whether it is a class of the user's, and no other thread is in the user's code."""
-    return _is_users(kind) and not any(map(_is_shared, kind.__mro__)) and runs_alone()
+    return whose(kind) == "user" and not any(map(_is_shared, kind.__mro__)) and runs_alone()
 
 
 def _write_instance(value: object, parts: list[Any]) -> None:
@@ -144,12 +144,20 @@ def _own_names(kind: type) -> list[str]:
 
 def _read_class(kind: type) -> list[Any] | None:
     """Counters and registries among its attributes, and what its methods lead to."""
-    return _read_names(vars(kind), _own_names(kind)) if _is_users(kind) else None
+    return _read_names(vars(kind), _own_names(kind)) if whose(kind) == "user" else None
 
 
-def _is_users(kind: type) -> bool:
-    module = sys.modules.get(kind.__module__)
-    return bool(kind.__flags__ & HEAP_TYPE) and owner(getattr(module, "__file__", None) or "") == "user"
+def whose(kind: type) -> Owner:
+    """Whose class it is: Python's where no `class` statement has made it, the user's where no file has."""
+    name = kind.__module__
+    if name == "__main__":
+        return "user"
+    if not isinstance(name, str) or not kind.__flags__ & HEAP_TYPE:
+        return "python"
+    if name.partition(".")[0] in sys.stdlib_module_names and name != "builtins":
+        return "python"
+    file = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")
+    return owner(file) if isinstance(file, str) else "user"
 
 
 def _read_module(module: ModuleType) -> list[Any] | None:
@@ -174,15 +182,17 @@ def _around(function: FunctionType) -> Iterable[object]:
     yield vars(function)
 
 
-def _read_cell(cell: CellType) -> list[Any] | None:
+def _read_cell(cell: CellType) -> list[Any]:
     try:
         return [cell.cell_contents]
     except ValueError:  # nothing was bound to it so far
-        return None
+        return [ABSENT]
 
 
 def _write_cell(cell: CellType, parts: list[Any]) -> None:
-    if parts[0] is not GONE:
+    if parts[0] is ABSENT:
+        del cell.cell_contents
+    elif parts[0] is not GONE:
         cell.cell_contents = parts[0]
 
 

@@ -15,7 +15,7 @@ from torchdebug_magics.probing.storages import held_of, is_freed, local_of, stor
 from torchdebug_magics.probing.tensors import tensors_in
 
 
-class _Kept(NamedTuple):
+class Kept(NamedTuple):
     """What a tensor held, and where: it may have been given another shape or other memory since."""
 
     tensor: torch.Tensor
@@ -24,12 +24,25 @@ class _Kept(NamedTuple):
     copy: torch.Tensor | None
     version: int
 
+    @classmethod
+    def of(cls, tensor: torch.Tensor, place: torch.Tensor | None = None, *, copied: bool = True) -> Kept:
+        """What it holds now, itself or in `place`; where it is not `copied`, only how often it was written."""
+        place = each_element_once(tensor) if place is None else place
+        return cls(tensor, place, place.detach().clone() if copied else None, version_of(tensor))
+
+    def put_back(self) -> None:
+        """Let it hold that."""
+        if self.copy is not None:
+            write_into(self.place, self.copy)
+        if not self.tensor.is_inference():  # a graph of the user's that saved it finds it as it was
+            torch._C._autograd._unsafe_set_version_counter((self.tensor,), (self.version,))
+
 
 class Contents:
     """What would be too much to copy beforehand (weights, running sums, data) costs memory only where it is written."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Any, ...], _Kept] = {}
+        self._kept: dict[tuple[Any, ...], Kept] = {}
 
     def keep(self, tensor: torch.Tensor, *, copied: bool = True) -> None:
         """Copy it, unless that was done before; of a DTensor, the part in this process. Where it is not `copied`, its version is kept."""
@@ -42,7 +55,7 @@ class Contents:
             with _disable_current_modes():
                 # A sparse one is written by other memory in its place, which only itself would see.
                 place = each_element_once(tensor.detach()) if memory else tensor
-                self._kept[key] = _kept(tensor, place, copied=copied)
+                self._kept[key] = Kept.of(tensor, place, copied=copied)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -55,9 +68,9 @@ class Contents:
         """Undo the writes, the last one first: an earlier copy of the same memory is the older one. `guard` notes a tensor that resists."""
         for kept in reversed(self._kept.values()):
             if guard is None:
-                _write(kept)
+                kept.put_back()
             else:
-                guard.run("putting back what a tensor held", _write, kept)
+                guard.run("putting back what a tensor held", kept.put_back)
 
     def exchange(self, now: Contents) -> None:
         """Put everything back; `now` gets what was there instead, in the memory of the copies, where none overlap.
@@ -66,12 +79,12 @@ class Contents:
         """
         memories = [key[0] for key in self._kept]
         if len(set(memories)) < len(memories):
-            now._kept = {key: _kept(kept.tensor, kept.place) for key, kept in self._kept.items()}
+            now._kept = {key: Kept.of(kept.tensor, kept.place) for key, kept in self._kept.items()}
             self.put_back()
         else:
             for key, kept in self._kept.items():
-                present = now._kept[key] = _kept(kept.tensor, kept.place)
-                _write(kept)
+                present = now._kept[key] = Kept.of(kept.tensor, kept.place)
+                kept.put_back()
                 if kept.copy is not None and present.copy is not None:
                     with torch.inference_mode():  # the only way to write a copy that was made in it
                         now._kept[key] = present._replace(copy=kept.copy.copy_(present.copy))
@@ -130,6 +143,11 @@ def memory_of(tensor: torch.Tensor) -> int:
     return 0 if storage is None else storage._cdata
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it was written; 0 where nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def each_element_once(tensor: torch.Tensor) -> torch.Tensor:
     """Of an expanded tensor, which cannot be written, the first of those that stand for one element; any other one itself."""
     if tensor.layout is not torch.strided or tensor.is_nested or 0 not in tensor.stride():
@@ -143,15 +161,3 @@ def write_into(tensor: torch.Tensor, copy: torch.Tensor) -> None:
         return
     with torch.inference_mode():  # a tensor that was made in it is written in it alone; any other one can be, too
         tensor.copy_(copy)
-
-
-def _kept(tensor: torch.Tensor, place: torch.Tensor, *, copied: bool = True) -> _Kept:
-    return _Kept(tensor, place, place.detach().clone() if copied else None, 0 if tensor.is_inference() else tensor._version)
-
-
-def _write(kept: _Kept) -> None:
-    tensor, place, copy, version = kept
-    if copy is not None:
-        write_into(place, copy)
-    if not tensor.is_inference():  # a graph of the user's that saved it finds it as it was
-        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

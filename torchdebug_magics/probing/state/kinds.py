@@ -127,7 +127,7 @@ def _rewind(value: set[Any], size: int) -> None:
 
 
 def _base_of(value: dict[Any, Any]) -> Any:
-    return OrderedDict if isinstance(value, OrderedDict) else dict
+    return OrderedDict if issubclass(type(value), OrderedDict) else dict
 
 
 def _read_dict(value: dict[Any, Any]) -> list[Any]:

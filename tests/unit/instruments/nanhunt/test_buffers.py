@@ -71,10 +71,10 @@ def test_each_moment_keeps_its_own_values() -> None:
 def test_a_large_constant_is_copied_once() -> None:
     module = Masked()
     keeper = BufferKeeper([module])
-    copies = [{one.name: one.copy for one in keeper.take()} for _ in range(3)]
+    copies = [{one.name: one.kept.copy for one in keeper.take()} for _ in range(3)]
     assert all(one["mask"] is copies[0]["mask"] for one in copies)
     module.mask[0] = 2.0
-    assert {one.name: one.copy for one in keeper.take()}["mask"] is not copies[0]["mask"]
+    assert {one.name: one.kept.copy for one in keeper.take()}["mask"] is not copies[0]["mask"]
 
 
 def test_a_change_after_a_return_is_seen() -> None:

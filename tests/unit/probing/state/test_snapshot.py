@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import logging
 import queue
@@ -11,19 +12,20 @@ import sys
 import threading
 import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from types import CellType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import WeakSnapshot
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.state import kinds
 from torchdebug_magics.probing.state.attributes import Names
 from torchdebug_magics.probing.state.process_settings import SETTINGS
-from torchdebug_magics.probing.state.snapshot import Bound, Snapshot
+from torchdebug_magics.probing.state.snapshot import OF_A_STEP, Bound, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +44,30 @@ class Box:
 
 class Slotted:
     __slots__ = ("n",)
+
+
+@dataclass
+class Data:
+    n: int = 0
+    items: list[int] = field(default_factory=list)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Key:
+    """It counts how often it is asked for its hash."""
+
+    asked = 0
+
+    def __hash__(self) -> int:
+        Key.asked += 1
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
 
 class Loud(list[Any]):
@@ -86,12 +112,20 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
     "set": (lambda: {1}, lambda one: one.add(2), set),
     "deque": (lambda: deque([1, 2], 2), lambda one: one.append(3), list),
     "counter": (lambda: Counter("aab"), lambda one: one.update("c"), dict),
+    "emptied": (lambda: [[1], [2]], lambda one: one.clear(), list),
+    "taken out": (lambda: [Box(n=1)], lambda one: setattr(one.pop(), "n", 2), lambda one: [part.n for part in one]),
     "missing key": (lambda: defaultdict(list), lambda one: one["k"].append(1), dict),
     "inside": (lambda: {"a": [{"b": [0]}]}, lambda one: one["a"][0]["b"].append(1), lambda one: one["a"][0]["b"]),
     "inside a tuple": (lambda: ([0],), lambda one: one[0].append(1), lambda one: one[0]),
+    "inside a named tuple": (lambda: Pair([0], 1), lambda one: one.left.append(1), repr),
     "attribute": (lambda: Box(n=1), lambda one: setattr(one, "n", 2), vars),
     "new attribute": (Box, lambda one: setattr(one, "n", 2), vars),
     "list in an attribute": (lambda: Box(n=[1]), lambda one: one.n.append(2), lambda one: one.n),
+    "inside an attribute": (lambda: Box(one=Box(n=0)), lambda one: setattr(one.one, "n", 5), lambda one: one.one.n),
+    "deleted attribute": (lambda: Box(n=1), lambda one: delattr(one, "n"), vars),
+    "dataclass": (Data, lambda one: (one.items.append(1), setattr(one, "n", 3)), repr),
+    "namespace": (lambda: SimpleNamespace(n=[1]), lambda one: one.n.append(3), repr),
+    "empty slot": (Slotted, lambda one: setattr(one, "n", 2), lambda one: hasattr(one, "n")),
     "slot": (slotted, lambda one: setattr(one, "n", 2), lambda one: one.n),
     "class attribute": (Box, lambda one: one.count(), lambda _: Box.made),
     "a list of one's own": (Loud, lambda one: one.append(1), lambda one: (list(one), one.asked)),
@@ -126,12 +160,22 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_what_changed_is_as_it_was(name: str) -> None:
+NOT_PLAIN = {"class attribute", "array", "part of a module", "hook", "hook after a gradient", "one more hook", "data of a parameter"}
+BOUNDS = [pytest.param(Bound(), id="all"), pytest.param(OF_A_STEP, id="plain")]
+BOUNDED = [(name, bound) for name in CHANGES for bound in (Bound(), OF_A_STEP) if name not in NOT_PLAIN or not bound.plain]
+
+
+def place(one: object) -> Names:
+    """Where the user keeps it."""
+    return Names({"name": one}, frozenset({"name"}))
+
+
+@pytest.mark.parametrize(("name", "bound"), BOUNDED, ids=lambda value: value if isinstance(value, str) else f"plain={value.plain}")
+def test_what_changed_is_as_it_was(name: str, bound: Bound) -> None:
     make, change, look = CHANGES[name]
     one = make()
     before = repr(look(one))
-    snapshot = Snapshot([Box(held=one)])
+    snapshot = Snapshot([place(one)], bound)
     change(one)
     assert repr(look(one)) != before
     snapshot.put_back(Guard())
@@ -208,14 +252,8 @@ def test_what_others_put_into_a_queue_meanwhile_stays() -> None:
     assert list(one.queue) == [1, 2, 3, 4]
 
 
-TAKEN: dict[str, Callable[[object], Any]] = {
-    "whole": lambda one: Snapshot([one]),
-    "weak": lambda one: WeakSnapshot([Names({"name": one}, frozenset({"name"}))]),
-}
-
-
-@pytest.mark.parametrize("kind", TAKEN)
-def test_what_holds_a_lock_is_left_alone_while_others_are_at_work(kind: str) -> None:
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_what_holds_a_lock_is_left_alone_while_others_are_at_work(bound: Bound) -> None:
     shared, go_on = Box(lock=threading.Lock(), done=0), threading.Event()
 
     def work() -> None:
@@ -223,7 +261,7 @@ def test_what_holds_a_lock_is_left_alone_while_others_are_at_work(kind: str) -> 
 
     other = threading.Thread(target=work)
     other.start()
-    snapshot = TAKEN[kind](shared)
+    snapshot = Snapshot([place(shared)], bound)
     go_on.set()
     other.join()
     shared.done = 1
@@ -249,21 +287,79 @@ def test_a_file_is_read_on_from_where_it_was(tmp_path: Path) -> None:
         assert lines.readline() == "2\n"
 
 
-def test_nothing_of_the_users_is_run() -> None:
-    class Trap:
-        def __getattribute__(self, name: str) -> Any:
-            raise AssertionError(name)
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_nothing_of_the_users_is_called(bound: Bound) -> None:
+    def trap(*_: Any, **__: Any) -> Any:
+        pytest.fail("called")
 
-        def __eq__(self, other: object) -> bool:
-            raise AssertionError
-
-        __hash__ = None  # type: ignore[assignment]
-
-    kept = [Trap()]
-    snapshot = Snapshot([kept, Trap()])
-    kept.append(Trap())
+    names = ["getattr", "getattribute", "eq", "iter", "len", "bool", "setattr", "repr", "contains", "copy", "deepcopy", "reduce_ex"]
+    body = {f"__{name}__": trap for name in names} | {"asked": property(trap), "__hash__": None}
+    trapped, listed, mapped = (type("Trap", (base,), body)() for base in (object, list, dict))
+    object.__setattr__(trapped, "n", 1)
+    list.append(listed, [1])
+    dict.__setitem__(mapped, "k", [1])
+    kept = [trapped, listed, mapped, {"trap": trapped}]
+    snapshot = Snapshot([place(kept)], bound)
+    object.__setattr__(trapped, "n", 2)
+    list.append(listed, 2)
+    dict.__setitem__(mapped, "k", 3)
+    kept.clear()
     snapshot.put_back(Guard())
-    assert len(kept) == 1
+    assert (object.__getattribute__(trapped, "n"), list.__len__(listed), dict.__getitem__(mapped, "k"), len(kept)) == (1, 1, [1], 4)
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_what_did_not_change_is_not_written_and_no_key_is_asked_for_its_hash(bound: Bound) -> None:
+    kept = {Key(): Box(n=1), "b": [1, 2]}
+    Key.asked = 0
+    iterator = iter(kept)
+    Snapshot([place(kept)], bound).put_back(Guard())
+    assert len(list(iterator)) == 2  # a dict that was written would say that it changed
+    assert Key.asked == 0
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_key_of_the_users_comes_back(bound: Bound) -> None:
+    kept = {Key(): [1]}
+    before = list(kept)
+    snapshot = Snapshot([place(kept)], bound)
+    kept[before[0]].append(2)
+    kept[Key()] = [3]
+    snapshot.put_back(Guard())
+    assert list(kept) == before
+    assert kept[before[0]] == [1]
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_cell_to_which_nothing_was_bound_is_empty_again(bound: Bound) -> None:
+    cell = CellType()
+    snapshot = Snapshot([cell], bound)
+    cell.cell_contents = 1
+    snapshot.put_back(Guard())
+    assert cell == CellType()
+
+
+def test_what_was_dropped_since_comes_back_itself() -> None:
+    line = deque([(torch.ones(1), torch.zeros(1)), (torch.ones(2), torch.zeros(2))])
+    before = [id(one) for one in line]
+    snapshot = Snapshot([line])
+    line.clear()
+    gc.collect()
+    snapshot.put_back(Guard())
+    assert [id(one) for one in line] == before
+
+
+@pytest.mark.parametrize("kind", [queue.LifoQueue, queue.PriorityQueue])
+def test_every_queue_comes_back_and_keeps_what_others_put(kind: type[queue.Queue[int]]) -> None:
+    line = kind()
+    for item in (3, 1, 2):
+        line.put(item)
+    snapshot = Snapshot([line])
+    first = line.get()
+    line.put(5)
+    snapshot.put_back(Guard())
+    assert sorted(line.queue) == [1, 2, 3, 5]
+    assert line.get() == (5 if kind is queue.LifoQueue else first)
 
 
 def test_installed_modules_and_our_own_objects_are_left_alone() -> None:

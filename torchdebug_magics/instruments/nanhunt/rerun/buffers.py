@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch._C import _functorch as functorch
@@ -16,7 +16,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.modules.batchnorm import _NormBase
 
 from torchdebug_magics.probing import this_rank
-from torchdebug_magics.probing.state.contents import each_element_once, write_into
+from torchdebug_magics.probing.state.contents import Kept, each_element_once, version_of
 
 _SMALL_COUNT = 1 << 16
 """Copying so few numbers takes no longer than a few ops."""
@@ -25,19 +25,17 @@ _UNTIL_TOLD_S = 5.0
 """What was found becomes an error, and that a report; then the signal comes again."""
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """A buffer at one moment."""
 
     names: dict[str, torch.Tensor | None]
     name: str
-    tensor: torch.Tensor
-    copy: torch.Tensor
+    kept: Kept
 
     def put_back(self) -> None:
         """Make it hold what it held."""
-        write_into(each_element_once(self.tensor), self.copy)
-        self.names[self.name] = self.tensor
+        self.kept.put_back()
+        self.names[self.name] = self.kept.tensor
 
 
 class BufferKeeper:
@@ -53,28 +51,29 @@ class BufferKeeper:
         for module in modules:
             if module._buffers:
                 (self._always if isinstance(module, _NormBase) else self._rarely).append(module._buffers)
-        self._copies: dict[tuple[int, str], tuple[torch.Tensor, int, torch.Tensor]] = {}
+        self._large: dict[tuple[int, str], Kept] = {}
 
     def take(self) -> list[Held]:
         """The buffers as they are now."""
         if not self._always and not self._rarely:
             return []
         with torch.no_grad():
-            held = [Held(names, name, buffer, _copy(buffer)) for names in self._always for name, buffer in _present(names)]
-            return held + [self._rare(names, name, buffer) for names in self._rarely for name, buffer in _present(names)]
+            held = [Held(names, name, _kept(buffer)) for names in self._always for name, buffer in _present(names)]
+            return held + [Held(names, name, self._rare(names, name, buffer)) for names in self._rarely for name, buffer in _present(names)]
 
-    def _rare(self, names: dict[str, torch.Tensor | None], name: str, buffer: torch.Tensor) -> Held:
-        key = id(names), name
+    def _rare(self, names: dict[str, torch.Tensor | None], name: str, buffer: torch.Tensor) -> Kept:
         if buffer.is_inference() or each_element_once(buffer).numel() <= _SMALL_COUNT:
-            return Held(names, name, buffer, _copy(buffer))
-        known = self._copies.get(key)
-        if known is None or known[0] is not buffer or known[1] != buffer._version:
-            known = self._copies[key] = buffer, buffer._version, _copy(buffer)
-        return Held(names, name, buffer, known[2])
+            return _kept(buffer)
+        known = self._large.get((id(names), name))
+        if known is None or known.tensor is not buffer or known.version != buffer._version:
+            known = self._large[id(names), name] = _kept(buffer)
+        return known
 
 
-def _copy(buffer: torch.Tensor) -> torch.Tensor:
-    return each_element_once(buffer).clone()
+def _kept(buffer: torch.Tensor) -> Kept:
+    """As `Kept.of`, at each step: nothing is detached where no gradients are recorded anyway."""
+    place = each_element_once(buffer)
+    return Kept(buffer, place, place.clone(), version_of(buffer))
 
 
 def _present(names: dict[str, torch.Tensor | None]) -> list[tuple[str, torch.Tensor]]:

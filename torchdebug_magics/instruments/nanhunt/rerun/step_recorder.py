@@ -18,7 +18,7 @@ import torch
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place, Position, caller, frame_chain, line_of, places, same_place
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import BufferKeeper, Held
 from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Batches
-from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Namespace, WeakSnapshot, places_of
+from torchdebug_magics.instruments.nanhunt.rerun.written_places import Namespace, places_of
 from torchdebug_magics.probing.compiler import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_traced
 from torchdebug_magics.probing.hooks import Hooks
@@ -26,7 +26,9 @@ from torchdebug_magics.probing.modules import OutermostCalls, fast_path_parts, l
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.syntax import bound_names, lists_around, read_before_bound, tree_of
 from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, local_values, owner, span
+from torchdebug_magics.probing.state.contents import Kept, version_of
 from torchdebug_magics.probing.state.rng import RandomState
+from torchdebug_magics.probing.state.snapshot import OF_A_STEP, Snapshot
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
 
 _MOST_RECORDED = 64
@@ -43,8 +45,8 @@ class Entry:
     random: RandomState
     versions: tuple[int, ...]
     recorded: bool = True
-    copies: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-    """Of a model that is known to write into its input: each tensor with what it held."""
+    copies: tuple[Kept, ...] = ()
+    """Of a model that is known to write into its input: what each tensor held."""
     place: tuple[Place, ...] = ()
     """Where it was called; empty where that is not known."""
 
@@ -64,7 +66,7 @@ class Step:
     entries: list[Entry] = field(default_factory=list)
     chain: tuple[Position, ...] = ()
     buffers: list[Held] = field(default_factory=list)
-    python: list[WeakSnapshot] = field(default_factory=list)
+    python: list[Snapshot] = field(default_factory=list)
     live_in: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     before: torch.Tensor | None = None
     """Torch's random state when the last step was over: what the statements draw before they call the model, they drew from there."""
@@ -110,16 +112,11 @@ class Step:
 
     def clear(self) -> None:
         """Forget all, so that nothing outlives its step because of us."""
-        collections: tuple[list[Any] | set[int] | dict[int, Entry], ...]
-        collections = self.entries, self.buffers, self.python, self.started, self._forgotten
-        for collection in collections:
-            collection.clear()
-        self.chain, self.live_in, self.before, self.backwards = (), {}, None, 0
-        self.closed = self.grows_graph = False
+        vars(self).update(vars(Step()))
 
 
 def _versions(tensors: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
-    return tuple(-1 if tensor.is_inference() else tensor._version for tensor in tensors)
+    return tuple(map(version_of, tensors))
 
 
 def live_in(chain: tuple[Position, ...]) -> dict[int, Mapping[str, Any]]:
@@ -231,10 +228,10 @@ class StepRecorder:
             step.started.add(id(module))
             step.buffers += known.buffers.take()
             if known.places:
-                step.python.append(WeakSnapshot(known.places))
+                step.python.append(Snapshot(known.places, OF_A_STEP))
         self._random = RandomState.take(self._random)
         tensors = tuple(tensors_in((*args, kwargs)))
-        copies = tuple((tensor, tensor.detach().clone()) for tensor in tensors) if known.writes_input else ()
+        copies = tuple(map(Kept.of, tensors)) if known.writes_input else ()
         step.add(Entry(module, args, kwargs, self._random, _versions(tensors), copies=copies, place=here))
 
     def _see_writes(self, entry: Entry) -> None:

@@ -30,15 +30,15 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import (
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, outside_transforms
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step, StepRecorder
 from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, values_in
-from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import iterators_in
+from torchdebug_magics.instruments.nanhunt.rerun.written_places import iterators_in
+from torchdebug_magics.probing.compiler import eager
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.outside.surroundings import used_by_other_threads
 from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.source.user_code import frames_above
-from torchdebug_magics.probing.state.contents import Writes, write_into
-from torchdebug_magics.probing.state.kept_state import eager, listening
-from torchdebug_magics.probing.state.snapshot import Snapshot
+from torchdebug_magics.probing.state.contents import Writes
+from torchdebug_magics.probing.state.snapshot import Snapshot, listening
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.probing.unsent_collectives import LoneRerun, OthersNeeded
 
@@ -63,10 +63,10 @@ class ReplayState:
         self.alone = LoneRerun()
         self.alone.refuse(modules)
         self._leaves = list(leaves)
-        written = [target for state in step.python for target in state.reached]
+        written = [target for state in step.python for target in state.objects()]
         self._kept = Snapshot([*written, *reached, *modules, *self._leaves, *listening()])
         buffers = (buffer for module in modules for inner in module.modules() for buffer in inner._buffers.values())
-        for tensor in (*buffers, *(tensor for entry in step.entries for tensor, _ in entry.copies)):
+        for tensor in (*buffers, *(kept.tensor for entry in step.entries for kept in entry.copies)):
             if tensor is not None and not is_lazy(tensor):
                 self._kept.contents.keep(tensor)
         self.writes = Writes(self._kept.contents)
@@ -77,17 +77,16 @@ class ReplayState:
         self.alone.start()
         for leaf in self._leaves:
             leaf.grad = None
-        for kept in self._step.buffers:
-            kept.put_back()
+        for buffer in self._step.buffers:
+            buffer.put_back()
         for state in self._step.python:
             state.put_back(self._guard, self._others)
         if self._step.entries:
             self._step.entries[0].random.put_back()
         if self._before is not None:
             torch.set_rng_state(self._before)
-        for entry in self._step.entries:
-            for tensor, copy in entry.copies:
-                write_into(tensor, copy)
+        for kept in (kept for entry in self._step.entries for kept in entry.copies):
+            kept.put_back()
 
     def undo(self) -> None:
         """All as it was when this was made. May be done twice, where an interrupt has ended the first time."""

@@ -25,7 +25,7 @@ from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.source.user_code import excerpt, frames_above, location
-from torchdebug_magics.probing.state.contents import Writes
+from torchdebug_magics.probing.state.contents import Writes, version_of
 from torchdebug_magics.probing.state.snapshot import Snapshot
 from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of
 from torchdebug_magics.probing.this_rank import rank
@@ -235,7 +235,7 @@ class Undo:
         tensors: dict[int, torch.Tensor] = {}
         for root in (optimizer.state, *optimizer.param_groups):
             self._collect(root, tensors)
-        self._versions = [(tensor, _version(tensor)) for tensor in tensors.values()]
+        self._versions = [(tensor, version_of(tensor)) for tensor in tensors.values()]
         self.has_copies = copies and sum(tensor.nbytes for tensor in tensors.values()) <= _MOST_BYTES
         self._copies = [(tensor, tensor.detach().clone()) for tensor in tensors.values()] if self.has_copies else []
 
@@ -259,7 +259,7 @@ class Undo:
 
     def is_written(self) -> bool:
         """Whether anything was changed by now, such as by an update between two calls of a closure."""
-        return any(_version(one) != before for one, before in self._versions)
+        return any(version_of(one) != before for one, before in self._versions)
 
     def before(self, value: Any) -> Any:
         """What a tensor or a container held before the update; None where there is no copy of it."""
@@ -326,7 +326,3 @@ class Undos:
     def outermost(self) -> Undo | None:
         """The one that holds how everything was before the step."""
         return next((one for one in self._begun if one.is_running()), None) if self._begun else None
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version

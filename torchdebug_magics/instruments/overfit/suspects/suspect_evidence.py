@@ -14,7 +14,7 @@ from torchdebug_magics.instruments.overfit.training.change import OnCall
 from torchdebug_magics.instruments.overfit.training.loss_calls import names_of
 from torchdebug_magics.instruments.overfit.training.observed_step import called_name, line_of_step
 from torchdebug_magics.instruments.overfit.training.training import Training
-from torchdebug_magics.probing.state.kept_state import KeptState
+from torchdebug_magics.probing.state.snapshot import KeptState
 from torchdebug_magics.report import Location
 
 

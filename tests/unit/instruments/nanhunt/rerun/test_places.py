@@ -6,17 +6,16 @@ import gc
 import random
 import sys
 import weakref
-from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from torchdebug_magics.instruments.nanhunt.rerun.weak_snapshot import Namespace, WeakSnapshot, places_of
+from torchdebug_magics.instruments.nanhunt.rerun.written_places import Namespace, places_of
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.state.attributes import Names
-from torchdebug_magics.probing.state.snapshot import Snapshot
+from torchdebug_magics.probing.state.snapshot import OF_A_STEP, Snapshot
 
 CODE = """\
 import torch
@@ -130,7 +129,7 @@ def test_what_a_forward_writes_comes_back(world: dict[str, Any], what: str) -> N
     net = world["Net"]()
     net(torch.ones(1))
     before = READS[what](world, net)
-    state = WeakSnapshot(places_of([net]))
+    state = Snapshot(places_of([net]), OF_A_STEP)
     net(torch.ones(1))
     if what != "attribute that was not there":
         assert READS[what](world, net) != before
@@ -140,7 +139,7 @@ def test_what_a_forward_writes_comes_back(world: dict[str, Any], what: str) -> N
 
 def test_what_was_absent_is_absent_again(world: dict[str, Any]) -> None:
     net = world["Net"]()
-    state = WeakSnapshot(places_of([net]))
+    state = Snapshot(places_of([net]), OF_A_STEP)
     net(torch.ones(1))
     state.put_back(Guard())
     assert not hasattr(net, "last")
@@ -150,7 +149,7 @@ def test_what_was_absent_is_absent_again(world: dict[str, Any]) -> None:
 def test_containers_keep_their_identity(world: dict[str, Any]) -> None:
     net = world["Net"]()
     log, seen = net.log, world["seen"]
-    state = WeakSnapshot(places_of([net]))
+    state = Snapshot(places_of([net]), OF_A_STEP)
     net(torch.ones(1))
     state.put_back(Guard())
     assert net.log is log
@@ -159,7 +158,7 @@ def test_containers_keep_their_identity(world: dict[str, Any]) -> None:
 
 def test_functions_that_the_caller_names_are_looked_into(world: dict[str, Any]) -> None:
     frame = world["caller"]()
-    state = WeakSnapshot(places_of([], [frame]))
+    state = Snapshot(places_of([], [frame]), OF_A_STEP)
     before = world["total"], dict(world["table"])
     world["helper"]()
     state.put_back(Guard())
@@ -168,9 +167,9 @@ def test_functions_that_the_caller_names_are_looked_into(world: dict[str, Any]) 
 
 def test_the_slots_of_a_state_take_the_present_one(world: dict[str, Any]) -> None:
     net = world["Net"]()
-    first = WeakSnapshot(places_of([net]))
+    first = Snapshot(places_of([net]), OF_A_STEP)
     net(torch.ones(1))
-    second = Snapshot(first.reached)
+    second = Snapshot(first.objects())
     net(torch.ones(1))
     second.put_back(Guard())
     assert net.steps == 1
@@ -186,7 +185,7 @@ def test_tensors_are_held_weakly(world: dict[str, Any]) -> None:
     net = world["Net"]()
     x = torch.ones(1)
     net(x)
-    state = WeakSnapshot(places_of([net]))
+    state = Snapshot(places_of([net]), OF_A_STEP)
     alive = weakref.ref(x)
     del net.last, x
     gc.collect()
@@ -199,113 +198,21 @@ def test_a_tensor_that_still_lives_comes_back_itself(world: dict[str, Any]) -> N
     net = world["Net"]()
     x = torch.ones(1)
     net(x)
-    state = WeakSnapshot(places_of([net]))
+    state = Snapshot(places_of([net]), OF_A_STEP)
     net(torch.zeros(1))
     state.put_back(Guard())
     assert net.last is x
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda x: [x],
-        lambda x: {"k": x},
-        lambda x: {"k": (x, x)},
-        lambda x: {"k": [x]},
-        lambda x: [[x]],
-        lambda x: deque([x]),
-    ],
-    ids=["list", "dict", "dict of tuple", "dict of list", "list of list", "deque"],
-)
-def test_no_tensor_is_kept_alive_by_a_container(made: Any) -> None:
-    x = torch.ones(1)
-    alive, held = weakref.ref(x), made(x)
-    state = WeakSnapshot([naming({"held": held})])
-    held.clear()
-    del x
-    gc.collect()
-    assert alive() is None
-    state.put_back(Guard())
-
-
-CONTAINERS: dict[str, tuple[Any, Any]] = {
-    "list": ([1, 2], lambda held: held.append(3)),
-    "dict": ({"a": 1}, lambda held: held.update(b=2)),
-    "dict order": ({"a": 1, "b": 2}, lambda held: held.update(a=held.pop("a"))),
-    "set": ({1}, lambda held: held.add(2)),
-    "deque": (deque([1, 2], maxlen=2), lambda held: held.append(3)),
-    "Counter": (Counter("ab"), lambda held: held.update("a")),
-    "OrderedDict": (OrderedDict(a=1, b=2), lambda held: held.move_to_end("a")),
-    "defaultdict": (defaultdict(list, a=[1]), lambda held: held["b"]),
-}
-
-
-@pytest.mark.parametrize("name", CONTAINERS)
-def test_every_kind_of_container_comes_back(name: str) -> None:
-    held, change = CONTAINERS[name]
-    before, kind, order = repr(held), type(held), list(held)
-    state = WeakSnapshot([naming({"held": held})])
-    change(held)
-    state.put_back(Guard())
-    assert (repr(held), type(held), list(held)) == (before, kind, order)
-
-
-def test_a_list_inside_a_container_comes_back() -> None:
-    held: dict[str, list[int]] = {"losses": [1]}
-    state = WeakSnapshot([naming({"held": held})])
-    held["losses"].append(2)
-    state.put_back(Guard())
-    assert held == {"losses": [1]}
-
-
-@pytest.mark.parametrize(
-    ("statement", "attribute"), [("box.n += 1", "n"), ("box.inner.n = 5", "inner.n"), ("box.new = 1", "new"), ("box.n, y = 1, 2", "n")]
-)
-def test_attributes_that_statements_store(statement: str, attribute: str) -> None:
-    class Box:
-        pass
-
-    box = Box()
-    box.n, box.inner = 0, Box()
-    box.inner.n = 0
-    names: dict[str, Any] = {"box": box}
-    state = WeakSnapshot([naming(names)])
-    exec(statement, names)
-    state.put_back(Guard())
-    assert (box.n, box.inner.n, hasattr(box, "new")) == (0, 0, False)
-
-
-def test_no_property_is_asked() -> None:
-    class Trap:
-        @property
-        def asked(self) -> Any:
-            pytest.fail("a property was asked")
-
-        def __getattr__(self, name: str) -> Any:
-            pytest.fail(f"{name} was asked")
-
-    WeakSnapshot([naming({"trap": Trap()})]).put_back(Guard())
-    Snapshot([Trap()]).put_back(Guard())
 
 
 def test_large_containers_of_a_function_are_left_alone(world: dict[str, Any]) -> None:
     # They are kept at each step: a list of ten thousand would cost more than it is worth.
     net = world["Net"]()
     world["seen"].extend(range(10_000))
-    state = WeakSnapshot(places_of([net]))
+    state = Snapshot(places_of([net]), OF_A_STEP)
     world["helper"]()
     state.put_back(Guard())
     assert len(world["seen"]) == 10_001
     assert world["table"] == {"n": 0}
-
-
-def test_a_large_list_that_a_step_names_is_not_copied_item_by_item() -> None:
-    # `losses` of a long run: one entry a step must not make each replay write a hundred thousand.
-    held = list(range(100_000))
-    state = Snapshot([held])
-    held.append(1)
-    state.put_back(Guard())
-    assert len(held) == 100_000
 
 
 def test_a_method_and_what_it_calls_are_looked_into() -> None:
@@ -339,10 +246,10 @@ def test_an_object_that_was_replaced_since_has_its_present_state_again() -> None
 
     net = Net()
     first = net.log
-    then = WeakSnapshot(places_of([net]))
+    then = Snapshot(places_of([net]), OF_A_STEP)
     first.append(5)
     net.log = [7]
-    now = Snapshot(then.reached)
+    now = Snapshot(then.objects())
     then.put_back(Guard())
     assert net.log is first
     assert first == [1]
@@ -373,7 +280,7 @@ def test_a_generator_continues_from_where_it_was(make: Any, where: str) -> None:
         places = places_of(modules)
     else:
         places = places_of((), [frame_with(generator if where == "variable" else Holder(generator))])
-    taken = WeakSnapshot(places)
+    taken = Snapshot(places, OF_A_STEP)
     first = draw()
     taken.put_back(Guard())
     assert draw() == first

@@ -1,0 +1,117 @@
+"""Where code may write, read from its bytecode: the places whose contents are to be kept before it runs.
+
+It is read once a function, so that it costs next to nothing for code that keeps no state.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import CellType, FrameType, FunctionType, ModuleType
+from typing import Any, TypeAlias
+
+import torch
+
+from torchdebug_magics.probing.source.syntax import names_in
+from torchdebug_magics.probing.source.user_code import called_from, is_of_module, is_user_code, local_values, writes_of
+from torchdebug_magics.probing.state.attributes import Names, attributes_of
+from torchdebug_magics.probing.state.states import is_generator
+
+Namespace: TypeAlias = Names | CellType
+_OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
+
+
+def places_of(modules: Iterable[torch.nn.Module], callers: Iterable[FrameType] = ()) -> list[Namespace]:
+    """The places that forwards of `modules`, and functions named in the code of `callers`, may write, as far as their code shows.
+
+    With the generators of random numbers that `callers` name: who draws from one writes it.
+    """
+    found, callers = _Found(), list(callers)
+    drawn = dict(enumerate(generator for caller in callers for generator in _generators_of(caller)))
+    found.add({str(number): generator for number, generator in drawn.items()}, map(str, drawn))
+    functions = [
+        value
+        for caller in callers
+        for name in writes_of(caller.f_code).loaded
+        if isinstance(value := caller.f_globals.get(name), FunctionType)
+    ]
+    for module in modules:
+        methods = _methods(type(module))
+        functions += methods
+        held = module.__dict__
+        for method in methods:
+            writes = writes_of(method.__code__)
+            if method.__name__ != "__init__":
+                found.add(held, writes.attributes)
+            loaded = (writes.loaded_attributes & held.keys()) - _OF_EVERY_MODULE
+            found.add(held, (name for name in loaded if _is_container(held[name]) or is_generator(held[name])))
+    for function in functions:
+        for called in called_from(function):
+            found.add_outside(called)
+    return found.places()
+
+
+def iterators_in(names: Mapping[str, Any], statements: Iterable[ast.stmt]) -> list[str]:
+    """Names of running iterators that functions called by the statements may take from: what they took would be lost."""
+    found: list[str] = []
+    for name in sorted(names_in(*statements)):
+        for called in called_from(names.get(name)):
+            held = called.__globals__
+            loaded = writes_of(called.__code__).loaded & held.keys()
+            found += [name for name in loaded if hasattr(type(held[name]), "__next__") and not hasattr(type(held[name]), "read")]
+    return found
+
+
+class _Found:
+    """Places, each namespace once."""
+
+    def __init__(self) -> None:
+        self._names: defaultdict[int, set[str]] = defaultdict(set)
+        self._owners: dict[int, dict[str, Any] | type] = {}
+        self._cells: dict[int, CellType] = {}
+
+    def add(self, owner: dict[str, Any] | type, names: Iterable[str]) -> None:
+        self._owners[id(owner)] = owner
+        self._names[id(owner)].update(names)
+
+    def add_outside(self, function: FunctionType) -> None:
+        """What one function writes outside itself: globals, what it closes over, containers that it names, attributes that it stores."""
+        writes, names = writes_of(function.__code__), function.__globals__
+        self.add(names, writes.stored_globals)
+        self._cells.update((id(cell), cell) for cell in function.__closure__ or ())
+        for name in writes.loaded & names.keys():
+            value = names[name]
+            if is_generator(value) or (_is_container(value) and value is not names):
+                self.add(names, [name])
+            elif isinstance(value, type):
+                self.add(value, writes.attributes & vars(value).keys())
+            elif not isinstance(value, (torch.Tensor, torch.nn.Module, ModuleType, FunctionType)):
+                held = attributes_of(value) or {}
+                self.add(held, writes.attributes & held.keys())
+
+    def places(self) -> list[Namespace]:
+        named = [Names(owner, frozenset(self._names[key])) for key, owner in self._owners.items() if self._names[key]]
+        return [*named, *self._cells.values()]
+
+
+def _methods(kind: type) -> list[FunctionType]:
+    return [
+        method
+        for one in kind.__mro__
+        for method in vars(one).values()
+        if isinstance(method, FunctionType) and is_user_code(method.__code__)
+    ]
+
+
+def _generators_of(caller: FrameType) -> Iterator[object]:
+    """In variables, and in attributes of what is in variables."""
+    names = caller.f_globals
+    local = {} if is_of_module(caller) else local_values(caller)
+    for value in (*local.values(), *(names[name] for name in writes_of(caller.f_code).loaded & names.keys())):
+        held = {} if issubclass(type(value), (type, ModuleType, FunctionType)) else attributes_of(value) or {}
+        yield from filter(is_generator, (value, *held.values()))
+
+
+def _is_container(value: object) -> bool:
+    return issubclass(type(value), (list, dict, set, deque))
