@@ -123,6 +123,9 @@ def _without_cause(seen: TrainingEvidence, report: OverfitReport) -> OverfitRepo
     base, goal, trials = seen.base, seen.base.goal, report.trials
     if base.error is not None or goal is None or not base.losses:
         return report
+    if not math.isfinite(base.losses[0]):
+        names_it = "`%%torchdebug` above a cell that computes the loss names the op"
+        return replace(report, reason=f"the first loss is not finite, so no setting of the training is at fault; {names_it}")
     fell = base.losses[0] - base.losses[-1]
     best = min((trial.last_loss for trial in trials if trial.suspect != "capacity" and math.isfinite(trial.last_loss)), default=math.inf)
     is_lowest = base.losses[-1] - best <= _SOME * fell and goal.has_converged(base.losses, _ALMOST)
@@ -144,7 +147,7 @@ def _faults(seen: TrainingEvidence) -> Iterator[TrainingChange]:
 def _settings(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields changes of settings that may be intended in another training."""
     yield from parameter_faults.frozen(seen)
-    if seen.base.error is not None or seen.base.goal is None:
+    if seen.base.error is not None or seen.base.goal is None or not math.isfinite(seen.base.losses[0]):
         return
     yield from parameter_faults.update_suspects(seen)
     goal = seen.base.goal

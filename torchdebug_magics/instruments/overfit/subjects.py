@@ -147,7 +147,7 @@ def _roles(values: Sequence[Any], names: Sequence[str], keywords: Mapping[str, A
         role = next((role for role in (("optimizer",) if is_optimizer else ("batch", "loss_function")) if role not in given), "")
         given[role], written[role] = value, name or role
     if "batch" not in given or "" in given:
-        msg = "write `%overfit model batch loss_function optimizer`; the last two may be left out"
+        msg = "write `%overfit model (inputs, targets) loss_function optimizer`; the last two may be left out"
         raise TorchDebugError(msg)
     loss_function = given.get("loss_function")
     if loss_function is not None and not callable(loss_function):

@@ -44,6 +44,7 @@ def _first_facts(report: OverfitReport) -> tuple[tuple[str, str], ...]:
         ("fix", report.fix),
         ("proof", proof if report.fix else ""),
         ("error", "" if report.headline else report.error),
+        ("next", "" if report.headline or not report.error else "`%torchdebug` in the next cell explains the error, where it can"),
         ("why" if report.headline else "but" if report.passed else "stopped" if report.is_stopped else "tried", report.why),
         ("at", f"{where}: `{where.source}`" if where is not None and not report.excerpt else ""),
         ("leak", leaks if report.leaks else ""),

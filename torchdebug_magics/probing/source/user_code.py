@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from torchdebug_magics.report import Location
 
-_MAGIC_CALL = "get_ipython().run_cell_magic("
+_MAGIC_CALLS = {"get_ipython().run_cell_magic": "%%", "get_ipython().run_line_magic": "%"}
 
 
 _TIMED = "<timed exec>"
@@ -107,7 +107,7 @@ def locate(frame: FrameType) -> Location:
 
 def location(filename: str, line: int, function: str) -> Location:
     """A line of a file or cell as a `Location`."""
-    source = linecache.getline(filename, line).strip()
+    source = _as_typed(linecache.getline(filename, line).strip())
     return Location(cell=_cell_number(filename), file=filename, line=line, function=function, source=source)
 
 
@@ -120,13 +120,15 @@ def excerpt(where: Location, *, around: int = 2) -> tuple[tuple[int, str], ...]:
 
 def _as_typed(line: str) -> str:
     """A magic line reads as it was typed, not as the call that was made of it."""
-    if not line.startswith(_MAGIC_CALL) or not line.endswith(")"):
+    typed = line.lstrip()
+    call = next((call for call in _MAGIC_CALLS if typed.startswith(f"{call}(")), "")
+    if not call:
         return line
     try:
-        name, arguments, body = ast.literal_eval(line.removeprefix(_MAGIC_CALL.removesuffix("(")))
-    except (ValueError, SyntaxError, TypeError):  # written by the user, or not the call that we make
+        name, arguments, *body = ast.literal_eval(typed.removeprefix(call))
+    except (ValueError, SyntaxError, TypeError):  # written by the user, or not the call that is made of a magic
         return line
-    return f"%%{name} {arguments}".rstrip() if body is None else line
+    return f"{line[: -len(typed)]}{_MAGIC_CALLS[call]}{name} {arguments}".rstrip() if body in ([], [None]) else line
 
 
 def adopt_timed(frames: Iterable[FrameType]) -> None:
