@@ -214,7 +214,7 @@ def test_a_trainer_that_computes_its_loss() -> None:
     ("values", "says"),
     [
         ((3,), "the first value must be a model"),
-        ((_net(),), "write `%overfit model batch"),
+        ((_net(),), "write `%overfit model .inputs, targets."),
         ((nn.Flatten(), _data(), F.cross_entropy), "has no parameters"),
         ((_net(), (torch.empty(0, 10), torch.empty(0)), F.cross_entropy), "the batch is empty"),
         ((_net(), _data()), "name a loss function"),
