@@ -33,6 +33,8 @@ class WatchReport(Report):
     """Optimizer steps."""
     consequences: tuple[str, ...] = ()
     """One line for each finding of another instrument."""
+    doubts: tuple[str, ...] = ()
+    """What speaks against a cell in which no fault was found, behind the name of the magic that has seen it."""
     suggestion: str = ""
     """The line to paste above the cell that failed; empty where the report explains the cell."""
     stopped_at: Location | None = None
@@ -71,7 +73,7 @@ class WatchReport(Report):
         """``good`` only if values were checked to the end of the cell, and no instrument has a doubt."""
         if self._leading is not None:
             return self._leading.status
-        return "good" if "nanhunt" in self.watched and not self.cut_short else "info"
+        return "warn" if self.doubts else "good" if "nanhunt" in self.watched and not self.cut_short else "info"
 
     def main_finding(self) -> Finding | None:
         """The finding that explains the others."""
@@ -83,6 +85,8 @@ class WatchReport(Report):
 
     def _sound(self) -> str:
         sound = [_SOUND[name] for name in _SOUND if name in self.watched]
+        if self.doubts:
+            return f"No fault found, but {self.doubts[0]}"
         if "nanhunt" not in self.watched and not self.steps_count:
             return "Nothing to watch: no forward pass, no backward pass, no optimizer step"
         where = f" in {plural(self.steps_count, 'step')}" if self.steps_count else ""
@@ -119,6 +123,9 @@ def judged(reports: Mapping[str, Report], magics: Mapping[str, str], problems: t
         watched=tuple(name for name, report in reports.items() if report.status == "good"),
         steps_count=max((getattr(reports.get(name), "steps_count", 0) for name in _CHAINS[0]), default=0),
         consequences=tuple(others),
+        doubts=()
+        if chain
+        else tuple(f"{magics[name]}: {doubt}" for name, report in reports.items() for doubt in getattr(report, "doubts", ())),
         problems=problems,
     )
 
