@@ -100,6 +100,14 @@ class Source:
         return Edit(cell=self.where.cell, file=self.where.file, line=last_line(node) + 1 - self.offset, old="", new=new)
 
 
+def statements(file: str) -> Iterator[tuple[Location, ast.stmt]]:
+    """The user's statements without a body: of that file, then of the cells, the last one first."""
+    for place in dict.fromkeys([file, *(cell.where.file for cell in cells())]):
+        for statement in sorted(nodes(ast.stmt, tree_of(place)), key=lambda node: -node.lineno):
+            if not hasattr(statement, "body"):
+                yield location(place, statement.lineno, "<module>"), statement
+
+
 def made_later(where: Location | None, last_line: int) -> tuple[str, tuple[Edit, ...]]:
     """An assignment moved below the last statement of its block, up to a line, that changes what it reads; empty where none does."""
     tree = None if where is None else tree_of(where.file)
