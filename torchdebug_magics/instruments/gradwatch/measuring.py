@@ -15,9 +15,8 @@ from torchdebug_magics.instruments.gradwatch.record import (
     MeasuredStep,
     ModuleNumbers,
     ModuleSeries,
-    can_be_measured,
 )
-from torchdebug_magics.probing.storages import is_shard, local_of
+from torchdebug_magics.probing.storages import can_be_measured, is_shard, local_of
 
 _USUAL_RMS = 0.02
 """Of weights: smaller ones, as those that begin at zero, are no measure for an update."""
@@ -41,7 +40,6 @@ class OptimizerWatch:
         self.pending: MeasuredStep | None = None
         """The step whose numbers are on their way."""
         self.is_measuring = False
-        self._latest: dict[ModuleSeries, ModuleNumbers] = {}
         positions: dict[torch.device, list[int]] = {}
         for at, parameter in enumerate(parameters):
             if can_be_measured(parameter):
@@ -139,19 +137,16 @@ class OptimizerWatch:
                 norm = left * math.prod(factor for ids, factor in clipped if self.ids[place] in ids)
                 row = sums.setdefault(self.series[place], [0.0] * 5)
                 row[0] += norm * norm
-                if sample is None:  # in a step without one
-                    continue
                 (weight, update, nonzero), count = sample, meter.counts[at]
                 part, ratio = count / meter.sizes[at], update / max(weight, _USUAL_RMS * math.sqrt(meter.sizes[at]))
                 row[1:] = row[1] + weight**2 * part, row[2] + update**2 * part, row[3] + count - nonzero * part, row[4] + count
+                if not meter.is_sampled:
+                    continue
                 step.ratio_max = max(step.ratio_max or 0.0, ratio)
                 if place in self._rates:
                     self._open[place].measured(norm, self._rates[place], weight, ratio)
             step.members |= {meter.places[at] for at in meter.present}
-        fresh = {series: _numbers(*row) for series, row in sums.items() if row[4]}
-        self._latest |= fresh
-        stale = {key: self._latest[key]._replace(norm=math.sqrt(row[0]), is_fresh=False) for key, row in sums.items() if not row[4]}
-        step.numbers = fresh | stale
+        step.numbers = {series: _numbers(*row) for series, row in sums.items()}
         return step
 
 
@@ -189,16 +184,17 @@ class StepMeter:
         """The numbers of a step on their way to the host, until they are received."""
         self._ready: torch.Event | None = None
         self._step = 0
-        self._is_sampled = False
+        self.is_sampled = False
+        self._samples: list[tuple[float, ...]] = []
         self._sampled: list[int] = []
         """What was present in the last step with a sample."""
 
     def before(self, parameters: Sequence[torch.Tensor], present: list[int]) -> None:
         """Take the weights as they are."""
         self.present = present
-        self._is_sampled = self._step < _EACH_OF or self._step % _THEN_EVERY == 0 or present != self._sampled
+        self.is_sampled = self._step < _EACH_OF or self._step % _THEN_EVERY == 0 or present != self._sampled
         self._step += 1
-        if self._is_sampled:
+        if self.is_sampled:
             self._sampled = present
             self._copy(0, [parameters[self.places[at]] for at in present])
 
@@ -212,7 +208,7 @@ class StepMeter:
         dense = [_real(one.coalesce()._values() if one.layout is torch.sparse_coo else one) for one in known]
         dtypes = {gradient.dtype for gradient in dense}
         self._norms = list(torch._foreach_norm(dense, 2, dtype=torch.float32 if dtypes & _HALF and torch.float64 not in dtypes else None))
-        if self._is_sampled:
+        if self.is_sampled:
             self._copy(2, known)
 
     def after(self, parameters: Sequence[torch.Tensor], extras: dict[str, torch.Tensor]) -> None:
@@ -220,7 +216,7 @@ class StepMeter:
         device, dtype = self._buffer.device, self._buffer.dtype
         values = torch.stack([scalar.to(device, dtype, non_blocking=True) for scalar in (*self._norms, *extras.values())])
         self._norms = []
-        if self._is_sampled:
+        if self.is_sampled:
             self._copy(1, [parameters[self.places[at]] for at in self.present])
             before, after, gradients = self._buffer
             weights, nonzero = torch.linalg.vector_norm(before, dim=1), gradients.ne_(0).sum(1)
@@ -231,19 +227,21 @@ class StepMeter:
             self._ready = torch.cuda.Event()
             self._ready.record(torch.cuda.current_stream(values.device))
 
-    def received(self) -> tuple[dict[str, float], list[tuple[int, float, tuple[float, ...] | None]]]:
+    def received(self) -> tuple[dict[str, float], list[tuple[int, float, tuple[float, ...]]]]:
         """What was sent, once: waits for the device.
 
-        The further scalars; then of each parameter that was present its position, the norm of its gradient and, of the sample, the norms
-        of weights and update, and how many elements of the gradient are not zero.
+        The further scalars; then of each parameter that was present its position, the norm of its gradient and, of the last sample, the
+        norms of weights and update, and how many elements of the gradient are not zero.
         """
         assert self.host is not None
         if self._ready is not None:
             self._ready.synchronize()
         values: list[float] = self.host.tolist()
-        self.host, start, rows = None, len(self.present) + len(self.names), len(self.places)
-        samples = [tuple(values[start + at :: rows]) or None for at in self.present]
-        return dict(zip(self.names, values[len(self.present) :], strict=False)), list(zip(self.present, values, samples, strict=False))
+        self.host, start = None, len(self.present) + len(self.names)
+        if self.is_sampled:
+            self._samples = [tuple(values[start + at :: len(self.places)]) for at in self.present]
+        scalars = dict(zip(self.names, values[len(self.present) :], strict=False))
+        return scalars, list(zip(self.present, values, self._samples, strict=False))
 
     def _copy(self, part: int, tensors: Sequence[torch.Tensor]) -> None:
         """Samples of the present tensors into their rows."""

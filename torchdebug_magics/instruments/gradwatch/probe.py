@@ -22,7 +22,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import plural
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.gradwatch.measuring import OptimizerWatch, gradient_of
-from torchdebug_magics.instruments.gradwatch.record import ClipCall, MeasuredStep, ModuleNumbers, RunRecord, Write, can_be_measured
+from torchdebug_magics.instruments.gradwatch.record import ClipCall, MeasuredStep, ModuleNumbers, RunRecord, Write
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, verdict
 from torchdebug_magics.instruments.gradwatch.training_faults import Judge
 from torchdebug_magics.probing.dispatch import is_being_compiled
@@ -31,7 +31,7 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.lines import Line, Lines
 from torchdebug_magics.probing.steps import classes_of, factor_of, parameters_of
-from torchdebug_magics.probing.storages import is_shard, local_of, shards_note
+from torchdebug_magics.probing.storages import can_be_measured, is_shard, local_of, shards_note
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
 _COLUMNS = ("step", "module", "grad_norm", "update_ratio", "zero_share", "loss")

@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.gradwatch.report import GradReport, ModuleRow
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.steps import Owner, Owners
-from torchdebug_magics.probing.storages import is_shard, local_of
+from torchdebug_magics.probing.storages import can_be_measured, is_shard, local_of
 
 BINS = 256
 FEW_UPDATES = 3
@@ -26,7 +26,6 @@ FAST, FIRST_STEPS = 0.1, 2
 _RECENT = 64
 STILL = 1e-6
 """Ratio of update to weights below which nothing is learned."""
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _FADED_RATE = 1e-2
 """Of its largest, below which a learning rate may be next to nothing."""
 _SCALED_CLIP = 0.5
@@ -34,13 +33,6 @@ _SCALED_CLIP = 0.5
 _MOST_MODULES, _OTHERS = 4096, (-1, "all other modules")
 _MOST_OPTIMIZERS = 64
 """Further ones, as when each step makes its own, continue the history of the last."""
-
-
-def can_be_measured(parameter: torch.Tensor) -> bool:
-    """Whether it, or its part in this process, is a plain floating-point tensor; of any other kind no hidden operation is asked for."""
-    parameter = local_of(parameter)
-    is_plain = type(parameter) in _PLAIN and not parameter.is_meta and parameter.layout is torch.strided
-    return is_plain and parameter.numel() > 0 and (parameter.is_floating_point() or parameter.is_complex())
 
 
 class Bins:
@@ -67,15 +59,13 @@ class Bins:
 
 
 class ModuleNumbers(NamedTuple):
-    """One module in one step."""
+    """One module in one step; in a step without a sample, all but the norm is that of the last one."""
 
     norm: float
     ratio: float
     zero_share: float
     pace: float
     """As `ratio`, to weights of at least the usual size."""
-    is_fresh: bool = True
-    """Whether this step took a sample; else all but the norm is that of the last one."""
 
 
 Write: TypeAlias = Callable[[int, Iterable[tuple[str, ModuleNumbers]], float, str], None]
@@ -159,8 +149,8 @@ class ParameterSteps:
     parameter: weakref.ref[torch.Tensor]
     series: ModuleSeries
     is_matrix: bool
-    is_half: bool
-    """Whether it is of 16 bits."""
+    element_size: int
+    """In bytes."""
     link: Link = Link.FROZEN
     """The one that broke in the update that came furthest."""
     steps_count: int = 0
@@ -210,8 +200,6 @@ class GradientHistory:
     first_losses: list[float] = field(default_factory=list)
     """Of the first three steps."""
     most_loss: float = -math.inf
-    largest_norm: float = 0.0
-    """Of all steps but the last."""
     most_rate: float = 0.0
     falls: dict[Line | None, float] = field(default_factory=dict)
     """By how much the learning rate fell, as a logarithm, by the line of the scheduler's step; None for any other code that set it."""
@@ -231,9 +219,8 @@ class GradientHistory:
     def add(self, step: GradientStep, members: frozenset[int], ratio: float | None) -> None:
         """One more step; `ratio` is the largest of an update to its parameter, where that was measured."""
         if members != self.members:
-            self.members, self.since, self.largest_norm = members, 0, 0.0
+            self.members, self.since = members, 0
         for last in list(self.steps)[-1:]:
-            self.largest_norm = max(self.largest_norm, last.norm) if math.isfinite(last.norm) else self.largest_norm
             self.most_loss = max(self.most_loss, last.loss) if math.isfinite(last.loss) else self.most_loss
         self.most_rate = max(self.most_rate, step.rate)
         ratio = 0.0 if step.rate == 0 else ratio
@@ -250,6 +237,11 @@ class GradientHistory:
             self.clips["calls"] += 1
             self.clips["unclipped"] += not step.clipped_from > self.clip.max_norm
             self.clips["unscaled"] += not step.norm < _SCALED_CLIP * step.clipped_from
+
+    @property
+    def file(self) -> str:
+        """That of the line of its updates."""
+        return "" if self.line is None else self.line.file
 
     @property
     def is_warming_up(self) -> bool:
@@ -275,13 +267,13 @@ class GradientHistory:
         """The finite ones of the last steps."""
         return [step.loss for step in self.steps if math.isfinite(step.loss)]
 
+    def modules(self) -> list[ModuleSeries]:
+        """Those that it updates, in the order of the models, if they ever had a gradient."""
+        return _in_order({steps.series for steps in self.parameters.values()})
+
     def names(self, parts: Iterable[ModuleSeries | ParameterSteps]) -> tuple[str, ...]:
         """Of the modules."""
         return tuple(dict.fromkeys(self.record.owners.name(part.owner) for part in parts))
-
-
-def _recent() -> deque[float]:
-    return deque(maxlen=_RECENT)
 
 
 @dataclass(eq=False)
@@ -291,8 +283,6 @@ class ModuleSeries:
     owner: Owner
     count: int = 0
     """Of its parameters' elements."""
-    histories: list[GradientHistory] = field(default_factory=list)
-    """Of the optimizers that update it."""
     parameters: set[int] = field(default_factory=set)
     """Their ids."""
     is_matrix: bool = False
@@ -302,9 +292,9 @@ class ModuleSeries:
     norms: Bins = field(default_factory=lambda: Bins(max))
     ratios: Bins = field(default_factory=lambda: Bins(max))
     zeros: Bins = field(default_factory=lambda: Bins(min))
-    recent_norms: deque[float] = field(default_factory=_recent)
-    recent_ratios: deque[float] = field(default_factory=_recent)
-    paces: deque[float] = field(default_factory=_recent)
+    recent_norms: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    recent_ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    paces: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     """Of the steps, but the first few, whose update was as large as the weights."""
     steps_count: int = 0
     first_step: int = 0
@@ -313,32 +303,32 @@ class ModuleSeries:
     zero_since: int = 0
     is_used: bool | None = None
     """Whether the loss depends on it, as its graph says; None where that was not asked."""
-    norm_max: float = 0.0
     zero_share: float = 0.0
 
-    def add(self, numbers: ModuleNumbers, step: int, place: int, leaves: frozenset[int] | None) -> None:
-        """One more step, into the bin at `place`; `leaves`: the ids of what the loss depends on, where that was asked."""
-        norm, ratio = numbers.norm, numbers.ratio
-        self.first_step = self.first_step if self.steps_count else step
+    def add(self, numbers: ModuleNumbers, place: int, measured: MeasuredStep) -> None:
+        """One more step, into the bin at `place`."""
+        norm, ratio, is_sampled = numbers.norm, numbers.ratio, measured.ratio_max is not None
+        self.first_step = self.first_step if self.steps_count else measured.number
         self.steps_count += 1
         self.zero_share = numbers.zero_share if norm else 1.0
         self.norms.add(place, norm)
         self.zeros.add(place, self.zero_share)
         self.recent_norms.append(norm)
-        self.norm_max = max(self.norm_max, norm)
         if math.isfinite(ratio):
             self.ratios.add(place, ratio)
-        if numbers.is_fresh:
-            if math.isfinite(ratio):
-                self.recent_ratios.append(ratio)
-            if self.steps_count > FIRST_STEPS and numbers.pace > FAST:
-                self.paces.append(numbers.pace)
-        self.zero_since = self.zero_since if self.zero_run else step
+            self.recent_ratios.extend([ratio] if is_sampled else [])
+        if is_sampled and self.steps_count > FIRST_STEPS and numbers.pace > FAST:
+            self.paces.append(numbers.pace)
+        self.zero_since = self.zero_since if self.zero_run else measured.number
         self.zero_run = self.zero_run + 1 if norm == 0 else 0
         if not self.zero_run:
             self.is_used = None
-        elif leaves is not None:
-            self.is_used = not self.parameters.isdisjoint(leaves)
+        elif measured.leaves is not None:
+            self.is_used = not self.parameters.isdisjoint(measured.leaves)
+
+    def norm_max(self) -> float:
+        """The largest norm that is a number."""
+        return max(value for value in (0.0, *self.norms.values) if value is not None and not math.isnan(value))
 
 
 class RunRecord:
@@ -383,11 +373,8 @@ class RunRecord:
                 series.is_matrix = series.is_matrix or (parameter.requires_grad and parameter.dim() > 1)
                 series.is_sharded = series.is_sharded or is_shard(parameter)
             if id(parameter) not in history.parameters and can_be_measured(parameter):
-                is_half = parameter.element_size() == 2  # noqa: PLR2004 - bytes
-                steps = ParameterSteps(weakref.ref(parameter), series, is_matrix=parameter.dim() > 1, is_half=is_half)
+                steps = ParameterSteps(weakref.ref(parameter), series, parameter.dim() > 1, parameter.element_size())
                 history.parameters[id(parameter)] = steps
-            if history not in series.histories:
-                series.histories.append(history)
         return known
 
     def history_of(self, optimizer: torch.optim.Optimizer, line: Line | None) -> GradientHistory:
@@ -395,11 +382,6 @@ class RunRecord:
         if len(self.histories) < _MOST_OPTIMIZERS:
             self.histories.append(GradientHistory(self, variable_of(optimizer) or "optimizer", line, type(optimizer).__name__))
         return self.histories[-1]
-
-    def modules(self, history: GradientHistory | None = None) -> list[ModuleSeries]:
-        """In the order of the models, those that ever had a gradient; of one optimizer, those that it updates."""
-        known = (series for series in self._series.values() if series.steps_count and (history is None or history in series.histories))
-        return sorted(known, key=lambda series: (series.owner.model, series.owner.order))
 
     def add(self, history: GradientHistory, step: MeasuredStep) -> ModuleSeries | None:
         """A step of an optimizer; which module has the largest gradient, where there was one."""
@@ -419,7 +401,7 @@ class RunRecord:
         if "loss" in scalars:
             self._losses.add(place, loss)
         for series, one in numbers.items():
-            series.add(one, number, place, step.leaves)
+            series.add(one, place, step)
         if not math.isfinite(norm) and "grad_scale" not in scalars and self.nonfinite_step is None:
             self.nonfinite_step = number
         if self.write is not None:
@@ -440,12 +422,10 @@ class RunRecord:
         steps = [part for history in self.histories for part in history.parameters.values() if part.link <= Link.WITHOUT_GRADIENT]
         untrained = dict.fromkeys(self.owners.name(part.owner) for part in steps if part.steps_count >= FEW_UPDATES)
         rate = self.histories[-1].steps[-1].rate if self.histories and self.histories[-1].steps else math.nan
-        named = [(self.owners.name(series.owner), series) for series in self.modules()]
+        named = [(self.owners.name(series.owner), series) for series in _in_order(self._series.values())]
+        judged |= {what: {name: list(getattr(series, what).values) for name, series in named} for what in ("norms", "ratios", "zeros")}
         return GradReport(
             modules=tuple(name for name, _ in named),
-            norms={name: list(series.norms.values) for name, series in named},
-            ratios={name: list(series.ratios.values) for name, series in named},
-            zeros={name: list(series.zeros.values) for name, series in named},
             losses=list(self._losses.values),
             totals=list(self._totals.values),
             steps_count=self.step + 1,
@@ -458,7 +438,7 @@ class RunRecord:
                     parameters_count=series.count,
                     steps_count=series.steps_count,
                     norm_median=_median(series.recent_norms),
-                    norm_max=series.norm_max,
+                    norm_max=series.norm_max(),
                     ratio_median=_median(series.recent_ratios),
                     zero_share=series.zero_share,
                 )
@@ -468,6 +448,10 @@ class RunRecord:
             untrained=tuple(untrained),
             **judged,
         )
+
+
+def _in_order(modules: Iterable[ModuleSeries]) -> list[ModuleSeries]:
+    return sorted((series for series in modules if series.steps_count), key=lambda series: (series.owner.model, series.owner.order))
 
 
 def _median(values: Iterable[float]) -> float | None:

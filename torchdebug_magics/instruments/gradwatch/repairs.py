@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
 
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.gradwatch.record import GradientHistory, ParameterSteps
-from torchdebug_magics.probing.source.edited_source import same, statements
+from torchdebug_magics.probing.source.edited_source import calls, made_as, same, statements
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     called,
@@ -68,13 +68,13 @@ def rated(history: GradientHistory, rate: float, ratio: float) -> Repair:
             return ast.Dict(node.keys, [raised(value) if getattr(key, "value", None) == "lr" else value for key, value in pairs])
         return None
 
-    for where, made in makings(history.line, history.kind, history.name):
+    for where, made in made_as(history.file, history.name, history.kind):
         call = exchanged(made, exchange)
         call.args[1:] = map(raised, call.args[1:])
         if not same(call, made):
             what = f"raise the learning rate from {number(rate)} to {number(new)}" if rate else "set the learning rate"
             return where, f"{what}: {_exchange(made, call)}"
-    for where, node in _calls(history.line) if history.is_scheduled else ():
+    for where, node in calls(history.file) if history.is_scheduled else ():
         if node.args and ast.unparse(node.args[0]) == history.name and hasattr(torch.optim.lr_scheduler, called(node)):
             return where, f"let `{ast.unparse(node)}` give a larger learning rate, or remove it"
     return None, learning_rate(history, ratio=ratio)
@@ -84,16 +84,12 @@ def kept_rate(history: GradientHistory) -> Repair | None:
     """What keeps the learning rate from falling to nothing; None where a plateau of the loss, measured in each epoch, has lowered it."""
     line = max(history.falls, key=lambda line: history.falls[line], default=None)
     if line is None:
-        for where, statement in _statements(history.line):
-            if any(getattr(getattr(target, "slice", None), "value", None) == "lr" for target in targets_of(statement)):
-                code = ast.unparse(statement)
-                return where, f"apply `{code}` once, where the optimizer is made: at each step, it changes what the last one left"
-        return None, "compute the learning rate from its initial value, and not from that of the last step"
+        return _assigned_rate(history)
     loops, code = loops_around(tree_of(line.file), line.line), source_of(line, "step")
     if len(loops) > 1 and history.line is not None and history.line.file == line.file and covers(loops[-1], history.line.line):
         return line.location, f"move `{code}` out of the loop over batches: it is meant to be called once per epoch"
     step = next((call for call in nodes(ast.Call, ast.parse(code)) if method(call) == "step"), None)
-    made = [] if step is None else makings(line, "", root_of(step))
+    made = [] if step is None else made_as(line.file, root_of(step))
     if any(called(call) == "ReduceLROnPlateau" for _, call in made):
         return None
     total = sum(history.falls.values())
@@ -106,45 +102,36 @@ def kept_rate(history: GradientHistory) -> Repair | None:
     return line.location, f"call `{code}` once per epoch, not in each step, or let its schedule end with the training"
 
 
+def _assigned_rate(history: GradientHistory) -> Repair:
+    """Where the user's code sets the learning rate of a group."""
+    for where, statement in statements(history.file):
+        if any(getattr(getattr(target, "slice", None), "value", None) == "lr" for target in targets_of(statement)):
+            code = ast.unparse(statement)
+            if isinstance(statement, ast.AugAssign) or code.count("'lr'") > 1:
+                return where, f"apply `{code}` once, where the optimizer is made: at each step, it changes what the last one left"
+            return where, f"let `{code}` end at a learning rate that still changes the weights, such as {_DECAY:.0%} of the first one"
+    return None, "compute the learning rate from its initial value, and not from that of the last step"
+
+
 def _exchange(old: ast.AST, new: ast.AST | str) -> str:
     return f"use `{new if isinstance(new, str) else ast.unparse(new)}` in place of `{ast.unparse(old)}`"
 
 
-def makings(line: Line | None, kind: str, name: str) -> list[tuple[Location, ast.Call]]:
-    """Where an object is made: the last call of its class for its name, else the only one; of an unknown class, the last for its name."""
-    made = [
-        (name in map(last_name, targets_of(statement)), where, call)
-        for where, statement in _statements(line)
-        for call in nodes(ast.Call, statement)
-        if not kind or called(call) == kind
-    ]
-    named = [(where, call) for is_named, where, call in made if is_named]
-    return named[:1] or ([made[0][1:]] if len(made) == 1 and kind else [])
-
-
-def _statements(line: Line | None) -> Iterator[tuple[Location, ast.stmt]]:
-    return statements("" if line is None else line.file)
-
-
-def _calls(line: Line | None) -> Iterator[tuple[Location, ast.Call]]:
-    return ((where, call) for where, statement in _statements(line) for call in nodes(ast.Call, statement))
-
-
 def source_of(line: Line | None, word: str) -> str:
     """The statement at a line that has the word, without a comment."""
-    here = (ast.unparse(statement) for where, statement in _statements(line) if line and (where.file, where.line) == (line.file, line.line))
+    here = [ast.unparse(statement) for where, statement in statements(line.file) if where.line == line.line] if line else []
     return next((code for code in here if word in code), "")
 
 
 def unscaled(line: Line | None) -> Repair | None:
     """The loss itself in place of its negative or of a multiple of it, where backward() is called or where the loss is computed."""
     where, expr, name = None, None, ""
-    for place, statement in _statements(line):
+    for place, statement in statements(line.file) if line is not None else ():
         if line is None or place.file != line.file or place.line > line.line:
             continue
         if place.line == line.line:
-            calls = [call.func for call in nodes(ast.Call, statement) if method(call) == "backward"]
-            where, expr = place, next((func.value for func in calls if isinstance(func, ast.Attribute)), None)
+            passes = [call.func for call in nodes(ast.Call, statement) if method(call) == "backward"]
+            where, expr = place, next((func.value for func in passes if isinstance(func, ast.Attribute)), None)
             name = expr.id if isinstance(expr, ast.Name) else ""
         elif name and isinstance(statement, ast.Assign) and name in map(last_name, statement.targets):
             where, expr = place, statement.value
@@ -161,7 +148,7 @@ def unscaled(line: Line | None) -> Repair | None:
 
 def minimized(history: GradientHistory) -> Repair:
     """The optimizer without `maximize`; or the loss in place of its negative."""
-    for where, call in makings(history.line, history.kind, history.name):
+    for where, call in made_as(history.file, history.name, history.kind):
         kept = [keyword for keyword in call.keywords if keyword.arg != "maximize"]
         if len(kept) < len(call.keywords):
             return where, _exchange(call, ast.Call(call.func, call.args, kept))
@@ -172,9 +159,9 @@ def minimized(history: GradientHistory) -> Repair:
 def thawed(history: GradientHistory, frozen: Sequence[ParameterSteps]) -> Repair:
     """Where the parameters of the optimizer are frozen, or where a tensor is made that is to be trained."""
     loose = next((steps.owner.path for steps in frozen if steps.owner.model < 0), "")
-    held = {name for _, made in makings(history.line, history.kind, history.name) for name in names_in(made)}
+    held = {name for _, made in made_as(history.file, history.name, history.kind) for name in names_in(made)}
     fixes: list[tuple[Repair, set[str]]] = []
-    for where, statement in _statements(history.line):
+    for where, statement in statements(history.file):
         code = ast.unparse(statement)
         if loose and loose in map(last_name, targets_of(statement)):
             return where, f"after this line, call `{loose}.requires_grad_()`"
@@ -187,10 +174,10 @@ def thawed(history: GradientHistory, frozen: Sequence[ParameterSteps]) -> Repair
 
 def not_zero(history: GradientHistory, path: str) -> Repair:
     """Random values for a parameter of zeros, where these are given, or where it is made."""
-    for where, call in _calls(history.line):
+    for where, call in calls(history.file):
         if called(call) == "zeros_" and call.args and path.endswith(ast.unparse(call.args[0]).removeprefix("self.")):
             return where, _exchange(call, f"{ast.unparse(call).replace('zeros_(', 'normal_(').removesuffix(')')}, std=0.02)")
-    for where, statement in _statements(history.line):
+    for where, statement in statements(history.file):
         for target in targets_of(statement):
             if isinstance(target, ast.Attribute) and target.attr == path.rpartition(".")[2]:
                 return where, f"after this line, call `torch.nn.init.normal_({ast.unparse(target)}, std=0.02)`"

@@ -25,7 +25,6 @@ from torchdebug_magics.instruments.gradwatch.record import (
 from torchdebug_magics.instruments.gradwatch.repairs import (
     kept_rate,
     learning_rate,
-    makings,
     minimized,
     not_zero,
     rated,
@@ -36,7 +35,7 @@ from torchdebug_magics.instruments.gradwatch.repairs import (
 )
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
 from torchdebug_magics.probing.modules import live_modules
-from torchdebug_magics.probing.source.edited_source import made_later
+from torchdebug_magics.probing.source.edited_source import made_as, made_later
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.user_code import excerpt
 from torchdebug_magics.report import Location
@@ -55,6 +54,8 @@ _EXPLAINED_BY: dict[GradKind, frozenset[GradKind]] = {
 """What a fault follows from, where both are found in one run."""
 _SATURATING = frozenset({"Hardtanh", "LogSigmoid", "Sigmoid", "Softsign", "Tanh"})
 _DEAD_STEPS = 8
+_HALF = 2
+"""Bytes of a float16 or bfloat16."""
 _FADED, _FEW_STEPS, _FEW_LAYERS, _SMALLEST = 1e-5, 5, 4, 1e-45
 _IN_ORDER = 0.8
 """Share of the pairs of layers in which the later one has the larger gradient."""
@@ -88,8 +89,7 @@ class Judge:
         if not any(known is history for known, _ in self._divergences):
             self._divergences += [(history, fault) for fault in _divergence(history)]
         if len(self._spikes) < _MOST_SPIKES:
-            module = None if largest is None else self._record.owners.name(largest.owner)
-            self._spikes += [(history, history.steps[-1], fault) for fault in _spike(history, module)]
+            self._spikes += [(history, history.steps[-1], fault) for fault in _spike(history, largest)]
 
     def findings(self) -> tuple[GradFinding, ...]:
         """All faults, the worst first, without those that follow from another one."""
@@ -132,7 +132,7 @@ def _broken_links(history: GradientHistory) -> Iterator[GradFinding]:
         yield say(zeroed, fix, parts, headline=headline, why="the update finds no gradient, and changes nothing")
     cut = loose or (parts if furthest is Link.WITHOUT_GRADIENT else [])
     if cut and backward is not None:
-        made = next((place for place, _ in makings(line, history.kind, name)), None)
+        made = next((place for place, _ in made_as(history.file, name, history.kind)), None)
         fix, edits = made_later(made, line.line if line is not None else 0)
         fix = fix or "create it after the model has all its parameters; `%%autograd` above this cell names a line that cuts the graph"
         headline = f"`{name}` updates {_named(history, cut)}, on which the loss does not depend"
@@ -148,7 +148,7 @@ def _broken_links(history: GradientHistory) -> Iterator[GradFinding]:
     if unrated := [steps for steps in late if steps.link is Link.ZERO_RATE]:
         headline = f"weights of {_modules(history, unrated)} do not change: the learning rate is 0"
         yield say(*rated(history, 0.0, 0.0), unrated, headline=headline, why="the gradients are not zero, but each update is")
-    if rounding := [steps for steps in late if steps.link is Link.UNMOVED and steps.is_half and steps.is_matrix]:
+    if rounding := [steps for steps in late if steps.link is Link.UNMOVED and steps.element_size == _HALF and steps.is_matrix]:
         fix = "keep the weights in float32, `model.float()`, and use `torch.autocast` for speed"
         headline = f"weights of {_modules(history, rounding)} do not change: updates round to zero"
         yield say(None, fix, rounding, headline=headline, why="an update below half a unit in the last place of a weight is lost")
@@ -171,7 +171,7 @@ def _barely_moved(history: GradientHistory, still: list[ParameterSteps]) -> Iter
         why = "the gradients are not zero, but the updates are too small to change the model"
         of_matrices = max((steps.ratio_max for steps in still if steps.is_matrix), default=ratio)
         yield say(*rated(history, rate, of_matrices), still, headline=headline, why=why)
-    elif losses and abs(losses[0] / history.factor) > _NOT_CONVERGED and max(steps.series.norm_max for steps in still) < _TINY_GRADIENT:
+    elif losses and abs(losses[0] / history.factor) > _NOT_CONVERGED and max(steps.series.norm_max() for steps in still) < _TINY_GRADIENT:
         backward = history.last.backward_line
         where, fix = unscaled(backward) or (None, "remove what makes the loss small before `backward()`")
         why = f"all gradients are below {_TINY_GRADIENT:.0e}, because the loss is scaled down"
@@ -217,60 +217,42 @@ def _clips_nothing(history: GradientHistory) -> Iterator[GradFinding]:
 
 def _dead(history: GradientHistory) -> Iterator[GradFinding]:
     """Modules on which the loss depends, with a gradient of zeros only, up to the end; not of shards, as another may have the rest."""
-    modules = history.record.modules(history)
+    modules = history.modules()
     dead = [module for module in modules if module.zero_run >= _DEAD_STEPS and module.is_used and not module.is_sharded]
     if not dead or history.most_rate == 0 or any(step.loss == 0 for step in history.steps):
         return  # nothing is to be learned, or no more: a hinge loss that has reached 0
-    names, step = history.names(dead), min(one.zero_since for one in dead)
-    is_relu = any(kind.startswith("ReLU") for kind in dead[-1].owner.kinds) and len(dead) < len(modules)
+    last, step = dead[-1], min(module.zero_since for module in dead)
+    name = _title(history.names([last])[0])
     others = f" and {plural(len(dead) - 1, 'module')} before it" if len(dead) > 1 else ""
-    yield _finding(
-        history,
-        "dead",
-        history.last.backward_line,
-        parts=dead,
-        step=step,
-        module=names[-1],
-        value=float(dead[-1].zero_run),
-        headline=f"zero gradients in {_title(names[-1])}{others} from step {step} on",
-        fix=f"replace the ReLU at {_title(names[-1])} with `nn.LeakyReLU(0.01)`, and {learning_rate(history, factor=0.1)}"
-        if is_relu
-        else "check that nothing rounds or saturates the output, or multiplies it by 0; `%%autograd` shows whether gradients are zeroed "
-        f"before `{history.name}.step()`",
-        why="the loss depends on it, but a derivative of zero between them blocks every gradient; it does not recover by itself",
-    )
+    headline = f"zero gradients in {name}{others} from step {step} on"
+    fix = f"replace the ReLU at {name} with `nn.LeakyReLU(0.01)`, and {learning_rate(history, factor=0.1)}"
+    if len(dead) == len(modules) or not any(kind.startswith("ReLU") for kind in last.owner.kinds):
+        fix = "check that nothing rounds or saturates the output, or multiplies it by 0; "
+        fix += f"`%%autograd` shows whether gradients are zeroed before `{history.name}.step()`"
+    why = "the loss depends on it, but a derivative of zero between them blocks every gradient; it does not recover by itself"
+    say = partial(_finding, history, "dead", step=step, value=float(last.zero_run), headline=headline, why=why)
+    yield say(history.last.backward_line, fix, dead, main=last)
 
 
 def _too_fast(history: GradientHistory) -> Iterator[GradFinding]:
     """Updates as large as the weights, long after the first steps, in a training that does not improve."""
-    losses, fast = (
-        history.losses(),
-        [module for module in history.record.modules(history) if module.is_matrix and len(module.paces) >= _FAST_STEPS],
-    )
+    losses, fast = history.losses(), [module for module in history.modules() if module.is_matrix and len(module.paces) >= _FAST_STEPS]
     if history.has_closure or history.is_winding_down or not losses or not fast:
         return
     improves = statistics.median(losses[-10:]) < _IMPROVED * history.first_losses[0]
     if improves or history.most_loss < _THROWN_OFF * history.first_losses[0]:
         return  # or it stands still, but not because it was thrown off
-    fast.sort(key=lambda one: -statistics.median(one.paces))
-    pace = statistics.median(fast[0].paces)
-    yield _finding(
-        history,
-        "too_fast",
-        None,
-        parts=fast,
-        step=fast[0].first_step + FIRST_STEPS,
-        value=pace,
-        headline=f"updates are too large: {share(pace)} of the weight norm in {_title(history.names(fast)[0])}",
-        fix=learning_rate(history, ratio=pace),
-        why="0.1% is usual; from about 10% on, each update undoes the previous ones, and the loss does not decrease",
-    )
+    fast.sort(key=lambda module: -statistics.median(module.paces))
+    pace, step = statistics.median(fast[0].paces), fast[0].first_step + FIRST_STEPS
+    headline = f"updates are too large: {share(pace)} of the weight norm in {_title(history.names(fast)[0])}"
+    why = "0.1% is usual; from about 10% on, each update undoes the previous ones, and the loss does not decrease"
+    yield _finding(history, "too_fast", None, learning_rate(history, ratio=pace), fast, step=step, value=pace, headline=headline, why=why)
 
 
 def _vanishing(history: GradientHistory) -> Iterator[GradFinding]:
     """Gradients that shrink from layer to layer towards the input, by a factor that no optimizer was made for."""
-    for _, group in groupby(history.record.modules(history), key=lambda one: one.owner.model):
-        layers = [one for one in group if one.is_matrix and len(one.recent_norms) >= _FEW_STEPS]
+    for _, group in groupby(history.modules(), key=lambda module: module.owner.model):
+        layers = [module for module in group if module.is_matrix and len(module.recent_norms) >= _FEW_STEPS]
         if len(layers) < _FEW_LAYERS:
             continue
         sizes = [statistics.median(layer.recent_norms) / math.sqrt(layer.count) for layer in layers]
@@ -282,21 +264,14 @@ def _vanishing(history: GradientHistory) -> Iterator[GradFinding]:
         if sum(pairs) < _IN_ORDER * len(pairs):
             continue
         faded = [layer for layer, size in zip(layers, sizes, strict=True) if size < _FADED * largest]
-        names, value = history.names(faded), max(sizes[0], _SMALLEST) / largest
+        value, step = max(sizes[0], _SMALLEST) / largest, faded[0].first_step
         used = listed([f"`nn.{kind}()`" for kind in sorted(faded[0].owner.kinds & _SATURATING)])
-        yield _finding(
-            history,
-            "vanishing",
-            history.last.backward_line,
-            parts=faded,
-            step=faded[0].first_step,
-            value=value,
-            headline=f"gradients vanish: at {_title(names[0])}, {value:.0e} of those at the output",
-            fix=f"replace {used} with `nn.ReLU()`; or add skip connections or normalization"
-            if used
-            else "add skip connections, `x + layer(x)`, or normalization, `nn.LayerNorm(width)`, between the layers",
-            why="each layer multiplies the gradient by a factor below 1, so the layers near the input barely train",
-        )
+        headline = f"gradients vanish: at {_title(history.names(faded)[0])}, {value:.0e} of those at the output"
+        fix = "add skip connections, `x + layer(x)`, or normalization, `nn.LayerNorm(width)`, between the layers"
+        fix = f"replace {used} with `nn.ReLU()`; or add skip connections or normalization" if used else fix
+        why = "each layer multiplies the gradient by a factor below 1, so the layers near the input barely train"
+        backward = history.last.backward_line
+        yield _finding(history, "vanishing", backward, fix, faded, step=step, value=value, headline=headline, why=why)
         return
 
 
@@ -307,45 +282,35 @@ def _plateau(history: GradientHistory) -> Iterator[GradFinding]:
         return
     losses = losses[-max(_PLATEAU_STEPS, len(losses) // 2) :]
     mean, (drop, error) = statistics.fmean(losses), fall_of(losses)
-    is_near = any(abs(mean * times - chance) <= _NEAR_CHANCE * chance for times in _times(history))
+    is_near = any(abs(mean * times - chance) <= _NEAR_CHANCE * chance for times in {1, max(1, history.last.count)})
     if not is_near or drop + 2 * error > _NO_DROP * mean:
         return
-    ratios = [ratio for module in history.record.modules(history) if module.is_matrix for ratio in module.recent_ratios]
-    usual = statistics.median(ratios) if ratios else math.nan
-    advice = "shuffle inputs and labels together, and check with `%overfit model batch` whether the model can learn 8 samples"
-    yield _finding(
-        history,
-        "plateau_at_chance",
-        history.last.backward_line,
-        step=history.steps[0].number,
-        value=chance,
-        headline=f"the loss stays at {chance:.3f} = ln {history.last.classes} (guessing) for {plural(len(history.steps), 'step')}",
-        fix=f"{learning_rate(history, ratio=usual)}; or {advice}" if usual < _SLOW else advice,
-        why="the output does not separate the classes: it carries no information about the label",
-    )
+    ratios = [ratio for module in history.modules() if module.is_matrix for ratio in module.recent_ratios]
+    usual, backward = statistics.median(ratios) if ratios else math.nan, history.last.backward_line
+    fix = "shuffle inputs and labels together, and check with `%overfit model batch` whether the model can learn 8 samples"
+    fix = f"{learning_rate(history, ratio=usual)}; or {fix}" if usual < _SLOW else fix
+    headline = f"the loss stays at {chance:.3f} = ln {history.last.classes} (guessing) for {plural(len(history.steps), 'step')}"
+    why = "the output does not separate the classes: it carries no information about the label"
+    step = history.steps[0].number
+    yield _finding(history, "plateau_at_chance", backward, fix, step=step, value=chance, headline=headline, why=why)
 
 
 def _clipped(history: GradientHistory) -> Iterator[GradFinding]:
     """Clipping that cuts the gradients at each step and by a lot."""
-    count, clip = history.clips["calls"], history.clip
+    count, clip, step = history.clips["calls"], history.clip, history.steps[0].number
     if clip is None or count < _CLIPPED_STEPS or history.clips["unclipped"] or not clip.max_norm > 0:
         return
     usual = statistics.median(step.clipped_from for step in history.steps if step.clipped_from is not None)
-    times, is_scaled = usual / clip.max_norm, not history.clips["unscaled"]
+    times = usual / clip.max_norm
     if not _CLIPPED_BY <= times < math.inf:
         return
-    yield _finding(
-        history,
-        "clipped_always",
-        clip.line,
-        step=history.steps[0].number,
-        value=times,
-        headline=f"all {count:,} gradients are clipped, from norm {number(usual)} to {number(clip.max_norm)}",
-        fix=f"call `scaler.unscale_({history.name})` before clipping" if is_scaled else f"use `max_norm={rounded(usual):g}`",
-        why="the clipped gradients are still multiplied by the scale of the GradScaler"
-        if is_scaled
-        else "clipping is meant for rare large gradients; here it gives all of them the same norm, like a smaller learning rate",
-    )
+    headline = f"all {count:,} gradients are clipped, from norm {number(usual)} to {number(clip.max_norm)}"
+    fix = f"call `scaler.unscale_({history.name})` before clipping"
+    why = "the clipped gradients are still multiplied by the scale of the GradScaler"
+    if history.clips["unscaled"]:
+        fix = f"use `max_norm={rounded(usual):g}`"
+        why = "clipping is meant for rare large gradients; here it gives all of them the same norm, like a smaller learning rate"
+    yield _finding(history, "clipped_always", clip.line, fix, step=step, value=times, headline=headline, why=why)
 
 
 _RULES: tuple[Callable[[GradientHistory], Iterable[GradFinding]], ...] = (
@@ -368,17 +333,15 @@ def _finding(
     parts: Sequence[ModuleSeries | ParameterSteps] = (),
     *,
     why: str,
-    module: str | None = None,
+    main: ModuleSeries | None = None,
     **fields: Any,
 ) -> GradFinding:
-    """At a line, else at that of the update; unless another one is named, the first of several modules is the one to look at."""
+    """At a line, else at that of the update; `main` is the module to look at, else the first of the `parts` that are concerned."""
     line = line or history.line
     where = line.location if isinstance(line, Line) else line
-    modules = history.names(parts)
-    first = modules[0] if modules and module is None else module
-    code = excerpt(where) if where else ()
-    fields = {"step": 0, "value": 0.0} | fields
-    return GradFinding(kind=kind, location=where, fix=fix, excerpt=code, module=first, modules=modules, explanation=why, **fields)
+    module = next(iter(history.names([main] if main is not None else parts)), None)
+    code, modules = excerpt(where) if where else (), history.names(parts)
+    return GradFinding(kind=kind, location=where, fix=fix, excerpt=code, module=module, modules=modules, explanation=why, **fields)
 
 
 def _title(module: str) -> str:
@@ -418,11 +381,6 @@ def fall_of(losses: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(first) - statistics.fmean(second), error
 
 
-def _times(history: GradientHistory) -> set[int]:
-    """By how much a factor of gradient accumulation may have divided the loss."""
-    return {1, max(1, history.last.count)}
-
-
 def _chance(history: GradientHistory, steps: int) -> float | None:
     """The loss of guessing among the classes of the loss, where so many steps and their learning rate allow a judgement."""
     classes = history.last.classes or 0
@@ -432,7 +390,7 @@ def _chance(history: GradientHistory, steps: int) -> float | None:
 def _guesses(history: GradientHistory) -> float | None:
     """The loss of guessing, where the training ends near it and not clearly below; a factor of gradient accumulation is seen through."""
     losses, chance = history.losses(), _chance(history, _GUESSED_STEPS)
-    for times in _times(history) if chance is not None else ():
+    for times in {1, max(1, history.last.count)} if chance is not None else ():
         last = [times * loss for loss in losses[len(losses) // 2 :]]
         mean, error = statistics.fmean(last), statistics.stdev(last) / math.sqrt(len(last))
         if chance is not None and chance - (0 if falls(losses) else 2 * error) <= mean <= _GUESSED * chance:
@@ -452,18 +410,11 @@ def _divergence(history: GradientHistory) -> Iterator[GradFinding]:
             continue
         first, last = window[0], window[-1]
         if loss >= _ABOVE_ALL * max([*(step.loss for step in before if math.isfinite(step.loss)), history.first_losses[0]]):
-            factor = (loss / first.loss) ** (1 / max(1, last.number - first.number))
-            yield _finding(
-                history,
-                "diverging",
-                None,
-                step=first.number,
-                last_step=last.number,
-                value=factor,
-                headline=f"training diverges from step {first.number} on: gradients grow {factor:.3g}x per step",
-                fix=f"restart the training, and {learning_rate(history, factor=0.1)}",
-                why=f"each update increases the loss, to {number(loss)} at step {last.number}; it will become inf or NaN",
-            )
+            factor, step = (loss / first.loss) ** (1 / max(1, last.number - first.number)), first.number
+            headline = f"training diverges from step {step} on: gradients grow {factor:.3g}x per step"
+            why = f"each update increases the loss, to {number(loss)} at step {last.number}; it will become inf or NaN"
+            say = partial(_finding, history, "diverging", step=step, last_step=last.number, value=factor, headline=headline, why=why)
+            yield say(None, f"restart the training, and {learning_rate(history, factor=0.1)}")
         return
 
 
@@ -479,28 +430,23 @@ def _has_recovered(history: GradientHistory) -> bool:
     return bool(history.first_losses) and all(map(math.isfinite, losses)) and min(losses) <= max(history.first_losses)
 
 
-def _spike(history: GradientHistory, module: str | None) -> Iterator[GradFinding]:
+def _spike(history: GradientHistory, largest: ModuleSeries | None) -> Iterator[GradFinding]:
     """Whether the last step's norm is far above the usual and above any before."""
     last = history.steps[-1]
-    is_early = history.since <= _SPIKE_STEPS or history.steps_count <= _SPIKE_STEPS
-    if is_early or history.has_closure or not _SPIKE_OF_ALL * history.largest_norm < last.norm < math.inf:
+    before = [step.norm for step in list(history.steps)[-history.since : -1] if math.isfinite(step.norm)]
+    is_early = history.since <= _SPIKE_STEPS or history.has_closure
+    if is_early or not _SPIKE_OF_ALL * max(before, default=0.0) < last.norm < math.inf:
         return
     usual = statistics.median(step.norm for step in list(history.steps)[-50:-1])
     if not last.norm > _SPIKE_OF_USUAL * usual > 0:
         return
     times, batch = last.norm / usual, "" if last.batch is None else f", batch {last.batch[1]} of epoch {last.batch[0]}"
+    headline = f"gradient norm spike in step {last.number}{batch}: {times:,.0f}x the usual"
     group = f'[p for group in {history.name}.param_groups for p in group["params"]]'
-    yield _finding(
-        history,
-        "exploding_spike",
-        history.last.backward_line,
-        step=last.number,
-        module=module,
-        value=times,
-        headline=f"gradient norm spike in step {last.number}{batch}: {times:,.0f}x the usual",
-        fix=f"clip before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={rounded(2 * usual):g})`",
-        why=f"the norm is {number(last.norm)}, usually {number(usual)}: inspect the inputs and labels of this batch",
-    )
+    fix = f"clip before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={rounded(2 * usual):g})`"
+    why = f"the norm is {number(last.norm)}, usually {number(usual)}: inspect the inputs and labels of this batch"
+    say = partial(_finding, history, "exploding_spike", step=last.number, value=times, headline=headline, why=why)
+    yield say(history.last.backward_line, fix, main=largest)
 
 
 def _is_confirmed(history: GradientHistory, spike: GradientStep) -> bool:

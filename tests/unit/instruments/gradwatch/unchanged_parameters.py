@@ -243,6 +243,15 @@ opt = torch.optim.SGD([*net.parameters(), bias], lr=0.1)
         is_edit=False,
     ),
     Unchanged(
+        "j: a step for an epoch",
+        _made(
+            _ADAM,
+            _LOOP.replace("40", "80") + '    for group in opt.param_groups:\n        group["lr"] = 1e-2 * 0.1 ** (step // 5)  #> here\n',
+        ),
+        _FALLS,
+        is_edit=False,
+    ),
+    Unchanged(
         "j: a wrapper that decays, under a schedule",
         """
 class Decaying:
