@@ -138,13 +138,13 @@ class OptimizerWatch:
                 row = sums.setdefault(self.series[place], [0.0] * 5)
                 row[0] += norm * norm
                 (weight, update, nonzero), count = sample, meter.counts[at]
-                part, ratio = count / meter.sizes[at], update / max(weight, _USUAL_RMS * math.sqrt(meter.sizes[at]))
+                part = count / meter.sizes[at]
                 row[1:] = row[1] + weight**2 * part, row[2] + update**2 * part, row[3] + count - nonzero * part, row[4] + count
-                if not meter.is_sampled:
-                    continue
-                step.ratio_max = max(step.ratio_max or 0.0, ratio)
-                if place in self._rates:
-                    self._open[place].measured(norm, self._rates[place], weight, ratio)
+                if meter.is_sampled:
+                    ratio = update / max(weight, _USUAL_RMS * math.sqrt(meter.sizes[at]))
+                    step.ratio_max = max(step.ratio_max or 0.0, ratio)
+                    if place in self._rates:
+                        self._open[place].measured(norm, self._rates[place], weight, ratio)
             step.members |= {meter.places[at] for at in meter.present}
         step.numbers = {series: _numbers(*row) for series, row in sums.items()}
         return step

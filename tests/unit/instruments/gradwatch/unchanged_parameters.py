@@ -244,10 +244,7 @@ opt = torch.optim.SGD([*net.parameters(), bias], lr=0.1)
     ),
     Unchanged(
         "j: a step for an epoch",
-        _made(
-            _ADAM,
-            _LOOP.replace("40", "80") + '    for group in opt.param_groups:\n        group["lr"] = 1e-2 * 0.1 ** (step // 5)  #> here\n',
-        ),
+        _made(_ADAM, _LOOP.replace("40", "80") + '    opt.param_groups[0]["lr"] = 1e-2 * 0.1 ** (step // 5)  #> here\n'),
         _FALLS,
         is_edit=False,
     ),
