@@ -96,6 +96,10 @@ class Session(Generic[ReportT]):
             if error is not None:
                 without_ours(error)
 
+    def sweep(self) -> None:
+        """Remove what was left, as a process that was forked in the session must; no report comes of it."""
+        self._probe.sweep()
+
     @property
     def report(self) -> ReportT:
         """The report; raises `SessionError` before the session has ended."""
@@ -103,6 +107,11 @@ class Session(Generic[ReportT]):
             msg = "the report is ready when the session has ended: read it after the `with` block"
             raise SessionError(msg)
         return self._report
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the report is there."""
+        return self._report is not None
 
     def live(self) -> object | None:
         """The probe's snapshot while the session is open, or None."""

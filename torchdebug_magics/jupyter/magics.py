@@ -340,7 +340,7 @@ class EveryCell:
 
     def __init__(self, magic: InstrumentMagic, names: Collection[str], screen: Screen) -> None:
         self._magic = magic
-        self._ours = re.compile(rf"\s*%%?({'|'.join(names)})\b", re.MULTILINE)
+        self._ours = re.compile(rf"^\s*%%?({'|'.join(names)})\b", re.MULTILINE)
         self._screen = screen
         self._undo = ExitStack()
         self._is_on = False
@@ -366,9 +366,12 @@ class EveryCell:
         self._is_on = False
 
     def _before_cell(self, info: ExecutionInfo) -> None:
-        source = info.raw_cell or ""
-        if "torch" in sys.modules and source.strip() and self._ours.search(source) is None:
-            self._magic.open_in_cell()
+        source, is_outermost = info.raw_cell or "", len([*running_cells()]) == 1
+        if "torch" in sys.modules and is_outermost and source.strip() and self._ours.search(source) is None:
+            try:
+                self._magic.open_in_cell()
+            except Exception as failure:  # noqa: BLE001 - a failure of ours is one line, and none of the cell's
+                self._screen.say(f"(this cell is not watched: {type(failure).__name__}: {failure})")
 
 
 def memories() -> Memories:

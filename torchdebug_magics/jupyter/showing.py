@@ -40,7 +40,7 @@ class Delivery:
 
     def __call__(self, report: Report, *, is_shown: bool = True, below: Sequence[Block] = ()) -> None:
         """Store first and show last, so that a failure to show loses nothing; the blocks `below` end the page."""
-        if self.only_findings and report.status not in {"bad", "warn"}:
+        if self.only_findings and report.main_stage() is None:
             return
         if self.asked.output:
             self.screen.shell.user_ns[self.asked.output] = report

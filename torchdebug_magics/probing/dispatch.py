@@ -85,8 +85,6 @@ class OpListener(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         keywords = kwargs or {}
-        if is_passed_by(self._torchdebug_owner):
-            return func(*args, **keywords)
 
         def run() -> Any:
             written = _lists_written(func, args, keywords)
@@ -96,7 +94,8 @@ class OpListener(TorchDispatchMode):
             increment_version([tensor for tensor, version in zip(written, versions, strict=True) if tensor._version == version])
             return result
 
-        if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, keywords)) if isinstance(leaf, torch.Tensor)):
+        is_fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, keywords)) if isinstance(leaf, torch.Tensor))
+        if is_fake or is_passed_by(self._torchdebug_owner):
             return run()
         return self._listener(func, args, keywords, run)
 
@@ -139,21 +138,21 @@ class ResultListener(TorchDispatchMode):
         __tracebackhide__ = True
         if self._takes_apart and any(map(is_shard_type, types)):
             return NotImplemented  # it takes itself apart, and its parts come by again
-        keywords = kwargs or {}
-        if is_passed_by(self._torchdebug_owner):
-            return func(*args, **keywords)
-        if self._before is not None:
+        keywords, is_seen = kwargs or {}, not is_passed_by(self._torchdebug_owner)
+        if is_seen and self._before is not None:
             self._before(func, args, keywords)
         written = _lists_written(func, args, keywords)
         versions = [tensor._version for tensor in written]
         try:
             result = func(*args, **keywords)
         except BaseException as error:
-            self._failed(func, error)
+            if is_seen:
+                self._failed(func, error)
             raise
         if written:
             increment_version([one for one, version in zip(written, versions, strict=True) if one._version == version])
-        self._listener(func, args, result)
+        if is_seen:
+            self._listener(func, args, result)
         return result
 
 

@@ -282,6 +282,11 @@ class NanReport(FindingsReport[NanFinding]):
         """What was found and where, or how much was checked."""
         return self.headline or (self.sentence if self.finding is None else self.finding.title)
 
+    def main_stage(self) -> Stage | None:
+        """A fault, where the cell went on and something else has ended it."""
+        stage = super().main_stage()
+        return "fault" if stage is not None and self.cut_short not in {"", "NonFiniteError"} else stage
+
     @property
     def status(self) -> Status:
         """``good`` only if values were checked, to the end of the cell."""

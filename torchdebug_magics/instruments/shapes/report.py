@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import byte_size, count, listed, plural
 from torchdebug_magics.ranks.compared import Compared, Moment
-from torchdebug_magics.report import Finding, Location, Report, Sharding, Status
+from torchdebug_magics.report import Finding, Location, Report, Sharding, Stage, Status
 
 Shape: TypeAlias = tuple[int, ...]
 _LONG_LOCATION = 42
@@ -115,6 +115,11 @@ class Failure(Finding):
             first = self.fixes[0]
             object.__setattr__(self, "fix", "write " + " and ".join(f"`{line}`" for line in first.code.splitlines()))
             object.__setattr__(self, "fix_state", "verified" if first.verified else "advice")
+
+    @property
+    def stage(self) -> Stage:
+        """What ran without an error is a fault, if it is one."""
+        return "end" if self.error else "fault"
 
     @property
     def headline(self) -> str:

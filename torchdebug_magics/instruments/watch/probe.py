@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from torchdebug_magics import catalog
-from torchdebug_magics.errors import SessionError
+from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.watch.examine import explained, what_ended
 from torchdebug_magics.instruments.watch.report import WatchReport, judged
+from torchdebug_magics.report import Report
 from torchdebug_magics.session import Session
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {"hangwatch": {}, "memtrace": {"light": True}, "gradwatch": {}, "autograd": {}, "nanhunt": {}}
@@ -35,37 +35,37 @@ class WatchProbe:
             options = {**_OPTIONS[name], "guard": guard} if name == "memtrace" else _OPTIONS[name]
             self._sessions[name] = Session(row.probe(options, context.of(row.name)))
         self._error: BaseException | None = None
+        """What ended the cell, until the report is made."""
         self._problems: list[str] = []
 
     def attach(self, stack: ExitStack) -> None:
         """Enter all sessions; the cell goes on without one that cannot begin."""
-        stack.push(self._ended)
         for name, session in self._sessions.items():
-            try:
-                stack.enter_context(session)
-            except Exception as error:  # noqa: BLE001 - a failure of ours is a line in the report
-                self._problems.append(f"{self._rows[name].magic} could not begin: {type(error).__name__}: {error}")
+            if self._runs(name, "could not begin", session.__enter__):
+                stack.callback(self._leave, name)
+        stack.push(self._ended)  # the first to be called: all sessions leave with what ended the cell
 
     def sweep(self) -> None:
-        """Leave what an interrupt has left open."""
+        """Remove what an interrupt has left."""
         for session in reversed(self._sessions.values()):
-            session.__exit__(None, None, None)
+            session.sweep()
 
     def report(self) -> WatchReport:
         """The reports, judged; an error of the cell that none of them explains is looked at by those that explain one afterwards."""
         reports = {}
         for name, session in self._sessions.items():
-            with contextlib.suppress(SessionError):  # it could not begin
+            if not session.has_ended:
+                self._leave(name)
+            if session.has_ended:
                 reports[name] = session.report
+        error, self._error = self._error, None  # it holds the user's frames
         magics = {name: row.magic for name, row in self._rows.items()}
-        report = judged(reports, magics, tuple(self._problems))
-        finding = report.finding
-        is_explained = finding is not None and finding.stage in {"end", "outcome"}
-        after = None if self._error is None or is_explained else explained(CellContext(last_error=self._error))
-        if after is None:
-            return report if self._error is None or report.found else replace(report, **what_ended(self._error))
-        name, explanation = after
-        return judged({**reports, name: explanation}, {**magics, name: catalog.instrument(name).magic}, report.problems)
+        report = judged(reports, magics)
+        if error is not None and report.main_stage() not in {"end", "outcome"}:
+            for name, explanation in self._afterwards(error):
+                report = judged({**reports, name: explanation}, {**magics, name: catalog.instrument(name).magic})
+            report = report if report.found else replace(report, **what_ended(error))
+        return replace(report, problems=tuple(dict.fromkeys(self._problems)))
 
     def live(self) -> object | None:
         """Whether the cell makes progress."""
@@ -86,3 +86,28 @@ class WatchProbe:
 
     def _ended(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         self._error = error
+
+    def _leave(self, name: str) -> None:
+        error = self._error
+        try:
+            self._runs(name, "could not end", self._sessions[name].__exit__, error and type(error), error, error and error.__traceback__)
+        except TorchDebugError as found_at_the_end:
+            self._error = found_at_the_end
+            raise
+
+    def _afterwards(self, error: BaseException) -> Iterator[tuple[str, Report]]:
+        """The instrument that explains the error by what it has left behind, if there is one."""
+        after: list[tuple[str, Report] | None] = []
+        self._runs("watch", "could not look at the error", lambda: after.append(explained(CellContext(last_error=error))))
+        return ((name, replace(report, cut_short=type(error).__name__)) for name, report in filter(None, after))
+
+    def _runs(self, name: str, otherwise: str, call: Callable[..., object], *values: object) -> bool:
+        """Whether a call of ours ended by itself; a failure of ours is a line in the report, and never the user's."""
+        try:
+            call(*values)
+        except TorchDebugError:
+            raise
+        except Exception as failure:  # noqa: BLE001 - as above
+            self._problems.append(f"{catalog.instrument(name).magic} {otherwise}: {type(failure).__name__}: {failure}")
+            return False
+        return True

@@ -73,7 +73,11 @@ class WatchReport(Report):
         """``good`` only if values were checked to the end of the cell, and no instrument has a doubt."""
         if self._leading is not None:
             return self._leading.status
-        return "warn" if self.doubts else "good" if "nanhunt" in self.watched and not self.cut_short else "info"
+        return "warn" if self.doubts else "good" if "nanhunt" in self.watched and not (self.cut_short or self.error) else "info"
+
+    def main_stage(self) -> Stage | None:
+        """Of the finding that explains the others."""
+        return None if self._leading is None else _stage(self._leading)
 
     def main_finding(self) -> Finding | None:
         """The finding that explains the others."""
@@ -109,7 +113,7 @@ def judged(reports: Mapping[str, Report], magics: Mapping[str, str], problems: t
 
     `magics` has the name under which each instrument is known to the user.
     """
-    stages = {name: stage for name, report in reports.items() if (stage := report.main_stage()) is not None}
+    stages = {name: stage for name, report in reports.items() if (stage := _stage(report)) is not None}
     chains = [[name for name in chain if name in stages] for chain in _CHAINS]
     chain = min(filter(None, chains), key=lambda chain: min(_urgency(stages[name]) for name in chain), default=[])
     leading = min(chain, key=lambda name: _STAGES.index(stages[name]), default=None)
@@ -121,7 +125,7 @@ def judged(reports: Mapping[str, Report], magics: Mapping[str, str], problems: t
     return WatchReport(
         instrument=leading,
         reports=reports,
-        watched=tuple(name for name, report in reports.items() if report.status == "good"),
+        watched=tuple(name for name, report in reports.items() if report.status == "good" and not report.cut_short),
         steps_count=max((getattr(reports.get(name), "steps_count", 0) for name in _CHAINS[0]), default=0),
         consequences=tuple(others),
         doubts=()
@@ -129,6 +133,12 @@ def judged(reports: Mapping[str, Report], magics: Mapping[str, str], problems: t
         else tuple(f"{magics[name]}: {doubt}" for name, report in reports.items() for doubt in getattr(report, "doubts", ())),
         problems=problems,
     )
+
+
+def _stage(report: Report) -> Stage | None:
+    """Of what was found; a finding whose error was handled, so that the cell went on, is no end of it."""
+    stage = report.main_stage()
+    return "fault" if stage in {"end", "outcome"} and not report.cut_short else stage
 
 
 def _urgency(stage: Stage) -> int:

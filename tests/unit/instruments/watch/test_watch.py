@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -83,3 +86,49 @@ def test_an_instrument_that_cannot_begin_leaves_the_others(monkeypatch: pytest.M
 def test_the_guard_is_that_of_memtrace() -> None:
     with pytest.raises(torchdebug_magics.TorchDebugError, match="guard"):
         torchdebug_magics.watch(guard="nonsense")
+
+
+@pytest.mark.parametrize("part", ["report", "_ended"])
+@pytest.mark.parametrize("error", [None, KeyError("of the user")])
+def test_an_instrument_that_fails_at_its_end_costs_its_own_report_alone(
+    monkeypatch: pytest.MonkeyPatch, part: str, error: Exception | None
+) -> None:
+    def fail(*_: object) -> None:
+        msg = "ours"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(type(WatchProbe(SCRIPT, guard=None)._sessions["nanhunt"]._probe), part, fail)
+    session = torchdebug_magics.watch()
+    with pytest.raises(KeyError) if error is not None else contextlib.nullcontext(), session:
+        torch.ones(2, requires_grad=True).sum().backward()
+        if error is not None:
+            raise error
+    assert set(session.report.reports) >= WATCHED - {"nanhunt"}
+    assert "RuntimeError: ours" in session.report.problems[0]
+
+
+def test_the_error_of_the_cell_is_not_kept() -> None:
+    class Large:
+        pass
+
+    def fails() -> weakref.ref[Large]:
+        large = Large()
+        raise KeyError(weakref.ref(large))
+
+    session = torchdebug_magics.watch()
+    try:
+        with session:
+            fails()
+    except KeyError as error:
+        kept = error.args[0]
+        error.__traceback__ = None
+    gc.collect()
+    assert session.report.error.startswith("KeyError")
+    assert kept() is None
+
+
+def test_a_nan_whose_error_was_handled_does_not_explain_what_came_later(observe: Door) -> None:
+    body = "try:\n    torch.log(model(x) - 10).mean().backward()\nexcept Exception:\n    pass\nmodel(torch.ones(4, 9))\n"
+    report = observe("watch", body, namespace=observe.plain(SETUP)).report
+    assert (report.instrument, report.location.line) == ("shapes", 6)
+    assert report.consequences[0].startswith("%%nanhunt: NaN from log")
