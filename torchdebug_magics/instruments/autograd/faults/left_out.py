@@ -211,16 +211,17 @@ def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         return
     others_learn = any(step.nonzero_count for step in facts.course.steps)
     counted = {op.index: op for seen in facts.course.backwards for op in facts.tape.ancestors(seen.loss, seen.index)}
-    consumers = {key: [one for one in later if one.index in counted and one.is_forward] for key, later in facts.tape.consumers().items()}
+    consumers = {key: [one for one in later if one.is_forward] for key, later in facts.tape.consumers().items()}
     groups: dict[object, tuple[list[torch.Tensor], Dropped | None]] = {}
     for tensor in _never_with_gradient(facts):
         if facts.is_written_by_hand(tensor):
             continue  # as a codebook, or a moving average
         memory = facts.tape.numbers.of(tensor)
         readers = [op for op in facts.tape.ops if op.is_forward and any(use.memory == memory for use in op.reads)]
-        dropped = _dropped_after([op for op in readers if op.index in counted], consumers)
-        if dropped is None and readers:  # numbers read from a tensor, and put into a new one, on the way to a loss
-            dropped = rewrapped_in(facts.tape, list(counted.values()))
+        after = _computed_from(readers, consumers)
+        dropped = next(filter(None, (dropped_by(op, after) for index, op in after.items() if index in counted)), None)
+        if dropped is None:  # numbers computed from it, and put into a new tensor, on the way to a loss
+            dropped = rewrapped_in(facts.tape, list(counted.values()), after.values())
         if dropped is not None or (not readers and others_learn and _is_unused_by_mistake(facts, tensor)):
             key = None if dropped is None else dropped.op.line or dropped.op.name
             groups[key] = ([*groups.get(key, ([],))[0], tensor], dropped)
@@ -237,17 +238,15 @@ def _never_with_gradient(facts: TrainingFacts) -> Iterator[torch.Tensor]:
         yield from (one for one in missed if one.grad is None and one not in learnt_later)
 
 
-def _dropped_after(readers: list[RecordedOp], consumers: Mapping[int, list[RecordedOp]]) -> Dropped | None:
-    """Forward from the ops that read a parameter: the first that lets its gradient end; all of them led to a loss."""
-    todo, seen = deque(readers), set[int]()
-    while todo and len(seen) < _MOST_OPS:
+def _computed_from(readers: list[RecordedOp], consumers: Mapping[int, list[RecordedOp]]) -> dict[int, RecordedOp]:
+    """The ops that read a parameter, and forward from them, the nearest first; by index."""
+    todo, passed = deque(readers), dict[int, RecordedOp]()
+    while todo and len(passed) < _MOST_OPS:
         op = todo.popleft()
-        if op.index not in seen:
-            if (dropped := dropped_by(op, seen)) is not None:
-                return dropped
-            seen.add(op.index)
+        if op.index not in passed:
+            passed[op.index] = op
             todo += consumers.get(op.index, ())
-    return None
+    return passed
 
 
 def _is_unused_by_mistake(facts: TrainingFacts, tensor: torch.Tensor) -> bool:
