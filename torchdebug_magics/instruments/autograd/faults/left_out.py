@@ -30,7 +30,9 @@ from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import called, exchanged, targets_of
 from torchdebug_magics.report import Location
 
+WHY_HIDDEN = "`parameters()` does not search plain lists and dicts"
 _CONTAINERS = (list, tuple, dict)
+_EMPTY = ("[]", "()", "{}", "list()", "dict()")
 _DEEPEST = 3
 _MOST_OPS = 20_000
 
@@ -48,13 +50,8 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     ]
     if hidden:
         optimizer, name = _in_charge(facts, {id(one.parameter) for one in hidden})
-        kept = hidden[0].attribute
-        yield _not_updated(
-            tuple(one.name for one in hidden),
-            attribute_line(hidden[0].owner, kept) or made_at(optimizer, name, files),
-            f"keep the modules of `{kept}` in an `nn.ModuleList`, and create `{name}` after that",
-            "`parameters()` does not search plain lists and dicts",
-        )
+        where = attribute_line(hidden[0].owner, hidden[0].attribute) or made_at(optimizer, name, files)
+        yield _not_updated(tuple(one.name for one in hidden), where, registering(hidden), WHY_HIDDEN)
         return
     yield from _in_no_module(facts, files)
     if not forgotten:
@@ -172,6 +169,24 @@ def hidden_parameters(root: torch.nn.Module) -> Iterator[Hidden]:
             if not attribute.startswith("_") and type(value) in _CONTAINERS:
                 inside = _parameters_in(value, f"{path}.{attribute}".lstrip("."))
                 yield from (Hidden(name, parameter, module, attribute) for name, parameter in inside)
+
+
+def registering(hidden: Iterable[Hidden]) -> str:
+    """The statements that make the plain containers ones that register what they hold; words where that takes more."""
+    fixes: list[str] = []
+    for owner, attribute in {(id(one.owner), one.attribute): (one.owner, one.attribute) for one in hidden}.values():
+        held, statement = vars(owner)[attribute], statement_at(attribute_line(owner, attribute))
+        parts = list(held.values()) if isinstance(held, dict) else list(held)
+        of_what = next((kind for kind in (torch.nn.Module, torch.nn.Parameter) if all(isinstance(part, kind) for part in parts)), None)
+        container = f"{of_what.__name__}{'Dict' if isinstance(held, dict) else 'List'}" if of_what is not None else "ModuleList"
+        module = "nn" if getattr(type(owner).__init__, "__globals__", {}).get("nn") is torch.nn else "torch.nn"
+        has_names = not isinstance(held, dict) or all(isinstance(key, str) for key in held)
+        if of_what is None or not has_names or not isinstance(statement, ast.Assign):
+            fixes.append(f"keep the modules of `{attribute}` in an `{module}.{container}`")
+        else:
+            value = ast.unparse(statement.value)
+            fixes.append(f"`self.{attribute} = {module}.{container}({'' if value in _EMPTY else value})`")
+    return " and ".join(dict.fromkeys(fixes))
 
 
 def _parameters_in(value: object, prefix: str, depth: int = 0) -> Iterator[tuple[str, torch.nn.Parameter]]:
