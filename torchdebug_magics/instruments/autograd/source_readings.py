@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cut, 
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.call_sites import function_node
-from torchdebug_magics.probing.source.syntax import dotted, enclosing, exchanged, expression, method, names_in, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import dotted, enclosing, exchanged, expression, method, names_in, nodes, parsed, tree_of
 from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, location
 from torchdebug_magics.report import Location
 
@@ -52,6 +52,13 @@ def statement_at(where: Location | None, column: int | None = None) -> ast.stmt 
     of_line = [one for one in around if column is not None and where is not None and one.lineno == where.line == one.end_lineno]
     at = [one for one in of_line if column is not None and one.col_offset <= column < (one.end_col_offset or 0)]
     return next(reversed(at or around), None)
+
+
+def code_at(where: Location | None, statement: ast.stmt | None = None) -> str:
+    """The statement at a line as it stands there, alone; the line where that is more than its beginning."""
+    source, statement = ("" if where is None else where.source), statement or statement_at(where)
+    is_whole = parsed(source) is not None and not {";", "#"} & set(source)
+    return source if is_whole or statement is None or hasattr(statement, "body") else ast.unparse(statement)
 
 
 def simple_statements(tree: ast.AST | None) -> list[ast.stmt]:

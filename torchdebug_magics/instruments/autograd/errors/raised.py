@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source_readings import assigned_at, finding, named_members, statement_at, writes, written_names
+from torchdebug_magics.instruments.autograd.source_readings import assigned_at, code_at, finding, named_members, statement_at, writes, written_names
 from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.source.call_sites import MISSING, value_of
@@ -125,8 +125,7 @@ class Raised:
     @property
     def code(self) -> str:
         """The statement as it stands on its line, alone."""
-        source = self.here.source if self.here is not None else ""
-        return ast.unparse(self.statement) if {";", "#"} & set(source) and self.statement is not None else source
+        return code_at(self.here, self.statement)
 
     @property
     def module(self) -> str | None:
