@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -194,7 +195,7 @@ class Raised:
 
 def parts_of_value(value: object) -> Iterator[torch.Tensor]:
     """The tensors in a variable, which may hold any object."""
-    if issubclass(type(value), (torch.Tensor, tuple, list, dict)):
+    if issubclass(type(value), (torch.Tensor, tuple, list, dict)) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         yield from tensors_in(value)
 
 
