@@ -94,7 +94,7 @@ def _without_cut(raised: Raised, passed: list[RecordedOp]) -> AutogradFinding:
         )
     cut, where = None, line
     headline = "the loss has no graph"
-    fix = "put `%%autograd` above the cell and run the cell again: the report names the line that cut the graph"
+    fix = "put `%%torchdebug` above the cell and run the cell again: the report names the line that cut the graph"
     if raised.tape.ops and not members:
         headline, fix = "the loss was computed without any parameter", "compute the loss from the output of the model"
     elif not raised.tape.ops and raised.frames:

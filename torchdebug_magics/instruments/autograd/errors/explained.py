@@ -90,7 +90,7 @@ def _overwritten(raised: Raised) -> AutogradFinding:
     maker = next((op for op in reversed(raised.tape.ops) if made is not None and op.name.replace("_", "") == made[1].lower()), None)
     op = maker.name if maker is not None else made[1] if made is not None else None
     what, why = next((words for pattern, *words in _WRITTEN if re.search(pattern, raised.message)), ("", _OF_SEVERAL))
-    copied = through_the_base(raised.statement, loop_around(raised.here)) or out_of_place(raised.statement)
+    copied = through_the_base(raised.statement, loop_around(raised.here)) or out_of_place(raised.statement, raised.here)
     fix = f"`{copied}`" if copied else _not_inplace(raised) or f"write into a copy: `{name or 'view'}.clone()`"
     if "a leaf" in what:
         update = f"`with torch.no_grad(): {raised.code}` for a manual update; otherwise write into a copy: "

@@ -12,7 +12,15 @@ import torch
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.errors.raised import Raised
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import code_at, named_members, out_of_place, statement_at, written_names
+from torchdebug_magics.instruments.autograd.source_readings import (
+    code_at,
+    named_members,
+    only_write,
+    out_of_place,
+    root_modules,
+    statement_at,
+    written_names,
+)
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
 from torchdebug_magics.probing.graphs import upstream
 from torchdebug_magics.probing.source.call_sites import value_of
@@ -55,7 +63,7 @@ def _from_tape(raised: Raised, overwritten: list[tuple[RecordedOp, Use, Recorded
     where = writer.where
     if writer.in_optimizer:
         where, fix = _in_order(raised, saver, [one for _, _, one in overwritten if one.in_optimizer])
-    elif code := out_of_place(statement):
+    elif code := out_of_place(statement, writer.where):
         fix = f"`{code}`"
     elif writer.module_type and writer.name.endswith("_"):
         fix = f"use `{writer.module_type}(inplace=False)` for {f'module `{writer.module}`' if writer.module else 'the module'}"
@@ -128,10 +136,15 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
                 break
     if name is None and node is not None and complaint is not None:
         name, where = _updated(raised, node, complaint)
-    fix = "put `%%autograd --every-step` above the cell and run the cell again: the report names the line that overwrites the tensor"
+    if name is None and where is None and op:
+        leaves = {id(one.variable) for one in nodes_of(raised.roots) if hasattr(one, "variable")}
+        where = only_write(op, (root for root in root_modules() if any(id(parameter) in leaves for parameter in root.parameters())))
+        name = next(iter(written_names(statement_at(where))), None)
+    magic = "%%autograd --every-step" if raised.course.backward_count else "%%torchdebug"
+    fix = f"put `{magic}` above the cell and run the cell again: the report names the line that overwrites the tensor"
     if where is not None and where.source.endswith("step()"):
         fix = f"move `{where.source}` below `{raised.code}`, or compute this loss again after the update"
-    elif code := out_of_place(statement_at(where)):
+    elif code := out_of_place(statement_at(where), where):
         fix = f"`{code}`"
     subject = f"`{name}`" if name else (f"a {list(complaint.shape)} tensor" if complaint is not None else "a tensor")
     return raised.finding(
@@ -140,7 +153,7 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
         where,
         op=op or None,
         tensor=name,
-        explanation="" if where is None else "read from the graph and the source; `%%autograd` above the cell records the write itself",
+        explanation="" if where is None else "read from the graph and the source; `%%torchdebug` above the cell records the write itself",
     )
 
 

@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source_readings import assigned_at, code_at, finding, named_members, statement_at, writes, written_names
+from torchdebug_magics.instruments.autograd.source_readings import (
+    assigned_at,
+    code_at,
+    finding,
+    named_members,
+    statement_at,
+    writes,
+    written_names,
+)
 from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.source.call_sites import MISSING, value_of

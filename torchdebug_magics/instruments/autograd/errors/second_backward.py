@@ -18,7 +18,7 @@ from torchdebug_magics.report import Location
 
 _PARTS = ("part", "inner", "innermost")
 """The variables of the comprehensions, one in the other."""
-_CONTAINERS = {
+_CONTAINERS: dict[type, str] = {
     list: "[{0} for {1} in {2}]", tuple: "tuple({0} for {1} in {2})", dict: "{{key: {0} for key, {1} in {2}.items()}}",
 }  # fmt: skip
 
@@ -43,7 +43,9 @@ def second_time(raised: Raised) -> AutogradFinding:
     names = _shared_names(made.where, consumer)
     if is_same_line and any(op.index >= first.index for op in graph):  # else both losses were there before the first call
         carried, loop = [name for name, _ in _carried_graphs(raised)], loop_around(here)
-        is_of_loop = loop is not None and any(here is not None and line.file == here.file and covers(loop, line.line) for line in made.calls)
+        is_of_loop = loop is not None and any(
+            here is not None and line.file == here.file and covers(loop, line.line) for line in made.calls
+        )
         known = [name for name in names if name in carried or "." in name or not is_of_loop]
         return _carried(raised, known or carried or names, is_made_before=loop is not None and not is_of_loop, **more)
     after = raised.course.events[raised.course.events.index(first) + 1 :]
@@ -142,15 +144,14 @@ def _detached(name: str, value: object) -> dict[str, str]:
 
 def _without_graph(code: str, value: object, depth: int = 0) -> str:
     """The same structure of detached tensors; empty where its parts are not alike."""
-    kind = type(value)
-    if kind not in _CONTAINERS:
+    if (form := _CONTAINERS.get(type(value))) is None:
         return f"{code}.detach()" if value is None or hasattr(value, "detach") else ""
     part = _PARTS[min(depth, len(_PARTS) - 1)]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     inner = {_without_graph(part, one, depth + 1) if one is not None else "" for one in parts}
     if len(inner) != 1 or "" in inner or depth >= len(_PARTS):
         return ""
-    return _CONTAINERS[kind].format(inner.pop(), part, code)
+    return form.format(inner.pop(), part, code)
 
 
 def _all_at_once(raised: Raised) -> str:
