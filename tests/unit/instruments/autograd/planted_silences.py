@@ -6,6 +6,21 @@ __all__ = ["CASES"]
 
 _STALE = (
     Case(
+        name="gradients are zeroed before the update of a network with BatchNorm",
+        kind="zeroed_before_step",
+        text="""\
+net = nn.Sequential(nn.Linear(3, 6, bias=False), nn.BatchNorm1d(6), nn.PReLU(6), nn.Linear(6, 2))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in torch.utils.data.DataLoader([(torch.randn(3), number % 2) for number in range(16)], batch_size=4):
+    loss = F.cross_entropy(net(x), y)
+    seen = loss.item()
+    loss.backward()  #> first
+    opt.zero_grad()  #> location
+    opt.step()
+""",
+        edits=(("    opt.zero_grad()  #> location\n", ""), ("    loss.backward()", "    opt.zero_grad()\n    loss.backward()")),
+    ),
+    Case(
         name="a fused Adam steps between the backwards of two losses",
         kind="stale_value",
         text="""\

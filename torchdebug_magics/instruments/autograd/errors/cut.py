@@ -7,7 +7,6 @@ import copy
 import io
 import re
 import tokenize
-from bisect import bisect
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -222,22 +221,19 @@ def dropped_by(op: RecordedOp, on_the_way: Container[int] | None = None) -> Drop
     return None
 
 
-def rewrapped_in(tape: Tape, ops: list[RecordedOp], readers: Iterable[RecordedOp] | None = None) -> Dropped | None:
+def rewrapped_in(tape: Tape, ops: Iterable[RecordedOp], readers: Iterable[RecordedOp] | None = None) -> Dropped | None:
     """The first of the ops that makes a tensor of numbers read from another one: ``torch.tensor(h.item())``, NumPy and back.
 
-    Only a line of the user's that makes a tensor does that, and only of numbers that were read since the last backward pass; with
-    `readers`, by one of these ops.
+    Only a line of the user's that makes a tensor does that, and with `readers`, only of numbers that one of these ops has read.
     """
     return next(_rewrapped(tape, ops, tape.ops if readers is None else readers), None)
 
 
-def _rewrapped(tape: Tape, ops: list[RecordedOp], readers: Iterable[RecordedOp]) -> Iterator[Dropped]:
+def _rewrapped(tape: Tape, ops: Iterable[RecordedOp], readers: Iterable[RecordedOp]) -> Iterator[Dropped]:
     readers = [op for op in readers if op.name in _NUMBERS and any(use.requires_grad for use in op.reads)]
     read = {id(parent) for later in tape.ops for parent in later.parents}
-    passes = [op.index for op in tape.ops if op.in_backward]
     for op in ops:
-        start = passes[place - 1] if (place := bisect(passes, op.index)) else -1
-        before = [reader for reader in readers if start < reader.index <= op.index]
+        before = [reader for reader in readers if reader.index <= op.index]
         if op.note == "wraps a graph":
             yield Dropped(op, "list")
         elif op.name in _FRESH or not op.reads:

@@ -175,7 +175,7 @@ class Raised:
 
     def value(self, name: str) -> Any:
         """What a variable, or an attribute of one or of a module that is alive, holds in the innermost frame that has it."""
-        seen = (value_of(expression(name), frame) for frame, _ in self.frames)
+        seen = (value_of(expression(name), frame, local_values(frame)) for frame, _ in self.frames)
         owner, _, attribute = name.partition(".")
         of_modules = (vars(module).get(attribute, MISSING) for module in live_modules()) if owner == "self" else ()
         return next((value for value in (*seen, *of_modules) if value is not MISSING), None)

@@ -7,6 +7,9 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+from torch.utils._pytree import tree_leaves
+
 from torchdebug_magics.format import byte_size, listed, plural
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
@@ -14,6 +17,7 @@ from torchdebug_magics.instruments.autograd.source_readings import carried_names
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.source.syntax import LOOPS, covers, nodes, parsed, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
 
 _PARTS = ("part", "inner", "innermost")
@@ -97,7 +101,7 @@ def _carried(raised: Raised, names: list[str], *, is_made_before: bool = False, 
     fix = f"compute {listed([f'`{name}`' for name in names])} inside the loop, before each backward()" if is_made_before else fix
     return raised.finding(
         f"{subject} the graph of the previous step into backward()",
-        fix if names else "call `.detach()` on what is carried over to the next step",
+        fix if cure else "call `.detach()` on what is carried over to the next step",
         tensor=", ".join(names) or None,
         explanation="the previous step's backward() has freed its part of the graph",
         **more,
@@ -139,7 +143,11 @@ def _detached(name: str, value: object) -> dict[str, str]:
     if dataclasses.is_dataclass(value):
         fields = {f"{name}.{field.name}": getattr(value, field.name, None) for field in dataclasses.fields(value)}
         return {field: code for field, held in fields.items() if [*parts_of_value(held)] for code in _detached(field, held).values()}
-    return {name: _without_graph(name, value) or f"torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, {name})"}
+    if code := _without_graph(name, value):
+        return {name: code}
+    leaves = sum(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))  # else it holds objects that PyTorch does not know
+    is_tree = leaves == len([*tensors_in(value)])
+    return {name: f"torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, {name})"} if is_tree else {}
 
 
 def _without_graph(code: str, value: object, depth: int = 0) -> str:

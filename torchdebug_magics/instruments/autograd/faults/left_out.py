@@ -6,6 +6,7 @@ import ast
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -235,8 +236,10 @@ def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         readers = [op for op in facts.tape.ops if op.is_forward and any(use.memory == memory for use in op.reads)]
         after = _computed_from(readers, consumers)
         dropped = next(filter(None, (dropped_by(op, after) for index, op in after.items() if index in counted)), None)
-        if dropped is None:  # numbers computed from it, and put into a new tensor, on the way to a loss
-            dropped = rewrapped_in(facts.tape, list(counted.values()), after.values())
+        for start, end in pairwise([0, *(seen.index for seen in facts.course.backwards)]):
+            # Numbers computed from it, and put into a new tensor, on the way to a loss; those of an earlier one are only logged.
+            of_pass = _computed_from([op for op in readers if start <= op.index < end], consumers).values()
+            dropped = dropped or rewrapped_in(facts.tape, (op for index, op in counted.items() if start <= index < end), of_pass)
         if dropped is not None or (not readers and others_learn and _is_unused_by_mistake(facts, tensor)):
             key = None if dropped is None else dropped.op.line or dropped.op.name
             groups[key] = ([*groups.get(key, ([],))[0], tensor], dropped)
