@@ -567,30 +567,6 @@ history = [trainer.step(torch.randn(4, 5), torch.randint(3, (4,))) for _ in rang
         edits=(("        self.scaler.update()\n", "        self.scaler.step(self.optim)\n        self.scaler.update()\n"),),
     ),
     Case(
-        name="zero_grad comes between backward and step",
-        kind="zeroed_before_step",
-        text="""\
-def run(model, loader, epochs):
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for epoch in range(epochs):
-        for inputs, labels in loader:
-            outputs = model(inputs)
-            loss = F.cross_entropy(outputs, labels)
-            loss.backward()
-            optimizer.zero_grad()  #> location
-            optimizer.step()
-
-model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 4))
-run(model, [(torch.randn(4, 3, 3), torch.randint(4, (4,))) for _ in range(2)], 2)
-""",
-        edits=(
-            (
-                "            loss.backward()\n            optimizer.zero_grad()  #> location\n",
-                "            optimizer.zero_grad()\n            loss.backward()\n",
-            ),
-        ),
-    ),
-    Case(
         name="model.zero_grad() clears what the generator's step needs",
         kind="zeroed_before_step",
         text="""\

@@ -50,8 +50,7 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         parameter for root in trained for parameter in hidden_parameters(root) if id(parameter.parameter) in facts.reached - facts.held
     ]
     if hidden:
-        optimizer, name = _in_charge(facts, {id(one.parameter) for one in hidden})
-        where = attribute_line(hidden[0].owner, hidden[0].attribute) or made_at(optimizer, name, files)
+        where = attribute_line(hidden[0].owner, hidden[0].attribute)
         yield _not_updated(tuple(one.name for one in hidden), where, registering(hidden), WHY_HIDDEN)
         return
     yield from _in_no_module(facts, files)
