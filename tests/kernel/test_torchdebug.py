@@ -97,7 +97,10 @@ def test_on_watches_every_cell_and_shows_only_what_is_found(prepared: Kernel) ->
     assert prepared.value("len(get_ipython().events.callbacks['pre_run_cell'])") == before
 
 
-def test_words_are_completed(kernel: Kernel) -> None:
+def test_words_and_variables_are_completed(prepared: Kernel) -> None:
+    kernel = prepared
     if kernel.value("hasattr(__import__('IPython.core.completer').core.completer, 'context_matcher')") == "True":
         assert {"on", "off", "fix"} <= set(kernel.complete("%torchdebug "))
         assert "--guard" in kernel.complete("%%torchdebug --")
+        assert kernel.complete("%shapes mod") == ["model"]
+        assert "model.forward" in kernel.complete("%shapes model.forw")

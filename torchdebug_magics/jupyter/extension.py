@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,8 @@ class Extension:
         for kinds in shell.magics_manager.magics.values():
             for name in magics:
                 stack.callback(kinds.pop, name, None)
-        complete_flags(shell, {**flags, door.NAME: (*door.WORDS, *flags[door.NAME])}, stack)
+        takes_values = {name for name, magic in magics.items() if magic.row.subjects}
+        complete(shell, {**flags, door.NAME: (*door.WORDS, *flags[door.NAME])}, takes_values, stack)
         show_reports(self.screen, stack)
         lines = MagicLines(magics)
         shell.input_transformers_cleanup.append(lines)
@@ -293,20 +294,23 @@ def note_cell_numbers(shell: InteractiveShell, stack: ExitStack) -> None:
     on_event(shell, "pre_run_cell", before_cell, stack)
 
 
-def complete_flags(shell: InteractiveShell, words: Mapping[str, Iterable[str]], stack: ExitStack) -> None:
-    """Complete the flags and words of each magic, where IPython supports matchers (8.6 and later)."""
+def complete(shell: InteractiveShell, words: Mapping[str, Iterable[str]], takes_values: Collection[str], stack: ExitStack) -> None:
+    """Complete flags and words, and behind a magic that takes values variables, where IPython supports matchers (8.6 and later)."""
     try:
         from IPython.core.completer import SimpleCompletion, context_matcher  # noqa: PLC0415 - not in IPython 7
     except ImportError:
         return
 
-    @context_matcher(identifier="torchdebug_magics.flags")
-    def flags(context: CompletionContext) -> Any:
+    @context_matcher(identifier="torchdebug_magics")
+    def matcher(context: CompletionContext) -> Any:
         match = _MAGIC_LINE.match(context.text_until_cursor)
         name, begun = match.groups() if match else ("", "")
         # Where a value may stand, flags are only offered once a dash is there; a word such as `doctor` at once.
-        found = [word for word in words.get(name, ()) if word.startswith(begun) and (begun[:1] == "-" or word[0] != "-")]
-        return {"completions": [SimpleCompletion(text, type="option") for text in found], "suppress": bool(found)}
+        known = [word for word in words.get(name, ()) if word.startswith(begun) and (begun[:1] == "-" or word[0] != "-")]
+        if not known and name in takes_values and begun:
+            variables = [variable for variable in shell.user_ns if variable not in shell.user_ns_hidden and variable.startswith(begun)]
+            known = shell.Completer.attr_matches(begun) if "." in begun else variables
+        return {"completions": [SimpleCompletion(text, type="option") for text in known], "suppress": bool(known)}
 
-    shell.Completer.custom_matchers.append(flags)
-    stack.callback(shell.Completer.custom_matchers.remove, flags)
+    shell.Completer.custom_matchers.append(matcher)
+    stack.callback(shell.Completer.custom_matchers.remove, matcher)

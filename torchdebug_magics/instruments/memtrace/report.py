@@ -11,6 +11,7 @@ from torchdebug_magics.ranks.compared import Compared
 from torchdebug_magics.report import Finding, Location, Report, Stage, Status
 
 _MOST_SITES = 20
+_MUCH_BYTES = 16 << 20
 _ALIKE = 0.01
 """Of the larger peak: a difference below this is none."""
 
@@ -37,6 +38,17 @@ class MemtraceReport(Trace):
         if self.interrupts or self.main_finding() is not None:
             return "warn"
         return "good" if self.steps_count > 1 and not (self.unnamed_bytes or self.process_grown_bytes) else "info"
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What was left or grew, and is much, where no variable is known to hold it."""
+        unknown = {
+            "are left that no variable leads to": self.unnamed_bytes,
+            "more are in the process, outside of its tensors": self.process_grown_bytes,
+        }
+        if self.main_finding() is not None:
+            return ()
+        return tuple(f"{byte_size(size)} {what}" for what, size in unknown.items() if size >= _MUCH_BYTES)
 
     def main_stage(self) -> Stage | None:
         """The end, where the guard has interrupted the cell."""

@@ -33,12 +33,14 @@ class WatchReport(Report):
     """Optimizer steps."""
     consequences: tuple[str, ...] = ()
     """One line for each finding of another instrument."""
+    doubts: tuple[str, ...] = ()
+    """What speaks against a cell in which no fault was found, behind the name of the magic that has seen it."""
     suggestion: str = ""
     """The line to paste above the cell that failed; empty where the report explains the cell."""
     stopped_at: Location | None = None
-    """The user's line at which the error was raised, or the cell was stopped; None where the report explains it."""
+    """The user's line at which the cell was stopped, or an error was raised that the report does not explain."""
     error: str = ""
-    """The first line of that error."""
+    """The first line of that error, or that the cell was stopped."""
 
     @property
     def found(self) -> bool:
@@ -59,7 +61,7 @@ class WatchReport(Report):
     @property
     def verdict(self) -> str:
         """That finding in one sentence, or what was watched."""
-        return self._unexplained() if self.suggestion else self._sound() if self._leading is None else self._leading.verdict
+        return self._leading.verdict if self._leading is not None else self._ended() if self.error else self._sound()
 
     @property
     def title(self) -> str:
@@ -71,7 +73,7 @@ class WatchReport(Report):
         """``good`` only if values were checked to the end of the cell, and no instrument has a doubt."""
         if self._leading is not None:
             return self._leading.status
-        return "good" if "nanhunt" in self.watched and not self.cut_short else "info"
+        return "warn" if self.doubts else "good" if "nanhunt" in self.watched and not self.cut_short else "info"
 
     def main_finding(self) -> Finding | None:
         """The finding that explains the others."""
@@ -83,14 +85,17 @@ class WatchReport(Report):
 
     def _sound(self) -> str:
         sound = [_SOUND[name] for name in _SOUND if name in self.watched]
+        if self.doubts:
+            return f"No fault found, but {self.doubts[0]}"
         if "nanhunt" not in self.watched and not self.steps_count:
             return "Nothing to watch: no forward pass, no backward pass, no optimizer step"
         where = f" in {plural(self.steps_count, 'step')}" if self.steps_count else ""
         return f"Nothing wrong{where}: {', '.join(sound)}"
 
-    def _unexplained(self) -> str:
+    def _ended(self) -> str:
         where = "" if self.stopped_at is None else f" at {self.stopped_at}: `{self.stopped_at.source}`"
-        return f"{self.error}{where} · write `{self.suggestion}` as the first line of the cell and run it again"
+        then = f"write `{self.suggestion}` as the first line of the cell and run it again" if self.suggestion else "nothing explains it"
+        return f"{self.error}{where} · {then}"
 
 
 def compared(report: WatchReport) -> Compared:
@@ -119,6 +124,9 @@ def judged(reports: Mapping[str, Report], magics: Mapping[str, str], problems: t
         watched=tuple(name for name, report in reports.items() if report.status == "good"),
         steps_count=max((getattr(reports.get(name), "steps_count", 0) for name in _CHAINS[0]), default=0),
         consequences=tuple(others),
+        doubts=()
+        if chain
+        else tuple(f"{magics[name]}: {doubt}" for name, report in reports.items() for doubt in getattr(report, "doubts", ())),
         problems=problems,
     )
 

@@ -17,6 +17,7 @@ def page(report: Report) -> Page:
         return row.contents(report)
     blocks: tuple[Block, ...] = tuple(Note(problem, "warn") for problem in report.problems)
     blocks += (Facts(tuple(("also", line) for line in report.consequences)),) if report.consequences else ()
+    blocks += (Facts(tuple(("but", doubt) for doubt in report.doubts)),) if report.doubts else ()
     blocks += (_each(report),) if report.reports else ()
     if report.instrument is None:
         return Page("torchdebug", report.status, report.title, blocks)

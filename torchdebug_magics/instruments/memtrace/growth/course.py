@@ -151,7 +151,7 @@ class Course:
 
     def _resume(self) -> None:
         """Between the phases all is followed: it is little, and not known beforehand."""
-        if not self._is_light:
+        if not self._is_light or self._is_followed:
             self._tracer.on()
 
     def _step_of_call(self, of: int, size: int = 0) -> bool:
@@ -209,7 +209,7 @@ class Course:
             self._tracer.swells = False
         at, nodes = self._places.here(frame), _get_sequence_nr()
         follows = self._steps.step(key, at, size, nodes, self._ledger.clock, joins=joins, again=again)
-        self._is_followed = follows and not self._is_light
+        self._is_followed = follows and (not self._is_light or self._steps.has_risen)
         self._tracer.iteration = self._steps.count
         if self._is_followed and not was_followed:
             self._tracer.adopt_all(Census())

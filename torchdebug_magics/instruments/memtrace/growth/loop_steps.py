@@ -19,7 +19,7 @@ _AGAIN = 4
 """Steps followed after the counter has told something new: as many as tell whether it goes on."""
 NOISE_BYTES = 16 << 10
 """By which the heap of a process goes up and down from step to step, without any tensor."""
-_UNSEEN_BYTES = 128 << 10
+_UNSEEN_BYTES, _MUCH_BYTES = 128 << 10, 4 << 20
 _UNKNOWN = -1
 _NEARLY = 0.9
 _NUMBERLESS = 1 << 62
@@ -165,6 +165,11 @@ class Steps:
         """Follow so many more steps."""
         if self._first is not None:
             self._first.follow = max(self._first.follow, count)
+
+    @property
+    def has_risen(self) -> bool:
+        """Whether the heap has grown by much since a loop's first steps."""
+        return any(loop.count > FIRST_STEPS and loop.heap[-1] - loop.heap[FIRST_STEPS] > _MUCH_BYTES for loop in self.loops.values())
 
     def trains(self, *, leaves: bool) -> None:
         """A backward pass begins; `leaves`: one that gives parameters their gradients, and is not only asked for some."""
