@@ -29,7 +29,7 @@ from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.storages import gathered_for, local_of, shards_note, storages
 
-_WITHOUT_TAPE = "read from the error and the graph; `%%autograd` above the cell also records the line of every op"
+_WITHOUT_TAPE = "read from the error and the graph; `%%torchdebug` above the cell also records the line of every op"
 
 
 def examine(context: CellContext, *losses: object, every_step: bool = False) -> GraphReport | AutogradReport | None:
@@ -146,7 +146,7 @@ def _without_graph(name: str, cuts: Sequence[Cut]) -> AutogradFinding:
         "cut",
         (f"`{name}`" if name != "the tensor" else name) + " has no graph and does not require grad",
         first.location if first is not None else None,
-        "put `%%autograd` above the cell that computes it, and call backward() there, to see the line that cut the graph",
+        "put `%%torchdebug` above the cell that computes it, and call backward() there, to see the line that cut the graph",
         tensor=name,
         op=first.op if first is not None else None,
     )

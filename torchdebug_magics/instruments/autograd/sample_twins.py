@@ -173,22 +173,30 @@ def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def _scrambles(is_of_sample: torch.Tensor, before: tuple[int, ...], samples_count: int) -> bool:
     """Whether a reshape from `before` tears the sample apart, or stands where a transpose was meant.
 
-    That is where the sample is alone along no dimension, where a dimension as long as the batch comes before the one along which the
-    sample is alone, and where two sizes are only exchanged.
+    That is where the sample was alone along a dimension and is so along none afterwards, where a dimension as long as the batch comes
+    before the one along which the sample is alone, and where two sizes are only exchanged; and where no dimension that the reshape
+    leaves as it is keeps the sample apart.
     """
     after = tuple(is_of_sample.shape)
     common = sorted(set(_strides(before)) & set(_strides(after)))
+    is_torn = False
     for start, end in itertools.pairwise(common):
         old, new = (_between(shape, start, end) for shape in (before, after))
-        part = is_of_sample.reshape(start, end // start, -1).any(2).any(0).reshape(new)
-        if old == new or bool(part.all()) or not bool(part.any()):
+        part = is_of_sample.reshape(start, end // start, -1).any(2).any(0)
+        was_alone, alone = (_alone(part.reshape(shape), samples_count) for shape in (old, new))
+        if bool(part.all()) or not was_alone:
             continue  # the samples stand elsewhere
-        places = [int(part.movedim(place, 0).reshape(size, -1).any(1).sum()) for place, size in enumerate(new)]
-        alone = [place for place, size in enumerate(new) if places[place] * samples_count <= size]
+        if old == new:
+            return False
         in_front = new.count(samples_count) == 1 and new.index(samples_count) < min(alone, default=0)
-        if not alone or in_front or (samples_count in new and sorted(new) == sorted(old)):
-            return True
-    return False
+        is_torn |= not alone or in_front or (samples_count in new and sorted(new) == sorted(old))
+    return is_torn
+
+
+def _alone(is_of_sample: torch.Tensor, samples_count: int) -> list[int]:
+    """The dimensions along which a sample fills no more than its share."""
+    filled = (is_of_sample.movedim(place, 0).reshape(size, -1).any(1).sum() for place, size in enumerate(is_of_sample.shape))
+    return [place for place, count in enumerate(filled) if 0 < int(count) * samples_count <= is_of_sample.shape[place]]
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:

@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cut, 
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.call_sites import function_node
-from torchdebug_magics.probing.source.syntax import dotted, enclosing, exchanged, expression, method, names_in, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import dotted, enclosing, exchanged, expression, method, names_in, nodes, parsed, tree_of
 from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, location
 from torchdebug_magics.report import Location
 
@@ -52,6 +52,13 @@ def statement_at(where: Location | None, column: int | None = None) -> ast.stmt 
     of_line = [one for one in around if column is not None and where is not None and one.lineno == where.line == one.end_lineno]
     at = [one for one in of_line if column is not None and one.col_offset <= column < (one.end_col_offset or 0)]
     return next(reversed(at or around), None)
+
+
+def code_at(where: Location | None, statement: ast.stmt | None = None) -> str:
+    """The statement at a line as it stands there, alone; the line where that is more than its beginning."""
+    source, statement = ("" if where is None else where.source), statement or statement_at(where)
+    is_whole = parsed(source) is not None and not {";", "#"} & set(source)
+    return source if is_whole or statement is None or hasattr(statement, "body") else ast.unparse(statement)
 
 
 def simple_statements(tree: ast.AST | None) -> list[ast.stmt]:
@@ -90,6 +97,31 @@ def cuts_in_forward(module: torch.nn.Module, path: str, depth: int = 0) -> Itera
         yield from _cuts_of(simple_statements(node), code.co_filename, code.co_name, path)
     for name, child in module.named_children() if depth < _DEEPEST else ():
         yield from cuts_in_forward(child, f"{path}.{name}".lstrip("."), depth + 1)
+
+
+def only_write(op: str, roots: Iterable[torch.nn.Module]) -> Location | None:
+    """The one statement in the forwards of these models, and what they call, that writes in place: to what this op has made there."""
+    modules = [module for root in roots for module in root.modules()]
+    kinds = dict.fromkeys(kind for module in modules for kind in type(module).__mro__)
+    reached = [forward for kind in kinds if isinstance(forward := vars(kind).get("forward"), FunctionType)]
+    writing: list[tuple[FunctionType, ast.AST, ast.stmt]] = []
+    for function in reached:
+        if (node := user_function(function)) is not None:
+            names = {syntax.last_name(part) for part in nodes((ast.Name, ast.Attribute), node)}
+            spaces = (function.__globals__, *map(vars, kinds))
+            used = [value for space in spaces for name in names if isinstance(value := space.get(name), FunctionType)]
+            reached += [value for value in dict.fromkeys(used) if value not in reached]
+            writing += [(function, node, statement) for statement in simple_statements(node) if writes(statement)]
+    if len(writing) != 1 or any(getattr(module, "inplace", False) is True for module in modules):
+        return None
+    function, node, statement = writing[0]
+    written = {name.partition("[")[0] for name in written_names(statement)}
+    makers = [one for one in simple_statements(node) if one is not statement and syntax.bound_names(one) & written]
+    attributes = {part.attr for part in nodes(ast.Attribute, *makers)}
+    inside = [part for module in modules for name, child in module.named_children() if name in attributes for part in child.modules()]
+    made_by = {type(part).__name__.lower() for part in inside} | {syntax.called(call) for call in nodes(ast.Call, *makers)}
+    is_made = not made_by.isdisjoint({op, op.replace("_", "")})
+    return location(function.__code__.co_filename, statement.lineno, function.__name__) if is_made else None
 
 
 def user_function(function: object) -> ast.AST | None:
@@ -228,12 +260,14 @@ def written_names(statement: ast.stmt | None) -> list[str]:
     return [ast.unparse(_base(target)) for target, _ in writes(statement) if target is not None]
 
 
-def out_of_place(statement: ast.stmt | None) -> str:
+def out_of_place(statement: ast.stmt | None, where: Location | None) -> str:
     """Code that can be pasted over the statement; empty where its text does not show how."""
     target: ast.expr | None = statement.target if isinstance(statement, ast.AugAssign) else None
     target = statement.targets[0] if isinstance(statement, ast.Assign) else target
     if statement is not None and isinstance(target, ast.Subscript):
-        return _after_clone(target, statement)
+        is_of_list = isinstance(target.value, ast.Name) and _is_list(target.value.id, where)
+        if not (is_of_list and isinstance(statement, ast.AugAssign)):  # else the place in the list gets a new tensor
+            return "" if is_of_list else _after_clone(target, statement)
     if not isinstance(statement, ast.AugAssign):
         return _calls_out_of_place(statement) if statement is not None else ""
     value = ast.unparse(statement.value)
@@ -265,6 +299,13 @@ def through_the_base(statement: ast.stmt | None, loop: ast.stmt | None) -> str:
     target = ast.unparse(loop.target)
     target = f"({target})" if isinstance(loop.target, ast.Tuple) and not target.startswith("(") else target
     return f"for {index}, {target} in enumerate({ast.unparse(loop.iter)}): {code}"
+
+
+def _is_list(name: str, where: Location | None) -> bool:
+    """Whether the function around a line binds a name to a list of its own making."""
+    around = [] if where is None else [node for node in enclosing(tree_of(where.file), where.line) if isinstance(node, syntax.FUNCTIONS)]
+    bound = [node for node in nodes(ast.Assign, around[-1] if around else None) if any(dotted(target) == name for target in node.targets)]
+    return any(isinstance(node.value, (ast.List, ast.ListComp)) or syntax.called(node.value) == "list" for node in bound)
 
 
 def _after_clone(target: ast.expr, statement: ast.stmt) -> str:

@@ -117,8 +117,8 @@ class RecordedOp:
 
     @property
     def initializes(self) -> bool:
-        """Whether it gives a leaf its values."""
-        return any(write.is_leaf for write in self.writes)
+        """Whether it gives a leaf its values, and is no part of a graph, as ``batch_norm`` is, which also writes its statistics."""
+        return any(write.is_leaf for write in self.writes) and not (self.grad_enabled and any(use.requires_grad for use in self.reads))
 
     @property
     def is_forward(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from torchdebug_magics.probing.source.edited_source import HEADS, SIMPLE, Source, cells, parse_with, running_cell, same
 from torchdebug_magics.probing.source.fix_check import ALIASES, CODE
-from torchdebug_magics.probing.source.syntax import bound_inside, loops_around, names_in, nodes, parsed, root_of, tree_of
+from torchdebug_magics.probing.source.syntax import blocks, bound_inside, loops_around, names_in, nodes, parsed, root_of, tree_of
 from torchdebug_magics.report import Edit, Finding, Report, changed, parts_of
 
 ReportT = TypeVar("ReportT", bound=Report)
@@ -120,14 +120,21 @@ def _moves(fix: str, source: Source) -> Iterator[Edit]:
         moved.append(here)
         place = _BEFORE.search(after) or _AFTER.search(after)
         anchor = _anchor(codes[at + 1][0], "", source) if place is not None and at + 1 < len(codes) else None
-        if anchor is not None and anchor not in moved:
+        is_above = place is not None and _BEFORE.search(after) is not None
+        if anchor is not None and anchor not in moved and not _stands(moved, anchor, source, is_above=is_above):
             text = "\n".join(map(source.text, moved))
             yield from (source.replacing(node, "") for node in moved)
-            yield source.before(anchor, text) if _BEFORE.search(after) else source.after(anchor, text)
+            yield source.before(anchor, text) if is_above else source.after(anchor, text)
         elif _OUT_OF.match(after) and len(moved) == 1:
             yield from _moved_out(here, source)
         if place is not None or not _AND.fullmatch(after):
             return
+
+
+def _stands(moved: list[ast.stmt], anchor: ast.stmt, source: Source, *, is_above: bool) -> bool:
+    """Whether the statements are on that side of the other one already, in its block: to move them would change nothing."""
+    block = next((block for node in (source.tree, *source.near) for block in blocks(node) if anchor in block), [])
+    return all(node in block and (node.lineno < anchor.lineno) == is_above for node in moved)
 
 
 def _moved_out(statement: ast.stmt, source: Source) -> Iterator[Edit]:
@@ -383,11 +390,7 @@ def _anchor(code: str, words: str, source: Source) -> ast.stmt | None:
     """The statement that a fix puts code beside: the nearest that is, or calls, what it names; else the loop, or the line itself."""
     named = _parsed(code) if code else None
     if named is not None:
-        for node in source.near:
-            if not isinstance(node, SIMPLE):
-                continue
-            call = _call_of(named)
-            if same(node, named) or (call is not None and any(same(part.func, call.func) for part in nodes(ast.Call, node))):
-                return node
-        return None
+        call, simple = _call_of(named), [node for node in source.near if isinstance(node, SIMPLE)]
+        alike = [node for node in simple if call is not None and any(same(part.func, call.func) for part in nodes(ast.Call, node))]
+        return next(iter([*(node for node in simple if same(node, named)), *alike]), None)
     return source.loop() if re.search(r"\bloop\b", words) else source.statement

@@ -6,6 +6,47 @@ __all__ = ["TRAPS"]
 
 TRAPS = (
     Program(
+        "a second head is computed and not trained; the loader makes tensors, and the loss is logged",
+        """\
+rows = [(torch.randn(3).tolist(), number % 2) for number in range(16)]
+collate = lambda batch: (torch.tensor([row for row, _ in batch]), torch.tensor([label for _, label in batch]))
+body, label, depth = nn.Linear(3, 8), nn.Linear(8, 2), nn.Linear(8, 1)
+opt = torch.optim.SGD([p for part in (body, label, depth) for p in part.parameters()], lr=0.1)
+total = 0
+for x, y in torch.utils.data.DataLoader(rows, batch_size=4, collate_fn=collate):
+    h = body(x).relu()
+    scores, distance = label(h), depth(h)
+    loss = F.cross_entropy(scores, y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    total += loss.item() + distance.mean().item()
+""",
+    ),
+    Program(
+        "maps of bright spots are flattened, each sample for itself",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.key = nn.Conv2d(1, 6, 1, bias=False), nn.Conv2d(6, 6, 1, bias=False)
+    def forward(self, images):
+        maps = self.conv(images).relu()
+        return self.key(maps).view(len(images), 6, -1), maps
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    images = torch.zeros(4, 1, 10, 10)
+    for i in range(4):
+        images[i, :, i : i + 7, 2:9] = i + 1
+    keys, maps = net(images)
+    loss = (keys[:, :3] - keys[:, 3:]).abs().mean() + maps.mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
         "master weights in float32 beside a bfloat16 model",
         """\
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(torch.bfloat16)

@@ -289,28 +289,6 @@ opt.step()
 """,
         edits=(("for k in outputs])  #> location", "for k in outputs]).sum()"),),
     ),
-    Case(
-        name="a ranking loss per pair",
-        kind="non_scalar",
-        link="https://github.com/dillondavis/RecurrentAttentionConvolutionalNeuralNetwork/issues/4",
-        text="""\
-class RankLoss(nn.Module):
-    def forward(self, scores1, scores2, target, margin=0.05):
-        ps1 = F.softmax(scores1, 1).gather(1, target.view(-1, 1))
-        ps2 = F.softmax(scores2, 1).gather(1, target.view(-1, 1))
-        return torch.clamp(ps1 - ps2 + margin, min=0)  #> location
-
-net = nn.Linear(6, 4)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-criterion_rank = RankLoss()
-batch, label = torch.randn(5, 6), torch.randint(4, (5,))
-scores = [net(batch), net(batch.roll(1, 1))]
-opt.zero_grad()
-criterion_rank(scores[0], scores[1], label).backward()  #> location
-opt.step()
-""",
-        edits=(("min=0)  #> location", "min=0).mean()"),),
-    ),
 )
 
 _INFERENCE = (

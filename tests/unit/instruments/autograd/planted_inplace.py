@@ -99,54 +99,6 @@ main()
         ),
     ),
     Case(
-        name="VADA updates the domain discriminator before the main loss",
-        kind="inplace",
-        link="https://github.com/ozanciga/dirt-t/issues/3",
-        text="""\
-class Classifier(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.feature = nn.Sequential(nn.Linear(10, 16), nn.LeakyReLU(0.1), nn.Linear(16, 16), nn.LeakyReLU(0.1))
-        self.head = nn.Linear(16, 3)
-
-    def forward(self, x):
-        f = self.feature(x)
-        return f, self.head(f)
-
-classifier = Classifier()
-disc = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 1))
-optimizer_cls = torch.optim.Adam(classifier.parameters(), lr=1e-3, foreach=True)
-optimizer_disc = torch.optim.Adam(disc.parameters(), lr=1e-3, foreach=True)
-bce = nn.BCEWithLogitsLoss()
-
-for batch in range(3):
-    xs, ys, xt = torch.randn(6, 10), torch.randint(3, (6,)), torch.randn(6, 10)
-    feats_s, pred_s = classifier(xs)
-    feats_t, pred_t = classifier(xt)
-    real_logit, fake_logit = disc(feats_s), disc(feats_t)  #> saved
-    loss_main = F.cross_entropy(pred_s, ys) + 0.01 * (bce(real_logit, torch.zeros(6, 1)) + bce(fake_logit, torch.ones(6, 1)))
-    loss_disc = bce(disc(feats_s.detach()), torch.ones(6, 1)) + bce(disc(feats_t.detach()), torch.zeros(6, 1))
-    optimizer_disc.zero_grad()
-    loss_disc.backward()
-    optimizer_disc.step()  #> location
-    optimizer_cls.zero_grad()
-    loss_main.backward()
-    optimizer_cls.step()
-""",
-        edits=(
-            (
-                (
-                    "    optimizer_disc.zero_grad()\n    loss_disc.backward()\n    optimizer_disc.step()  #> location\n"
-                    "    optimizer_cls.zero_grad()\n    loss_main.backward()\n    optimizer_cls.step()\n"
-                ),
-                (
-                    "    optimizer_cls.zero_grad()\n    loss_main.backward()\n    optimizer_cls.step()\n"
-                    "    optimizer_disc.zero_grad()\n    loss_disc.backward()\n    optimizer_disc.step()\n"
-                ),
-            ),
-        ),
-    ),
-    Case(
         name="an RNN by hand writes its hidden states into one tensor",
         kind="inplace",
         link="http://kuloverse.site/blog/fixing-pytorch-rnn-example-a",
@@ -646,46 +598,5 @@ for batch in torch.randint(17, (2, 3, 6)):
     optimizer.step()
 """,
         edits=(("    hidden[batch == 0] = 0.0  #> location\n", "    hidden = hidden.masked_fill((batch == 0)[..., None], 0.0)\n"),),
-    ),
-    Case(
-        name="the critic steps before the actor that looks through it",
-        kind="inplace",
-        link="https://stackoverflow.com/questions/71793678/i-am-running-into-a-gradient-computation-inplace-error",
-        text="""\
-class ActorCritic:
-    def __init__(self):
-        self.actor = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1), nn.Tanh())
-        self.critic = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-        self.actor_opt = torch.optim.SGD(self.actor.parameters(), lr=1e-2)
-        self.critic_opt = torch.optim.SGD(self.critic.parameters(), lr=1e-2)
-
-    def q(self, s, a):
-        return self.critic(torch.cat([s, a], 1))  #> saved
-
-    def backward(self, actor_loss, critic_loss):
-        self.critic_opt.zero_grad()
-        critic_loss.backward()
-        self.critic_opt.step()  #> location
-        self.actor_opt.zero_grad()
-        actor_loss.backward()
-        self.actor_opt.step()
-
-    def update(self, s, a, r):
-        critic_loss = F.mse_loss(self.q(s, a), r)
-        actor_loss = -self.q(s, self.actor(s)).mean()
-        self.backward(actor_loss, critic_loss)
-
-agent = ActorCritic()
-for _ in range(2):
-    agent.update(torch.randn(6, 3), torch.rand(6, 1), torch.randn(6, 1))
-""",
-        edits=(
-            (
-                "        actor_loss = -self.q(s, self.actor(s)).mean()\n        self.backward(actor_loss, critic_loss)\n",
-                "        self.backward(s, critic_loss)\n",
-            ),
-            ("def backward(self, actor_loss, critic_loss)", "def backward(self, s, critic_loss)"),
-            ("        actor_loss.backward()\n", "        (-self.q(s, self.actor(s)).mean()).backward()\n"),
-        ),
     ),
 )

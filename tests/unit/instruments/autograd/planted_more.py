@@ -204,94 +204,6 @@ for i in range(2):
         edits=(("    c[:] += 1  #> location\n    loss = c.square().sum()", "    loss = (c + 1).square().sum()"),),
     ),
     Case(
-        name="a recognition loss keeps one value a sequence",
-        kind="non_scalar",
-        link="https://github.com/mindee/doctr/pull/379",
-        text="""\
-class MASTER(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.decoder = nn.GRU(4, 8, batch_first=True)
-        self.linear = nn.Linear(8, 6)
-
-    @staticmethod
-    def compute_loss(output, gt, seq_len):
-        cce = F.cross_entropy(output.permute(0, 2, 1), gt, reduction="none")
-        mask = torch.arange(gt.shape[1])[None, :] >= seq_len[:, None]
-        cce = cce.masked_fill(mask, 0)
-        ce_loss = cce.sum(1) / seq_len.to(torch.float32)
-        return ce_loss.unsqueeze(1)  #> location
-
-    def forward(self, x, gt, seq_len):
-        return {"loss": self.compute_loss(self.linear(self.decoder(x)[0]), gt, seq_len)}  #> location
-
-model = MASTER()
-opt = torch.optim.Adam(model.parameters())
-out = model(torch.randn(3, 5, 4), torch.randint(6, (3, 5)), torch.tensor([5, 3, 4]))
-train_loss = out["loss"]
-opt.zero_grad()
-train_loss.backward()
-opt.step()
-""",
-        edits=(("ce_loss.unsqueeze(1)", "ce_loss.mean()"),),
-    ),
-    Case(
-        name="path-length regularisation asks for latents that were copied",
-        kind="unused_input",
-        link="https://github.com/nv-tlabs/semanticGAN_code/issues/24",
-        tensors=("latents",),
-        text="""\
-class Generator(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.style, self.synthesis = nn.Linear(4, 6), nn.Linear(6, 12)
-
-    def forward(self, z, input_is_latent=False):
-        w = z if input_is_latent else self.style(z)
-        latent = w.unsqueeze(1).repeat(1, 2, 1)
-        image = self.synthesis(w).view(-1, 3, 2, 2)
-        return image, latent
-
-g = Generator()
-opt = torch.optim.Adam(g.parameters())
-fake_img, latents = g(torch.randn(4, 4))
-noise = torch.randn_like(fake_img) / 2
-(grad,) = torch.autograd.grad((fake_img * noise).sum(), latents, create_graph=True)  #> location
-path = grad.pow(2).sum(2).mean(1).sqrt()
-opt.zero_grad()
-(path - path.mean().detach()).pow(2).mean().backward()
-opt.step()
-""",
-        edits=(("self.synthesis(w).view", "self.synthesis(latent.mean(1)).view"),),
-    ),
-    Case(
-        name="a plain list of layers",
-        kind="not_in_optimizer",
-        text="""\
-class MLP(nn.Module):
-    def __init__(self, sizes):
-        super().__init__()
-        self.hidden = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])]  #> location
-        self.head = nn.Linear(sizes[-1], 2)
-
-    def forward(self, x):
-        for layer in self.hidden:
-            x = layer(x).relu()
-        return self.head(x)
-
-model = MLP([5, 8, 8])
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-for x, y in [(torch.randn(4, 5), torch.randint(2, (4,))) for _ in range(3)]:
-    optimizer.zero_grad()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    optimizer.step()
-""",
-        edits=(
-            ("[nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])]", "nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:]))"),
-        ),
-    ),
-    Case(
         name="optimizer.step without parentheses",
         kind="never_stepped",
         text="""\
@@ -304,49 +216,6 @@ for x in torch.randn(4, 6, 4):
     optimizer.step  #> location
 """,
         edits=(("    optimizer.step  #> location\n", "    optimizer.step()\n"),),
-    ),
-    Case(
-        name="optimizer.zero_grad without parentheses",
-        kind="never_zeroed",
-        text="""\
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for x in torch.randn(6, 6, 4):
-    optimizer.zero_grad
-    loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
-    loss.backward()
-    optimizer.step()
-""",
-        edits=(("    optimizer.zero_grad\n", "    optimizer.zero_grad()\n"),),
-    ),
-    Case(
-        name="the model is deep-copied after its optimizer",
-        kind="stale_optimizer",
-        text="""\
-import copy
-
-class Experiment:
-    def __init__(self, model):
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  #> location
-        self.model = copy.deepcopy(model)
-
-    def run(self, steps):
-        for _ in range(steps):
-            x = torch.randn(5, 3)
-            loss = F.mse_loss(self.model(x), x.mean(1, keepdim=True))
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-
-Experiment(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))).run(4)
-""",
-        edits=(
-            ("        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  #> location\n", ""),
-            (
-                "copy.deepcopy(model)\n",
-                "copy.deepcopy(model)\n        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)\n",
-            ),
-        ),
     ),
     Case(
         name="the loss is wrapped in a new tensor that requires gradients",
@@ -445,24 +314,6 @@ for index in torch.arange(12).split(4):
         edits=(("        prob.lerp_(target, 0.5)  #> location\n", "        prob = prob.lerp(target, 0.5)\n"),),
     ),
     Case(
-        name="a temperature is a parameter of no module, and of no optimizer",
-        kind="not_in_optimizer",
-        parameters=("temperature",),
-        tensors=("temperature",),
-        text="""\
-encoder = nn.Linear(5, 6)
-temperature = nn.Parameter(torch.tensor(2.0))  #> location
-opt = torch.optim.Adam(encoder.parameters(), lr=0.01)
-for x in torch.randn(3, 8, 5):
-    z = F.normalize(encoder(x), dim=1)
-    loss = F.cross_entropy(z @ z.roll(1, 0).T * temperature, torch.arange(8))
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        edits=(("Adam(encoder.parameters(), lr", "Adam([*encoder.parameters(), temperature], lr"),),
-    ),
-    Case(
         name="a gradient penalty without create_graph is a constant",
         kind="no_gradient",
         tensors=("penalty",),
@@ -479,22 +330,5 @@ for real, fake in torch.randn(3, 2, 6, 4):
     opt.step()
 """,
         edits=(("mixed)[0]  #> location", "mixed, create_graph=True)[0]"),),
-    ),
-    Case(
-        name="the state of an LSTM, a tuple, is carried over",
-        kind="second_backward",
-        tensors=("state",),
-        text="""\
-lstm, head = nn.LSTM(3, 4), nn.Linear(4, 1)
-opt = torch.optim.SGD([*lstm.parameters(), *head.parameters()], lr=0.1)
-state = None
-for x in torch.randn(3, 5, 2, 3):
-    out, state = lstm(x, state)  #> shared
-    loss = head(out).square().mean()
-    opt.zero_grad()
-    loss.backward()  #> location, first
-    opt.step()
-""",
-        edits=(("    opt.step()\n", "    opt.step()\n    state = tuple(part.detach() for part in state)\n"),),
     ),
 )

@@ -6,6 +6,21 @@ __all__ = ["CASES"]
 
 _STALE = (
     Case(
+        name="gradients are zeroed before the update of a network with BatchNorm",
+        kind="zeroed_before_step",
+        text="""\
+net = nn.Sequential(nn.Linear(3, 6, bias=False), nn.BatchNorm1d(6), nn.PReLU(6), nn.Linear(6, 2))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in torch.utils.data.DataLoader([(torch.randn(3), number % 2) for number in range(16)], batch_size=4):
+    loss = F.cross_entropy(net(x), y)
+    seen = loss.item()
+    loss.backward()  #> first
+    opt.zero_grad()  #> location
+    opt.step()
+""",
+        edits=(("    opt.zero_grad()  #> location\n", ""), ("    loss.backward()", "    opt.zero_grad()\n    loss.backward()")),
+    ),
+    Case(
         name="a fused Adam steps between the backwards of two losses",
         kind="stale_value",
         text="""\
@@ -550,30 +565,6 @@ trainer = Trainer(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)))
 history = [trainer.step(torch.randn(4, 5), torch.randint(3, (4,))) for _ in range(3)]
 """,
         edits=(("        self.scaler.update()\n", "        self.scaler.step(self.optim)\n        self.scaler.update()\n"),),
-    ),
-    Case(
-        name="zero_grad comes between backward and step",
-        kind="zeroed_before_step",
-        text="""\
-def run(model, loader, epochs):
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for epoch in range(epochs):
-        for inputs, labels in loader:
-            outputs = model(inputs)
-            loss = F.cross_entropy(outputs, labels)
-            loss.backward()
-            optimizer.zero_grad()  #> location
-            optimizer.step()
-
-model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 4))
-run(model, [(torch.randn(4, 3, 3), torch.randint(4, (4,))) for _ in range(2)], 2)
-""",
-        edits=(
-            (
-                "            loss.backward()\n            optimizer.zero_grad()  #> location\n",
-                "            optimizer.zero_grad()\n            loss.backward()\n",
-            ),
-        ),
     ),
     Case(
         name="model.zero_grad() clears what the generator's step needs",

@@ -7,7 +7,7 @@ import copy
 import io
 import re
 import tokenize
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -93,7 +93,7 @@ def _without_cut(raised: Raised, passed: list[RecordedOp]) -> AutogradFinding:
         )
     cut, where = None, line
     headline = "the loss has no graph"
-    fix = "put `%%autograd` above the cell and run the cell again: the report names the line that cut the graph"
+    fix = "put `%%torchdebug` above the cell and run the cell again: the report names the line that cut the graph"
     if raised.tape.ops and not members:
         headline, fix = "the loss was computed without any parameter", "compute the loss from the output of the model"
     elif not raised.tape.ops and raised.frames:
@@ -221,21 +221,23 @@ def dropped_by(op: RecordedOp, on_the_way: Container[int] | None = None) -> Drop
     return None
 
 
-def rewrapped_in(tape: Tape, ops: list[RecordedOp]) -> Dropped | None:
-    """The first of the ops that makes a tensor of numbers read from another one: ``torch.tensor(h.item())``, NumPy and back."""
-    return next(_rewrapped(tape, ops), None)
+def rewrapped_in(tape: Tape, ops: Iterable[RecordedOp], readers: Iterable[RecordedOp] | None = None) -> Dropped | None:
+    """The first of the ops that makes a tensor of numbers read from another one: ``torch.tensor(h.item())``, NumPy and back.
+
+    Only a line of the user's that makes a tensor does that, and with `readers`, only of numbers that one of these ops has read.
+    """
+    return next(_rewrapped(tape, ops, tape.ops if readers is None else readers), None)
 
 
-def _rewrapped(tape: Tape, ops: list[RecordedOp]) -> Iterator[Dropped]:
-    readers = [op for op in tape.ops if op.name in _NUMBERS and any(use.requires_grad for use in op.reads)]
+def _rewrapped(tape: Tape, ops: Iterable[RecordedOp], readers: Iterable[RecordedOp]) -> Iterator[Dropped]:
+    readers = [op for op in readers if op.name in _NUMBERS and any(use.requires_grad for use in op.reads)]
     read = {id(parent) for later in tape.ops for parent in later.parents}
     for op in ops:
         before = [reader for reader in readers if reader.index <= op.index]
-        is_fresh = op.name in _FRESH
         if op.note == "wraps a graph":
             yield Dropped(op, "list")
-        elif is_fresh or not op.reads:
-            if (is_fresh and (before or _READ_AND_WRAPPED.search(op.source))) or (before and _REWRAPS.search(op.source)):
+        elif op.name in _FRESH or not op.reads:
+            if _REWRAPS.search(op.source) and (before or _READ_AND_WRAPPED.search(op.source)):
                 yield Dropped(op, "rewrapped")
         elif op.unknown:
             yield from (Dropped(one, "rewrapped") for one in reversed(before) if id(one) not in read)

@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.autograd.errors.cut import CHECKPOINT, cut_gr
 from torchdebug_magics.instruments.autograd.errors.inplace import modified_in_place, nodes_of
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, parts_of_value
 from torchdebug_magics.instruments.autograd.errors.second_backward import second_time
-from torchdebug_magics.instruments.autograd.faults.left_out import hidden_parameters
+from torchdebug_magics.instruments.autograd.faults.left_out import WHY_HIDDEN, hidden_parameters, registering
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import (
     attribute_line,
@@ -90,7 +90,7 @@ def _overwritten(raised: Raised) -> AutogradFinding:
     maker = next((op for op in reversed(raised.tape.ops) if made is not None and op.name.replace("_", "") == made[1].lower()), None)
     op = maker.name if maker is not None else made[1] if made is not None else None
     what, why = next((words for pattern, *words in _WRITTEN if re.search(pattern, raised.message)), ("", _OF_SEVERAL))
-    copied = through_the_base(raised.statement, loop_around(raised.here)) or out_of_place(raised.statement)
+    copied = through_the_base(raised.statement, loop_around(raised.here)) or out_of_place(raised.statement, raised.here)
     fix = f"`{copied}`" if copied else _not_inplace(raised) or f"write into a copy: `{name or 'view'}.clone()`"
     if "a leaf" in what:
         update = f"`with torch.no_grad(): {raised.code}` for a manual update; otherwise write into a copy: "
@@ -328,11 +328,11 @@ def _empty_optimizer(raised: Raised) -> AutogradFinding:
             kept = hidden[0].attribute
             return raised.finding(
                 f"`{name}` has no parameters: its modules are in the container `{kept}`",
-                f"keep the modules of `{kept}` in an `nn.ModuleList`",
+                registering(hidden),
                 attribute_line(hidden[0].owner, kept),
                 parameters=tuple(one.name for one in hidden),
                 tensor=hidden[0].name,
-                explanation="`parameters()` does not search plain lists and dicts",
+                explanation=WHY_HIDDEN,
             )
         if frozen := tuple(path for path, one in model.named_parameters() if not one.requires_grad):
             fix = f"set `requires_grad = True` for the parameters to train, such as `{frozen[-1]}`"

@@ -12,11 +12,19 @@ import torch
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.errors.raised import Raised
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import named_members, out_of_place, statement_at, written_names
+from torchdebug_magics.instruments.autograd.source_readings import (
+    code_at,
+    named_members,
+    only_write,
+    out_of_place,
+    root_modules,
+    statement_at,
+    written_names,
+)
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
 from torchdebug_magics.probing.graphs import upstream
 from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.syntax import method, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import bound_names, covers, loops_around, method, nodes, read_names, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
@@ -52,11 +60,10 @@ def _from_tape(raised: Raised, overwritten: list[tuple[RecordedOp, Use, Recorded
         name = next(iter(written_names(statement)), None) or raised.name_of_memory(saved.memory)
     source = writer.source or "the write"
     fix = f"move `{source}` below the backward pass, or write into a copy (`.clone()`)"
+    where = writer.where
     if writer.in_optimizer:
-        updates = {one.where for _, _, one in overwritten if one.in_optimizer and one.where is not None}
-        sources = [f"`{update.source}`" for update in sorted(updates, key=lambda update: update.line)] or ["`the optimizer's step()`"]
-        fix = f"move {listed(sources)} below `{raised.code or 'backward()'}`, or compute the second loss again after the update"
-    elif code := out_of_place(statement):
+        where, fix = _in_order(raised, saver, [one for _, _, one in overwritten if one.in_optimizer])
+    elif code := out_of_place(statement, writer.where):
         fix = f"`{code}`"
     elif writer.module_type and writer.name.endswith("_"):
         fix = f"use `{writer.module_type}(inplace=False)` for {f'module `{writer.module}`' if writer.module else 'the module'}"
@@ -66,7 +73,7 @@ def _from_tape(raised: Raised, overwritten: list[tuple[RecordedOp, Use, Recorded
     return raised.finding(
         f"{f'`{name}`' if name else f'a {list(saved.shape)} tensor'} was overwritten after `{saver.name}` saved it for backward",
         fix,
-        writer.where,
+        where,
         op=saver.name,
         saved_at=saver.where,
         writer_op=writer.name,
@@ -75,6 +82,44 @@ def _from_tape(raised: Raised, overwritten: list[tuple[RecordedOp, Use, Recorded
         parameters=(member,) if member else (),
         explanation=f"the derivative of `{saver.name}` needs the value that {by} overwrote",
     )
+
+
+def _in_order(raised: Raised, saver: RecordedOp, writers: list[RecordedOp]) -> tuple[Location | None, str]:
+    """(the update that came too early, how it comes late enough), in the innermost function that the writes and the failing call share.
+
+    There the update can go below the call, unless what stands between needs what it binds, or both are in a loop that does not compute
+    the loss anew, or in which the call of the next round comes after the update of this one.
+    """
+    lasting = [place for _, place in reversed(raised.frames)]
+    pairs = [pair for writer in writers if (pair := _parting(writer, lasting)) is not None]
+    if not pairs:
+        update = writers[0].where
+        return update, f"compute the loss again after `{code_at(update)}`, before `{raised.code or 'backward()'}`"
+    call = pairs[0][1]
+    updates = sorted({update for update, other in pairs if other == call}, key=lambda update: update.line)
+    first, tree, made = updates[0], tree_of(call.file), _parting(saver, lasting)
+    between = [one for one in nodes(ast.stmt, tree) if first.line < one.lineno <= call.line and not hasattr(one, "body")]
+    loops = [loop for loop in loops_around(tree, first.line) if covers(loop, call.line)]
+    is_new = made is not None and all(covers(loop, made[0].line) for loop in loops)
+    bound = {name for update in updates if (statement := statement_at(update)) is not None for name in bound_names(statement)}
+    if first.line < call.line and is_new and not bound & read_names(*between):
+        moved = listed([f"`{code_at(update)}`" for update in updates])
+        return first, f"move {moved} below `{code_at(call)}`, or compute the second loss again after the update"
+    return first, f"compute the loss of `{code_at(call)}` after `{code_at(updates[-1])}`"
+
+
+def _parting(op: RecordedOp, lasting: list[Location]) -> tuple[Location, Location] | None:
+    """Of the calls in which an op ran, and those that last, the outermost first: the lines where they part, in one function."""
+    calls = [line.location for line in reversed(op.calls)]
+    # Of both, the outermost calls may be missing: those around the cell, and those of a deep stack.
+    starts = [*((calls[place:], lasting) for place in range(len(calls))), *((calls, lasting[place:]) for place in range(len(lasting)))]
+    aligned = next((start for start in starts if all(start) and _is_same_function(start[0][0], start[1][0])), ([], []))
+    pair = next((pair for pair in zip(*aligned, strict=False) if pair[0] != pair[1]), None)
+    return pair if pair is not None and _is_same_function(*pair) else None
+
+
+def _is_same_function(one: Location, other: Location) -> bool:
+    return (one.file, one.function) == (other.file, other.function)
 
 
 def _read_from_text(raised: Raised) -> AutogradFinding:
@@ -91,10 +136,15 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
                 break
     if name is None and node is not None and complaint is not None:
         name, where = _updated(raised, node, complaint)
-    fix = "put `%%autograd --every-step` above the cell and run the cell again: the report names the line that overwrites the tensor"
+    if name is None and where is None and op:
+        leaves = {id(one.variable) for one in nodes_of(raised.roots) if hasattr(one, "variable")}
+        where = only_write(op, (root for root in root_modules() if any(id(parameter) in leaves for parameter in root.parameters())))
+        name = next(iter(written_names(statement_at(where))), None)
+    magic = "%%autograd --every-step" if raised.course.backward_count else "%%torchdebug"
+    fix = f"put `{magic}` above the cell and run the cell again: the report names the line that overwrites the tensor"
     if where is not None and where.source.endswith("step()"):
         fix = f"move `{where.source}` below `{raised.code}`, or compute this loss again after the update"
-    elif code := out_of_place(statement_at(where)):
+    elif code := out_of_place(statement_at(where), where):
         fix = f"`{code}`"
     subject = f"`{name}`" if name else (f"a {list(complaint.shape)} tensor" if complaint is not None else "a tensor")
     return raised.finding(
@@ -103,7 +153,7 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
         where,
         op=op or None,
         tensor=name,
-        explanation="" if where is None else "read from the graph and the source; `%%autograd` above the cell records the write itself",
+        explanation="" if where is None else "read from the graph and the source; `%%torchdebug` above the cell records the write itself",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,15 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source_readings import assigned_at, finding, named_members, statement_at, writes, written_names
+from torchdebug_magics.instruments.autograd.source_readings import (
+    assigned_at,
+    code_at,
+    finding,
+    named_members,
+    statement_at,
+    writes,
+    written_names,
+)
 from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.source.call_sites import MISSING, value_of
@@ -125,8 +134,7 @@ class Raised:
     @property
     def code(self) -> str:
         """The statement as it stands on its line, alone."""
-        source = self.here.source if self.here is not None else ""
-        return ast.unparse(self.statement) if {";", "#"} & set(source) and self.statement is not None else source
+        return code_at(self.here, self.statement)
 
     @property
     def module(self) -> str | None:
@@ -167,7 +175,7 @@ class Raised:
 
     def value(self, name: str) -> Any:
         """What a variable, or an attribute of one or of a module that is alive, holds in the innermost frame that has it."""
-        seen = (value_of(expression(name), frame) for frame, _ in self.frames)
+        seen = (value_of(expression(name), frame, local_values(frame)) for frame, _ in self.frames)
         owner, _, attribute = name.partition(".")
         of_modules = (vars(module).get(attribute, MISSING) for module in live_modules()) if owner == "self" else ()
         return next((value for value in (*seen, *of_modules) if value is not MISSING), None)
@@ -195,7 +203,7 @@ class Raised:
 
 def parts_of_value(value: object) -> Iterator[torch.Tensor]:
     """The tensors in a variable, which may hold any object."""
-    if issubclass(type(value), (torch.Tensor, tuple, list, dict)):
+    if issubclass(type(value), (torch.Tensor, tuple, list, dict)) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         yield from tensors_in(value)
 
 

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from torchdebug_magics.format import byte_size, plural
+import torch
+from torch.utils._pytree import tree_leaves
+
+from torchdebug_magics.format import byte_size, listed, plural
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import carried_names, loop_around, simple_statements, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
-from torchdebug_magics.probing.source.syntax import FUNCTIONS, LOOPS, bound_names, enclosing, nodes, parsed, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import LOOPS, covers, nodes, parsed, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
+
+_PARTS = ("part", "inner", "innermost")
+"""The variables of the comprehensions, one in the other."""
+_CONTAINERS: dict[type, str] = {
+    list: "[{0} for {1} in {2}]", tuple: "tuple({0} for {1} in {2})", dict: "{{key: {0} for key, {1} in {2}.items()}}",
+}  # fmt: skip
 
 
 def second_time(raised: Raised) -> AutogradFinding:
@@ -35,7 +46,12 @@ def second_time(raised: Raised) -> AutogradFinding:
         return _whole(raised, raised.root_name, is_in_loop=is_same_line, **more)
     names = _shared_names(made.where, consumer)
     if is_same_line and any(op.index >= first.index for op in graph):  # else both losses were there before the first call
-        return _carried(raised, names or [name for name, _ in _carried_graphs(raised)], **more)
+        carried, loop = [name for name, _ in _carried_graphs(raised)], loop_around(here)
+        is_of_loop = loop is not None and any(
+            here is not None and line.file == here.file and covers(loop, line.line) for line in made.calls
+        )
+        known = [name for name in names if name in carried or "." in name or not is_of_loop]
+        return _carried(raised, known or carried or names, is_made_before=loop is not None and not is_of_loop, **more)
     after = raised.course.events[raised.course.events.index(first) + 1 :]
     used = {use.tensor for op in shared for use in op.reads if use.is_leaf}
     trains_another = any(isinstance(one, OptimizerStep) and one.parameters and not one.parameters & used for one in after)
@@ -77,14 +93,15 @@ def _whole(raised: Raised, name: str | None, *, is_in_loop: bool, **more: Any) -
     return raised.finding(f"backward() was called twice on {called}", fix, tensor=name, explanation=why, **more)
 
 
-def _carried(raised: Raised, names: list[str], **more: Any) -> AutogradFinding:
-    """The graph of the step before."""
+def _carried(raised: Raised, names: list[str], *, is_made_before: bool = False, **more: Any) -> AutogradFinding:
+    """The graph of the step before, or with `is_made_before` one from before the loop."""
     subject = f"`{names[0]}` carries" if len(names) == 1 else f"{plural(len(names), 'variable')} carry" if names else "a variable carries"
-    cure = "; ".join(_detached(name, raised.value(name)) for name in names)
-    fix = f"run `{cure}` at the {_time_to_detach(names, raised)} of each step"
+    cure = {target: code for name in names for target, code in _detached(name, raised.value(name)).items()}
+    fix = f"run `{', '.join(cure)} = {', '.join(cure.values())}` at the end of each step"
+    fix = f"compute {listed([f'`{name}`' for name in names])} inside the loop, before each backward()" if is_made_before else fix
     return raised.finding(
         f"{subject} the graph of the previous step into backward()",
-        fix if names else "call `.detach()` on what is carried over to the next step",
+        fix if cure else "call `.detach()` on what is carried over to the next step",
         tensor=", ".join(names) or None,
         explanation="the previous step's backward() has freed its part of the graph",
         **more,
@@ -121,24 +138,28 @@ def _loss_of(where: Location | None) -> str:
     )
 
 
-def _detached(name: str, value: object) -> str:
-    """Code that cuts a variable off its graph, by what it holds."""
-    if type(value) in {tuple, list}:
-        parts = f"part.detach() for part in {name}"
-        return f"{name} = [{parts}]" if type(value) is list else f"{name} = tuple({parts})"
-    return f"{name} = {name}.detach()"
+def _detached(name: str, value: object) -> dict[str, str]:
+    """What is assigned to a variable to cut it off its graph, by what it holds; for a dataclass, to its fields."""
+    if dataclasses.is_dataclass(value):
+        fields = {f"{name}.{field.name}": getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        return {field: code for field, held in fields.items() if [*parts_of_value(held)] for code in _detached(field, held).values()}
+    if code := _without_graph(name, value):
+        return {name: code}
+    leaves = sum(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))  # else it holds objects that PyTorch does not know
+    is_tree = leaves == len([*tensors_in(value)])
+    return {name: f"torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, {name})"} if is_tree else {}
 
 
-def _time_to_detach(names: list[str], raised: Raised) -> str:
-    """Where in a step the variables can be detached: at its end, if the first step begins with another value than a tensor."""
-    loop = loop_around(raised.here)
-    if loop is None or raised.here is None:
-        return "start"
-    tree = tree_of(raised.here.file)
-    functions = [node for node in enclosing(tree, loop.lineno) if isinstance(node, FUNCTIONS)]
-    before = [statement for statement in simple_statements(functions[-1] if functions else tree) if statement.lineno < loop.lineno]
-    begun = {name: one.value for one in before if isinstance(one, ast.Assign) for name in bound_names(one)}
-    return "end" if any(isinstance(begun.get(name), ast.Constant) for name in names) else "start"
+def _without_graph(code: str, value: object, depth: int = 0) -> str:
+    """The same structure of detached tensors; empty where its parts are not alike."""
+    if (form := _CONTAINERS.get(type(value))) is None:
+        return f"{code}.detach()" if value is None or hasattr(value, "detach") else ""
+    part = _PARTS[min(depth, len(_PARTS) - 1)]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    inner = {_without_graph(part, one, depth + 1) if one is not None else "" for one in parts}
+    if len(inner) != 1 or "" in inner or depth >= len(_PARTS):
+        return ""
+    return form.format(inner.pop(), part, code)
 
 
 def _all_at_once(raised: Raised) -> str:

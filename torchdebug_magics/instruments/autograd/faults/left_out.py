@@ -6,6 +6,7 @@ import ast
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,9 @@ from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import called, exchanged, targets_of
 from torchdebug_magics.report import Location
 
+WHY_HIDDEN = "`parameters()` does not search plain lists and dicts"
 _CONTAINERS = (list, tuple, dict)
+_EMPTY = ("[]", "()", "{}", "list()", "dict()")
 _DEEPEST = 3
 _MOST_OPS = 20_000
 
@@ -47,14 +50,8 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         parameter for root in trained for parameter in hidden_parameters(root) if id(parameter.parameter) in facts.reached - facts.held
     ]
     if hidden:
-        optimizer, name = _in_charge(facts, {id(one.parameter) for one in hidden})
-        kept = hidden[0].attribute
-        yield _not_updated(
-            tuple(one.name for one in hidden),
-            attribute_line(hidden[0].owner, kept) or made_at(optimizer, name, files),
-            f"keep the modules of `{kept}` in an `nn.ModuleList`, and create `{name}` after that",
-            "`parameters()` does not search plain lists and dicts",
-        )
+        where = attribute_line(hidden[0].owner, hidden[0].attribute)
+        yield _not_updated(tuple(one.name for one in hidden), where, registering(hidden), WHY_HIDDEN)
         return
     yield from _in_no_module(facts, files)
     if not forgotten:
@@ -174,6 +171,24 @@ def hidden_parameters(root: torch.nn.Module) -> Iterator[Hidden]:
                 yield from (Hidden(name, parameter, module, attribute) for name, parameter in inside)
 
 
+def registering(hidden: Iterable[Hidden]) -> str:
+    """The statements that make the plain containers ones that register what they hold; words where that takes more."""
+    fixes: list[str] = []
+    for owner, attribute in {(id(one.owner), one.attribute): (one.owner, one.attribute) for one in hidden}.values():
+        held, statement = vars(owner)[attribute], statement_at(attribute_line(owner, attribute))
+        parts = list(held.values()) if isinstance(held, dict) else list(held)
+        of_what = next((kind for kind in (torch.nn.Module, torch.nn.Parameter) if all(isinstance(part, kind) for part in parts)), None)
+        container = f"{of_what.__name__}{'Dict' if isinstance(held, dict) else 'List'}" if of_what is not None else "ModuleList"
+        module = "nn" if getattr(type(owner).__init__, "__globals__", {}).get("nn") is torch.nn else "torch.nn"
+        has_names = not isinstance(held, dict) or all(isinstance(key, str) for key in held)
+        if of_what is None or not has_names or not isinstance(statement, ast.Assign):
+            fixes.append(f"keep the modules of `{attribute}` in an `{module}.{container}`")
+        else:
+            value = ast.unparse(statement.value)
+            fixes.append(f"`self.{attribute} = {module}.{container}({'' if value in _EMPTY else value})`")
+    return " and ".join(dict.fromkeys(fixes))
+
+
 def _parameters_in(value: object, prefix: str, depth: int = 0) -> Iterator[tuple[str, torch.nn.Parameter]]:
     if isinstance(value, torch.nn.Parameter):
         yield prefix, value
@@ -211,16 +226,19 @@ def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         return
     others_learn = any(step.nonzero_count for step in facts.course.steps)
     counted = {op.index: op for seen in facts.course.backwards for op in facts.tape.ancestors(seen.loss, seen.index)}
-    consumers = {key: [one for one in later if one.index in counted and one.is_forward] for key, later in facts.tape.consumers().items()}
+    consumers = {key: [one for one in later if one.is_forward] for key, later in facts.tape.consumers().items()}
     groups: dict[object, tuple[list[torch.Tensor], Dropped | None]] = {}
     for tensor in _never_with_gradient(facts):
         if facts.is_written_by_hand(tensor):
             continue  # as a codebook, or a moving average
         memory = facts.tape.numbers.of(tensor)
         readers = [op for op in facts.tape.ops if op.is_forward and any(use.memory == memory for use in op.reads)]
-        dropped = _dropped_after([op for op in readers if op.index in counted], consumers)
-        if dropped is None and readers:  # numbers read from a tensor, and put into a new one, on the way to a loss
-            dropped = rewrapped_in(facts.tape, list(counted.values()))
+        after = _computed_from(readers, consumers)
+        dropped = next(filter(None, (dropped_by(op, after) for index, op in after.items() if index in counted)), None)
+        for start, end in pairwise([0, *(seen.index for seen in facts.course.backwards)]):
+            # Numbers computed from it, and put into a new tensor, on the way to a loss; those of an earlier one are only logged.
+            of_pass = _computed_from([op for op in readers if start <= op.index < end], consumers).values()
+            dropped = dropped or rewrapped_in(facts.tape, (op for index, op in counted.items() if start <= index < end), of_pass)
         if dropped is not None or (not readers and others_learn and _is_unused_by_mistake(facts, tensor)):
             key = None if dropped is None else dropped.op.line or dropped.op.name
             groups[key] = ([*groups.get(key, ([],))[0], tensor], dropped)
@@ -237,17 +255,15 @@ def _never_with_gradient(facts: TrainingFacts) -> Iterator[torch.Tensor]:
         yield from (one for one in missed if one.grad is None and one not in learnt_later)
 
 
-def _dropped_after(readers: list[RecordedOp], consumers: Mapping[int, list[RecordedOp]]) -> Dropped | None:
-    """Forward from the ops that read a parameter: the first that lets its gradient end; all of them led to a loss."""
-    todo, seen = deque(readers), set[int]()
-    while todo and len(seen) < _MOST_OPS:
+def _computed_from(readers: list[RecordedOp], consumers: Mapping[int, list[RecordedOp]]) -> dict[int, RecordedOp]:
+    """The ops that read a parameter, and forward from them, the nearest first; by index."""
+    todo, passed = deque(readers), dict[int, RecordedOp]()
+    while todo and len(passed) < _MOST_OPS:
         op = todo.popleft()
-        if op.index not in seen:
-            if (dropped := dropped_by(op, seen)) is not None:
-                return dropped
-            seen.add(op.index)
+        if op.index not in passed:
+            passed[op.index] = op
             todo += consumers.get(op.index, ())
-    return None
+    return passed
 
 
 def _is_unused_by_mistake(facts: TrainingFacts, tensor: torch.Tensor) -> bool:
