@@ -236,7 +236,8 @@ class Watcher:
 
     def _looped(self, frame: FrameType | None, lines_s: float, now_s: float) -> HangFinding | None:
         """A loop that does not end; None where there is none, or it has been interrupted meanwhile."""
-        endless, alone = endless_loop(frame, alone=is_alone()), is_alone() and not self._children.started
+        endless = endless_loop(frame, alone=(alone := is_alone()))
+        alone = alone and not self._children.started
         if endless is None and (going := self.progress.rounds.longer_than(self.after_s, now_s, alone=alone)) is not None:
             where, headline, still = going
             fix = "check before the loop that this can happen, or bound the number of rounds"

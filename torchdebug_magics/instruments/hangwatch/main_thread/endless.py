@@ -251,9 +251,9 @@ def _whiles(code: CodeType, line: int) -> list[tuple[ast.While, _Ends]]:
 
 def _ends(loop: ast.While, *around: syntax.Loop) -> _Ends | None:
     """None where the source does not say under which conditions it ends, or what these are of."""
-    exits = list(_exits(loop.body, ()))
+    exits = list(_exits(loop))
     ways = [] if isinstance(loop.test, ast.Constant) else [f"`{ast.unparse(loop.test)}` is false"]
-    ways += (f"`{' and '.join(map(ast.unparse, tests))}`" for tests in exits)
+    ways += (f"`{ast.unparse(ast.BoolOp(ast.And(), tests))}`" for tests in exits)
     tests = [loop.test, *(test for tests in exits for test in tests)]
     made, _ = syntax.backward_slice(loop.body, syntax.names_in(*tests))
     known = syntax.read_before_bound([*loop.body, ast.Expr(loop.test)])
@@ -276,16 +276,14 @@ def _reads(*parts: ast.AST) -> list[ast.expr]:
     return [node for node in nodes((ast.Name, ast.Attribute), *parts) if node not in functions]
 
 
-def _exits(body: Sequence[ast.stmt], tests: tuple[ast.expr, ...], *, is_inner: bool = False) -> Iterator[tuple[ast.expr, ...]]:
-    """The conditions around each statement that leaves a loop."""
-    for statement in body:
-        if isinstance(statement, (ast.Return, ast.Raise)) or (isinstance(statement, ast.Break) and not is_inner):
-            yield tests
-        for block in () if isinstance(statement, syntax.SCOPES) else syntax.blocks(statement):
-            test = [statement.test] if isinstance(statement, (ast.If, ast.While)) else []
-            if block is getattr(statement, "orelse", None):
-                test = [ast.UnaryOp(ast.Not(), part) for part in test]
-            yield from _exits(block, (*tests, *test), is_inner=is_inner or isinstance(statement, syntax.LOOPS))
+def _exits(loop: ast.While) -> Iterator[list[ast.expr]]:
+    """The conditions around each statement that leaves it."""
+    for node in syntax.own_nodes(loop):
+        if isinstance(node, (ast.Return, ast.Raise, ast.Break)):
+            around = [*enclosing(loop, node.lineno)]
+            ifs = [(part.test, node.lineno <= syntax.last_line(part.body[-1])) for part in around if isinstance(part, ast.If)]
+            if not (isinstance(node, ast.Break) and any(isinstance(part, syntax.LOOPS) for part in around)):
+                yield [test if is_met else ast.UnaryOp(ast.Not(), test) for test, is_met in ifs]
 
 
 def _print(node: ast.expr, value: Any) -> object:
