@@ -70,6 +70,7 @@ format: $(READY)
 ## make bench     time against plain torch and against rivals
 bench: $(READY)
 	$(PY) tests/bench/run.py
+	$(PY) tests/bench/watch.py
 	$(PY) tests/bench/shapes.py
 	$(PY) tests/bench/memory.py
 	$(PY) tests/bench/deterministic.py

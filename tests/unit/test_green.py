@@ -79,14 +79,14 @@ CELLS = (
         "zero_grad() is missing",
     ),
     Cell(
-        "a learning rate of 0 from step 20 on",
+        "a learning rate of 0 from step 48 on",
         "gradwatch",
-        f"{HEAD}y = x[:, :3].argmax(1)\nlast = 20\n"
+        f"{HEAD}y = x[:, :3].argmax(1)\nlast = 48\n"
         "schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: max(0, 1 - step / last))\n"
         f"for step in range(64):\n{STEP}    schedule.step()\n",
-        "last = 20",
+        "last = 48",
         "last = 64",
-        "the learning rate is 0 from step 20 on",
+        "the updates from step 48 on change nothing",
     ),
     Cell(
         "a loss that stays at that of guessing",

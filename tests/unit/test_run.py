@@ -47,6 +47,22 @@ def left() -> list[str]:
     return [path.name for path in Path("tmp").iterdir() if path.name.startswith("tdm")]
 
 
+def test_a_script_is_watched_by_all_that_watch_a_training(here: Path) -> None:
+    written(
+        "train.py",
+        """
+        import torch
+        weight = torch.ones(2, requires_grad=True)
+        torch.log(weight - 1).sum().backward()
+    """,
+    )
+    ran = ended(*RUN[:-1], "watch", "--json", "all.json", "train.py")
+    assert "What was watched: 5 magics" in ran.err
+    report = json.loads(Path("all.json").read_text())
+    assert (report["instrument"], report["found"], report["location"]["line"]) == ("nanhunt", True, 4)
+    assert set(report["reports"]) == {"hangwatch", "memtrace", "gradwatch", "autograd", "nanhunt"}
+
+
 # As Python runs it --------------------------------------------------------------------------------------------------------
 
 SAYS_ALL = """

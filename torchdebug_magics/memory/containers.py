@@ -6,7 +6,7 @@ import gc
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any, TypeAlias
 
@@ -77,7 +77,7 @@ def running_frames() -> Iterator[tuple[str, FrameType]]:
     names = dict(thread_names())
     # Our own frames, this one too, are met only inside a call that ends at once: held by one of them, they would hold all for good.
     calls = {
-        identity: _calls_up_to(innermost, {"user"} if identity == here else {"user", "torch"})
+        identity: _calls_up_to(innermost, frozenset({"user"} if identity == here else {"user", "torch"}))
         for identity, innermost in sys._current_frames().items()
     }
     for identity, frames in calls.items():
@@ -85,13 +85,17 @@ def running_frames() -> Iterator[tuple[str, FrameType]]:
         yield from ((thread, frame) for frame in frames)
 
 
-def _calls_up_to(innermost: FrameType, starts: Collection[str]) -> list[FrameType]:
-    """From the outermost call to the last one of these owners, without those that are ours."""
+def _calls_up_to(innermost: FrameType, starts: frozenset[str]) -> list[FrameType]:
+    """From the outermost call to the last one of these owners, without those that are ours.
+
+    What torch's own calls hold, where these are not the last, the calls around them hold under the user's names.
+    """
     frames = [frame for frame, _ in zip(frames_above(innermost), range(_MOST_FRAMES), strict=False)]
     whose = [owner(frame.f_code.co_filename) for frame in frames]
     last = max((at for at, one in enumerate(whose) if one in starts), default=-1)
     calls = list(zip(frames, whose, strict=True))[: last + 1]
-    return [frame for frame, one in reversed(calls) if one != "own" and not _is_cut(frame)]
+    passed = {"own", "torch"} - starts
+    return [frame for frame, whose_call in reversed(calls) if whose_call not in passed and not _is_cut(frame)]
 
 
 def thread_names() -> Iterator[tuple[int | None, str]]:

@@ -148,6 +148,10 @@ class Hooks:
         """`around(original, gradients)` where ``clip_grad_norm_`` and ``clip_grad_value_`` take the gradients that they clip."""
         wrap(stack, self, torch.nn.utils.clip_grad, "_group_tensors_by_device_and_dtype", around)
 
+    def scheduled_values(self, stack: ExitStack, around: Callable[..., Any]) -> None:
+        """`around(original, group, key, value)` where a learning rate scheduler sets a value of a parameter group."""
+        wrap(stack, self, torch.optim.lr_scheduler, "_update_param_group_val", around)
+
     def loader_batches(self, stack: ExitStack, around: Callable[..., Any]) -> None:
         """`around(original, iterator)` whenever a running `DataLoader` is asked for its next batch."""
         wrap(stack, self, _BaseDataLoaderIter, "__next__", around)

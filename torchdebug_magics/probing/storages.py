@@ -214,3 +214,10 @@ def shards_note(parameters: Iterable[torch.Tensor], what: str) -> str:
     among = list(parameters)
     sharded = sum(map(is_shard, among))
     return f"{sharded} of {len(among)} parameters are sharded: {what} of the shards in this process" if sharded else ""
+
+
+def can_be_measured(parameter: torch.Tensor) -> bool:
+    """Whether it, or its part in this process, is a plain floating-point tensor; of any other kind no hidden operation is asked for."""
+    parameter = local_of(parameter)
+    is_plain = type(parameter) in {torch.Tensor, torch.nn.Parameter} and not parameter.is_meta and parameter.layout is torch.strided
+    return is_plain and parameter.numel() > 0 and (parameter.is_floating_point() or parameter.is_complex())

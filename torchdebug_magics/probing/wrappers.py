@@ -129,6 +129,8 @@ def _places() -> Iterator[tuple[Any, str]]:
     yield from ((torch.autograd, "backward"), (torch.autograd, "grad"), (_BaseDataLoaderIter, "__next__"))
     yield torch.autograd.graph, "disable_saved_tensors_hooks"
     yield from ((torch.optim.Optimizer, "zero_grad"), (torch.nn.Module, "zero_grad"), (torch.nn.utils.clip_grad, "_clip_grads_with_norm_"))
+    yield torch.nn.utils.clip_grad, "_group_tensors_by_device_and_dtype"
+    yield torch.optim.lr_scheduler, "_update_param_group_val"
     yield from ((torch, "compile"), (torch_module, "_has_any_global_hook"), (BaseProcess, "start"), (threading, "excepthook"))
     if torch.distributed.is_available():
         yield from ((torch.distributed, name) for name in ("all_reduce", "broadcast", "destroy_process_group"))

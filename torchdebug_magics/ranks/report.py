@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from torchdebug_magics.report import Location, Report
+from torchdebug_magics.report import Finding, Location, Report, Status
 
 RankState: TypeAlias = Literal["finished", "raised", "interrupted", "died"]
 RankFindingKind: TypeAlias = Literal[
@@ -130,6 +130,17 @@ class RanksReport(Report):
             if one.rank == number:
                 return one
         raise KeyError(number)
+
+    @property
+    def status(self) -> Status:
+        """``bad`` where ranks differ, or one of them failed; else that of the instrument's own report."""
+        if any(not finding.is_harmless for finding in self.rank_findings) or any(rank.state in {"raised", "died"} for rank in self.ranks):
+            return "bad"
+        return "info" if self.shown is None else self.shown.status
+
+    def main_finding(self) -> Finding | None:
+        """Of the ranks, else of the instrument's own report."""
+        return super().main_finding() or (None if self.shown is None else self.shown.main_finding())
 
     def to_dict(self) -> dict[str, Any]:
         """With the fields of the instrument's own report."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from torchdebug_magics.format import Format
-from torchdebug_magics.html.page import Block, Cell, Code, Facts, Fold, Note, Page, Status, Table
+from torchdebug_magics.html.page import Block, Cell, Code, Facts, Fold, Note, Page, Table
 from torchdebug_magics.ranks.report import Rank, RankFinding, RanksReport
 from torchdebug_magics.report import Report
 
@@ -30,7 +30,8 @@ def page(report: RanksReport, page_of: Callable[[Report], Page]) -> Page:
     if inner[head:]:
         whose = "the process that launched the ranks" if shown is None else f"rank {shown}"
         blocks.append(Fold(f"The report of {whose}", inner[head:]))
-    return Page(report.instrument, _status(report, own), report.title, tuple(blocks))
+    status = report.status if own is None or report.status == "bad" else own.status
+    return Page(report.instrument, status, report.title, tuple(blocks))
 
 
 def short_page(report: Report, instrument: str) -> Page:
@@ -46,12 +47,6 @@ def _head(blocks: Sequence[Block]) -> int:
     """How many blocks say what to change: all down to the first excerpt of code, if that is near."""
     near = [at for at, one in enumerate(blocks[:_NEAR]) if isinstance(one, Code)]
     return near[0] + 1 if near else min(1, len(blocks))
-
-
-def _status(report: RanksReport, own: Page | None) -> Status:
-    if any(not finding.is_harmless for finding in report.rank_findings) or any(rank.state in {"raised", "died"} for rank in report.ranks):
-        return "bad"
-    return "info" if own is None else own.status
 
 
 def _facts(finding: RankFinding, headline: str) -> Facts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,8 @@ from torchdebug_magics.instruments.gradwatch.record import (
     MeasuredStep,
     ModuleNumbers,
     ModuleSeries,
-    can_be_measured,
 )
-from torchdebug_magics.probing.storages import is_shard, local_of
+from torchdebug_magics.probing.storages import can_be_measured, is_shard, local_of
 
 _USUAL_RMS = 0.02
 """Of weights: smaller ones, as those that begin at zero, are no measure for an update."""
@@ -35,20 +35,20 @@ class OptimizerWatch:
         self.history = history
         self.series = series
         """One for each parameter."""
+        self._rate = math.nan
+        """Of the last step."""
         self.pending: MeasuredStep | None = None
         """The step whose numbers are on their way."""
         self.is_measuring = False
-        self._latest: dict[ModuleSeries, ModuleNumbers] = {}
         positions: dict[torch.device, list[int]] = {}
         for at, parameter in enumerate(parameters):
             if can_be_measured(parameter):
                 positions.setdefault(parameter.device, []).append(at)
         self._meters = [StepMeter(parameters, places) for places in positions.values()]
-        self._open = list(range(len(parameters)))
-        """The positions of those that no update has changed so far."""
-        self._chains = [history.chains.get(key) for key in self.ids]
+        self._open = {at: history.parameters[key] for at, key in enumerate(self.ids) if key in history.parameters}
+        """Those that no update has changed so far, by their positions."""
         self._rates: dict[int, float] = {}
-        """Of the parameters that no update has changed so far, by their positions."""
+        """Of these, the learning rates of the pending step."""
 
     def fits(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether it was made for these very tensors, where they are now."""
@@ -86,33 +86,37 @@ class OptimizerWatch:
                 extras = {}
         self.is_measuring = False
         self._follow(parameters, optimizer, step)
-        rates = (group["lr"] for group in optimizer.param_groups if isinstance(group.get("lr"), (int, float)))
-        step.rate = max(rates, default=math.nan)
-        self.history.micro_batches = max(1, step.count)
         self.pending = step
 
     def _follow(self, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer, step: MeasuredStep) -> None:
         """How far this update came with the parameters that none has changed so far: the numbers are yet to come."""
         history, groups = self.history, optimizer.param_groups
-        history.zeroed = step.zeroed if step.count else history.zeroed
+        if step.count or not history.steps_count:
+            history.last = step
         if step.count and (step.early_clip or step.has_clip):
-            history.clipping_steps_count += 1
-            history.early_clips_count += not step.has_clip
+            history.clips += Counter(steps=1, early=int(not step.has_clip))
             history.early_clip = step.early_clip or history.early_clip
-        history.factor = step.factor * (-1 if any(group.get("maximize") for group in groups) else 1)
+        history.is_maximizing = any(group.get("maximize") for group in groups)
         history.is_scheduled = any("initial_lr" in group for group in groups)
-        self._open = [at for at in self._open if (chain := self._chains[at]) is not None and chain.link is not Link.NONE]
+        rates = {id(group): float(group["lr"]) for group in groups if isinstance(group.get("lr"), (int, float))}
+        fastest = max(rates, key=lambda key: rates[key], default=0)
+        step.rate = rates.get(fastest, math.nan)
+        if step.rate < self._rate:
+            written, line = history.record.scheduled.get(fastest, (math.nan, None))
+            fall = math.log(self._rate / step.rate) if step.rate > 0 else math.inf
+            cause = line if written == step.rate else None
+            history.falls[cause] = history.falls.get(cause, 0.0) + fall
+        self._rate = step.rate
+        self._open = {at: steps for at, steps in self._open.items() if steps.link is not Link.NONE}
         self._rates = {}
         if not self._open:
             return
-        rates = [group.get("lr") for group in groups for _ in group["params"]]
+        by_parameter = [rates.get(id(group), math.nan) for group in groups for _ in group["params"]]
         present = {meter.places[at] for meter in self._meters for at in meter.present}
-        for at in self._open:
-            rate, chain, parameter = rates[at], self._chains[at], parameters[at]
-            if at in present:
-                self._rates[at] = rate if isinstance(rate, (int, float)) else math.nan
-            elif chain is not None and parameter.grad is None:  # and not one that is laid out otherwise
-                chain.add(Link.WITHOUT_GRADIENT if parameter.requires_grad else Link.FROZEN)
+        self._rates = {at: by_parameter[at] for at in self._open if at in present}
+        for at, steps in self._open.items():
+            if at not in present and parameters[at].grad is None:  # and not one that is laid out otherwise
+                steps.add(Link.WITHOUT_GRADIENT if parameters[at].requires_grad else Link.FROZEN)
 
     def read(self) -> MeasuredStep | None:
         """The pending step, once: waits for the device. None where nothing is on its way."""
@@ -123,33 +127,26 @@ class OptimizerWatch:
         sums: dict[ModuleSeries, list[float]] = {}
         clipped: list[tuple[frozenset[int], float]] = []
         for meter in meters:
-            values, names, present = meter.received(), meter.names, meter.present
-            start = len(present) + len(names)
-            step.scalars |= dict(zip(names, values[len(present) : start], strict=True))
-            for at, call in enumerate(step.clips if names else ()):
-                if (total := step.scalars[f"clip {at}"]) > call.max_norm > 0:
+            scalars, rows = meter.received()
+            step.scalars |= scalars
+            for at, call in enumerate(step.clips if scalars else ()):
+                if (total := scalars[f"clip {at}"]) > call.max_norm > 0:
                     clipped.append((call.parameters, total / call.max_norm))
-            step.members |= {meter.places[at] for at in present}
-            rows = len(meter.places) if len(values) > start else 0  # none in a step without a sample
-            for number, at in enumerate(present):
-                place, norm = meter.places[at], values[number]
-                for ids, factor in clipped:
-                    norm *= factor if self.ids[place] in ids else 1.0
+            for at, left, sample in rows:
+                place = meter.places[at]
+                norm = left * math.prod(factor for ids, factor in clipped if self.ids[place] in ids)
                 row = sums.setdefault(self.series[place], [0.0] * 5)
                 row[0] += norm * norm
-                if rows:
-                    weight, update, nonzero = values[start + at], values[start + rows + at], values[start + 2 * rows + at]
-                    count, part = meter.counts[at], meter.counts[at] / meter.sizes[at]
-                    row[1] += weight**2 * part
-                    row[2] += update**2 * part
-                    row[3] += count - nonzero * part
-                    row[4] += count
-                    if (rate := self._rates.get(place)) is not None and (chain := self._chains[place]) is not None:
-                        chain.measured(norm, rate, weight, update / max(weight, _USUAL_RMS * math.sqrt(meter.sizes[at])))
-        fresh = {series: _numbers(*row) for series, row in sums.items() if row[4]}
-        self._latest |= fresh
-        stale = {key: self._latest[key]._replace(norm=math.sqrt(row[0]), is_fresh=False) for key, row in sums.items() if not row[4]}
-        step.numbers = fresh | stale
+                (weight, update, nonzero), count = sample, meter.counts[at]
+                part = count / meter.sizes[at]
+                row[1:] = row[1] + weight**2 * part, row[2] + update**2 * part, row[3] + count - nonzero * part, row[4] + count
+                if meter.is_sampled:
+                    ratio = update / max(weight, _USUAL_RMS * math.sqrt(meter.sizes[at]))
+                    step.ratio_max = max(step.ratio_max or 0.0, ratio)
+                    if place in self._rates:
+                        self._open[place].measured(norm, self._rates[place], weight, ratio)
+            step.members |= {meter.places[at] for at in meter.present}
+        step.numbers = {series: _numbers(*row) for series, row in sums.items()}
         return step
 
 
@@ -187,16 +184,17 @@ class StepMeter:
         """The numbers of a step on their way to the host, until they are received."""
         self._ready: torch.Event | None = None
         self._step = 0
-        self._is_sampled = False
+        self.is_sampled = False
+        self._samples: list[tuple[float, ...]] = []
         self._sampled: list[int] = []
         """What was present in the last step with a sample."""
 
     def before(self, parameters: Sequence[torch.Tensor], present: list[int]) -> None:
         """Take the weights as they are."""
         self.present = present
-        self._is_sampled = self._step < _EACH_OF or self._step % _THEN_EVERY == 0 or present != self._sampled
+        self.is_sampled = self._step < _EACH_OF or self._step % _THEN_EVERY == 0 or present != self._sampled
         self._step += 1
-        if self._is_sampled:
+        if self.is_sampled:
             self._sampled = present
             self._copy(0, [parameters[self.places[at]] for at in present])
 
@@ -210,7 +208,7 @@ class StepMeter:
         dense = [_real(one.coalesce()._values() if one.layout is torch.sparse_coo else one) for one in known]
         dtypes = {gradient.dtype for gradient in dense}
         self._norms = list(torch._foreach_norm(dense, 2, dtype=torch.float32 if dtypes & _HALF and torch.float64 not in dtypes else None))
-        if self._is_sampled:
+        if self.is_sampled:
             self._copy(2, known)
 
     def after(self, parameters: Sequence[torch.Tensor], extras: dict[str, torch.Tensor]) -> None:
@@ -218,7 +216,7 @@ class StepMeter:
         device, dtype = self._buffer.device, self._buffer.dtype
         values = torch.stack([scalar.to(device, dtype, non_blocking=True) for scalar in (*self._norms, *extras.values())])
         self._norms = []
-        if self._is_sampled:
+        if self.is_sampled:
             self._copy(1, [parameters[self.places[at]] for at in self.present])
             before, after, gradients = self._buffer
             weights, nonzero = torch.linalg.vector_norm(before, dim=1), gradients.ne_(0).sum(1)
@@ -229,14 +227,21 @@ class StepMeter:
             self._ready = torch.cuda.Event()
             self._ready.record(torch.cuda.current_stream(values.device))
 
-    def received(self) -> list[float]:
-        """What was sent, once: waits for the device."""
+    def received(self) -> tuple[dict[str, float], list[tuple[int, float, tuple[float, ...]]]]:
+        """What was sent, once: waits for the device.
+
+        The further scalars; then of each parameter that was present its position, the norm of its gradient and, of the last sample, the
+        norms of weights and update, and how many elements of the gradient are not zero.
+        """
         assert self.host is not None
         if self._ready is not None:
             self._ready.synchronize()
         values: list[float] = self.host.tolist()
-        self.host = None
-        return values
+        self.host, start = None, len(self.present) + len(self.names)
+        if self.is_sampled:
+            self._samples = [tuple(values[start + at :: len(self.places)]) for at in self.present]
+        scalars = dict(zip(self.names, values[len(self.present) :], strict=False))
+        return scalars, list(zip(self.present, values, self._samples, strict=False))
 
     def _copy(self, part: int, tensors: Sequence[torch.Tensor]) -> None:
         """Samples of the present tensors into their rows."""

@@ -22,7 +22,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import plural
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.gradwatch.measuring import OptimizerWatch, gradient_of
-from torchdebug_magics.instruments.gradwatch.record import ClipCall, MeasuredStep, ModuleNumbers, RunRecord, can_be_measured
+from torchdebug_magics.instruments.gradwatch.record import ClipCall, MeasuredStep, ModuleNumbers, RunRecord, Write
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, verdict
 from torchdebug_magics.instruments.gradwatch.training_faults import Judge
 from torchdebug_magics.probing.dispatch import is_being_compiled
@@ -31,7 +31,7 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.lines import Line, Lines
 from torchdebug_magics.probing.steps import classes_of, factor_of, parameters_of
-from torchdebug_magics.probing.storages import is_shard, local_of, shards_note
+from torchdebug_magics.probing.storages import can_be_measured, is_shard, local_of, shards_note
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
 _COLUMNS = ("step", "module", "grad_norm", "update_ratio", "zero_share", "loss")
@@ -56,17 +56,14 @@ class GradProbe:
         self._guard = Guard()
         self._hooks = Hooks(self._guard)
         self._lines = Lines(Line)
-        self._log = StepLog(csv, tensorboard)
-        self._record = RunRecord(self._log.write)
+        self._files = _checked(csv, tensorboard)
+        self._record = RunRecord()
         self._judge = Judge(self._record)
         self._watches: dict[int, tuple[weakref.ref[torch.optim.Optimizer], OptimizerWatch]] = {}
         self._events = MeasuredStep()
         self._backward_count = 0
-        self._backward_line: Line | None = None
         self._is_scaled = False
         """Whether the last loss may be multiplied by a GradScaler."""
-        self._classes: int | None = None
-        self._factor = math.nan
         self._wants_leaves = False
         self._batches = _Batches()
         self._thread = threading.get_ident()
@@ -79,14 +76,16 @@ class GradProbe:
     def attach(self, stack: ExitStack) -> None:
         """Follow backward passes, clipping, batches and updates."""
         self._thread = threading.get_ident()
-        self._log.attach(stack)
+        self._record.write = stack.enter_context(_writing(*self._files))
         stack.push(self._ended)
         self._hooks.autograd_calls(stack, "backward", self._looking("the look at a loss", self._look_at_loss))
         self._hooks.clipped_gradients(stack, self._looking("the look at clipping", self._look_at_clipping))
         self._hooks.grouped_gradients(stack, self._looking("the look at clipping", self._look_at_values))
         self._hooks.zeroed_gradients(stack, self._looking("the look at zero_grad()", self._zeroes))
+        self._hooks.scheduled_values(stack, self._looking("the look at a scheduler", self._schedules))
         self._hooks.loader_batches(stack, self._around_batch)
-        self._hooks.optimizer_steps(stack, self._before_step, self._after_step)
+        before = self._guarded("the look before an update", self._step_begins)
+        self._hooks.optimizer_steps(stack, before, self._guarded("the look after an update", self._step_ends))
 
     def sweep(self) -> None:
         """Remove what an interrupt left."""
@@ -118,13 +117,22 @@ class GradProbe:
         captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # a CUDA graph: ours would become part of it
         return threading.get_ident() == self._thread and not captures and not is_being_compiled()
 
+    def _guarded(self, what: str, look: Callable[..., None]) -> Callable[..., None]:
+        """A look that is ours to take, and whose failure is a line of the report."""
+
+        def guarded(*args: Any, **kwargs: Any) -> None:
+            if self._is_ours():
+                self._guard.run(what, look, *args, **kwargs)
+
+        return guarded
+
     def _looking(self, what: str, look: Callable[..., None]) -> Callable[..., Any]:
         """A function of PyTorch's whose arguments are looked at first."""
+        guarded = self._guarded(what, look)
 
         def around(original: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            if self._is_ours():
-                self._guard.run(what, look, *args, **kwargs)
+            guarded(*args, **kwargs)
             return original(*args, **kwargs)
 
         return around
@@ -135,13 +143,11 @@ class GradProbe:
             return
         with _ours():
             loss = losses[0]
-            self._backward_line = self._lines.here(sys._getframe())
+            events.backward_line = self._lines.here(sys._getframe())
             if self._backward_count < _FIRST_LOOKS or self._backward_count % _LOOK_EVERY == 0:
-                self._classes = classes_of(loss) or (self._classes if self._backward_count else None)
-                self._factor = factor_of(loss)
+                events.classes, events.factor = classes_of(loss) or events.classes, factor_of(loss)
             if self._wants_leaves:
                 events.leaves, self._wants_leaves = frozenset(map(id, leaves_of([loss]))), False
-            events.factor = self._factor
             self._is_scaled = loss.grad_fn is not None and loss.grad_fn.name() == "MulBackward0"
             self._backward_count += 1
             value = local_of(loss).detach()
@@ -165,6 +171,10 @@ class GradProbe:
     def _zeroes(self, *_: Any, **__: Any) -> None:
         self._events.zeroed = self._lines.here(sys._getframe())
 
+    def _schedules(self, group: Any, key: str, value: Any) -> None:
+        if key == "lr" and isinstance(value, (int, float)):
+            self._record.scheduled[id(group)] = value, self._lines.here(sys._getframe())
+
     def _look_at_clipping(self, parameters: Any, max_norm: Any, total_norm: Any, *_: Any, **__: Any) -> None:
         if float(max_norm) < math.inf:  # else the norm is only asked for
             self._clips()
@@ -180,10 +190,6 @@ class GradProbe:
             self._guard.run("counting batches", self._batches.fetched, iterator)
         return batch
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_ours():
-            self._guard.run("the look before an update", self._step_begins, optimizer, args, kwargs)
-
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         parameters = parameters_of(optimizer)
         if any(is_traced(local_of(parameter)) for parameter in parameters[:1]):
@@ -196,22 +202,16 @@ class GradProbe:
             watch.history.has_closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
             watch.before(parameters)
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._is_ours():
-            self._guard.run("the look after an update", self._step_ends, optimizer)
-
-    def _step_ends(self, optimizer: torch.optim.Optimizer) -> None:
+    def _step_ends(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         ref, watch = self._watches.get(id(optimizer), (None, None))
         if ref is None or watch is None or ref() is not optimizer or not watch.is_measuring:
             return
-        parameters = parameters_of(optimizer)
+        events = self._events
         with _ours():
             watch.history.line = watch.history.line or self._lines.here(sys._getframe())
-            watch.history.backward_line = self._backward_line or watch.history.backward_line
-            watch.history.classes = self._classes
-            self._events.batch, self._events.number = self._batches.taken(), self._record.clock(optimizer, watch.ids)
-            watch.after(parameters, optimizer, self._events, self._record.owners.scale() if self._is_scaled else None)
-        self._events = MeasuredStep()
+            events.batch, events.number = self._batches.taken(), self._record.clock(optimizer, watch.ids)
+            watch.after(parameters_of(optimizer), optimizer, events, self._record.owners.scale() if self._is_scaled else None)
+        self._events = MeasuredStep(events.backward_line, events.factor, events.classes)
         self._wants_leaves = any(series.zero_run >= _SOON_DEAD and series.is_used is None for series in watch.series)
 
     def _watch_of(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> OptimizerWatch:
@@ -252,47 +252,46 @@ class GradProbe:
             self._findings = self._judge.findings()
 
 
-class StepLog:
-    """Where steps are written to, if anywhere. A wrong place is an error before anything runs."""
+def _checked(csv_file: str | None, folder: str | None) -> tuple[Path | None, str | None]:
+    """Where steps are written to, if anywhere. Raises TorchDebugError where that is not possible, before anything runs."""
+    path = None if csv_file is None else Path(csv_file).expanduser()
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        msg = f"--csv {csv_file}: not a file in a folder that exists"
+        raise TorchDebugError(msg)
+    if folder is not None and importlib.util.find_spec("tensorboard") is None:
+        msg = "--tensorboard needs TensorBoard, which is not installed: `%pip install tensorboard`, or use --csv FILE"
+        raise TorchDebugError(msg)
+    return path, folder
 
-    def __init__(self, csv_file: str | None, tensorboard: str | None) -> None:
-        self._path = None if csv_file is None else Path(csv_file).expanduser()
-        self._folder = tensorboard
-        self._rows: Any = None
-        self._scalars: Any = None
-        if self._path is not None and (self._path.is_dir() or not self._path.parent.is_dir()):
-            msg = f"--csv {csv_file}: not a file in a folder that exists"
-            raise TorchDebugError(msg)
-        if tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
-            msg = "--tensorboard needs TensorBoard, which is not installed: `%pip install tensorboard`, or use --csv FILE"
-            raise TorchDebugError(msg)
 
-    def attach(self, stack: ExitStack) -> None:
-        """Open the file; it is closed with the stack."""
-        if self._path is not None:
+@contextmanager
+def _writing(path: Path | None, folder: str | None) -> Iterator[Write | None]:
+    """What writes one step of one optimizer; None where nothing is written, as then modules need no names."""
+    with ExitStack() as stack:
+        rows: Any = None
+        scalars: Any = None
+        if path is not None:
             try:
-                file = stack.enter_context(self._path.open("w", newline="", encoding="utf-8"))
+                rows = csv.writer(stack.enter_context(path.open("w", newline="", encoding="utf-8")))
             except OSError as error:
-                msg = f"--csv {self._path}: {error.strerror or error}"
+                msg = f"--csv {path}: {error.strerror or error}"
                 raise TorchDebugError(msg) from None
-            self._rows = csv.writer(file)
-            self._rows.writerow(_COLUMNS)
-        if self._folder is not None:
+            rows.writerow(_COLUMNS)
+        if folder is not None:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - late, and only where it is installed
 
-            self._scalars = SummaryWriter(self._folder)
-            stack.callback(self._scalars.close)
+            scalars = stack.enter_context(SummaryWriter(folder))
 
-    def write(self, step: int, modules: Iterable[tuple[str, ModuleNumbers]], loss: float, optimizer: str) -> None:
-        """One step of one optimizer; the modules are named only where that is written."""
-        known = [] if self._rows is None and self._scalars is None else list(modules)
-        if self._rows is not None:
-            self._rows.writerows((step, name, *(f"{value:.6g}" for value in (*numbers[:3], loss))) for name, numbers in known)
-        if self._scalars is not None:
-            for name, numbers in known:
-                for what, value in zip(_COLUMNS[2:5], numbers[:3], strict=True):
-                    self._scalars.add_scalar(f"{what}/{name or 'model'}", value, step)
-            self._scalars.add_scalar(f"loss/{optimizer}", loss, step)
+        def write(step: int, modules: Iterable[tuple[str, ModuleNumbers]], loss: float, optimizer: str) -> None:
+            for name, numbers in modules:
+                if rows is not None:
+                    rows.writerow((step, name, *(f"{value:.6g}" for value in (*numbers[:3], loss))))
+                for what, value in zip(_COLUMNS[2:5], numbers[:3], strict=True) if scalars is not None else ():
+                    scalars.add_scalar(f"{what}/{name or 'model'}", value, step)
+            if scalars is not None:
+                scalars.add_scalar(f"loss/{optimizer}", loss, step)
+
+        yield None if rows is None and scalars is None else write
 
 
 class _Batches:

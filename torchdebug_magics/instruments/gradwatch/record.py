@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -17,27 +17,22 @@ from torchdebug_magics.instruments.gradwatch.report import GradReport, ModuleRow
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.steps import Owner, Owners
-from torchdebug_magics.probing.storages import is_shard, local_of
+from torchdebug_magics.probing.storages import can_be_measured, is_shard, local_of
 
 BINS = 256
+FEW_UPDATES = 3
 FAST, FIRST_STEPS = 0.1, 2
 """An update of more than this share of the weights is too large, but in the first steps."""
 _RECENT = 64
 STILL = 1e-6
 """Ratio of update to weights below which nothing is learned."""
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_FADED_RATE = 1e-2
+"""Of its largest, below which a learning rate may be next to nothing."""
 _SCALED_CLIP = 0.5
 """Of the norm that clipping leaves: where the step finds less, the gradients were divided by the scaler's factor after it."""
 _MOST_MODULES, _OTHERS = 4096, (-1, "all other modules")
 _MOST_OPTIMIZERS = 64
 """Further ones, as when each step makes its own, continue the history of the last."""
-
-
-def can_be_measured(parameter: torch.Tensor) -> bool:
-    """Whether it, or its part in this process, is a plain floating-point tensor; of any other kind no hidden operation is asked for."""
-    parameter = local_of(parameter)
-    is_plain = type(parameter) in _PLAIN and not parameter.is_meta and parameter.layout is torch.strided
-    return is_plain and parameter.numel() > 0 and (parameter.is_floating_point() or parameter.is_complex())
 
 
 class Bins:
@@ -64,15 +59,17 @@ class Bins:
 
 
 class ModuleNumbers(NamedTuple):
-    """One module in one step."""
+    """One module in one step; in a step without a sample, all but the norm is that of the last one."""
 
     norm: float
     ratio: float
     zero_share: float
     pace: float
     """As `ratio`, to weights of at least the usual size."""
-    is_fresh: bool = True
-    """Whether this step took a sample; else all but the norm is that of the last one."""
+
+
+Write: TypeAlias = Callable[[int, Iterable[tuple[str, ModuleNumbers]], float, str], None]
+"""Takes a step, its modules by name, its loss and the name of the optimizer."""
 
 
 class ClipCall(NamedTuple):
@@ -88,10 +85,16 @@ class ClipCall(NamedTuple):
 class MeasuredStep:
     """What happened since the last step of any optimizer, copies of single numbers and no graph; then what was measured of the step."""
 
+    backward_line: Line | None = None
+    factor: float = math.nan
+    """By what the criterion of the last loss is multiplied."""
+    classes: int | None = None
+    """How many classes the last loss chooses from."""
     number: int = -1
     total: torch.Tensor | None = None
     """The sum of the losses."""
     count: int = 0
+    """Backward passes."""
     clips: list[ClipCall] = field(default_factory=list)
     leaves: frozenset[int] | None = None
     """The ids of the tensors that the last loss depends on, where that was asked."""
@@ -103,14 +106,14 @@ class MeasuredStep:
     """Whether any were clipped after one."""
     zeroed: Line | None = None
     """Where gradients were set to zero after the last backward pass."""
-    factor: float = math.nan
-    """By what the criterion of the loss is multiplied."""
     rate: float = math.nan
     scalars: dict[str, float] = field(default_factory=dict)
     numbers: dict[ModuleSeries, ModuleNumbers] = field(default_factory=dict)
     """Norms as they were before clipping."""
     members: frozenset[int] = frozenset()
     """The positions of the parameters that had a gradient."""
+    ratio_max: float | None = None
+    """The largest of the parameters, to weights of at least the usual size; None in a step without a sample."""
 
 
 class GradientStep(NamedTuple):
@@ -141,13 +144,13 @@ class Link(IntEnum):
 
 @dataclass(eq=False)
 class ParameterSteps:
-    """What the updates of one optimizer have done to one parameter."""
+    """What the updates of one optimizer have done to one parameter, until the first that has changed it."""
 
     parameter: weakref.ref[torch.Tensor]
-    owner: Owner
+    series: ModuleSeries
     is_matrix: bool
-    is_half: bool
-    """Whether it is of 16 bits."""
+    element_size: int
+    """In bytes."""
     link: Link = Link.FROZEN
     """The one that broke in the update that came furthest."""
     steps_count: int = 0
@@ -156,14 +159,18 @@ class ParameterSteps:
     """Whether its elements are all zero."""
     ratio_max: float = 0.0
     """Of its updates, to weights of at least the usual size."""
-    norm_max: float = 0.0
+
+    @property
+    def owner(self) -> Owner:
+        """Its module."""
+        return self.series.owner
 
     def measured(self, norm: float, rate: float, weight: float, ratio: float) -> None:
         """One more update: the norms of the gradient and of the weights before it, its learning rate, and what it changed of them."""
         numbers = (norm, Link.ZERO_GRADIENT), (rate, Link.ZERO_RATE), (ratio, Link.UNMOVED)
         first = next((link for value, link in numbers if value == 0), None)
         self.is_zero = self.is_zero and weight == 0
-        self.ratio_max, self.norm_max = max(self.ratio_max, ratio), max(self.norm_max, norm)
+        self.ratio_max = max(self.ratio_max, ratio)
         self.add(first if first is not None else Link.BARELY_MOVED if ratio < STILL else Link.NONE)
 
     def add(self, link: Link) -> None:
@@ -176,67 +183,65 @@ class ParameterSteps:
 class GradientHistory:
     """One optimizer: its last steps, and how loss, norm and learning rate went over all of them."""
 
+    record: RunRecord
     name: str
     line: Line | None
     kind: str = ""
     """Its class."""
-    chains: dict[int, ParameterSteps] = field(default_factory=dict)
-    """Of all that it holds, by their ids."""
-    factor: float = math.nan
-    """By what the criterion of the loss is multiplied; negative where an update increases it."""
+    parameters: dict[int, ParameterSteps] = field(default_factory=dict)
+    """All that it holds, by their ids."""
+    last: MeasuredStep = field(default_factory=MeasuredStep)
+    """What happened before the last step that had a backward pass."""
+    is_maximizing: bool = False
     is_scheduled: bool = False
-    early_clip: Line | None = None
-    """Clipping that came before the backward pass of a step, and the only one of that step."""
-    early_clips_count: int = 0
-    clipping_steps_count: int = 0
-    zeroed: Line | None = None
-    """Where the gradients of the last step were set to zero after its backward pass."""
-    backward_line: Line | None = None
     has_closure: bool = False
     steps: deque[GradientStep] = field(default_factory=lambda: deque(maxlen=BINS))
     steps_count: int = 0
     first_losses: list[float] = field(default_factory=list)
     """Of the first three steps."""
     most_loss: float = -math.inf
-    largest_norm: float = 0.0
-    """Of all steps but the last."""
     most_rate: float = 0.0
-    idle_since: int | None = None
-    """The step from which on the learning rate was 0, up to the last."""
-    classes: int | None = None
-    """How many classes the loss chooses from."""
-    micro_batches: int = 1
-    """Backward passes in the last step."""
+    falls: dict[Line | None, float] = field(default_factory=dict)
+    """By how much the learning rate fell, as a logarithm, by the line of the scheduler's step; None for any other code that set it."""
+    still: tuple[int, int] | None = None
+    """The step from which on the learning rate is next to nothing and no update changes anything, and how many came before it."""
     members: frozenset[int] = frozenset()
     """The positions of the parameters that had a gradient in the last step."""
     since: int = 0
     """Steps since other parameters got a gradient."""
-    clip_line: Line | None = None
-    max_norm: float = 0.0
-    clips_count: int = 0
-    unclipped_count: int = 0
-    """Calls of `clip_grad_norm_` that changed nothing."""
-    unscaled_count: int = 0
-    """Calls whose gradients no longer had the GradScaler's factor."""
+    clip: ClipCall | None = None
+    """The last call of `clip_grad_norm_`."""
+    clips: Counter[str] = field(default_factory=Counter)
+    """How many calls there were, and how many were `unclipped`: changed nothing; `unscaled`: no longer had the GradScaler's factor; then
+    the `steps` with any clipping, and those that had it only `early`, before the backward pass."""
+    early_clip: Line | None = None
 
-    def add(self, step: GradientStep, members: frozenset[int]) -> None:
-        """One more step."""
+    def add(self, step: GradientStep, members: frozenset[int], ratio: float | None) -> None:
+        """One more step; `ratio` is the largest of an update to its parameter, where that was measured."""
         if members != self.members:
-            self.members, self.since, self.largest_norm = members, 0, 0.0
+            self.members, self.since = members, 0
         for last in list(self.steps)[-1:]:
-            self.largest_norm = max(self.largest_norm, last.norm) if math.isfinite(last.norm) else self.largest_norm
             self.most_loss = max(self.most_loss, last.loss) if math.isfinite(last.loss) else self.most_loss
+        self.most_rate = max(self.most_rate, step.rate)
+        ratio = 0.0 if step.rate == 0 else ratio
+        if not step.rate < _FADED_RATE * self.most_rate or (ratio is not None and ratio >= STILL):
+            self.still = None
+        elif self.still is None and ratio is not None:
+            self.still = step.number, self.steps_count
         self.steps.append(step)
         self.steps_count += 1
         self.since += 1
-        self.most_rate = max(self.most_rate, step.rate)
-        self.idle_since = None if step.rate != 0 else step.number if self.idle_since is None else self.idle_since
-        if len(self.first_losses) < 3 and math.isfinite(step.loss):  # noqa: PLR2004 - see there
+        if len(self.first_losses) < FEW_UPDATES and math.isfinite(step.loss):
             self.first_losses.append(step.loss)
-        if step.clipped_from is not None:
-            self.clips_count += 1
-            self.unclipped_count += not step.clipped_from > self.max_norm
-            self.unscaled_count += not step.norm < _SCALED_CLIP * step.clipped_from
+        if step.clipped_from is not None and self.clip is not None:
+            self.clips["calls"] += 1
+            self.clips["unclipped"] += not step.clipped_from > self.clip.max_norm
+            self.clips["unscaled"] += not step.norm < _SCALED_CLIP * step.clipped_from
+
+    @property
+    def file(self) -> str:
+        """That of the line of its updates."""
+        return "" if self.line is None else self.line.file
 
     @property
     def is_warming_up(self) -> bool:
@@ -248,13 +253,27 @@ class GradientHistory:
         """Whether a schedule has all but ended the training."""
         return self.steps[-1].rate < 0.05 * self.most_rate
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other optimizer trains: of a GAN, one model works against another, and the discriminator guesses at equilibrium."""
+        return len([history for history in self.record.histories if history.steps_count > 1]) <= 1
+
+    @property
+    def factor(self) -> float:
+        """By what the criterion of the loss is multiplied; negative where an update increases it."""
+        return -self.last.factor if self.is_maximizing else self.last.factor
+
     def losses(self) -> list[float]:
         """The finite ones of the last steps."""
         return [step.loss for step in self.steps if math.isfinite(step.loss)]
 
+    def modules(self) -> list[ModuleSeries]:
+        """Those that it updates, in the order of the models, if they ever had a gradient."""
+        return _in_order({steps.series for steps in self.parameters.values()})
 
-def _recent() -> deque[float]:
-    return deque(maxlen=_RECENT)
+    def names(self, parts: Iterable[ModuleSeries | ParameterSteps]) -> tuple[str, ...]:
+        """Of the modules."""
+        return tuple(dict.fromkeys(self.record.owners.name(part.owner) for part in parts))
 
 
 @dataclass(eq=False)
@@ -264,8 +283,6 @@ class ModuleSeries:
     owner: Owner
     count: int = 0
     """Of its parameters' elements."""
-    histories: list[GradientHistory] = field(default_factory=list)
-    """Of the optimizers that update it."""
     parameters: set[int] = field(default_factory=set)
     """Their ids."""
     is_matrix: bool = False
@@ -275,9 +292,9 @@ class ModuleSeries:
     norms: Bins = field(default_factory=lambda: Bins(max))
     ratios: Bins = field(default_factory=lambda: Bins(max))
     zeros: Bins = field(default_factory=lambda: Bins(min))
-    recent_norms: deque[float] = field(default_factory=_recent)
-    recent_ratios: deque[float] = field(default_factory=_recent)
-    paces: deque[float] = field(default_factory=_recent)
+    recent_norms: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    recent_ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    paces: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     """Of the steps, but the first few, whose update was as large as the weights."""
     steps_count: int = 0
     first_step: int = 0
@@ -286,41 +303,43 @@ class ModuleSeries:
     zero_since: int = 0
     is_used: bool | None = None
     """Whether the loss depends on it, as its graph says; None where that was not asked."""
-    norm_max: float = 0.0
     zero_share: float = 0.0
 
-    def add(self, numbers: ModuleNumbers, step: int, place: int, leaves: frozenset[int] | None) -> None:
-        """One more step, into the bin at `place`; `leaves`: the ids of what the loss depends on, where that was asked."""
-        norm, ratio = numbers.norm, numbers.ratio
-        self.first_step = self.first_step if self.steps_count else step
+    def add(self, numbers: ModuleNumbers, place: int, measured: MeasuredStep) -> None:
+        """One more step, into the bin at `place`."""
+        norm, ratio, is_sampled = numbers.norm, numbers.ratio, measured.ratio_max is not None
+        self.first_step = self.first_step if self.steps_count else measured.number
         self.steps_count += 1
         self.zero_share = numbers.zero_share if norm else 1.0
         self.norms.add(place, norm)
         self.zeros.add(place, self.zero_share)
         self.recent_norms.append(norm)
-        self.norm_max = max(self.norm_max, norm)
         if math.isfinite(ratio):
             self.ratios.add(place, ratio)
-        if numbers.is_fresh:
-            if math.isfinite(ratio):
-                self.recent_ratios.append(ratio)
-            if self.steps_count > FIRST_STEPS and numbers.pace > FAST:
-                self.paces.append(numbers.pace)
-        self.zero_since = self.zero_since if self.zero_run else step
+            self.recent_ratios.extend([ratio] if is_sampled else [])
+        if is_sampled and self.steps_count > FIRST_STEPS and numbers.pace > FAST:
+            self.paces.append(numbers.pace)
+        self.zero_since = self.zero_since if self.zero_run else measured.number
         self.zero_run = self.zero_run + 1 if norm == 0 else 0
         if not self.zero_run:
             self.is_used = None
-        elif leaves is not None:
-            self.is_used = not self.parameters.isdisjoint(leaves)
+        elif measured.leaves is not None:
+            self.is_used = not self.parameters.isdisjoint(measured.leaves)
+
+    def norm_max(self) -> float:
+        """The largest norm that is a number."""
+        return max(value for value in (0.0, *self.norms.values) if value is not None and not math.isnan(value))
 
 
 class RunRecord:
     """All modules and optimizers: plain numbers, and weak references."""
 
-    def __init__(self, write: Callable[[int, Iterable[tuple[str, ModuleNumbers]], float, str], None]) -> None:
-        """`write` takes a step, its modules by name, its loss and the name of the optimizer."""
+    def __init__(self) -> None:
+        self.write: Write | None = None
         self.owners = Owners()
         self.histories: list[GradientHistory] = []
+        self.scheduled: dict[int, tuple[float, Line | None]] = {}
+        """The learning rate that a scheduler gave a group last, by the id of the group, and where it was stepped."""
         self.nonfinite_step: int | None = None
         self.step = -1
         self._series: dict[tuple[int, str], ModuleSeries] = {}
@@ -331,7 +350,6 @@ class RunRecord:
         """The ids of the parameters that were updated in this step."""
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         """Those that updated them."""
-        self._write = write
 
     def clock(self, optimizer: torch.optim.Optimizer, ids: Sequence[int]) -> int:
         """The number of a step: it goes on when parameters are updated again, or when an optimizer that updated some is gone."""
@@ -354,27 +372,16 @@ class RunRecord:
                 series.count += local_of(parameter).numel()
                 series.is_matrix = series.is_matrix or (parameter.requires_grad and parameter.dim() > 1)
                 series.is_sharded = series.is_sharded or is_shard(parameter)
-            if id(parameter) not in history.chains and can_be_measured(parameter):
-                history.chains[id(parameter)] = ParameterSteps(
-                    weakref.ref(parameter),
-                    series.owner,
-                    is_matrix=parameter.dim() > 1,
-                    is_half=parameter.element_size() == 2,  # noqa: PLR2004 - bytes
-                )
-            if history not in series.histories:
-                series.histories.append(history)
+            if id(parameter) not in history.parameters and can_be_measured(parameter):
+                steps = ParameterSteps(weakref.ref(parameter), series, parameter.dim() > 1, parameter.element_size())
+                history.parameters[id(parameter)] = steps
         return known
 
     def history_of(self, optimizer: torch.optim.Optimizer, line: Line | None) -> GradientHistory:
         """That of an optimizer which is seen for the first time."""
         if len(self.histories) < _MOST_OPTIMIZERS:
-            self.histories.append(GradientHistory(variable_of(optimizer) or "optimizer", line, type(optimizer).__name__))
+            self.histories.append(GradientHistory(self, variable_of(optimizer) or "optimizer", line, type(optimizer).__name__))
         return self.histories[-1]
-
-    def modules(self, history: GradientHistory | None = None) -> list[ModuleSeries]:
-        """In the order of the models, those that ever had a gradient; of one optimizer, those that it updates."""
-        known = (series for series in self._series.values() if series.steps_count and (history is None or history in series.histories))
-        return sorted(known, key=lambda series: (series.owner.model, series.owner.order))
 
     def add(self, history: GradientHistory, step: MeasuredStep) -> ModuleSeries | None:
         """A step of an optimizer; which module has the largest gradient, where there was one."""
@@ -385,19 +392,20 @@ class RunRecord:
         numbers = {series: one._replace(norm=one.norm * unscale) for series, one in step.numbers.items()}
         norm = math.sqrt(sum(number.norm**2 for number in numbers.values()))
         loss = scalars.get("loss", math.nan) / max(1, step.count) / scalars.get("loss_scale", 1.0)
-        if step.clips:
-            history.clip_line, history.max_norm = step.clips[-1].line, step.clips[-1].max_norm
+        history.clip = step.clips[-1] if step.clips else history.clip
         clipped_from = scalars[f"clip {len(step.clips) - 1}"] if step.clips else None
-        history.add(GradientStep(number, loss, norm, scalars.get("rate", step.rate), step.batch, clipped_from), step.members)
+        measured = GradientStep(number, loss, norm, scalars.get("rate", step.rate), step.batch, clipped_from)
+        history.add(measured, step.members, step.ratio_max)
         place = self._place(number)
         self._totals.add(place, norm)
         if "loss" in scalars:
             self._losses.add(place, loss)
         for series, one in numbers.items():
-            series.add(one, number, place, step.leaves)
+            series.add(one, place, step)
         if not math.isfinite(norm) and "grad_scale" not in scalars and self.nonfinite_step is None:
             self.nonfinite_step = number
-        self._write(number, ((self.owners.name(series.owner), one) for series, one in numbers.items()), loss, history.name)
+        if self.write is not None:
+            self.write(number, ((self.owners.name(series.owner), one) for series, one in numbers.items()), loss, history.name)
         return max(numbers, key=lambda series: numbers[series].norm, default=None)
 
     def _place(self, step: int) -> int:
@@ -411,15 +419,13 @@ class RunRecord:
 
     def report(self, **judged: Any) -> GradReport:
         """All of it as it is now, with what was judged."""
-        unchanged = (one for history in self.histories for one in history.chains.values() if one.link <= Link.WITHOUT_GRADIENT)
-        untrained = dict.fromkeys(self.owners.name(one.owner) for one in unchanged if one.steps_count >= 3)  # noqa: PLR2004 - see there
+        steps = [part for history in self.histories for part in history.parameters.values() if part.link <= Link.WITHOUT_GRADIENT]
+        untrained = dict.fromkeys(self.owners.name(part.owner) for part in steps if part.steps_count >= FEW_UPDATES)
         rate = self.histories[-1].steps[-1].rate if self.histories and self.histories[-1].steps else math.nan
-        named = [(self.owners.name(series.owner), series) for series in self.modules()]
+        named = [(self.owners.name(series.owner), series) for series in _in_order(self._series.values())]
+        judged |= {what: {name: list(getattr(series, what).values) for name, series in named} for what in ("norms", "ratios", "zeros")}
         return GradReport(
             modules=tuple(name for name, _ in named),
-            norms={name: list(series.norms.values) for name, series in named},
-            ratios={name: list(series.ratios.values) for name, series in named},
-            zeros={name: list(series.zeros.values) for name, series in named},
             losses=list(self._losses.values),
             totals=list(self._totals.values),
             steps_count=self.step + 1,
@@ -432,7 +438,7 @@ class RunRecord:
                     parameters_count=series.count,
                     steps_count=series.steps_count,
                     norm_median=_median(series.recent_norms),
-                    norm_max=series.norm_max,
+                    norm_max=series.norm_max(),
                     ratio_median=_median(series.recent_ratios),
                     zero_share=series.zero_share,
                 )
@@ -442,6 +448,10 @@ class RunRecord:
             untrained=tuple(untrained),
             **judged,
         )
+
+
+def _in_order(modules: Iterable[ModuleSeries]) -> list[ModuleSeries]:
+    return sorted((series for series in modules if series.steps_count), key=lambda series: (series.owner.model, series.owner.order))
 
 
 def _median(values: Iterable[float]) -> float | None:

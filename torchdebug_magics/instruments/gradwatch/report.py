@@ -30,11 +30,11 @@ class GradFinding(Finding):
     """One fault of a training."""
 
     kind: GradKind
-    step: int
+    step: int = 0
     """The optimizer step at which it began, 0-based."""
     module: str | None
     """Module path; ``""`` for the model itself, None where the whole model is concerned."""
-    value: float
+    value: float = 0.0
     """The number in the headline: a factor, a norm, a ratio, a number of steps or a loss."""
     headline: str
     """Subject, verb, object; without the line."""

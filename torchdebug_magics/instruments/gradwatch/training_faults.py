@@ -1,30 +1,44 @@
-"""The faults of a training, as rows of one table: what must be true of the record, then the headline, the fix and the reason."""
+"""The faults of a training, each a rule: what must be true of the record, then the headline, the fix and the reason."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, groupby, pairwise
+from functools import partial
+from itertools import chain, combinations, groupby, islice, pairwise
+from typing import Any
 
 from torchdebug_magics.format import listed, number, plural, share
 from torchdebug_magics.instruments.gradwatch.record import (
+    FEW_UPDATES,
     FIRST_STEPS,
+    STILL,
     GradientHistory,
     GradientStep,
+    Link,
     ModuleSeries,
+    ParameterSteps,
     RunRecord,
 )
-from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
-from torchdebug_magics.instruments.gradwatch.unchanged import (
-    fall_of,
-    falls,
-    finding,
+from torchdebug_magics.instruments.gradwatch.repairs import (
+    kept_rate,
     learning_rate,
+    minimized,
+    not_zero,
+    rated,
     rounded,
-    unchanged,
+    source_of,
+    thawed,
+    unscaled,
 )
+from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
+from torchdebug_magics.probing.modules import live_modules
+from torchdebug_magics.probing.source.edited_source import made_as, made_later
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.user_code import excerpt
+from torchdebug_magics.report import Location
 
 _SLOW = 1e-4
 """Ratio of update to weights below which a larger learning rate is advised."""
@@ -40,6 +54,8 @@ _EXPLAINED_BY: dict[GradKind, frozenset[GradKind]] = {
 """What a fault follows from, where both are found in one run."""
 _SATURATING = frozenset({"Hardtanh", "LogSigmoid", "Sigmoid", "Softsign", "Tanh"})
 _DEAD_STEPS = 8
+_HALF = 2
+"""Bytes of a float16 or bfloat16."""
 _FADED, _FEW_STEPS, _FEW_LAYERS, _SMALLEST = 1e-5, 5, 4, 1e-45
 _IN_ORDER = 0.8
 """Share of the pairs of layers in which the later one has the larger gradient."""
@@ -47,6 +63,9 @@ _FAST_STEPS, _IMPROVED, _THROWN_OFF = 5, 0.9, 1.2
 _CLIPPED_STEPS, _CLIPPED_BY = 20, 10.0
 _GUESSED_STEPS, _GUESSED = 20, 1.02
 _PLATEAU_STEPS, _NEAR_CHANCE, _NO_DROP = 100, 0.01, 0.005
+_STILL_STEPS, _STILL_SHARE, _TINY_RATE = 20, 1 / 3, 1e-5
+_TINY_GRADIENT, _NOT_CONVERGED = 1e-7, 1e-3
+"""Norm of a gradient that is too small for a loss that is above the second one."""
 _RUNS = ((2, 1e6), (3, 100.0), (6, 10.0))
 """(steps in a row that grow, growth of the loss over them)"""
 _EVEN = 0.3
@@ -70,8 +89,7 @@ class Judge:
         if not any(known is history for known, _ in self._divergences):
             self._divergences += [(history, fault) for fault in _divergence(history)]
         if len(self._spikes) < _MOST_SPIKES:
-            module = None if largest is None else self._record.owners.name(largest.owner)
-            self._spikes += [(history, history.steps[-1], fault) for fault in _spike(history, module)]
+            self._spikes += [(history, history.steps[-1], fault) for fault in _spike(history, largest)]
 
     def findings(self) -> tuple[GradFinding, ...]:
         """All faults, the worst first, without those that follow from another one."""
@@ -80,9 +98,7 @@ class Judge:
             many = f" ({len(self._spikes)} such steps)" if len(self._spikes) > 1 else ""
             all_of_them.append(replace(spike, explanation=f"{spike.explanation}{many}"))
         for history in self._record.histories:
-            all_of_them += unchanged(self._record, history)
-            for rule in _RULES if history.steps else ():
-                all_of_them += rule(self._record, history, self._record.modules(history))
+            all_of_them += chain.from_iterable(rule(history) for rule in _RULES[: None if history.steps else 1])
         found = {(fault.kind, fault.module, fault.step): fault for fault in all_of_them}.values()
         kinds = {fault.kind for fault in found}
         return tuple(fault for fault in found if not _EXPLAINED_BY.get(fault.kind, frozenset()) & kinds)
@@ -91,64 +107,152 @@ class Judge:
         """Why a training without a proven fault is not healthy."""
         trained = [history for history in self._record.histories if history.steps]
         # A schedule may end with one step of rate 0.
-        idle = [one for one in trained if one.idle_since is not None and one.steps[-1].number > one.idle_since]
-        doubts = [f"the learning rate is 0 from step {one.idle_since} on: the updates since then change nothing" for one in idle[:1]]
+        idle = [history.still[0] for history in trained if history.still and {step.rate for step in list(history.steps)[-2:]} == {0}]
+        doubts = [f"the learning rate is 0: the updates from step {step} on change nothing" for step in idle[:1]]
         chance = _guesses(trained[0]) if len(trained) == 1 else None  # at equilibrium, the discriminator of a GAN guesses
         if chance is not None:
-            doubts.append(f"the loss stays at {chance:.3f} = ln {trained[0].classes}: it does not beat guessing")
+            doubts.append(f"the loss stays at {chance:.3f} = ln {trained[0].last.classes}: it does not beat guessing")
         return tuple(doubts)
 
 
-def _dead(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _broken_links(history: GradientHistory) -> Iterator[GradFinding]:
+    """What no update has changed: by each link that breaks between the loss and a changed parameter, the first one first."""
+    name, line, backward, zeroed = history.name, history.line, history.last.backward_line, history.last.zeroed
+    say = partial(_finding, history, "not_learning")
+    furthest = max((steps.link for steps in history.parameters.values()), default=Link.NONE)
+    parts = [steps for steps in history.parameters.values() if steps.steps_count >= FEW_UPDATES and steps.link is not Link.NONE]
+    # A part of a model may be frozen, or not used, on purpose; a tensor outside of every module is held to be trained.
+    loose = [steps for steps in parts if steps.owner.model < 0 and furthest is Link.NONE and steps.link <= Link.WITHOUT_GRADIENT]
+    if frozen := [steps for steps in loose or parts if steps.link is Link.FROZEN and (loose or furthest is Link.FROZEN)]:
+        headline = f"{_named(history, frozen)} {'is' if len(frozen) == 1 else 'are'} not trained: `requires_grad` is False"
+        yield say(*thawed(history, frozen), frozen, headline=headline, why=f"`{name}.step()` changes only tensors that get a gradient")
+    if furthest in {Link.WITHOUT_GRADIENT, Link.ZERO_GRADIENT} and zeroed is not None and parts:
+        fix = f"move `{source_of(zeroed, 'zero_grad')}` before `{source_of(backward, 'backward')}`"
+        headline = f"the gradients are zeroed between backward() and `{name}.step()`"
+        yield say(zeroed, fix, parts, headline=headline, why="the update finds no gradient, and changes nothing")
+    cut = loose or (parts if furthest is Link.WITHOUT_GRADIENT else [])
+    if cut and backward is not None:
+        made = next((place for place, _ in made_as(history.file, name, history.kind)), None)
+        fix, edits = made_later(made, line.line if line is not None else 0)
+        fix = fix or "create it after the model has all its parameters; `%%autograd` above this cell names a line that cuts the graph"
+        headline = f"`{name}` updates {_named(history, cut)}, on which the loss does not depend"
+        why = "an optimizer updates the tensors that it was created with, and only those that get a gradient"
+        yield say(made, fix, cut, headline=headline, why=why, edits=edits, fix_state="compiles" if edits else "advice")
+    zero = [steps for steps in parts if steps.link is Link.ZERO_GRADIENT and steps.is_zero and steps.is_matrix]
+    if len(zero) > 1:
+        paths = _paths(history, zero)
+        headline = f"{listed([f'`{path}`' for path in paths])} are all zero, and so are their gradients"
+        why = "where tensors are multiplied, the gradient of each has the other as a factor: both stay zero for ever"
+        yield say(*not_zero(history, paths[0]), zero, headline=headline, why=why)
+    late = [steps for steps in parts if steps.steps_count >= _STILL_STEPS and not history.is_warming_up]
+    if unrated := [steps for steps in late if steps.link is Link.ZERO_RATE]:
+        headline = f"weights of {_modules(history, unrated)} do not change: the learning rate is 0"
+        yield say(*rated(history, 0.0, 0.0), unrated, headline=headline, why="the gradients are not zero, but each update is")
+    if rounding := [steps for steps in late if steps.link is Link.UNMOVED and steps.element_size == _HALF and steps.is_matrix]:
+        fix = "keep the weights in float32, `model.float()`, and use `torch.autocast` for speed"
+        headline = f"weights of {_modules(history, rounding)} do not change: updates round to zero"
+        yield say(None, fix, rounding, headline=headline, why="an update below half a unit in the last place of a weight is lost")
+    still = [steps for steps in late if steps.link in {Link.UNMOVED, Link.BARELY_MOVED}]
+    if still and max((steps.link for steps in history.parameters.values() if steps.is_matrix), default=furthest) is not Link.NONE:
+        yield from _barely_moved(history, still)
+    yield from _faded(history)
+
+
+def _barely_moved(history: GradientHistory, still: list[ParameterSteps]) -> Iterator[GradFinding]:
+    """Updates that change next to nothing, although there are gradients, in a training that does not improve."""
+    losses = history.losses()
+    if history.is_winding_down or (falls(losses) and fall_of(losses)[0] > _NO_DROP * abs(losses[0])):
+        return
+    rate, ratio = history.steps[-1].rate, max(steps.ratio_max for steps in still)
+    change = f"change by at most {ratio:.0e} of their norm per update" if ratio else "do not change"
+    say = partial(_finding, history, "not_learning", value=ratio)
+    headline = f"weights of {_modules(history, still)} {change}"
+    if rate <= _TINY_RATE:
+        why = "the gradients are not zero, but the updates are too small to change the model"
+        of_matrices = max((steps.ratio_max for steps in still if steps.is_matrix), default=ratio)
+        yield say(*rated(history, rate, of_matrices), still, headline=headline, why=why)
+    elif losses and abs(losses[0] / history.factor) > _NOT_CONVERGED and max(steps.series.norm_max() for steps in still) < _TINY_GRADIENT:
+        backward = history.last.backward_line
+        where, fix = unscaled(backward) or (None, "remove what makes the loss small before `backward()`")
+        why = f"all gradients are below {_TINY_GRADIENT:.0e}, because the loss is scaled down"
+        yield say(where or backward, fix, still, headline=f"{headline}: the gradients are too small", why=why)
+
+
+def _faded(history: GradientHistory) -> Iterator[GradFinding]:
+    """A learning rate that has fallen to next to nothing long before the end, in a training that has not come to its end by itself."""
+    start, before = history.still or (0, history.steps_count)
+    count, losses = history.steps_count - before, history.losses()
+    if count < _STILL_STEPS or count <= _STILL_SHARE * history.steps_count or not losses:
+        return
+    if abs(losses[-1]) <= _NOT_CONVERGED * abs(history.first_losses[0]) or (repair := kept_rate(history)) is None:
+        return
+    rate = history.steps[-1].rate
+    headline = f"the learning rate falls to {number(rate)}: from step {start} on, the updates change nothing"
+    why = f"the last {count:,} of {history.steps_count:,} steps change each weight by less than {STILL:.0e} of it; "
+    why += f"the learning rate was {number(history.most_rate)}"
+    yield _finding(history, "not_learning", *repair, step=start, value=rate, headline=headline, why=why)
+
+
+def _ascending(history: GradientHistory) -> Iterator[GradFinding]:
+    """A criterion that has a least value, and that every update increases; not of a GAN, where one model may work against another."""
+    values = [abs(loss / history.factor) for loss in history.losses()]
+    is_model = history.is_alone and all(steps.owner.model >= 0 for steps in history.parameters.values())
+    if is_model and history.factor < 0 and len(values) >= FEW_UPDATES and falls([-value for value in values]):
+        headline = f"the updates increase the loss, from {number(values[0])} to {number(values[-1])} in {plural(len(values), 'step')}"
+        where, fix = minimized(history)
+        why = f"`{history.name}` maximizes the loss" if history.is_maximizing else "backward() is called on the negative of the loss"
+        yield _finding(history, "ascending", where, fix, value=values[-1], headline=headline, why=why)
+
+
+def _clips_nothing(history: GradientHistory) -> Iterator[GradFinding]:
+    """Clipping after an update or before the backward pass: of gradients that no update uses any more."""
+    clip, backward, count = history.early_clip, history.last.backward_line, history.clips["early"]
+    if clip is not None and FEW_UPDATES <= count == history.clips["steps"]:
+        is_before = backward is not None and backward.file == clip.file and clip.line < backward.line
+        headline = f"clipping has no effect: it is called {'before backward()' if is_before else f'after `{history.name}.step()`'}"
+        fix = f"move `{source_of(clip, 'clip')}` before `{source_of(history.line, 'step')}`"
+        why = "it belongs between backward() and the update: there alone it changes the gradients that the update uses"
+        yield _finding(history, "clipped_never", clip, fix, value=float(count), headline=headline, why=why)
+
+
+def _dead(history: GradientHistory) -> Iterator[GradFinding]:
     """Modules on which the loss depends, with a gradient of zeros only, up to the end; not of shards, as another may have the rest."""
+    modules = history.modules()
     dead = [module for module in modules if module.zero_run >= _DEAD_STEPS and module.is_used and not module.is_sharded]
     if not dead or history.most_rate == 0 or any(step.loss == 0 for step in history.steps):
         return  # nothing is to be learned, or no more: a hinge loss that has reached 0
-    names, step = _names(record, dead), min(one.zero_since for one in dead)
-    is_relu = any(kind.startswith("ReLU") for kind in dead[-1].owner.kinds) and len(dead) < len(modules)
+    last, step = dead[-1], min(module.zero_since for module in dead)
+    name = _title(history.names([last])[0])
     others = f" and {plural(len(dead) - 1, 'module')} before it" if len(dead) > 1 else ""
-    yield finding(
-        "dead",
-        history.backward_line or history.line,
-        step=step,
-        module=names[-1],
-        modules=names,
-        value=float(dead[-1].zero_run),
-        headline=f"zero gradients in {_title(names[-1])}{others} from step {step} on",
-        fix=f"replace the ReLU at {_title(names[-1])} with `nn.LeakyReLU(0.01)`, and {learning_rate(history, factor=0.1)}"
-        if is_relu
-        else "check that nothing rounds or saturates the output, or multiplies it by 0; `%%autograd` shows whether gradients are zeroed "
-        f"before `{history.name}.step()`",
-        explanation="the loss depends on it, but a derivative of zero between them blocks every gradient; it does not recover by itself",
-    )
+    headline = f"zero gradients in {name}{others} from step {step} on"
+    fix = f"replace the ReLU at {name} with `nn.LeakyReLU(0.01)`, and {learning_rate(history, factor=0.1)}"
+    if len(dead) == len(modules) or not any(kind.startswith("ReLU") for kind in last.owner.kinds):
+        fix = "check that nothing rounds or saturates the output, or multiplies it by 0; "
+        fix += f"`%%autograd` shows whether gradients are zeroed before `{history.name}.step()`"
+    why = "the loss depends on it, but a derivative of zero between them blocks every gradient; it does not recover by itself"
+    say = partial(_finding, history, "dead", step=step, value=float(last.zero_run), headline=headline, why=why)
+    yield say(history.last.backward_line, fix, dead, main=last)
 
 
-def _too_fast(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _too_fast(history: GradientHistory) -> Iterator[GradFinding]:
     """Updates as large as the weights, long after the first steps, in a training that does not improve."""
-    losses, fast = history.losses(), [module for module in modules if module.is_matrix and len(module.paces) >= _FAST_STEPS]
+    losses, fast = history.losses(), [module for module in history.modules() if module.is_matrix and len(module.paces) >= _FAST_STEPS]
     if history.has_closure or history.is_winding_down or not losses or not fast:
         return
     improves = statistics.median(losses[-10:]) < _IMPROVED * history.first_losses[0]
     if improves or history.most_loss < _THROWN_OFF * history.first_losses[0]:
         return  # or it stands still, but not because it was thrown off
-    fast.sort(key=lambda one: -statistics.median(one.paces))
-    names, pace = _names(record, fast), statistics.median(fast[0].paces)
-    yield finding(
-        "too_fast",
-        history.line,
-        step=fast[0].first_step + FIRST_STEPS,
-        modules=names,
-        value=pace,
-        headline=f"updates are too large: {share(pace)} of the weight norm in {_title(names[0])}",
-        fix=learning_rate(history, ratio=pace),
-        explanation="0.1% is usual; from about 10% on, each update undoes the previous ones, and the loss does not decrease",
-    )
+    fast.sort(key=lambda module: -statistics.median(module.paces))
+    pace, step = statistics.median(fast[0].paces), fast[0].first_step + FIRST_STEPS
+    headline = f"updates are too large: {share(pace)} of the weight norm in {_title(history.names(fast)[0])}"
+    why = "0.1% is usual; from about 10% on, each update undoes the previous ones, and the loss does not decrease"
+    yield _finding(history, "too_fast", None, learning_rate(history, ratio=pace), fast, step=step, value=pace, headline=headline, why=why)
 
 
-def _vanishing(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _vanishing(history: GradientHistory) -> Iterator[GradFinding]:
     """Gradients that shrink from layer to layer towards the input, by a factor that no optimizer was made for."""
-    for _, group in groupby(modules, key=lambda one: one.owner.model):
-        layers = [one for one in group if one.is_matrix and len(one.recent_norms) >= _FEW_STEPS]
+    for _, group in groupby(history.modules(), key=lambda module: module.owner.model):
+        layers = [module for module in group if module.is_matrix and len(module.recent_norms) >= _FEW_STEPS]
         if len(layers) < _FEW_LAYERS:
             continue
         sizes = [statistics.median(layer.recent_norms) / math.sqrt(layer.count) for layer in layers]
@@ -160,72 +264,59 @@ def _vanishing(record: RunRecord, history: GradientHistory, modules: list[Module
         if sum(pairs) < _IN_ORDER * len(pairs):
             continue
         faded = [layer for layer, size in zip(layers, sizes, strict=True) if size < _FADED * largest]
-        names, value = _names(record, faded), max(sizes[0], _SMALLEST) / largest
+        value, step = max(sizes[0], _SMALLEST) / largest, faded[0].first_step
         used = listed([f"`nn.{kind}()`" for kind in sorted(faded[0].owner.kinds & _SATURATING)])
-        yield finding(
-            "vanishing",
-            history.backward_line or history.line,
-            step=faded[0].first_step,
-            modules=names,
-            value=value,
-            headline=f"gradients vanish: at {_title(names[0])}, {value:.0e} of those at the output",
-            fix=f"replace {used} with `nn.ReLU()`; or add skip connections or normalization"
-            if used
-            else "add skip connections, `x + layer(x)`, or normalization, `nn.LayerNorm(width)`, between the layers",
-            explanation="each layer multiplies the gradient by a factor below 1, so the layers near the input barely train",
-        )
+        headline = f"gradients vanish: at {_title(history.names(faded)[0])}, {value:.0e} of those at the output"
+        fix = "add skip connections, `x + layer(x)`, or normalization, `nn.LayerNorm(width)`, between the layers"
+        fix = f"replace {used} with `nn.ReLU()`; or add skip connections or normalization" if used else fix
+        why = "each layer multiplies the gradient by a factor below 1, so the layers near the input barely train"
+        backward = history.last.backward_line
+        yield _finding(history, "vanishing", backward, fix, faded, step=step, value=value, headline=headline, why=why)
         return
 
 
-def _plateau(record: RunRecord, history: GradientHistory, modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _plateau(history: GradientHistory) -> Iterator[GradFinding]:
     """The loss of guessing, where the training stays at it; a factor of gradient accumulation is seen through."""
     losses, chance = history.losses(), _chance(history, _PLATEAU_STEPS)
-    is_alone = (
-        len([history for history in record.histories if history.steps_count > 1]) <= 1
-    )  # at equilibrium, the discriminator of a GAN guesses
-    if chance is None or not is_alone or history.most_rate == 0:
+    if chance is None or not history.is_alone or history.most_rate == 0:
         return
     losses = losses[-max(_PLATEAU_STEPS, len(losses) // 2) :]
     mean, (drop, error) = statistics.fmean(losses), fall_of(losses)
-    is_near = any(abs(mean * times - chance) <= _NEAR_CHANCE * chance for times in {1, history.micro_batches})
+    is_near = any(abs(mean * times - chance) <= _NEAR_CHANCE * chance for times in {1, max(1, history.last.count)})
     if not is_near or drop + 2 * error > _NO_DROP * mean:
         return
-    ratios = [ratio for module in modules if module.is_matrix for ratio in module.recent_ratios]
-    usual = statistics.median(ratios) if ratios else math.nan
-    advice = "shuffle inputs and labels together, and check with `%overfit model batch` whether the model can learn 8 samples"
-    yield finding(
-        "plateau_at_chance",
-        history.backward_line or history.line,
-        step=history.steps[0].number,
-        value=chance,
-        headline=f"the loss stays at {chance:.3f} = ln {history.classes} (guessing) for {plural(len(history.steps), 'step')}",
-        fix=f"{learning_rate(history, ratio=usual)}; or {advice}" if usual < _SLOW else advice,
-        explanation="the output does not separate the classes: it carries no information about the label",
-    )
+    ratios = [ratio for module in history.modules() if module.is_matrix for ratio in module.recent_ratios]
+    usual, backward = statistics.median(ratios) if ratios else math.nan, history.last.backward_line
+    fix = "shuffle inputs and labels together, and check with `%overfit model batch` whether the model can learn 8 samples"
+    fix = f"{learning_rate(history, ratio=usual)}; or {fix}" if usual < _SLOW else fix
+    headline = f"the loss stays at {chance:.3f} = ln {history.last.classes} (guessing) for {plural(len(history.steps), 'step')}"
+    why = "the output does not separate the classes: it carries no information about the label"
+    step = history.steps[0].number
+    yield _finding(history, "plateau_at_chance", backward, fix, step=step, value=chance, headline=headline, why=why)
 
 
-def _clipped(_record: RunRecord, history: GradientHistory, _modules: list[ModuleSeries]) -> Iterator[GradFinding]:
+def _clipped(history: GradientHistory) -> Iterator[GradFinding]:
     """Clipping that cuts the gradients at each step and by a lot."""
-    if history.clips_count < _CLIPPED_STEPS or history.unclipped_count or not history.max_norm > 0:
+    count, clip, step = history.clips["calls"], history.clip, history.steps[0].number
+    if clip is None or count < _CLIPPED_STEPS or history.clips["unclipped"] or not clip.max_norm > 0:
         return
     usual = statistics.median(step.clipped_from for step in history.steps if step.clipped_from is not None)
-    times, is_scaled = usual / history.max_norm, not history.unscaled_count
+    times = usual / clip.max_norm
     if not _CLIPPED_BY <= times < math.inf:
         return
-    yield finding(
-        "clipped_always",
-        history.clip_line or history.line,
-        step=history.steps[0].number,
-        value=times,
-        headline=f"all {history.clips_count:,} gradients are clipped, from norm {number(usual)} to {number(history.max_norm)}",
-        fix=f"call `scaler.unscale_({history.name})` before clipping" if is_scaled else f"use `max_norm={rounded(usual):g}`",
-        explanation="the clipped gradients are still multiplied by the scale of the GradScaler"
-        if is_scaled
-        else "clipping is meant for rare large gradients; here it gives all of them the same norm, like a smaller learning rate",
-    )
+    headline = f"all {count:,} gradients are clipped, from norm {number(usual)} to {number(clip.max_norm)}"
+    fix = f"call `scaler.unscale_({history.name})` before clipping"
+    why = "the clipped gradients are still multiplied by the scale of the GradScaler"
+    if history.clips["unscaled"]:
+        fix = f"use `max_norm={rounded(usual):g}`"
+        why = "clipping is meant for rare large gradients; here it gives all of them the same norm, like a smaller learning rate"
+    yield _finding(history, "clipped_always", clip.line, fix, step=step, value=times, headline=headline, why=why)
 
 
-_RULES: tuple[Callable[[RunRecord, GradientHistory, list[ModuleSeries]], Iterator[GradFinding]], ...] = (
+_RULES: tuple[Callable[[GradientHistory], Iterable[GradFinding]], ...] = (
+    lambda history: islice(_broken_links(history), 1),
+    _ascending,
+    _clips_nothing,
     _dead,
     _too_fast,
     _vanishing,
@@ -234,24 +325,72 @@ _RULES: tuple[Callable[[RunRecord, GradientHistory, list[ModuleSeries]], Iterato
 )
 
 
+def _finding(
+    history: GradientHistory,
+    kind: GradKind,
+    line: Line | Location | None,
+    fix: str,
+    parts: Sequence[ModuleSeries | ParameterSteps] = (),
+    *,
+    why: str,
+    main: ModuleSeries | None = None,
+    **fields: Any,
+) -> GradFinding:
+    """At a line, else at that of the update; `main` is the module to look at, else the first of the `parts` that are concerned."""
+    line = line or history.line
+    where = line.location if isinstance(line, Line) else line
+    module = next(iter(history.names([main] if main is not None else parts)), None)
+    code, modules = excerpt(where) if where else (), history.names(parts)
+    return GradFinding(kind=kind, location=where, fix=fix, excerpt=code, module=module, modules=modules, explanation=why, **fields)
+
+
 def _title(module: str) -> str:
     return f"`{module}`" if module else "the model"
 
 
-def _names(record: RunRecord, modules: Sequence[ModuleSeries]) -> tuple[str, ...]:
-    return tuple(record.owners.name(series.owner) for series in modules)
+def _named(history: GradientHistory, parts: Sequence[ParameterSteps]) -> str:
+    """Their modules, or the variables of tensors that are in none."""
+    names = [_title(name) for name in history.names(parts)]
+    return plural(len(names), "tensor") + " of no module" if any(name.startswith("`tensor ") for name in names) else listed(names)
+
+
+def _modules(history: GradientHistory, parts: Sequence[ParameterSteps]) -> str:
+    count = len({steps.owner for steps in parts})
+    return _named(history, parts) if count == 1 else plural(count, "module")
+
+
+def _paths(history: GradientHistory, parts: Sequence[ParameterSteps]) -> list[str]:
+    """The names of parameters, as in `named_parameters()`."""
+    tables = [module._parameters for module in live_modules()]
+    known = {id(tensor): name for table in tables for name, tensor in list(table.items())}
+    return [f"{history.record.owners.name(steps.owner)}.{known.get(id(steps.parameter()), '')}".strip(".") for steps in parts]
+
+
+def falls(losses: Sequence[float]) -> bool:
+    """Whether the mean of the second half is lower, by more than chance."""
+    if len(losses) < 4:  # noqa: PLR2004 - of which no half has a deviation
+        return False
+    drop, error = fall_of(losses)
+    return drop > 2 * error and drop > 0
+
+
+def fall_of(losses: Sequence[float]) -> tuple[float, float]:
+    """(by how much the mean of the second half is lower, its standard error)."""
+    first, second = losses[: len(losses) // 2], losses[len(losses) // 2 :]
+    error = math.sqrt(statistics.variance(first) / len(first) + statistics.variance(second) / len(second))
+    return statistics.fmean(first) - statistics.fmean(second), error
 
 
 def _chance(history: GradientHistory, steps: int) -> float | None:
     """The loss of guessing among the classes of the loss, where so many steps and their learning rate allow a judgement."""
-    is_known = history.classes is not None and history.classes > 1 and len(history.losses()) >= steps and not history.is_warming_up
-    return math.log(history.classes) if is_known and history.classes else None
+    classes = history.last.classes or 0
+    return math.log(classes) if classes > 1 and len(history.losses()) >= steps and not history.is_warming_up else None
 
 
 def _guesses(history: GradientHistory) -> float | None:
     """The loss of guessing, where the training ends near it and not clearly below; a factor of gradient accumulation is seen through."""
     losses, chance = history.losses(), _chance(history, _GUESSED_STEPS)
-    for times in {1, history.micro_batches} if chance is not None else ():
+    for times in {1, max(1, history.last.count)} if chance is not None else ():
         last = [times * loss for loss in losses[len(losses) // 2 :]]
         mean, error = statistics.fmean(last), statistics.stdev(last) / math.sqrt(len(last))
         if chance is not None and chance - (0 if falls(losses) else 2 * error) <= mean <= _GUESSED * chance:
@@ -271,17 +410,11 @@ def _divergence(history: GradientHistory) -> Iterator[GradFinding]:
             continue
         first, last = window[0], window[-1]
         if loss >= _ABOVE_ALL * max([*(step.loss for step in before if math.isfinite(step.loss)), history.first_losses[0]]):
-            factor = (loss / first.loss) ** (1 / max(1, last.number - first.number))
-            yield finding(
-                "diverging",
-                history.line,
-                step=first.number,
-                last_step=last.number,
-                value=factor,
-                headline=f"training diverges from step {first.number} on: gradients grow {factor:.3g}x per step",
-                fix=f"restart the training, and {learning_rate(history, factor=0.1)}",
-                explanation=f"each update increases the loss, to {number(loss)} at step {last.number}; it will become inf or NaN",
-            )
+            factor, step = (loss / first.loss) ** (1 / max(1, last.number - first.number)), first.number
+            headline = f"training diverges from step {step} on: gradients grow {factor:.3g}x per step"
+            why = f"each update increases the loss, to {number(loss)} at step {last.number}; it will become inf or NaN"
+            say = partial(_finding, history, "diverging", step=step, last_step=last.number, value=factor, headline=headline, why=why)
+            yield say(None, f"restart the training, and {learning_rate(history, factor=0.1)}")
         return
 
 
@@ -297,27 +430,23 @@ def _has_recovered(history: GradientHistory) -> bool:
     return bool(history.first_losses) and all(map(math.isfinite, losses)) and min(losses) <= max(history.first_losses)
 
 
-def _spike(history: GradientHistory, module: str | None) -> Iterator[GradFinding]:
+def _spike(history: GradientHistory, largest: ModuleSeries | None) -> Iterator[GradFinding]:
     """Whether the last step's norm is far above the usual and above any before."""
     last = history.steps[-1]
-    is_early = history.since <= _SPIKE_STEPS or history.steps_count <= _SPIKE_STEPS
-    if is_early or history.has_closure or not _SPIKE_OF_ALL * history.largest_norm < last.norm < math.inf:
+    before = [step.norm for step in list(history.steps)[-history.since : -1] if math.isfinite(step.norm)]
+    is_early = history.since <= _SPIKE_STEPS or history.has_closure
+    if is_early or not _SPIKE_OF_ALL * max(before, default=0.0) < last.norm < math.inf:
         return
     usual = statistics.median(step.norm for step in list(history.steps)[-50:-1])
     if not last.norm > _SPIKE_OF_USUAL * usual > 0:
         return
     times, batch = last.norm / usual, "" if last.batch is None else f", batch {last.batch[1]} of epoch {last.batch[0]}"
+    headline = f"gradient norm spike in step {last.number}{batch}: {times:,.0f}x the usual"
     group = f'[p for group in {history.name}.param_groups for p in group["params"]]'
-    yield finding(
-        "exploding_spike",
-        history.backward_line or history.line,
-        step=last.number,
-        module=module,
-        value=times,
-        headline=f"gradient norm spike in step {last.number}{batch}: {times:,.0f}x the usual",
-        fix=f"clip before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={rounded(2 * usual):g})`",
-        explanation=f"the norm is {number(last.norm)}, usually {number(usual)}: inspect the inputs and labels of this batch",
-    )
+    fix = f"clip before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={rounded(2 * usual):g})`"
+    why = f"the norm is {number(last.norm)}, usually {number(usual)}: inspect the inputs and labels of this batch"
+    say = partial(_finding, history, "exploding_spike", step=last.number, value=times, headline=headline, why=why)
+    yield say(history.last.backward_line, fix, main=largest)
 
 
 def _is_confirmed(history: GradientHistory, spike: GradientStep) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 from torchdebug_magics import catalog
 from torchdebug_magics.instrument import CellContext
@@ -18,7 +19,7 @@ def examine(context: CellContext, **_of_a_session: object) -> Report | None:
     after = explained(context)
     if after is not None:
         return after[1]
-    return WatchReport(suggestion="%%torchdebug", stopped_at=_innermost(context.last_error), error=_what(context))
+    return WatchReport(suggestion="%%torchdebug", **what_ended(context.last_error))
 
 
 def explained(context: CellContext) -> tuple[str, Report] | None:
@@ -32,8 +33,10 @@ def explained(context: CellContext) -> tuple[str, Report] | None:
     return None
 
 
-def _what(context: CellContext) -> str:
-    return "The cell was stopped" if isinstance(context.last_error, KeyboardInterrupt) else context.last_error_line
+def what_ended(error: BaseException) -> dict[str, Any]:
+    """The fields of a report on a cell whose end nothing explains."""
+    line = "The cell was stopped" if isinstance(error, KeyboardInterrupt) else CellContext(last_error=error).last_error_line
+    return {"error": line, "stopped_at": _innermost(error)}
 
 
 def _innermost(error: BaseException) -> Location | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import SessionError
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.watch.examine import explained
+from torchdebug_magics.instruments.watch.examine import explained, what_ended
 from torchdebug_magics.instruments.watch.report import WatchReport, judged
 from torchdebug_magics.session import Session
 
@@ -62,7 +63,7 @@ class WatchProbe:
         is_explained = finding is not None and finding.stage in {"end", "outcome"}
         after = None if self._error is None or is_explained else explained(CellContext(last_error=self._error))
         if after is None:
-            return report
+            return report if self._error is None or report.found else replace(report, **what_ended(self._error))
         name, explanation = after
         return judged({**reports, name: explanation}, {**magics, name: catalog.instrument(name).magic}, report.problems)
 

@@ -38,9 +38,9 @@ class WatchReport(Report):
     suggestion: str = ""
     """The line to paste above the cell that failed; empty where the report explains the cell."""
     stopped_at: Location | None = None
-    """The user's line at which the error was raised, or the cell was stopped; None where the report explains it."""
+    """The user's line at which the cell was stopped, or an error was raised that the report does not explain."""
     error: str = ""
-    """The first line of that error."""
+    """The first line of that error, or that the cell was stopped."""
 
     @property
     def found(self) -> bool:
@@ -61,7 +61,7 @@ class WatchReport(Report):
     @property
     def verdict(self) -> str:
         """That finding in one sentence, or what was watched."""
-        return self._unexplained() if self.suggestion else self._sound() if self._leading is None else self._leading.verdict
+        return self._leading.verdict if self._leading is not None else self._ended() if self.error else self._sound()
 
     @property
     def title(self) -> str:
@@ -92,9 +92,10 @@ class WatchReport(Report):
         where = f" in {plural(self.steps_count, 'step')}" if self.steps_count else ""
         return f"Nothing wrong{where}: {', '.join(sound)}"
 
-    def _unexplained(self) -> str:
+    def _ended(self) -> str:
         where = "" if self.stopped_at is None else f" at {self.stopped_at}: `{self.stopped_at.source}`"
-        return f"{self.error}{where} · write `{self.suggestion}` as the first line of the cell and run it again"
+        then = f"write `{self.suggestion}` as the first line of the cell and run it again" if self.suggestion else "nothing explains it"
+        return f"{self.error}{where} · {then}"
 
 
 def compared(report: WatchReport) -> Compared:

@@ -12,14 +12,17 @@ from torchdebug_magics.fixes import applied, dedented
 from torchdebug_magics.probing.source.syntax import (
     blocks,
     bound_names,
+    called,
     covers,
     first_line,
     last_line,
+    last_name,
     loops_around,
     nodes,
     parsed,
     read_names,
     root_of,
+    statement_at,
     targets_of,
     tree_of,
 )
@@ -98,6 +101,26 @@ class Source:
                 old = self.lines[node.lineno - 1].encode()[first.col_offset : node.end_col_offset].decode()
             return self.replacing(first, f"{old}\n{new}", old=old)
         return Edit(cell=self.where.cell, file=self.where.file, line=last_line(node) + 1 - self.offset, old="", new=new)
+
+
+def statements(file: str) -> Iterator[tuple[Location, ast.stmt]]:
+    """The user's statements without a body: of that file, then of the cells, the last one first."""
+    for place in dict.fromkeys([file, *(cell.where.file for cell in cells())]):
+        for statement in sorted(nodes(ast.stmt, tree_of(place)), key=lambda node: -node.lineno):
+            if not hasattr(statement, "body"):
+                yield location(place, statement.lineno, "<module>"), statement
+
+
+def calls(file: str) -> Iterator[tuple[Location, ast.Call]]:
+    """The calls in the same statements, each at the line of its statement."""
+    return ((where, call) for where, statement in statements(file) for call in nodes(ast.Call, statement))
+
+
+def made_as(file: str, name: str, kind: str = "") -> list[tuple[Location, ast.Call]]:
+    """Where an object is made: the last call for its name; of a known class, any call of the class, if it is the only one."""
+    made = [(where, call) for where, call in calls(file) if not kind or called(call) == kind]
+    named = [(where, call) for where, call in made if name in map(last_name, targets_of(statement_at(tree_of(where.file), where.line)))]
+    return named[:1] or (made if len(made) == 1 and kind else [])
 
 
 def made_later(where: Location | None, last_line: int) -> tuple[str, tuple[Edit, ...]]:

@@ -131,15 +131,16 @@ def _moves(fix: str, source: Source) -> Iterator[Edit]:
 
 
 def _moved_out(statement: ast.stmt, source: Source) -> Iterator[Edit]:
-    """The statement goes before the `with` in which it is the first one, or after that in which it is the last one."""
-    block = next((node for node in source.near if isinstance(node, ast.With) and statement in node.body), None)
-    if block is None or block.end_lineno is None or statement not in (block.body[0], block.body[-1]):
+    """The statement goes after its loop; before the `with` in which it is the first one, or after that in which it is the last one."""
+    block = next((node for node in source.near if isinstance(node, (ast.With, ast.For)) and statement in node.body), None)
+    is_loop = isinstance(block, ast.For)
+    if block is None or (len(block.body) == 1 if is_loop else statement not in (block.body[0], block.body[-1])):
         return
     text, old = source.text(statement), source.text(block, whole=True)
     inside = old.split("\n")
     first, last = statement.lineno - block.lineno, (statement.end_lineno or 0) - block.lineno
     rest = "\n".join(inside[:first] + inside[last + 1 :])
-    parts = [text] if len(block.body) == 1 else [text, rest] if statement is block.body[0] else [rest, text]
+    parts = [text] if len(block.body) == 1 else [text, rest] if statement is block.body[0] and not is_loop else [rest, text]
     yield source.replacing(block, "\n".join(parts), old=old)
 
 

@@ -49,7 +49,7 @@ net = mlp(16, 32, 4)
 opt = torch.optim.Adam(net.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.StepLR(opt, 20, gamma=1e-3)
 """
-        + _train(100, "schedule.step()"),
+        + _train(50, "schedule.step()"),
     ),
     Training(
         "fine-tuning with lr=1e-6",

@@ -219,27 +219,6 @@ for step in range(30):
 """,
         modules=("2",),
     ),
-    Fault(
-        name="two factors that both begin at zero",
-        kind="not_learning",
-        text="""
-class Branch(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.base, self.a, self.b = nn.Linear(16, 4), nn.Linear(16, 2, bias=False), nn.Linear(2, 4, bias=False)
-        nn.init.zeros_(self.a.weight)  #> here
-        nn.init.zeros_(self.b.weight)
-
-    def forward(self, x):
-        return self.base(x) + self.b(self.a(x))
-
-net = Branch()
-opt = torch.optim.Adam(net.parameters(), lr=1e-2)
-"""
-        + _loop(at=""),
-        modules=("a",),
-        fix="nn.init.normal_(self.a.weight, std=0.02)",
-    ),
 )
 
 _VANISHING = (
@@ -306,31 +285,6 @@ for step in range(50):
 )
 
 _NOT_LEARNING = (
-    Fault(
-        name="a learning rate of 1e-10",
-        kind="not_learning",
-        text="net = mlp(16, 32, 4)\nopt = torch.optim.Adam(net.parameters(), lr=1e-10)  #> here\n" + _loop(at=""),
-        modules=("0",),
-        fix="raise the learning rate",
-    ),
-    Fault(
-        name="SGD with a learning rate of 1e-8",
-        kind="not_learning",
-        text="net = mlp(16, 32, 4)\nopt = torch.optim.SGD(net.parameters(), lr=1e-8)  #> here\n" + _loop(at=""),
-        modules=("0",),
-    ),
-    Fault(
-        name="a schedule that divides integers: the learning rate is 0",
-        kind="not_learning",
-        text="""
-net = mlp(16, 32, 4)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: step // 1000)  #> here
-"""
-        + _loop(at=""),
-        modules=("0",),
-        fix="give a larger learning rate",
-    ),
     Fault(
         name="bfloat16 weights whose updates round to zero",
         kind="not_learning",

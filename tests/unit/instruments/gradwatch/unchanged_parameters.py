@@ -80,6 +80,24 @@ class Line(nn.Module):
 net = Line()
 opt = torch.optim.Adam(net.parameters(), lr=1e-2)
 """
+_FALLS = "learning rate falls to"
+_STEPPED = "    schedule.step()  #> here\n"
+
+
+def _scheduled(schedule: str, *, in_batch: str = "pass", in_epoch: str = "pass") -> str:
+    return f"""
+opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+schedule = torch.optim.lr_scheduler.{schedule}
+for epoch in range(6):
+    for step in range(15):
+        opt.zero_grad()
+        loss = F.cross_entropy(net(x[step::15]), y[step::15])
+        loss.backward()
+        opt.step()
+        {in_batch}  #> here
+    {in_epoch}
+"""
+
 
 UNCHANGED = (
     Unchanged("a: lr=0", _made("torch.optim.SGD(net.parameters(), lr=0)  #> here"), "learning rate is 0"),
@@ -187,9 +205,87 @@ opt = torch.optim.SGD([*net.parameters(), bias], lr=0.1)
         _made(_SGD, _LOOP.replace("loss.backward()", "(loss / len(x) ** 5).backward()  #> here")),
         "gradients",
     ),
+    Unchanged("j: ExponentialLR in each batch", _scheduled("ExponentialLR(opt, gamma=0.75)", in_batch="schedule.step()"), _FALLS),
+    Unchanged("j: StepLR in each batch", _scheduled("StepLR(opt, 4, gamma=0.1)", in_batch="schedule.step()"), _FALLS),
+    Unchanged(
+        "j: a plateau of the loss of batches",
+        _scheduled("ReduceLROnPlateau(opt, patience=0, eps=0)", in_batch="schedule.step(loss)").replace(
+            "cross_entropy(net", "cross_entropy(0 * net"
+        ),
+        _FALLS,
+        is_edit=False,
+    ),
+    Unchanged(
+        "j: StepLR in a loop over steps",
+        _made(
+            _SGD,
+            "schedule = torch.optim.lr_scheduler.StepLR(opt, 4, gamma=0.1)\n"
+            + _LOOP.replace("40", "90")
+            + "    schedule.step()  #> here\n",
+        ),
+        _FALLS,
+    ),
+    Unchanged(
+        "j: an epoch in a function",
+        _made(
+            _ADAM,
+            "schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda epoch: 0.5**epoch)\ndef train():"
+            + (_LOOP + _STEPPED).replace("\n", "\n    ")
+            + "\nfor epoch in range(2):\n    train()\n",
+        ),
+        _FALLS,
+        is_edit=False,
+    ),
+    Unchanged(
+        "j: multiplied in each step",
+        _made(_ADAM, _LOOP.replace("40", "80") + '    for group in opt.param_groups:\n        group["lr"] *= 0.7  #> here\n'),
+        _FALLS,
+        is_edit=False,
+    ),
+    Unchanged(
+        "j: a step for an epoch",
+        _made(_ADAM, _LOOP.replace("40", "80") + '    opt.param_groups[0]["lr"] = 1e-2 * 0.1 ** (step // 5)  #> here\n'),
+        _FALLS,
+        is_edit=False,
+    ),
+    Unchanged(
+        "j: a wrapper that decays, under a schedule",
+        """
+class Decaying:
+    def __init__(self, opt, decay):
+        self.opt, self.decay, self.param_groups = opt, decay, opt.param_groups
+    def zero_grad(self):
+        self.opt.zero_grad()
+    def step(self):
+        for group, decay in zip(self.param_groups, self.decay):
+            group["lr"] = group["lr"] * decay  #> here
+        self.opt.step()
+
+inner = torch.optim.AdamW(net.parameters(), lr=1e-2)
+warm = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: min(1, (step + 1) / 5))
+opt = Decaying(inner, [0.75])
+"""
+        + _LOOP.replace("40", "96")
+        + "    if step < 5:\n        warm.step()\n",
+        _FALLS,
+        is_edit=False,
+    ),
 )
 
 _HEALTHY = {
+    "ExponentialLR in each epoch": _scheduled("ExponentialLR(opt, gamma=0.75)", in_epoch="schedule.step()"),
+    "a cosine that ends at 0": _scheduled("CosineAnnealingLR(opt, 90)", in_batch="schedule.step()"),
+    "a line that ends at 0": _scheduled("LinearLR(opt, 1.0, 0.0, 90)", in_batch="schedule.step()"),
+    "warm restarts": _scheduled("CosineAnnealingWarmRestarts(opt, 15)", in_batch="schedule.step()"),
+    "a plateau at the end": _scheduled("ReduceLROnPlateau(opt, patience=0, eps=0)", in_epoch="schedule.step(1.0)"),
+    "a decay after the loss is at its floor": """
+net = nn.Linear(16, 4)
+goal = x @ torch.randn(16, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.5)
+schedule = torch.optim.lr_scheduler.StepLR(opt, 150, gamma=1e-9)
+"""
+    + _LOOP.replace("40", "300").replace("F.cross_entropy(net(x), y)", "F.mse_loss(net(x), goal)")
+    + "    schedule.step()\n",
     "warm-up from 0": _made(
         "torch.optim.Adam(net.parameters(), lr=1e-2)",
         "warm = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: min(1, step / 30))\n" + _LOOP + "    warm.step()\n",

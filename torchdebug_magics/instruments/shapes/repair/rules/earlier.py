@@ -135,11 +135,13 @@ def _rebatched(facts: FailureFacts, x: Operand, wanted: int) -> Earlier | None:
 
 
 def squeezed(facts: FailureFacts, x: Operand) -> Earlier | None:
-    """``x.squeeze()`` that took the batch of one away, too."""
+    """``x.squeeze()`` that took the batch of one away, too; also of what was then stacked."""
+    many = len(x.sizes)
     for step in steps(x.made):
         before: Sizes = step.inputs[0][0] if step.inputs else ()
-        if len(step.shape) != len(x.sizes):
+        if len(step.shape) != many:
             return None
+        many -= step.op == "stack"
         if step.op == "squeeze" and not step.args and before[:1] == (1,) and 1 in _batches(facts):
             kept = tuple(dim for dim, size in enumerate(before) if dim and size == 1)
             kept = (-1,) if kept == (len(before) - 1,) else kept

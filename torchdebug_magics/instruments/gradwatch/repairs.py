@@ -1,0 +1,184 @@
+"""The line that is to be changed for a fault of a training, and the change as code: of an optimizer, a schedule, a loss, a parameter."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from torchdebug_magics.format import number
+from torchdebug_magics.instruments.gradwatch.record import GradientHistory, ParameterSteps
+from torchdebug_magics.probing.source.edited_source import calls, made_as, same, statements
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.syntax import (
+    called,
+    covers,
+    exchanged,
+    last_name,
+    loops_around,
+    method,
+    names_in,
+    nodes,
+    root_of,
+    targets_of,
+    tree_of,
+)
+from torchdebug_magics.report import Location
+
+_USUAL_RATIO, _USUAL_RATE = 1e-3, 1e-3
+"""Usual ratio of update norm to weight norm, and the learning rate where nothing else is known."""
+_DECAY = 0.01
+"""What a schedule leaves of a learning rate at the end."""
+Repair: TypeAlias = tuple[Location | None, str]
+"""The line to change, where it is known, and the change."""
+
+
+def rounded(value: float) -> float:
+    """To one significant digit."""
+    return float(f"{value:.0e}") if math.isfinite(value) and value > 0 else value
+
+
+def learning_rate(history: GradientHistory, *, ratio: float = 0.0, factor: float = math.inf) -> str:
+    """A learning rate that gives updates of the usual size, or one changed by a factor."""
+    rate = history.steps[-1].rate if history.steps else math.nan
+    factor = _USUAL_RATIO / ratio if ratio else factor
+    groups = f"for group in {history.name}.param_groups"
+    if not rate > 0 or not math.isfinite(rate * factor):
+        return f'set the learning rate: `{groups}: group["lr"] = {_USUAL_RATE:g}`'
+    word, new = "lower" if factor < 1 else "raise", rounded(rate * factor)
+    return f'{word} the learning rate from {number(rate)} to {number(new)}: `{groups}: group["lr"] = {new:g}`'
+
+
+def rated(history: GradientHistory, rate: float, ratio: float) -> Repair:
+    """Another learning rate where the optimizer is made with this one; or the schedule that has set it."""
+    new = rounded(rate * _USUAL_RATIO / ratio) if rate and ratio else _USUAL_RATE
+
+    def raised(value: ast.expr) -> ast.expr:
+        return ast.Constant(new) if isinstance(value, ast.Constant) and value.value == rate else value
+
+    def exchange(node: ast.AST) -> ast.AST | None:
+        if isinstance(node, ast.keyword) and node.arg == "lr":
+            is_variable = not isinstance(node.value, ast.Constant) and not history.is_scheduled
+            return ast.keyword("lr", ast.Constant(new) if is_variable else raised(node.value))
+        if isinstance(node, ast.Dict):
+            pairs = list(zip(node.keys, node.values, strict=True))
+            return ast.Dict(node.keys, [raised(value) if getattr(key, "value", None) == "lr" else value for key, value in pairs])
+        return None
+
+    for where, made in made_as(history.file, history.name, history.kind):
+        call = exchanged(made, exchange)
+        call.args[1:] = map(raised, call.args[1:])
+        if not same(call, made):
+            what = f"raise the learning rate from {number(rate)} to {number(new)}" if rate else "set the learning rate"
+            return where, f"{what}: {_exchange(made, call)}"
+    for where, node in calls(history.file) if history.is_scheduled else ():
+        if node.args and ast.unparse(node.args[0]) == history.name and hasattr(torch.optim.lr_scheduler, called(node)):
+            return where, f"let `{ast.unparse(node)}` give a larger learning rate, or remove it"
+    return None, learning_rate(history, ratio=ratio)
+
+
+def kept_rate(history: GradientHistory) -> Repair | None:
+    """What keeps the learning rate from falling to nothing; None where a plateau of the loss, measured in each epoch, has lowered it."""
+    line = max(history.falls, key=lambda line: history.falls[line], default=None)
+    if line is None:
+        return _assigned_rate(history)
+    loops, code = loops_around(tree_of(line.file), line.line), source_of(line, "step")
+    if len(loops) > 1 and history.line is not None and history.line.file == line.file and covers(loops[-1], history.line.line):
+        return line.location, f"move `{code}` out of the loop over batches: it is meant to be called once per epoch"
+    step = next((call for call in nodes(ast.Call, ast.parse(code)) if method(call) == "step"), None)
+    made = [] if step is None else made_as(line.file, root_of(step))
+    if any(called(call) == "ReduceLROnPlateau" for _, call in made):
+        return None
+    total = sum(history.falls.values())
+    for _, call in made if math.isfinite(total) else ():
+        for gamma in (keyword.value for keyword in call.keywords if keyword.arg == "gamma"):
+            if isinstance(gamma, ast.Constant) and isinstance(gamma.value, float) and 0 < gamma.value < 1:
+                new = ast.Constant(float(f"{gamma.value ** (math.log(1 / _DECAY) / total):.3g}"))
+                slower = exchanged(call, lambda node, old=gamma, new=new: new if same(node, old) else None)  # type: ignore[misc]
+                return line.location, f"call `{code}` once per epoch, or let the learning rate fall less: {_exchange(call, slower)}"
+    return line.location, f"call `{code}` once per epoch, not in each step, or let its schedule end with the training"
+
+
+def _assigned_rate(history: GradientHistory) -> Repair:
+    """Where the user's code sets the learning rate of a group."""
+    for where, statement in statements(history.file):
+        if any(getattr(getattr(target, "slice", None), "value", None) == "lr" for target in targets_of(statement)):
+            code = ast.unparse(statement)
+            if isinstance(statement, ast.AugAssign) or code.count("'lr'") > 1:
+                return where, f"apply `{code}` once, where the optimizer is made: at each step, it changes what the last one left"
+            return where, f"let `{code}` end at a learning rate that still changes the weights, such as {_DECAY:.0%} of the first one"
+    return None, "compute the learning rate from its initial value, and not from that of the last step"
+
+
+def _exchange(old: ast.AST, new: ast.AST | str) -> str:
+    return f"use `{new if isinstance(new, str) else ast.unparse(new)}` in place of `{ast.unparse(old)}`"
+
+
+def source_of(line: Line | None, word: str) -> str:
+    """The statement at a line that has the word, without a comment."""
+    here = [ast.unparse(statement) for where, statement in statements(line.file) if where.line == line.line] if line else []
+    return next((code for code in here if word in code), "")
+
+
+def unscaled(line: Line | None) -> Repair | None:
+    """The loss itself in place of its negative or of a multiple of it, where backward() is called or where the loss is computed."""
+    where, expr, name = None, None, ""
+    for place, statement in statements(line.file) if line is not None else ():
+        if line is None or place.file != line.file or place.line > line.line:
+            continue
+        if place.line == line.line:
+            passes = [call.func for call in nodes(ast.Call, statement) if method(call) == "backward"]
+            where, expr = place, next((func.value for func in passes if isinstance(func, ast.Attribute)), None)
+            name = expr.id if isinstance(expr, ast.Name) else ""
+        elif name and isinstance(statement, ast.Assign) and name in map(last_name, statement.targets):
+            where, expr = place, statement.value
+            break
+    match expr:
+        case (
+            ast.UnaryOp(ast.USub(), inner)
+            | ast.BinOp(ast.Constant() | ast.UnaryOp(), ast.Mult(), inner)
+            | ast.BinOp(inner, ast.Div() | ast.Mult(), _)
+        ):
+            return where, _exchange(expr, inner)
+    return None
+
+
+def minimized(history: GradientHistory) -> Repair:
+    """The optimizer without `maximize`; or the loss in place of its negative."""
+    for where, call in made_as(history.file, history.name, history.kind):
+        kept = [keyword for keyword in call.keywords if keyword.arg != "maximize"]
+        if len(kept) < len(call.keywords):
+            return where, _exchange(call, ast.Call(call.func, call.args, kept))
+    line, default = history.last.backward_line, "call `backward()` on the loss, not on its negative, with an optimizer that minimizes it"
+    return unscaled(line) or (line.location if line is not None else None, default)
+
+
+def thawed(history: GradientHistory, frozen: Sequence[ParameterSteps]) -> Repair:
+    """Where the parameters of the optimizer are frozen, or where a tensor is made that is to be trained."""
+    loose = next((steps.owner.path for steps in frozen if steps.owner.model < 0), "")
+    held = {name for _, made in made_as(history.file, history.name, history.kind) for name in names_in(made)}
+    fixes: list[tuple[Repair, set[str]]] = []
+    for where, statement in statements(history.file):
+        code = ast.unparse(statement)
+        if loose and loose in map(last_name, targets_of(statement)):
+            return where, f"after this line, call `{loose}.requires_grad_()`"
+        if code.endswith((".requires_grad_(False)", ".requires_grad = False")):
+            around = [loop.iter for loop in loops_around(tree_of(where.file), where.line) if isinstance(loop, ast.For)]
+            fixes.append(((where, _exchange(statement, "True".join(code.rsplit("False", 1)))), names_in(statement, *around)))
+    of_held = [fix for fix, names in fixes if names & held] or ([fixes[0][0]] if len(fixes) == 1 else [])
+    return of_held[0] if of_held and not loose else (None, "set `requires_grad` of what is to be trained to True")
+
+
+def not_zero(history: GradientHistory, path: str) -> Repair:
+    """Random values for a parameter of zeros, where these are given, or where it is made."""
+    for where, call in calls(history.file):
+        if called(call) == "zeros_" and call.args and path.endswith(ast.unparse(call.args[0]).removeprefix("self.")):
+            return where, _exchange(call, f"{ast.unparse(call).replace('zeros_(', 'normal_(').removesuffix(')')}, std=0.02)")
+    for where, statement in statements(history.file):
+        for target in targets_of(statement):
+            if isinstance(target, ast.Attribute) and target.attr == path.rpartition(".")[2]:
+                return where, f"after this line, call `torch.nn.init.normal_({ast.unparse(target)}, std=0.02)`"
+    return None, f"give `{path}` random values with `torch.nn.init.normal_`"
