@@ -31,6 +31,27 @@ while time.monotonic() - begin < 5:
         **FINE,
     ),
     planted(
+        name="items_that_users_have_not_seen",
+        cell="""
+import random
+import time
+
+
+def sample(seen, count):
+    while True:
+        item = random.randint(0, count - 1)
+        if item not in seen:
+            return item
+
+
+seen = set(range(20_000))
+end = time.monotonic() + 6
+while time.monotonic() < end:
+    items = [sample(seen, 20_001) for _ in range(20)]
+""",
+        **FINE,
+    ),
+    planted(
         name="error_at_once",
         setup=WARM,
         cell="""

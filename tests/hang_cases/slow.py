@@ -328,6 +328,49 @@ while not done.exists(): #!
         raises=STOPPED,
     ),
     planted(
+        name="item_that_a_user_has_not_seen",
+        cell="""
+import random
+
+
+def sample(seen, count):
+    while True: #!
+        item = random.randint(0, count - 1)
+        if item not in seen:
+            return item
+
+
+items = [sample({user, 1, 2}, 3) for user in range(2)]
+""",
+        ends="interrupt",
+        interrupt_s=6.0,
+        state=("slow",),
+        cause=("infinite_loop",),
+        root="main",
+        says=("ends only where `item not in seen`",),
+        raises=STOPPED,
+    ),
+    planted(
+        name="counter_that_is_never_raised",
+        setup=WARM,
+        cell="""
+import torch
+
+model = torch.nn.Linear(8, 1)
+i, losses = 0, []
+while i < 10: #!
+    x = torch.randn(64, 8)
+    losses.append(model(x).pow(2).mean().item())
+""",
+        ends="interrupt",
+        interrupt_s=6.0,
+        state=("slow",),
+        cause=("infinite_loop",),
+        root="main",
+        says=("ends only where `i < 10` is false",),
+        raises=STOPPED,
+    ),
+    planted(
         name="poll_of_a_flag_that_a_thread_sets",
         cell="""
 import threading

@@ -21,7 +21,7 @@ from torchdebug_magics.instruments.hangwatch.causes.judge import debugger_now, j
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import OthersProgress, ended, left_error, link, look_around
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant
 from torchdebug_magics.instruments.hangwatch.getting_out import GettingOut
-from torchdebug_magics.instruments.hangwatch.main_thread.endless import endless_loop, is_alone
+from torchdebug_magics.instruments.hangwatch.main_thread.endless import Rounds, endless_loop, is_alone
 from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter, StandingPlace, installed_tracer, loop_progress
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Pace, Progress
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, LiveHang, State, Wait
@@ -66,6 +66,8 @@ class Watcher:
         self._found_s = 0.0
         """When it was last found to be stuck."""
         self._is_over = False
+        self._is_looping = False
+        """At the last look, in a loop that does not end."""
         self.thread_errors = ThreadErrors()
         self._children = children
         self._output = output
@@ -98,6 +100,7 @@ class Watcher:
     def end(self) -> None:
         """No more; in the main thread, when the sampler has stopped."""
         self._is_over = True
+        self.progress.rounds = Rounds()
         self.getting_out.presses.look()
         self._ended_s = time.monotonic()
         late_s = self._ended_s - self._looked_s
@@ -138,7 +141,7 @@ class Watcher:
     def live(self) -> LiveHang:
         """For the live view, from any thread."""
         still_s = self.progress.still_s
-        shown = self.finding if self.finding is not None and still_s >= self.after_s else None
+        shown = self.finding if still_s >= self.after_s or self._is_looping else None
         rate, rate_of, _ = self.rate()
         return LiveHang(elapsed_s=self.elapsed_s, still_s=still_s, finding=shown, rate=rate, rate_of=rate_of, at=self.place.at)
 
@@ -169,9 +172,11 @@ class Watcher:
             self._looks.clear()
             return
         lines_s = now_s - progress.new_line_s
-        if still_s < self.after_s <= lines_s and (endless := endless_loop(frame, alone=is_alone())) is not None:
+        looped = self._looped(frame, lines_s, now_s) if lines_s >= self.after_s else None
+        self._is_looping = looped is not None
+        if looped is not None:
             self._looks.clear()
-            self._found(self._endless(endless, lines_s))
+            self._found(looped)
             return
         look = self._look_around() if self._is_time(now_s, still_s) else None
         if look is None:
@@ -219,9 +224,6 @@ class Watcher:
 
     def _judge(self, frame: FrameType | None, still_s: float) -> None:
         progress = self.progress
-        if (endless := endless_loop(frame, alone=is_alone())) is not None:
-            self._found(self._endless(endless, still_s))
-            return
         progress.tracer = installed_tracer(frame)
         found = judged(list(self._looks), progress, still_s, Counter(progress.doing))
         said = (found.cause,) if found.state == "stuck" else (found.cause, found.location)
@@ -232,15 +234,24 @@ class Watcher:
         elif self.finding is not None and self.finding.state == found.state:
             self._found(replace(self.finding, since_s=found.since_s))
 
-    def _endless(self, endless: tuple[int, str], still_s: float) -> HangFinding | None:
-        """A loop whose condition nothing in it changes; None where it has been interrupted meanwhile."""
-        (line, condition), main = endless, look_around(Children()).main.as_wait()
+    def _looped(self, frame: FrameType | None, lines_s: float, now_s: float) -> HangFinding | None:
+        """A loop that does not end; None where there is none, or it has been interrupted meanwhile."""
+        endless = endless_loop(frame, alone=(alone := is_alone()))
+        alone = alone and not self._children.started
+        if endless is None and (going := self.progress.rounds.longer_than(self.after_s, now_s, alone=alone)) is not None:
+            where, headline, still = going
+            fix = "check before the loop that this can happen, or bound the number of rounds"
+            why = f"unchanged meanwhile: {still}" if still else ""
+            return _about(_main(where, "python", "while"), "slow", "infinite_loop", headline, fix, why, since_s=lines_s)
+        main = look_around(Children()).main.as_wait() if endless is not None else None
+        if endless is None or main is None or main.location is None:
+            return None
+        line, condition = endless
         why, fix = "the loop does not change its condition", "update a variable of the condition inside the loop, or `break`"
         if condition == "True":
             why, fix = "no `break` or `return` can be reached", "leave the loop with `break` or `return`"
         root = replace(main, kind="python", waits_for=None, what=f"while {condition}")
-        headline = f"`while {condition}:` on line {line} never ends: {why}"
-        return None if main.location is None else _about(root, "stuck", "infinite_loop", headline, fix, since_s=still_s)
+        return _about(root, "stuck", "infinite_loop", f"`while {condition}:` on line {line} never ends: {why}", fix, since_s=lines_s)
 
     def _found(self, finding: HangFinding | None) -> None:
         if finding is None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from torchdebug_magics.instruments.hangwatch.main_thread.endless import endless_loop
+from torchdebug_magics.instruments.hangwatch.main_thread.endless import Rounds, endless_loop
 from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import loop_progress
+from torchdebug_magics.probing.source.user_code import frames_above
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,3 +193,102 @@ def test_the_length_of_the_users_own_class_is_not_asked(looping: Looping) -> Non
     assert loop_progress(looping(f"for i, x in enumerate(data):\n{SPIN}", data=Data())) == (0, None)
     assert asked == []
     assert loop_progress(None) is None
+
+
+# Rounds ----------------------------------------------------------------------------------------------------------------
+
+SAMPLE = "def sample(x):\n    while True:\n        item = random.randint(0, 39)\n        if item not in x:\n            return item\n"
+NO_BATCHES = """
+def train(loader):
+    step = epoch = 0
+    while True:
+        epoch += 1
+        for batch in loader:
+            step += 1
+            if step >= 5:
+                return
+train([])
+"""
+DRAW = "while True:\n    i = {}\n    if i in n:\n        break"
+GOING = {
+    "drawn": (f"import random\n{SAMPLE}sample(set(range(40)))", "`item not in x`", "`x` has 40 items"),
+    "it counts": ("import random\ntries = 0\nwhile True:\n    tries += 1\n    if random.random() > 2:\n        break", "random() > 2", ""),
+    "a tensor": (f"import torch\nn = torch.tensor([7])\n{DRAW.format('torch.randint(0, 5, (1,)).item()')}", "i in n", ""),
+    "NumPy": (f"import numpy as np\nrng, n = np.random.default_rng(0), []\n{DRAW.format('rng.integers(9)')}", "i in n", ""),
+    "of its test": ("import random\nx = {0, 1}\nitem = 0\nwhile item in x:\n    item = random.randint(0, 1)", "`item in x` is false", ""),
+    "a list that is never filled": (
+        "import random\nkept = []\nwhile len(kept) < 3:\n    one = random.random()\n    if one > 2:\n        kept.append(one)",
+        "`len(kept) < 3` is false", "`kept` has 0 items",
+    ),
+    "no batches": (NO_BATCHES, "step >= 5", "`step` is 0"),
+    "pairs and names": (f"import random\nn = {{(1, 2), 'a'}}\n{DRAW.format('random.random()')}", "i in n", "`n` has 2 items"),
+}  # fmt: skip
+HEALTHY = {
+    "a counter": "i = 0\nwhile i < 10 ** 12:\n    j = i\n    i += 1",
+    "a clock": "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end:\n    x = 3",
+    "a file": "file = open(__file__)\nwhile True:\n    line = file.readline() or file.seek(0)\n    if line is None:\n        break",
+    "an iterator": "import itertools\nit = itertools.cycle([1])\nwhile True:\n    item = next(it)\n    if item is None:\n        break",
+    "it converges": "x = 1e300\nwhile x > 0:\n    before = x\n    x = before * 0.9999999",
+    "items of items": "import time\ngrid = [[10 ** 9]]\nwhile grid[0][0]:\n    x = 1\n    grid[0][0] -= 1",
+    "an item": "counts = {'a': 10 ** 9}\nwhile counts['a'] > 0:\n    x = 1\n    counts['a'] -= 1",
+    "an attribute": "class A:\n    i = 0\n    def run(self):\n"
+    "        while self.i < 10 ** 12:\n            x = self.i\n            self.i += 1\nA().run()",
+    "what objects hold": "class A:\n    done = 0\nxs = [A()]\n"
+    "while not all(a.done > 10 ** 9 for a in xs):\n    x = 1\n    xs[0].done += 1",
+    "a method": "class A:\n    def go(self):\n        return 3\na = A()\nwhile True:\n    x = a.go()\n    if x > 3:\n        break",
+    "a function": "def step():\n    return 3\nbest = 0\nwhile best < 4:\n    best = max(best, step())",
+    "tensors of a list": "import torch\nxs = [torch.ones(())]\nwhile xs[0] > 0:\n    y = 1.0 + len(xs)\n    xs[0] -= 1e-9",
+    "without gradients": "import torch\nwith torch.inference_mode():\n    x = torch.ones(3)\n"
+    "    while x.sum() > 0:\n        y = 1\n        x -= 1e-9",
+    "a stack": "stack = [0]\nwhile stack:\n    top = stack.pop()\n    stack += [top + 1]",
+    "it waits": "import time\nresults = []\nwhile len(results) < 3:\n    x = 1.0 + len(results)\n    time.sleep(0.01)",
+    "a for loop": "import random\nwhile True:\n    x = random.random()\n"
+    "    for i in range(10 ** 9):\n        x += 1\n    if x < 0:\n        break",
+    "again and again": f"import random\n{SAMPLE}def some():\n    while True:\n        sample(set(range(39)))\nsome()",
+    "around it": "import random\nfor _ in range(10 ** 9):\n"
+    "    while True:\n        x = random.random()\n        if x > 0.9999:\n            break",
+    "around it, and filled": "import random\nout = []\nwhile len(out) < 10 ** 9:\n    while True:\n        x = random.random()\n"
+    "        if x > 0.9999:\n            break\n    out.append(x)",
+    "for each": f"import random\n{SAMPLE}from itertools import repeat\nany(0 for _ in map(sample, repeat(set(range(39)))))",
+    "one long round": "import random\ndef work():\n    n = 0\n    while n < 10 ** 12:\n        n += 1\n"
+    "while True:\n    x = random.random()\n    work()\n    if x > 2:\n        break",
+    "a tensor in place": "import torch\nx = torch.ones(3)\nwhile x.sum() > 0:\n    y = 1\n    x -= 1e-9",
+    "a generator": "import random\ndef some():\n    while True:\n        x = random.random()\n"
+    "        if x > 2:\n            return\n        yield x\nfor x in some():\n    pass",
+    "no end": "import random\nwhile True:\n    x = random.random()",
+}  # fmt: skip
+
+
+def gone_round(frame: FrameType, *, alone: bool = True, looks: int = 50) -> tuple[Any, str, str] | None:
+    """What is said after many looks, a quarter of a second apart by their clock."""
+    file, rounds = frame.f_code.co_filename, Rounds()
+    ident = next(ident for ident, one in sys._current_frames().items() if frame in list(frames_above(one)))
+    del frame
+    for at in range(looks):
+        time.sleep(0.011)
+        stack = frames_above(sys._current_frames()[ident])
+        rounds.look([one for one in stack if one.f_code.co_filename == file], at / 4)
+    return rounds.longer_than(10.0, looks / 4, alone=alone)
+
+
+@pytest.mark.parametrize("case", GOING)
+def test_it_has_gone_round(case: str, looping: Looping) -> None:
+    code, ways, still = GOING[case]
+    found = gone_round(looping(code))
+    assert found is not None
+    where, headline, unchanged = found
+    assert where.line == next(number for number, text in enumerate(code.splitlines(), 1) if text.strip().startswith("while"))
+    assert ways in headline.partition("only where")[2]
+    assert still in unchanged
+
+
+@pytest.mark.parametrize("case", HEALTHY)
+def test_it_goes_on(case: str, looping: Looping) -> None:
+    assert gone_round(looping(HEALTHY[case], __file__=__file__)) is None
+
+
+def test_while_another_thread_may_end_it_only_a_search_is_told_of(looping: Looping) -> None:
+    code = "import time\nxs = []\nwhile not xs:\n    x = 1.0 + len(xs)"
+    assert gone_round(looping(code)) is not None
+    assert gone_round(looping(code), alone=False) is None
+    assert gone_round(looping(GOING["drawn"][0]), alone=False) is not None

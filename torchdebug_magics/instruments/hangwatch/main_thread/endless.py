@@ -1,19 +1,28 @@
-"""Loops whose condition cannot change, told from the source."""
+"""Loops whose condition cannot change, told from the source; those that go round without leaving, told from looks, too."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import linecache
 import re
 import sys
 import threading
-from collections.abc import Iterable, Sequence
-from types import BuiltinFunctionType, FrameType
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from types import BuiltinFunctionType, CodeType, FrameType, MethodType, ModuleType
+from typing import Any, NamedTuple
 
-from torchdebug_magics.probing.source.call_sites import function_node, line_of, value_of
-from torchdebug_magics.probing.source.syntax import dotted, enclosing, exchanged
-from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, owner
+import torch
+
+from torchdebug_magics.format import duration, plural
+from torchdebug_magics.instruments.hangwatch.waits.thread_waits import wait_of
+from torchdebug_magics.probing.source import syntax
+from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, names_of, value_of
+from torchdebug_magics.probing.source.syntax import dotted, enclosing, exchanged, nodes, root_of
+from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, location, owner
+from torchdebug_magics.report import Location
 
 _HARMLESS = frozenset({"print", "len", "abs", "min", "max", "int", "float", "str", "bool", "range", "isinstance", "id", "round"})
 _ENDS = re.compile("KeyboardInterrupt|SystemExit|GeneratorExit")
@@ -21,6 +30,11 @@ _FIXED = (bool, int, float, str, bytes, type(None))
 _SIMPLE = (ast.Expr, ast.Pass, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Continue)
 """Statements that neither leave a loop nor bind a name in another way than by an assignment."""
 _CONTAINERS = (list, tuple, dict, set, str)
+_STATELESS = frozenset({"builtins", "random", "math", "numpy", "numpy.random", "torch"})
+"""Modules whose functions, and the methods of whose objects, return what their arguments say, or draw it at random."""
+_IMPURE = frozenset({"next", "input", "open", "eval", "exec", "iter", "print", "map", "filter"})
+_MUTABLE = (list, dict, set, deque, torch.Tensor)
+_MOST_ITEMS, _MOST_SAID, _LONGEST = 200_000, 3, 30
 _FORMS = (ast.Constant, ast.UnaryOp, ast.Not, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop)
 """What a condition is made of that is computed from constants alone, and calls nothing."""
 
@@ -160,3 +174,150 @@ def _runs_users(thread: threading.Thread, frame: FrameType | None) -> bool:
     whose = owner(code.co_filename) if code is not None else "user"
     is_pool = getattr(code, "co_name", "") == "_worker"  # which runs what the main thread gives it
     return whose == "user" or (whose == "python" and not is_pool)
+
+
+class _Ends(NamedTuple):
+    """What the source of a loop says of its end."""
+
+    ways: list[str]
+    calls: set[ast.Call]
+    """Those that make the values in its conditions, or could change them."""
+    begins_with: dict[str, ast.expr]
+    """The variables and attributes that a round has from before."""
+    bound: str
+    """A variable that each round binds once."""
+    is_search: bool
+    """Whether a round makes what its conditions are about; else it may be another thread's to end it."""
+
+
+class _Stay(NamedTuple):
+    """In one activation of a loop, while each round begins with the same."""
+
+    frame: FrameType | None
+    """Held from the second look on, so that no other activation gets its address."""
+    loop: ast.While
+    ends: _Ends
+    since_s: float
+    begins_with: list[object]
+    bound: int
+    rounds: int
+
+
+class Rounds:
+    """The ``while`` loops in which all the latest looks have found the main thread, the innermost first.
+
+    A round that begins with the same as the one before, and asks nothing else than chance, ends as that did: other lines are no progress.
+    """
+
+    def __init__(self) -> None:
+        self._stays: dict[tuple[int, ast.While], _Stay] = {}
+
+    def look(self, users: Sequence[FrameType], now_s: float, *, is_news: bool = False) -> None:
+        """Note where it stands: `is_news` where something went on by itself, as a step of an optimizer."""
+        before, self._stays = {} if is_news else self._stays, {}
+        for frame in users:
+            for loop, ends in _whiles(frame.f_code, line_of(frame)):
+                names, past = names_of(frame), before.get((id(frame), loop))
+                begins_with = [_print(node, value_of(node, frame, names)) for node in ends.begins_with.values()]
+                stay = _Stay(None, loop, ends, now_s, begins_with, id(names.get(ends.bound)), 0)
+                if past is not None and past.frame in {None, frame} and (past.begins_with == begins_with or not names):
+                    bound = stay.bound if names else past.bound  # without names, it must not be looked at just now
+                    stay = past._replace(frame=frame, bound=bound, rounds=past.rounds + (bound != past.bound))
+                self._stays[id(frame), loop] = stay
+        if self._stays and wait_of([*frames_above(users[0])]) is not None:
+            self._stays.clear()
+
+    def longer_than(self, after_s: float, now_s: float, *, alone: bool) -> tuple[Location, str, str] | None:
+        """(line, what is wrong, what has not changed) of the innermost that has gone round for so long."""
+        for frame, loop, ends, since_s, _, _, rounds in self._stays.values():
+            names = names_of(frame) if frame is not None and now_s - since_s >= after_s else {}
+            if frame is None or not names or rounds <= 1 or not (alone or ends.is_search):
+                continue
+            if all(_is_pure(call, frame, names) for call in ends.calls):
+                values = {path: value_of(node, frame, names) for path, node in ends.begins_with.items()}
+                still = [f"`{path}` {said}" for path, value in values.items() if (said := _said(value))]
+                headline = f"`while {ast.unparse(loop.test)}` has gone round for {duration(now_s - since_s)} without leaving"
+                headline += f": it ends only where {' or '.join(ends.ways[:_MOST_SAID])}"
+                return location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name), headline, ", ".join(still[:_MOST_SAID])
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _whiles(code: CodeType, line: int) -> list[tuple[ast.While, _Ends]]:
+    """The ``while`` loops around a line whose ends are known, the innermost first."""
+    loops = syntax.loops_around(function_node(code), line)
+    return [(loop, ends) for at, loop in enumerate(loops) if isinstance(loop, ast.While) and (ends := _ends(loop, *loops[:at]))][::-1]
+
+
+def _ends(loop: ast.While, *around: syntax.Loop) -> _Ends | None:
+    """None where the source does not say under which conditions it ends, or what these are of."""
+    exits = list(_exits(loop))
+    ways = [] if isinstance(loop.test, ast.Constant) else [f"`{ast.unparse(loop.test)}` is false"]
+    ways += (f"`{ast.unparse(ast.BoolOp(ast.And(), tests))}`" for tests in exits)
+    tests = [loop.test, *(test for tests in exits for test in tests)]
+    made, _ = syntax.backward_slice(loop.body, syntax.names_in(*tests))
+    known = syntax.read_before_bound([*loop.body, ast.Expr(loop.test)])
+    reads = _reads(*tests, *made)
+    is_hidden = any(isinstance(node, ast.Attribute) and root_of(node) not in known for node in reads)  # what only another object leads to
+    if not ways or not all(exits) or is_hidden or any(nodes((ast.Await, ast.Yield), loop)) or any(nodes(ast.YieldFrom, loop)):
+        return None
+    bound = [name for statement in loop.body if isinstance(statement, syntax.SIMPLE) for name in syntax.bound_names(statement)]
+    inner = {name for part in nodes((ast.For, ast.While), *loop.body) for name in syntax.bound_inside(part)}
+    outside = [node for node in _reads(*around) if root_of(node) not in syntax.bound_inside(loop)]
+    begins_with = {dotted(node): node for node in (*reads, *outside) if dotted(node) and (root_of(node) in known or node in outside)}
+    shared = known & syntax.names_in(*tests, *made)
+    calls = {call for call in nodes(ast.Call, loop) if syntax.mentions(call, shared)} | {*nodes(ast.Call, *tests, *made)}
+    return _Ends([*dict.fromkeys(ways)], calls, begins_with, next((name for name in bound if name not in inner), ""), bool(made))
+
+
+def _reads(*parts: ast.AST) -> list[ast.expr]:
+    """The variables and attributes in some code, without the functions that it calls."""
+    functions = {call.func for call in nodes(ast.Call, *parts)}
+    return [node for node in nodes((ast.Name, ast.Attribute), *parts) if node not in functions]
+
+
+def _exits(loop: ast.While) -> Iterator[list[ast.expr]]:
+    """The conditions around each statement that leaves it."""
+    for node in syntax.own_nodes(loop):
+        if isinstance(node, (ast.Return, ast.Raise, ast.Break)):
+            around = [*enclosing(loop, node.lineno)]
+            ifs = [(part.test, node.lineno <= syntax.last_line(part.body[-1])) for part in around if isinstance(part, ast.If)]
+            if not (isinstance(node, ast.Break) and any(isinstance(part, syntax.LOOPS) for part in around)):
+                yield [test if is_met else ast.UnaryOp(ast.Not(), test) for test, is_met in ifs]
+
+
+def _print(node: ast.expr, value: Any) -> object:
+    """Equal while a value stays as it is; never where only code of its own could tell."""
+    kind = type(value)
+    if kind in _FIXED:
+        return kind, value
+    if isinstance(value, torch.Tensor):
+        return (id(value), value._version) if kind in {torch.Tensor, torch.nn.Parameter} and not value.is_inference() else object()
+    if kind.__module__ == "numpy" and hasattr(value, "nbytes"):
+        return value.tobytes() if value.nbytes < _MOST_ITEMS else object()
+    if isinstance(value, (*_CONTAINERS, frozenset, deque)):
+        items = [*value, *(value.values() if isinstance(value, dict) else ())] if kind.__module__ in {"builtins", "collections"} else [[]]
+        is_nested = any(issubclass(kind, _MUTABLE) or kind.__module__ == "numpy" for kind in {*map(type, items)})
+        return object() if is_nested or len(items) > _MOST_ITEMS else (id(value), hash(tuple(map(id, items))))
+    is_unknown = hasattr(kind, "__next__") or (value is MISSING and isinstance(node, ast.Attribute))
+    return object() if is_unknown else id(value)
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, _CONTAINERS) and type(value) is not str:
+        return f"has {plural(len(value), 'item')}"
+    return f"is {text}" if type(value) in _FIXED and len(text := repr(value)) <= _LONGEST else ""
+
+
+def _is_pure(call: ast.Call, frame: FrameType, names: dict[str, Any]) -> bool:
+    """Whether what it returns depends on its arguments and on chance alone, and it changes nothing but what it is a method of."""
+    whose = value_of(call.func.value if isinstance(call.func, ast.Attribute) else call.func, frame, names)
+    if whose is MISSING:
+        return isinstance(call.func, ast.Attribute) and isinstance(call.func.value, (ast.Call, ast.BinOp))
+    if isinstance(whose, (BuiltinFunctionType, MethodType)):
+        whose = whose.__self__
+    if isinstance(whose, ModuleType):
+        return whose.__name__ in _STATELESS and syntax.called(call) not in _IMPURE
+    kind = whose if isinstance(whose, type) else type(whose)
+    is_data = kind is whose or not (callable(whose) or hasattr(kind, "__next__"))
+    return is_data and kind.__module__.partition(".")[0] in {*_STATELESS, "collections"} and syntax.called(call) not in _IMPURE

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from torchdebug_magics.instruments.hangwatch.main_thread.endless import Rounds
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import cell_frames
 from torchdebug_magics.probing.source.call_sites import function_node, line_of, names_of
 from torchdebug_magics.probing.source.syntax import loops_around, names_in, nodes, targets_of
@@ -208,6 +209,7 @@ class Progress:
     pace: Pace = field(default_factory=Pace)
     """Of the optimizer steps."""
     passes: BackwardPasses = field(default_factory=BackwardPasses)
+    rounds: Rounds = field(default_factory=Rounds)
     _seen: set[tuple[int, int]] = field(default_factory=set)
     _latest: tuple[int, int, tuple[tuple[int, int], ...]] = (0, 0, ())
     _values: int = 0
@@ -235,6 +237,7 @@ class Progress:
         self._count(frame)
         was_idle, self.is_idle = self.is_idle, not users
         if self.is_idle or was_idle:
+            self.rounds = Rounds()
             self._went_on(now_s, is_new=True)
             return users[0] if users else None
         places = tuple((id(user.f_code), user.f_lasti) for user in users)
@@ -243,6 +246,7 @@ class Progress:
         is_new = latest[:2] != self._latest[:2] or not self._seen.issuperset(lines)
         if is_new or not self._seen.issuperset(places) or self._other_values(users):
             self._went_on(now_s, is_new=is_new)
+        self.rounds.look(users, now_s, is_news=latest[:2] != self._latest[:2])
         self._seen.update(places, lines)
         self._latest = latest
         self.longest_s = max(self.longest_s, now_s - self.last_s)
