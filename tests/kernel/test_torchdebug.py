@@ -56,6 +56,7 @@ def test_above_a_cell_and_its_fix(prepared: Kernel) -> None:
 
 def test_after_a_cell_that_failed(prepared: Kernel) -> None:
     assert prepared.run(WRONG_SIZE).status == "error"
+    prepared.client.execute("1", silent=True, reply=True)  # as a front end asks for variables
     assert "`0` expects 8 features, gets 9" in prepared.run("%torchdebug -o e").text
     assert prepared.value("type(e).__name__") == "'ShapesReport'"
     assert prepared.run(f"%%torchdebug\n{WRONG_SIZE}").status == "error"

@@ -264,7 +264,8 @@ def cut_short_by(page: Page, error: str) -> Page:
     """The page of a cell that an error ended, which says so where nothing worse was found."""
     if page.status not in {"good", "info"}:
         return page
-    explains = "" if error in {"KeyboardInterrupt", "SystemExit"} else "; `%torchdebug` in the next cell explains the error, where it can"
+    is_asked = error not in {"KeyboardInterrupt", "SystemExit"} and page.instrument != "torchdebug"
+    explains = "" if not is_asked else "; `%torchdebug` in the next cell explains the error, where it can"
     unseen = Note(f"the cell ended with {error}: the lines after that were not watched{explains}", "warn")
     return replace(page, blocks=(*page.blocks, unseen))
 

@@ -70,6 +70,8 @@ class CellSessions:
         self._handler = self._show  # kept, so that it can be recognised
         self._handler_before: tuple[Any, Any] | None = None
         """The shell's handler of exceptions, called before a traceback is drawn, while ours stands there."""
+        self.last_result: ExecutionResult | None = None
+        """Of the last cell; a front end that asks for something in between, silently, runs no cell."""
         self._explained: tuple[BaseException, list[str]] | None = None
         """An error of a line magic, and the lines shown in place of its traceback."""
 
@@ -77,6 +79,11 @@ class CellSessions:
         """Close sessions at the end of each cell, and all of them when the stack closes."""
         for event in self.EVENTS:
             on_event(self._shell, event, self._close_ended, stack)
+
+        def after_cell(result: ExecutionResult) -> None:
+            self.last_result = result
+
+        on_event(self._shell, "post_run_cell", after_cell, stack)
         stack.callback(self._close, self._opened)
 
     def open(self, name: str, session: ShownSession) -> None:

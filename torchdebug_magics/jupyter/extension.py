@@ -66,7 +66,7 @@ class Extension:
         home = Home(CellSessions(shell), LastingSessions(), memories(), Recorder(shell), self.screen, self._keep)
         magics = {row.name: InstrumentMagic(row, home) for row in catalog.instruments()}
         every_cell = EveryCell(magics[FrontDoor.NAME], magics, self.screen)
-        stack.callback(every_cell.stop)
+        stack.callback(every_cell.stop, is_unloaded=True)
         door = FrontDoor([magic.row for magic in magics.values()], magics[FrontDoor.NAME], every_cell, self.screen, self.reports)
         flags = {name: (*magic.parser.words, *magic.parser.flags) for name, magic in magics.items()}
         # What is added last is removed first.
@@ -228,8 +228,8 @@ class FrontDoor:
 
     def _is_explained(self) -> bool:
         """Whether the last report is on the error that ended the last cell."""
-        last = self._screen.shell.last_execution_result
-        source = "" if last is None else str(last.info.raw_cell)
+        last = self._magic.last_result
+        source = str(getattr(getattr(last, "info", None), "raw_cell", ""))
         return bool(self._reports) and (source.startswith(f"%%{self.NAME}") or isinstance(self._magic.last_error(), NonFiniteError))
 
     def welcome(self) -> Page:

@@ -14,7 +14,7 @@ from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
+from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 from IPython.core.magic import needs_local_scope, no_var_expand
 from IPython.utils.capture import capture_output
 
@@ -134,8 +134,13 @@ class InstrumentMagic:
 
     def last_error(self) -> BaseException | None:
         """What ended the previous cell, if not its own end."""
-        last = self._screen.shell.last_execution_result
+        last = self.last_result
         return None if last is None else last.error_in_exec
+
+    @property
+    def last_result(self) -> ExecutionResult | None:
+        """How the previous cell ended."""
+        return self._home.cells.last_result or self._screen.shell.last_execution_result
 
     def _shorten(self, error: BaseException, asked: Arguments, *, is_folded: bool) -> None:
         """Show the error by the user's own calls, or whole where no report is shown: between them and the cell are ours."""
@@ -360,8 +365,10 @@ class EveryCell:
             raise UsageError(msg)
         self.stop()
 
-    def stop(self) -> None:
+    def stop(self, *, is_unloaded: bool = False) -> None:
         """End, if it is on."""
+        if self._is_on and is_unloaded:
+            self._screen.say(f"cells are no longer watched: `%{self._magic.row.name} on` watches them again")
         self._undo.close()
         self._is_on = False
 

@@ -42,13 +42,13 @@ class MemtraceReport(Trace):
     @property
     def doubts(self) -> tuple[str, ...]:
         """What was left or grew, and is much, where no variable is known to hold it."""
-        unknown = {
-            "are left that no variable leads to": self.unnamed_bytes,
-            "more are in the process, outside of its tensors": self.process_grown_bytes,
-        }
+        unknown = (
+            (self.unnamed_bytes, _MUCH_BYTES, "are left that no variable leads to"),
+            (self.process_grown_bytes, 4 * _MUCH_BYTES, "more are in the process, outside of its tensors"),  # an import takes some, too
+        )
         if self.main_finding() is not None:
             return ()
-        return tuple(f"{byte_size(size)} {what}" for what, size in unknown.items() if size >= _MUCH_BYTES)
+        return tuple(f"{byte_size(size)} {what}" for size, least, what in unknown if size >= least)
 
     def main_stage(self) -> Stage | None:
         """The end, where the guard has interrupted the cell."""

@@ -70,10 +70,12 @@ class WatchReport(Report):
 
     @property
     def status(self) -> Status:
-        """``good`` only if values were checked to the end of the cell, and no instrument has a doubt."""
+        """``good`` only if what the cell did was watched to its end, values and, in a training, gradients and updates, without a doubt."""
         if self._leading is not None:
             return self._leading.status
-        return "warn" if self.doubts else "good" if "nanhunt" in self.watched and not (self.cut_short or self.error) else "info"
+        trains = getattr(self.reports.get("nanhunt"), "backward_count", 0)
+        is_whole = {"nanhunt", *(("autograd", "gradwatch") if trains else ())} <= {*self.watched} and not (self.cut_short or self.error)
+        return "warn" if self.doubts else "good" if is_whole else "info"
 
     def main_stage(self) -> Stage | None:
         """Of the finding that explains the others."""
@@ -94,12 +96,13 @@ class WatchReport(Report):
         if "nanhunt" not in self.watched and not self.steps_count:
             return "Nothing to watch: no forward pass, no backward pass, no optimizer step"
         where = f" in {plural(self.steps_count, 'step')}" if self.steps_count else ""
-        return f"Nothing wrong{where}: {', '.join(sound)}"
+        return f"Nothing wrong{where}: {', '.join(sound)}" if sound else f"Nothing wrong was seen{where}"
 
     def _ended(self) -> str:
-        where = "" if self.stopped_at is None else f" at {self.stopped_at}: `{self.stopped_at.source}`"
+        where = "" if self.stopped_at is None else f" at {self.stopped_at}"
+        where += f": `{self.stopped_at.source}`" if self.stopped_at is not None and self.stopped_at.source else ""
         then = f"write `{self.suggestion}` as the first line of the cell and run it again" if self.suggestion else "nothing explains it"
-        return f"{self.error}{where} · {then}"
+        return f"{self.error.rstrip('.')}{where} · {then}"
 
 
 def compared(report: WatchReport) -> Compared:
