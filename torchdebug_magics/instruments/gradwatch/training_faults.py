@@ -219,7 +219,8 @@ def _dead(history: GradientHistory) -> Iterator[GradFinding]:
     """Modules on which the loss depends, with a gradient of zeros only, up to the end; not of shards, as another may have the rest."""
     modules = history.modules()
     dead = [module for module in modules if module.zero_run >= _DEAD_STEPS and module.is_used and not module.is_sharded]
-    if not dead or history.most_rate == 0 or any(step.loss == 0 for step in history.steps):
+    is_learned = any(step.loss == 0 for step in history.steps) and any(module.zero_since for module in dead)
+    if not dead or history.most_rate == 0 or is_learned:
         return  # nothing is to be learned, or no more: a hinge loss that has reached 0
     last, step = dead[-1], min(module.zero_since for module in dead)
     name = _title(history.names([last])[0])

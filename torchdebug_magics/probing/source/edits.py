@@ -132,9 +132,10 @@ def _moves(fix: str, source: Source) -> Iterator[Edit]:
 
 
 def _stands(moved: list[ast.stmt], anchor: ast.stmt, source: Source, *, is_above: bool) -> bool:
-    """Whether the statements are on that side of the other one already, in its block: to move them would change nothing."""
+    """Whether the statements are next to the other one on that side already: to move them would change nothing."""
     block = next((block for node in (source.tree, *source.near) for block in blocks(node) if anchor in block), [])
-    return all(node in block and (node.lineno < anchor.lineno) == is_above for node in moved)
+    first = block.index(anchor) + (-len(moved) if is_above else 1) if block else 0
+    return bool(block) and block[max(first, 0) : first + len(moved)] == moved
 
 
 def _moved_out(statement: ast.stmt, source: Source) -> Iterator[Edit]:
