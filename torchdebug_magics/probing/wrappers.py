@@ -48,11 +48,12 @@ class _Wrapper:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What stands where the original stood."""
         __tracebackhide__ = True
-        if not self.is_open or is_passed_by(self._torchdebug_owner):
+        if not self.is_open:
             return self.original(*args, **kwargs)
         compiler = set_eval_frame(None)
         try:
-            return self.call(functools.partial(_under, compiler, self.original), *args, **kwargs)
+            original = functools.partial(_under, compiler, self.original)
+            return original(*args, **kwargs) if is_passed_by(self._torchdebug_owner) else self.call(original, *args, **kwargs)
         finally:
             set_eval_frame(compiler)
 

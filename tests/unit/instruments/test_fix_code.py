@@ -70,7 +70,7 @@ def test_several_statements_on_a_line_are_no_loss(observe: Door) -> None:
 @pytest.mark.parametrize(
     ("start", "fix"),
     [
-        ("(torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))", "run `state = tuple(part.detach() for part in state)` at the start of each step"),
+        ("(torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))", "run `state = tuple(part.detach() for part in state)` at the end of each step"),
         ("None", "run `state = tuple(part.detach() for part in state)` at the end of each step"),
     ],
 )
