@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -29,17 +30,21 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.outside.effects import Effects
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.state.attributes import undisturbed
+from torchdebug_magics.probing.state.attributes import CELL, INSTANCE, NAMES, attributes_of, members_of, undisturbed, whose
 from torchdebug_magics.probing.state.contents import Contents
-from torchdebug_magics.probing.state.kinds import EMPTY, GONE, LEAVES, Kind, same
-from torchdebug_magics.probing.state.plain import is_leaf, plain_ways_of
+from torchdebug_magics.probing.state.kinds import ABSENT, CONTAINERS, EMPTY, GONE, LEAVES, Kind, same
 from torchdebug_magics.probing.state.process_settings import ProcessSettings
 from torchdebug_magics.probing.state.rng import RandomState
-from torchdebug_magics.probing.state.states import ways_of
+from torchdebug_magics.probing.state.states import STATES, of_numpy, ways_of
 
 T = TypeVar("T")
+
+
 Faces: TypeAlias = list[tuple[Kind, list[Any]]]
 """What an object held, by each way to look at it."""
+
+
+_PLAIN = frozenset({*CONTAINERS.values(), *STATES.values(), CELL, NAMES})
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,15 @@ class Bound:
 
 
 _ALL = Bound()
+
+
 OF_A_STEP = Bound(objects=10_000, bytes=16 << 10, levels=12, plain=True)
 """Little is kept at each step: the log of a long run would cost more than it is worth."""
+
+
 _ALL_AND_MORE = Bound(objects=1_000_000, bytes=1 << 30)
+
+
 _DATA_BYTES = 1 << 30
 """How much of tensors that are no part of a model or an optimizer is copied, the smallest first: a training rarely writes to its data."""
 
@@ -322,3 +333,36 @@ def _read(way: Kind, value: Any) -> list[Any] | None:
         return way.read(value)
     except Exception:  # noqa: BLE001 - as above
         return None
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether nothing in it is to be looked at, and no tensor is in it."""
+    kind: Any = type(value)
+    if kind in LEAVES or value is GONE or value is ABSENT:
+        return True
+    if kind is tuple or kind is frozenset:
+        return all(type(item) in LEAVES for item in value)
+    if kind.__module__ == "numpy":
+        return not (kind.__name__ == "ndarray" and value.dtype.hasobject)
+    return issubclass(kind, type)
+
+
+def plain_ways_of(value: object) -> list[Kind]:
+    """All ways to look at an object; none for a leaf, or where it is not plain."""
+    ways = [] if is_leaf(value) else ways_of(value)
+    return ways if all(way in _PLAIN or _is_plain(value, way, is_more=len(ways) > 1) for way in ways) else []
+
+
+def _is_plain(value: Any, way: Kind, *, is_more: bool) -> bool:
+    if way is INSTANCE:
+        return (is_more and not attributes_of(value) and not members_of(type(value))) or _has_plain_attributes(value)
+    return type(value).__module__.startswith("numpy.random") and way is of_numpy(value)
+
+
+def _has_plain_attributes(value: object) -> bool:
+    """An object of the user's, or an installed one of nothing but plain values: any other may have a life that is not in its attributes."""
+    kind = type(value)
+    if whose(kind) == "library":
+        attributes = attributes_of(value)
+        return attributes is not None and all(map(is_leaf, attributes.values()))
+    return kind is SimpleNamespace or (whose(kind) == "user" and not issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)))
