@@ -129,7 +129,8 @@ def judged(reports: Mapping[str, Report], magics: Mapping[str, str], problems: t
         instrument=leading,
         reports=reports,
         watched=tuple(name for name, report in reports.items() if report.status == "good" and not report.cut_short),
-        steps_count=max((getattr(reports.get(name), "steps_count", 0) for name in _CHAINS[0]), default=0),
+        # Optimizers that step in turn, as in a GAN, share a step of gradwatch's.
+        steps_count=next(filter(None, (getattr(reports.get(name), "steps_count", 0) for name in ("gradwatch", "nanhunt"))), 0),
         consequences=tuple(others),
         doubts=()
         if chain
