@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -84,10 +85,15 @@ def _wrong(failure: Failure) -> list[Block]:
 
 
 def _fix(fix: Fix, *, alone: bool) -> str:
-    """The code to write, what it does, and how it was verified."""
+    """The code to write, what it does, and how it was verified; words, such as the size of an input, are not set as code."""
     edits = "` and `".join(line.strip() for line in fix.code.splitlines() if line.strip())
+    try:
+        ast.parse(fix.code)
+        edits = f"`{edits}`"
+    except SyntaxError:
+        pass
     verified = "verified on zeros of the same shapes" if alone else "verified on a copy"
-    return f"`{edits}`{f' · {fix.why}' if fix.why else ''} · {verified if fix.verified else 'not verified'}"
+    return f"{edits}{f' · {fix.why}' if fix.why else ''} · {verified if fix.verified else 'not verified'}"
 
 
 def _details(report: ShapesReport, nodes: Sequence[Node]) -> list[Block]:
