@@ -282,9 +282,12 @@ def _after_making(target: ast.expr, code: str, source: Source) -> Edit | None:
         return None
     name = ast.Name(root_of(target), ast.Store())
     for place in (source, *(cell for cell in cells() if cell.where.file != source.where.file)):
-        for node in sorted(place.near, key=lambda node: -node.lineno):
-            if isinstance(node, ast.Assign) and node.lineno < place.line and same(node.targets[0], name):
-                return place.after(node, code)
+        makings = [node for node in place.near if isinstance(node, ast.Assign) and same(node.targets[0], name)]
+        above = [node for node in makings if node.lineno < place.line]
+        if above:
+            return place.after(max(above, key=lambda node: node.lineno), code)
+        if makings:  # in that line, or below: an earlier cell has made another object of that name
+            return None
     return None
 
 
