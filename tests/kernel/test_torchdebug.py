@@ -111,4 +111,4 @@ def test_no_fix_goes_into_an_earlier_cell_that_made_another_object(prepared: Ker
     prepared.run("net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))")
     made = "net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(100, 10)); net(torch.randn(2, 1, 8, 8))"
     assert prepared.run(f"%%torchdebug -o w\n{made}").ename == "RuntimeError"
-    assert prepared.value("w.instrument, {edit.cell for edit in w.edits} <= {w.location.cell}") == "('shapes', True)"
+    assert prepared.value("(w.instrument, {edit.cell for edit in w.edits} <= {w.location.cell})") == "('shapes', True)"
