@@ -206,7 +206,7 @@ def test_called_by_code_a_traceback_shows_the_line(kernel: Kernel) -> None:
 
 
 def test_run_all_stops(kernel: Kernel) -> None:
-    first = kernel.client.execute("%%one -q\n1 / 0", stop_on_error=True)
+    first = kernel.client.execute("%%one -q\nimport time\ntime.sleep(1)\n1 / 0", stop_on_error=True)  # the second waits in the queue
     second = kernel.client.execute("print('ran')")
     assert kernel._reply(first, 20)["status"] == "error"
     assert kernel._reply(second, 20)["status"] in {"aborted", "error"}

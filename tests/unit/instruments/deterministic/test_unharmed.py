@@ -109,7 +109,7 @@ def test_a_second_interrupt_while_the_end_comes_back(
         with pytest.MonkeyPatch.context() as patch:
             if is_first:
                 is_first = False
-                patch.setattr(contents, "_write", failing(contents._write, at, KeyboardInterrupt))
+                patch.setattr(contents, "write_into", failing(contents.write_into, at, KeyboardInterrupt))
             finish(self)
 
     monkeypatch.setattr(runs.Runs, "finish", interrupted)

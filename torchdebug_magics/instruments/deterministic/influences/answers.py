@@ -12,6 +12,7 @@ import os
 import queue
 import random
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -61,15 +62,15 @@ class Answers:
     def __init__(
         self,
         names: MutableMapping[str, Any],
-        earlier: Mapping[OutsideCall, list[Any]] | None = None,
+        earlier: Mapping[OutsideCall, Mapping[tuple[Any, ...], list[Any]]] | None = None,
         held: frozenset[OutsideCall] = frozenset(),
         turned: frozenset[OutsideCall] | None = frozenset(),
     ) -> None:
         self._names = names
         self._earlier = earlier or {}
         self._held, self._turned = held, turned
-        self.given: dict[OutsideCall, list[Any]] = {}
-        """By the call that asked, in the order in which they first did."""
+        self.given: dict[OutsideCall, dict[tuple[Any, ...], list[Any]]] = {}
+        """By the call that asked, in the order in which they first did, and by the task of a pool that it asked for."""
         self._places: dict[tuple[CodeType, int, Influence], OutsideCall] = {}
         self._urandom = os.urandom
 
@@ -102,8 +103,9 @@ class Answers:
         if user is None:
             return ordinary()
         asked = self._asked(influence, user, frame)
-        given = self.given.setdefault(asked, [])
-        known = self._earlier.get(asked, ()) if asked in self._held else ()
+        task = _task(user)
+        given = self.given.setdefault(asked, {}).setdefault(task, [])
+        known = self._earlier.get(asked, {}).get(task, ()) if asked in self._held else ()
         answer = known[len(given)] if len(given) < len(known) else ordinary()
         given.append(answer)
         return turn(answer) if turn is not None and (self._turned is None or asked in self._turned) else answer
@@ -267,6 +269,15 @@ def _asking_frame(caller: FrameType, *, is_direct: bool) -> FrameType | None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return None
     return None
+
+
+def _task(user: FrameType) -> tuple[Any, ...]:
+    """What a thread of a pool was given to do, by its plain arguments: which thread asks first is chance. Empty in the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        return ()
+    code = user.f_code
+    parameters = (user.f_locals.get(name) for name in code.co_varnames[: code.co_argcount])
+    return tuple(value for value in parameters if isinstance(value, (int, float, str)))
 
 
 def _seed_of_library(caller: FrameType, user: FrameType) -> str:

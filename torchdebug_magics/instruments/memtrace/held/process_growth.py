@@ -108,12 +108,12 @@ class ProcessGrowth:
         with_workers = Series([(look.step, look.other_bytes) for look in looks])
         own = Series([(look.step, look.own_bytes) for look in looks])  # a child that is no worker may come and go
         other = with_workers if with_workers.is_steady(**_UNEVEN) else own
-        if not other.is_steady(**_UNEVEN):
-            return
-        found = [*_in_collections(looks, lines, trains=trains)]
-        if other is with_workers:
-            found.append(_in_workers(looks, lines))
-        if sum(look.is_profiled for look in looks) >= FEWEST:
+        found: list[_Kept] = []
+        if other.is_steady(**_UNEVEN):
+            found += _in_collections(looks, lines, trains=trains)
+            if other is with_workers:
+                found.append(_in_workers(looks, lines))
+        if sum(look.is_profiled for look in looks) >= FEWEST:  # its events come in blocks, so not steadily
             found.append(self._in_profiler(looks, lines))
         grown_bytes = max(0, other.grown)
         large = (one for one in found if one.bytes >= max(_LARGE_PART * grown_bytes, _LEAST_OF_WORKERS * (one.what == "workers")))
