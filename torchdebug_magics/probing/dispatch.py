@@ -104,7 +104,7 @@ class ResultListener(TorchDispatchMode):
     """Calls ``listener(func, args, result)`` after each op, ``failed(func, error)`` where one raises; as cheap as a mode can be.
 
     Where there is one, ``before(func, args, kwargs)`` is called before each op. `takes_apart`: of an op on a DTensor, what it computes and
-    communicates in this process is shown in its place.
+    communicates in this process is shown in its place. `sees_compiled`: what is compiled runs eagerly under this mode.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class ResultListener(TorchDispatchMode):
         *,
         before: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None,
         takes_apart: bool = False,
+        sees_compiled: bool = False,
     ) -> None:
         super().__init__()
         self._torchdebug_owner = owner
@@ -122,11 +123,11 @@ class ResultListener(TorchDispatchMode):
         self._failed = failed
         self._before = before
         self._takes_apart = takes_apart
+        self._sees_compiled = sees_compiled
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Asked by the compiler: what first runs under this mode is compiled all the same."""
-        return True
+    def ignore_compile_internals(self) -> bool:  # type: ignore[override]  # torch asks the mode, not its class
+        """Asked by the compiler: whether what first runs under this mode is compiled all the same."""
+        return not self._sees_compiled
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 
 MOST_NODES = 10_000
 """Of one graph. Handles are freed one inside the other with it, and from about 50,000 on the process crashes."""
+_MOST_MAKERS = 1 << 18
+_MOST_OF_AN_OP = 8
+MakerT = TypeVar("MakerT")
+
+
+class NodeMakers(Generic[MakerT]):
+    """What made each node that this thread adds to a graph: autograd numbers them one after the other."""
+
+    def __init__(self) -> None:
+        self._makers: dict[int, MakerT] = {}
+        self._next = _get_sequence_nr()
+
+    def of(self, node_number: int) -> MakerT | None:
+        """What made the node with that sequence number."""
+        return self._makers.get(node_number)
+
+    def has_new_node(self) -> bool:
+        """Whether autograd made a node since the last call of `add`."""
+        return _get_sequence_nr() != self._next
+
+    def add(self, maker: MakerT, writer: MakerT | None = None) -> None:
+        """The newest node is that of `maker`, an op that runs now; the nodes before it, which ran no op of their own, are too.
+
+        They are those of `writer` instead, the op before, where that has written in place: autograd adds a node when it has returned.
+        """
+        number = _get_sequence_nr()
+        if len(self._makers) > _MOST_MAKERS:
+            self._makers.clear()
+        for node in range(max(self._next, number - _MOST_OF_AN_OP), number):
+            self._makers[node] = writer if writer is not None and node < number - 1 else maker
+        self._next = number
+
+    def keep(self, is_kept: Callable[[MakerT], bool]) -> None:
+        """Forget the nodes of all other makers."""
+        self._makers = {number: maker for number, maker in self._makers.items() if is_kept(maker)}
 
 
 def upstream(roots: Iterable[Any]) -> Iterator[Any]:

@@ -11,22 +11,21 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.sample_twins import Begun, SampleTwins
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of
-from torchdebug_magics.probing.dispatch import ResultListener, modes, put_unnoticed
+from torchdebug_magics.probing.dispatch import modes
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.ops import op_name, written_by
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.lines import Line, Lines
+from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import nodes, targets_of, tree_of
+from torchdebug_magics.probing.tape import OpRecorder
 from torchdebug_magics.probing.tensors import tensors_in
 
-_MOST_NODES_AN_OP = 8
 _MOST_CALLS = 12
 _MOST_BYTES = 1 << 28
 """Of all copies of what was overwritten unseen."""
@@ -56,16 +55,22 @@ class Copied(NamedTuple):
         return torch.empty(0, dtype=self.values.dtype, device=self.values.device).set_(storage, *self.layout)
 
 
-class GraphRecorder:
+class _Running(NamedTuple):
+    """An op between its beginning and its end."""
+
+    op: RecordedOp
+    written: list[weakref.ref[torch.Tensor]]
+    twins_begun: list[Begun | None]
+
+
+class GraphRecorder(OpRecorder[_Running]):
     """Records while it is on. Keeps no tensor alive, save copies of what was overwritten unseen."""
 
     def __init__(self, hooks: Hooks, guard: Guard) -> None:
+        super().__init__(hooks, guard)
         self.tape = Tape()
         self.is_on = False
         self.in_optimizer = False
-        self._hooks = hooks
-        self._guard = guard
-        self._lines = Lines(Line)
         self._calls: ModuleCalls | None = None
         self._below = len(modes())
         self._stack = ExitStack()
@@ -76,10 +81,8 @@ class GraphRecorder:
         self.twins = [SampleTwins(0), SampleTwins(1)]
         """For samples along the first dimension, and along the second; empty once a backward pass has asked them."""
         self._shared = SharedMemory()
-        self._began: list[tuple[RecordedOp, list[weakref.ref[torch.Tensor]], list[Begun | None]]] = []
         self._written: tuple[RecordedOp, list[weakref.ref[torch.Tensor]]] | None = None
         """The last op that wrote in place: PyTorch moves the versions when we have returned."""
-        self._first_node = self._latest_node = 0
 
     def on(self, roots: list[torch.nn.Module]) -> None:
         """Record from here."""
@@ -88,9 +91,7 @@ class GraphRecorder:
         self.is_on = True
         self._calls = ModuleCalls(roots, self._hooks)
         self._calls.attach(self._stack)
-        self._first_node = self._latest_node = _get_sequence_nr()
-        listener = ResultListener(self._ended, self._failed, self._hooks, before=self._begins)
-        put_unnoticed(self._stack, listener, self._below)
+        self.put_on(self._stack, self._below)
 
     def off(self) -> None:
         """Record no more; the tape stays."""
@@ -98,7 +99,6 @@ class GraphRecorder:
             self.is_on = False
             self.settle()
             self._stack.close()
-            self._began.clear()
             self.twins = []
             self.overwritten.clear()
 
@@ -119,7 +119,7 @@ class GraphRecorder:
 
     def look_at_shared_memory(self) -> None:
         """Put on the tape what another library has written since the last op."""
-        self._book_unseen_write(self._calls_around(self._lines.user_frame(sys._getframe(1))), is_last=True)
+        self._book_unseen_write(self._calls_around(self.lines.user_frame(sys._getframe(1))), is_last=True)
 
     def _book_unseen_write(self, calls: tuple[Line, ...], *, is_last: bool) -> None:
         if (changed := self._shared.changed(self.tape, is_last=is_last)) is not None:
@@ -129,7 +129,7 @@ class GraphRecorder:
 
     def line_here(self) -> Line | None:
         """The innermost line of the user's code."""
-        return self._lines.here(sys._getframe(1))
+        return self.lines.here(sys._getframe(1))
 
     def use(self, tensor: torch.Tensor) -> Use:
         """How a tensor is now."""
@@ -145,24 +145,35 @@ class GraphRecorder:
             tuple(tensor.shape) if tensor.layout is torch.strided and not tensor.is_nested else (),
         )
 
-    def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
-            self.settle()
-            op, written = self._recorded(func, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
-            self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
-            return
+    def begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> _Running:
+        """The op as it is before it runs."""
+        self.settle()
+        op, written = self._recorded(func, args, kwargs, self.lines.user_frame(caller))
         root = call.root if self._calls is not None and (call := self._calls.current) is not None else None
-        self._began.append((op, written, [twins.before(self.tape, op, root, func, (args, kwargs)) for twins in self.twins]))
+        return _Running(op, written, [twins.before(self.tape, op, root, func, (args, kwargs)) for twins in self.twins])
 
-    def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
-        frame, call = self._lines.user_frame(sys._getframe(2)), self._calls.current if self._calls is not None else None
+    def ends(self, running: _Running, args: tuple[Any, ...], result: Any) -> None:
+        """The op has run: it goes on the tape."""
+        op, written, twins_begun = running
+        op.makes = tuple(self.use(tensor) for tensor in ([result] if isinstance(result, torch.Tensor) else tensors_in(result)))
+        self._written = (op, written) if written else None
+        self.tape.add(op)
+        if len(self.tape.ops) > _MOST_OPS:
+            self.tape.clear()
+        for twins, twin in zip(self.twins, twins_begun, strict=False):
+            if twin is not None:
+                twins.after(op, twin, args, result)
+
+    def _recorded(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
+    ) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
+        call = self._calls.current if self._calls is not None else None
         written, name = written_by(func, args, kwargs), op_name(func)
         self._keep_silently_written(func, written)
         op = RecordedOp(
             index=self.tape.count,
             name=name,
-            line=self._lines.here(frame),
+            line=self.lines.here(frame),
             module=None if call is None else call.path,
             module_type="" if call is None else call.type,
             grad_enabled=torch.is_grad_enabled(),
@@ -176,7 +187,8 @@ class GraphRecorder:
             training=call is None or call.root.training,
             note=note_of(name, args, frame),
         )
-        self._book_nodes(op)
+        before = self.tape.ops[-1] if self.tape.ops and op.grad_enabled else None
+        self.tape.nodes.add(op, before if before is not None and before.writes else None)
         if not op.in_backward and not op.in_optimizer:
             self._book_unseen_write(op.calls, is_last=False)
             op.index = self.tape.count
@@ -200,41 +212,11 @@ class GraphRecorder:
 
     def _calls_around(self, frame: FrameType | None) -> tuple[Line, ...]:
         lines: list[Line] = []
-        while frame is not None and len(lines) < _MOST_CALLS and (line := self._lines.here(frame)) is not None:
+        while frame is not None and len(lines) < _MOST_CALLS and (line := self.lines.here(frame)) is not None:
             lines.append(line)
-            frame = self._lines.user_frame(frame)
-            frame = self._lines.user_frame(frame.f_back) if frame is not None else None
+            frame = self.lines.user_frame(frame)
+            frame = self.lines.user_frame(frame.f_back) if frame is not None else None
         return tuple(lines)
-
-    def _book_nodes(self, op: RecordedOp) -> None:
-        """The newest graph node is this op's. Nodes before it, for which no op ran, belong to the write in place before, or to this op."""
-        number = _get_sequence_nr()
-        by_node, before = self.tape.by_node, self.tape.ops[-1] if self.tape.ops else None
-        for one in range(max(self._latest_node, number - _MOST_NODES_AN_OP), number):
-            is_rebased = one < number - 1 and op.grad_enabled and before is not None and bool(before.writes)
-            by_node.setdefault(one, before if is_rebased and before is not None else op)
-        self._latest_node = number
-
-    def _ended(self, _func: Any, args: tuple[Any, ...], result: Any) -> None:
-        if not self._began:
-            return
-        op, written, begun = self._began.pop()
-        try:
-            tensors = [result] if isinstance(result, torch.Tensor) else list(tensors_in(result))
-            op.makes = tuple(self.use(tensor) for tensor in tensors)
-            self._written = (op, written) if written else None
-            self.tape.add(op)
-            if len(self.tape.ops) > _MOST_OPS:
-                self.tape.clear()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
-        for twins, twin in zip(self.twins, begun, strict=False):
-            if twin is not None:
-                twins.after(op, twin, args, result)
-
-    def _failed(self, _func: Any, _error: BaseException) -> None:
-        if self._began:
-            self._began.pop()
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.probing.graphs import NodeMakers
 from torchdebug_magics.probing.source.call_sites import node_at, value_of
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.user_code import local_values
@@ -131,8 +132,8 @@ class Tape:
     """The ops in the order in which they ran."""
 
     ops: list[RecordedOp] = field(default_factory=list)
-    by_node: dict[int, RecordedOp] = field(default_factory=dict)
-    """By the sequence number of the graph node that an op has made."""
+    nodes: NodeMakers[RecordedOp] = field(default_factory=NodeMakers)
+    """The op that has made each node of a graph."""
     numbers: StorageNumbers = field(default_factory=StorageNumbers)
     count: int = 0
     """Of all ops, also of those that were dropped."""
@@ -162,8 +163,8 @@ class Tape:
     def drop_before(self, index: int) -> None:
         """Forget the ops before that one."""
         kept = [op for op in self.ops if op.index >= index]
-        nodes = {number: op for number, op in self.by_node.items() if op.index >= index}
-        self.ops, self.by_node = [], nodes
+        self.nodes.keep(lambda op: op.index >= index)
+        self.ops = []
         self._writers, self._made, self._filled, self.graph_memory = {}, {}, {}, set()
         for op in kept:
             number = op.index

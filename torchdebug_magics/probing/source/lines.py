@@ -8,14 +8,11 @@ from types import CodeType, FrameType
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch._C._autograd import _get_sequence_nr
 
 from torchdebug_magics.probing.dispatch import is_rewritten
-from torchdebug_magics.probing.graphs import MOST_NODES
+from torchdebug_magics.probing.graphs import MOST_NODES, NodeMakers
 from torchdebug_magics.probing.source.user_code import adopt_timed, is_user_code, location
 from torchdebug_magics.report import Location
-
-_MOST_KNOWN = 1 << 18
 
 
 class Line:
@@ -43,20 +40,15 @@ class Lines(Generic[LineT]):
         self._known: dict[tuple[str, int, str], LineT] = {}
         self._is_user: dict[int, tuple[CodeType, bool]] = {}
         """By the id of the code, which is held for that: what a compiler has written may hold constants that have no hash."""
-        self._made: dict[int, tuple[LineT | None, str]] = {}
-        """What made each autograd node, by its sequence number."""
+        self.nodes: NodeMakers[tuple[LineT | None, str]] = NodeMakers()
+        """The line and the module that made each."""
         self._task, self._asked = -1, 0
         """The backward pass that asked last, and for how many nodes."""
-        self._latest = _get_sequence_nr()
 
     @property
     def files(self) -> list[str]:
         """Those of the user's code that was met, the latest first."""
         return list(dict.fromkeys(code.co_filename for code, is_user in reversed(self._is_user.values()) if is_user))
-
-    def line_of_node(self, number: int) -> LineT | None:
-        """What made the autograd node with that sequence number."""
-        return self._made.get(number, (None, ""))[0]
 
     def here(self, frame: FrameType | None) -> LineT | None:
         """The innermost line of the user's own code."""
@@ -83,19 +75,6 @@ class Lines(Generic[LineT]):
             frame = frame.f_back
         return None
 
-    def has_new_node(self) -> bool:
-        """Whether autograd made a node since the last question: for the op that runs."""
-        return _get_sequence_nr() != self._latest
-
-    def made(self, line: LineT | None, module: str) -> None:
-        """The op at `line` is the one that the newest node is for; the nodes before it, which ran no op of their own, are too."""
-        number = _get_sequence_nr()
-        if len(self._made) > _MOST_KNOWN:
-            self._made.clear()
-        for one in range(max(self._latest, number - 8), number):
-            self._made[one] = (line, module)
-        self._latest = number
-
     def of_node(self) -> tuple[LineT | None, str] | None:
         """Of the autograd node that runs now in this thread: what made it; None where that is not known, as in a very large graph.
 
@@ -104,7 +83,7 @@ class Lines(Generic[LineT]):
         task = torch._C._current_graph_task_id()
         self._task, self._asked = task, self._asked + 1 if task == self._task else 1
         node = torch._C._current_autograd_node() if self._asked <= MOST_NODES else None
-        made = None if node is None else self._made.get(node._sequence_nr())
+        made = None if node is None else self.nodes.of(node._sequence_nr())
         return (self.here(sys._getframe()), made[1]) if made is not None and _is_written_by_user(node) else made
 
 

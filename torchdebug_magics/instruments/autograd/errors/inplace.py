@@ -41,7 +41,7 @@ def modified_in_place(raised: Raised) -> AutogradFinding:
 def _all_on_tape(raised: Raised) -> Iterator[tuple[RecordedOp, Use, RecordedOp]]:
     """(saver, what it saved, writer) in the order in which backward() meets them."""
     whole = Complaint.of(raised.message)
-    savers = [(op, said or whole) for node, said in broken_nodes(raised.roots) if (op := raised.tape.by_node.get(node._sequence_nr()))]
+    savers = [(op, said or whole) for node, said in broken_nodes(raised.roots) if (op := raised.tape.nodes.of(node._sequence_nr()))]
     for saver, complaint in sorted(savers, key=lambda saver: -saver[0].index):
         uses = [*saver.makes, *saver.reads]
         uses = [use for use in uses if complaint is not None and use.shape == complaint.shape] or uses

@@ -75,7 +75,7 @@ def stale_value(recorder: GraphRecorder, tensors: tuple[torch.Tensor, ...]) -> S
         return None
     nodes = list(upstream(tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None))
     for node in nodes:
-        saver = None if hasattr(node, "variable") else tape.by_node.get(node._sequence_nr())
+        saver = None if hasattr(node, "variable") else tape.nodes.of(node._sequence_nr())
         if saver is None:
             continue
         for writer, written in silent:

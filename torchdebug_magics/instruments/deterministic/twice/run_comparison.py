@@ -143,9 +143,9 @@ class RunComparison:
 
     def kind_of(self, seen: Seen, op: Op) -> Kind | None:
         """How the op that has just run differs from that of the earlier run; None where it does not."""
-        lines, running = self.recorder.lines, self._calls.current
-        if lines.has_new_node():
-            lines.made(op.line, running.path if running is not None else "")
+        nodes, running = self.recorder.lines.nodes, self._calls.current
+        if nodes.has_new_node():
+            nodes.add((op.line, running.path if running is not None else ""))
         return self._compared(seen, op)
 
     def _compared(self, seen: Seen, op: Op) -> Kind | None:

@@ -147,7 +147,7 @@ class GrowthWatch:
     def _graph_growth(self) -> GraphGrowth | None:
         def line_of(path: HolderPath, history: History) -> Location | None:
             kept_at = self.lines.of(path, history.owner, adds_up=not history.is_collection)
-            made = self._places.line_of_node(history.latest) if kept_at is None else None
+            made, _ = (self._places.nodes.of(history.latest) if kept_at is None else None) or (None, "")
             return kept_at if made is None else made.location
 
         return self._graphs.growth(self.steps, line_of)

@@ -89,8 +89,8 @@ class Tracer:
         """Compiled code has returned that: it, and what its graph has saved, is booked on the line of the call."""
         given = list(tensors_in(result))
         place, module = self.places.here(sys._getframe()), self._module()
-        if self.places.has_new_node():
-            self.places.made(place, module)
+        if self.places.nodes.has_new_node():
+            self.places.nodes.add((place, module))
         for tensor in (*given, *saved_tensors(one.grad_fn for one in given if has_graph(one))):
             for storage in storages(tensor):
                 if self.ledger.known(storage) is None and not self._is_lent(storage):
@@ -106,8 +106,8 @@ class Tracer:
         try:
             self.ops_count += 1
             in_backward = torch._C._current_graph_task_id() != -1
-            if not in_backward and self.places.has_new_node():
-                self.places.made(self.places.here(sys._getframe()), self._module())
+            if not in_backward and self.places.nodes.has_new_node():
+                self.places.nodes.add((self.places.here(sys._getframe()), self._module()))
             if isinstance(result, torch.Tensor):
                 self._look(func, result, in_backward=in_backward)
                 if func in _JOINS and len(args) > _JOINS[func]:
