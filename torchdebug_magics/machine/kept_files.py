@@ -112,7 +112,7 @@ class FileStore:
         """Where the copies are; made when first asked for."""
         if not self._folder:
             parent = _parent()
-            for _ in range(3):  # another process may remove the empty parent meanwhile
+            for _ in range(3):  # another process may remove the empty parent meanwhile, or the folder that is not yet locked
                 parent.mkdir(mode=0o700, exist_ok=True)
                 with contextlib.suppress(FileNotFoundError):
                     folder = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent)
@@ -120,8 +120,10 @@ class FileStore:
                     self._alive = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
                     os.close(number)
                     fcntl.flock(self._alive, fcntl.LOCK_EX)
-                    self._folder = folder
-                    break
+                    if os.path.isdir(folder):
+                        self._folder = folder
+                        break
+                    os.close(self._alive)
             else:
                 msg = f"no folder for copies could be made in {parent}"
                 raise OSError(msg)
@@ -367,12 +369,12 @@ def abandoned_copies() -> dict[str, str]:
     with contextlib.suppress(OSError):  # there are none, or another kernel has just removed the last
         folders = sorted(_parent().iterdir())
     for folder in folders:
-        if not folder.is_dir() or _is_alive(folder):
-            continue
-        lost = _not_put_back(folder) if (folder / _RERUNNING).exists() else {}
-        copies |= lost
-        if not lost:
-            shutil.rmtree(folder, ignore_errors=True)
+        with _locked(folder) as is_abandoned:
+            if folder.is_dir() and is_abandoned:
+                lost = _not_put_back(folder) if (folder / _RERUNNING).exists() else {}
+                copies |= lost
+                if not lost:
+                    shutil.rmtree(folder, ignore_errors=True)
     return copies
 
 
@@ -400,17 +402,19 @@ def _entries(lines: bytes) -> Iterator[dict[str, Any]]:
                 yield entry
 
 
-def _is_alive(folder: Path) -> bool:
-    """Whether a process still uses the copies in a folder."""
-    with contextlib.suppress(OSError):  # it is gone
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether no process uses the copies in a folder; none begins to as long as this lasts."""
+    number, is_free = -1, False
+    with contextlib.suppress(OSError):  # it is gone, or locked
         number = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_free = True
+    try:
+        yield is_free
+    finally:
+        if number >= 0:
             os.close(number)
-    return False
 
 
 def _are_equal(path: str, copy: str) -> bool:
