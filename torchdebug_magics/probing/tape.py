@@ -43,7 +43,7 @@ class OpRecorder(ABC, Generic[OpT]):
         """A failure of ours: the op has no record."""
         self.guard.note(f"recording an op failed: {type(error).__name__}: {error}")
 
-    def put_on(self, stack: ExitStack, height: int | None = None) -> None:
+    def attach(self, stack: ExitStack, height: int | None = None) -> None:
         """Meet ops until the stack closes; with so many modes below, by default all that stand."""
         if self._runs_eagerly:
             enter(stack, self._mode)

@@ -19,7 +19,7 @@ from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.deterministic.counterfactual.dependences import DependenceSearch, Draws, of_divergence
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch, on_order
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
+from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
 from torchdebug_magics.instruments.deterministic.prints.printing import Printer
@@ -78,7 +78,7 @@ class Inquiry:
         self._recording = Recording()
         self._hooks = Hooks(guard)
         self._printer = Printer(self._recording, self._hooks) if is_printed else None
-        self._recorder = OpRecorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify)
+        self._recorder = DigestRecorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify)
         self._runs: Runs | None = None
         self._leftovers = Leftovers({})
         self._outside = Outside(None, guard, strict=strict)
@@ -118,7 +118,7 @@ class Inquiry:
         self._body = self._runs = self._printer = self._earlier = None
         self._leftovers, self._outside = Leftovers({}), Outside(None, self._guard, strict=False)
         self._recording = Recording()
-        self._recorder = OpRecorder(self._recording, self._seen, self._guard, self._hooks)
+        self._recorder = DigestRecorder(self._recording, self._seen, self._guard, self._hooks)
 
     def _refuse(self) -> None:
         if self._verify and self._body is None:
@@ -176,7 +176,7 @@ class Inquiry:
 
     def _repeat(self, runs: Runs) -> None:
         self._outside.over()
-        if self._recorder.failed:
+        if self._recorder.has_failed:
             self.found = replace(self.found, not_verified=NOT_SEEN)
             return
         if self._outside.refusal:
@@ -319,7 +319,7 @@ def second_run(runs: Runs, first: Recording, results: Mapping[str, int], used_up
     with runs.otherwise(orders.attach):
         error = runs.again(comparison, at_end)
     runs.second_heard = runs.heard
-    if comparison.recorder.failed and comparison.difference is None:
+    if comparison.recorder.has_failed and comparison.difference is None:
         yield TwoRuns(None, not_verified=NOT_SEEN, plain=plain)
         return
     if error is None:

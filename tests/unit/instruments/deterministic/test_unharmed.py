@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from torchdebug_magics.instruments.deterministic import inquiry
-from torchdebug_magics.instruments.deterministic.ops import op_recorder as recorder
+from torchdebug_magics.instruments.deterministic.ops import digest_recorder as recorder
 from torchdebug_magics.instruments.deterministic.twice import runs
 from torchdebug_magics.probing import dispatch
 from torchdebug_magics.probing.state import contents

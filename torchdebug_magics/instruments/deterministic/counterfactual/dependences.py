@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.deterministic.counterfactual.effect import Ef
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import last_line_that_changes, reached
 from torchdebug_magics.instruments.deterministic.influences.answers import Answers
 from torchdebug_magics.instruments.deterministic.influences.influence import ARRIVAL, LISTING, PROCESS
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
+from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, is_documented, repair
 from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
@@ -130,9 +130,9 @@ def on_settings(runs: Runs, earlier: Recording, ritual: Ritual) -> Dependence | 
         recording.add(seen)
 
     with ritual.left_off():
-        recorder = OpRecorder(recording, add, runs.guard, runs.hooks)
+        recorder = DigestRecorder(recording, add, runs.guard, runs.hooks)
         error = runs.again(recorder, lambda: results.update(results_of(runs.body, recorder.is_unwritten)))
-        effect = effect_of(runs, recording, results) if error is None and not recorder.failed else None
+        effect = effect_of(runs, recording, results) if error is None and not recorder.has_failed else None
     if effect is None or not effect.reached:
         return None
     begin = min(effect.reached, key=lambda one: one.place)

@@ -145,9 +145,9 @@ def effect_of(runs: Runs, earlier: Recording, results: Mapping[str, int], *, hea
     effect.error = runs.again(effect, at_end)
     if effect.error is not None:
         effect.reached += effect.begins[:1]
-    elif hears and not effect.reached and not effect.recorder.failed:
+    elif hears and not effect.reached and not effect.recorder.has_failed:
         effect.prints = _printed_otherwise(runs)
-    return None if effect.recorder.failed else effect
+    return None if effect.recorder.has_failed else effect
 
 
 def _printed_otherwise(runs: Runs) -> Location | None:

@@ -15,7 +15,7 @@ import torch
 
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.counterfactual.digests import digest_of, is_users
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
+from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
@@ -146,7 +146,7 @@ class _LineWatch:
     def __init__(self, runs: Runs, look: Callable[[], bool], place: int = sys.maxsize) -> None:
         self.last: Line | None = None
         self._runs = runs
-        self._recorder = OpRecorder(Recording(), self._seen, runs.guard, runs.hooks)
+        self._recorder = DigestRecorder(Recording(), self._seen, runs.guard, runs.hooks)
         self._look, self._place = look, place
         self._is_over = self._is_found = False
         self._lines = 0

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 from torchdebug_magics.instruments.deterministic.influences.answers import Answers
 from torchdebug_magics.instruments.deterministic.influences.influence import ADDRESS, OutsideCall
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
+from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import RunComparison
@@ -46,7 +46,7 @@ class _Search:
         self._modules = list(live_modules())
         answers = Answers(runs.body.namespace)
         with self._answered(answers):
-            self._error = runs.again(OpRecorder(self._recording, self._first, runs.guard, runs.hooks))
+            self._error = runs.again(DigestRecorder(self._recording, self._first, runs.guard, runs.hooks))
         self.asked = answers.given
 
     def _answered(self, answers: Answers) -> AbstractContextManager[None]:

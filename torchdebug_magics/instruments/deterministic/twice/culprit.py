@@ -11,7 +11,7 @@ import torch
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import Ordering, dependence_of
 from torchdebug_magics.instruments.deterministic.influences.influence import CLOCK, ENTROPY, OutsideCall
 from torchdebug_magics.instruments.deterministic.influences.search import asked_by
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
+from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Empty, Op, Seen, repair
 from torchdebug_magics.instruments.deterministic.report import Cause, Divergence
 from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong
@@ -238,7 +238,7 @@ class Culprit:
                 found.append(seen._replace(gave=0))
                 raise Enough
 
-        self._runs.again(OpRecorder(self._comparison.earlier.another(), seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at))
+        self._runs.again(DigestRecorder(self._comparison.earlier.another(), seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at))
         return found[0] if found else None
 
 

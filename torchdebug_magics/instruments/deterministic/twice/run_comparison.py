@@ -15,7 +15,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instrument import Body
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
+from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
 from torchdebug_magics.instruments.deterministic.report import Divergence
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
@@ -91,7 +91,7 @@ class RunComparison:
         self._to_its_end = to_its_end
         """Whether the run goes on after the difference: to end it kills the generators that it stands in."""
         self.difference: Difference | None = None
-        self.recorder = OpRecorder(earlier.another(), self._seen, guard, hooks, poison=poison)
+        self.recorder = DigestRecorder(earlier.another(), self._seen, guard, hooks, poison=poison)
         self._calls = ModuleCalls(modules, hooks)
         self._keep_away = functools.partial(away_from_the_compiler, hooks=hooks, guard=guard)
 
@@ -115,7 +115,7 @@ class RunComparison:
 
     def end(self) -> None:
         """The run has ended by itself: it may have been shorter."""
-        if not self.recorder.failed and self.difference is None and self.recorder.count < len(self.earlier):
+        if not self.recorder.has_failed and self.difference is None and self.recorder.count < len(self.earlier):
             self.difference = Difference("way", self.recorder.count, None, None, None, None, "forward", {})
 
     def _seen(self, seen: Seen, op: Op) -> None:

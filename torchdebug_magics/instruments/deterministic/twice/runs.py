@@ -18,7 +18,7 @@ import torch
 
 from torchdebug_magics.errors import DeterminismError
 from torchdebug_magics.instrument import Body
-from torchdebug_magics.instruments.deterministic.ops.op_recorder import OpRecorder
+from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
 from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong, bounded
 from torchdebug_magics.instruments.deterministic.twice.silent_run import Heard, Unheard
@@ -157,7 +157,7 @@ class Runs:
 
     def unwatched(self) -> BaseException | None:
         """One more run of which no op is compared."""
-        return self.again(OpRecorder(Recording(), lambda _seen, _op: None, self.guard, self.hooks))
+        return self.again(DigestRecorder(Recording(), lambda _seen, _op: None, self.guard, self.hooks))
 
     def _run(self, watch: RunWatch, stack: ExitStack) -> None:
         self.count += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
 from itertools import takewhile
 from os import getpid
 from types import FrameType
@@ -27,14 +26,14 @@ from torchdebug_magics.instruments.deterministic.ops.op_recording import (
     view_of,
 )
 from torchdebug_magics.probing import dispatch
-from torchdebug_magics.probing.dispatch import modes, put_unnoticed
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.ops import written_by
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.lines import Line, Lines
+from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.user_code import frames_above, owner
 from torchdebug_magics.probing.state.contents import Contents, memory_of
 from torchdebug_magics.probing.state.digest import EMPTY, folded, of_plain, of_tensor
+from torchdebug_magics.probing.tape import OpRecorder
 
 _RESIZING = frozenset({"resize_", "resize_as_"})
 """They keep what was there."""
@@ -50,7 +49,7 @@ _DISABLED = "DisableContext."
 """In the name of what torch puts around functions of its own that are not to be compiled, such as `zero_grad`, and around compiled ones."""
 
 
-class OpRecorder:
+class DigestRecorder(OpRecorder[Plan]):
     """Gives each op to `seen`, with its digests; keeps what tensors from before the run held, before they are written.
 
     Every tensor is read once: when an op has made it, or when it is met for the first time. Only the thread that runs the cell is seen,
@@ -68,18 +67,16 @@ class OpRecorder:
         poison: bool = False,
         thorough_at: int = -1,
     ) -> None:
+        super().__init__(hooks, guard, takes_apart=True)
         self.recording = recording
         self.contents = Contents()
-        self.lines: Lines[Line] = Lines(Line)
         self.count = 0
         """Ops so far."""
-        self.failed = False
+        self.has_failed = False
         """Whether to look at an op has failed; from there on nothing was seen."""
         self.writers: dict[int, Line] = {}
         """The line that wrote first to each storage from before the run."""
         self._seen = seen
-        self._guard = guard
-        self._hooks = hooks
         self._keeps = keeps
         """Whether what is written is to be put back."""
         self._poison = poison
@@ -87,8 +84,6 @@ class OpRecorder:
         self._thorough_at = thorough_at
         """The op whose inputs are all read, known or not."""
         self._process = getpid()
-        self._is_passed_by = False
-        """The op that runs: of a forked worker, of compiled code, of another instrument, or of unpickling what a worker sent."""
         self._known: dict[int, weakref.ref[Any]] = {}
         """Storages whose contents follow from what was recorded, by address, until they are gone."""
         self._in_part: dict[int, set[tuple[object, ...]]] = {}
@@ -107,45 +102,31 @@ class OpRecorder:
         """Elements that `resize_` keeps."""
         self._written: list[torch.Tensor] = []
 
-    def attach(self, stack: ExitStack) -> None:
-        """From here until the stack closes."""
-        listener = dispatch.ResultListener(self._after, _ignore, self._hooks, before=self._before, takes_apart=True)
-        put_unnoticed(stack, listener, len(modes()))
-
-    def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
-            self._is_passed_by = self.failed or getpid() != self._process or is_passed_by(sys._getframe(2))
-            if not self._is_passed_by:
-                self._look_at(func, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
-            self._fail(error)
-
-    def _after(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+    def begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> Plan | None:
+        """None for an op of a forked worker, of compiled code, of another instrument, or of unpickling what a worker sent."""
         plan = plan_of(func)
-        if plan.is_marker or self._is_passed_by:
-            return
-        try:
-            self._take_down(plan, args, result, self.lines.here(sys._getframe(2)))
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(error)
+        if self.has_failed or plan.is_marker or getpid() != self._process or is_passed_by(caller):
+            return None
+        self._look_at(plan, func, args, kwargs)
+        return plan
 
-    def _fail(self, error: Exception) -> None:
-        self.failed = self._is_passed_by = True
-        self._guard.note(f"recording an op failed: {type(error).__name__}: {error}")
+    def failed(self, error: Exception) -> None:
+        """Nothing is recorded from here on: a digest would be missing."""
+        super().failed(error)
+        self.has_failed = True
 
-    def _look_at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _look_at(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._kwargs = kwargs
         self._written = written_by(func, args, kwargs)
         for tensor in self._written:
             memory = memory_of(tensor)
             if self._keeps and memory and memory not in self._made:
                 self.contents.keep(tensor)
-                if memory not in self.writers and (line := self.lines.here(sys._getframe(3))) is not None:
+                if memory not in self.writers and (line := self.lines.here(sys._getframe())) is not None:
                     self.writers[memory] = line
         self._given = EMPTY
         self.inputs.clear()
         self._overwritten.clear()
-        plan = plan_of(func)
         if plan.is_collective:
             return
         if plan.is_overwriting:
@@ -200,7 +181,9 @@ class OpRecorder:
             if tensor.nbytes < storage.nbytes():
                 self._in_part[memory] = {view_of(tensor)}
 
-    def _take_down(self, plan: Plan, args: tuple[Any, ...], result: Any, line: Line | None) -> None:
+    def ends(self, plan: Plan, args: tuple[Any, ...], result: Any) -> None:
+        """The op has run: it is digested."""
+        line = self.lines.here(sys._getframe())
         results = list(tensors(result))
         empty = next((self._tainted[number] for number in self.inputs if number in self._tainted), None) if self._tainted else None
         for tensor in self._written if self._overwritten else ():
@@ -251,10 +234,6 @@ class OpRecorder:
         self._in_part.pop(memory, None)
         self._made.discard(memory)
         self._tainted.pop(memory, None)
-
-
-def _ignore(_func: Any, _error: BaseException) -> None:
-    return None
 
 
 def is_passed_by(frame: FrameType | None) -> bool:
