@@ -42,6 +42,10 @@ class NodeMakers(Generic[MakerT]):
             self._makers[node] = writer if writer is not None and node < number - 1 else maker
         self._next = number
 
+    def skip(self) -> None:
+        """The nodes made since the last call of `add` are nobody's."""
+        self._next = _get_sequence_nr()
+
     def keep(self, is_kept: Callable[[MakerT], bool]) -> None:
         """Forget the nodes of all other makers."""
         self._makers = {number: maker for number, maker in self._makers.items() if is_kept(maker)}

@@ -28,7 +28,7 @@ class OpRecorder(ABC, Generic[OpT]):
         self.guard = guard
         self._hooks = hooks
         self._runs_eagerly = runs_eagerly
-        self._mode = ResultListener(self._after, self._raised, hooks, before=self._before, takes_apart=takes_apart, sees_compiled=runs_eagerly)
+        self._takes_apart = takes_apart
         self._running: OpT | None = None
 
     @abstractmethod
@@ -45,10 +45,12 @@ class OpRecorder(ABC, Generic[OpT]):
 
     def attach(self, stack: ExitStack, height: int | None = None) -> None:
         """Meet ops until the stack closes; with so many modes below, by default all that stand."""
+        kinds = {"takes_apart": self._takes_apart, "sees_compiled": self._runs_eagerly}
+        mode = ResultListener(self._after, self._raised, self._hooks, before=self._before, **kinds)  # not kept, which would be a cycle
         if self._runs_eagerly:
-            enter(stack, self._mode)
+            enter(stack, mode)
         else:
-            put_unnoticed(stack, self._mode, len(modes()) if height is None else height)
+            put_unnoticed(stack, mode, len(modes()) if height is None else height)
 
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:

@@ -91,6 +91,7 @@ class GraphRecorder(OpRecorder[_Running]):
         self.is_on = True
         self._calls = ModuleCalls(roots, self._hooks)
         self._calls.attach(self._stack)
+        self.tape.nodes.skip()
         self.attach(self._stack, self._below)
 
     def off(self) -> None:

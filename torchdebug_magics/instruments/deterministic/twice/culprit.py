@@ -238,7 +238,9 @@ class Culprit:
                 found.append(seen._replace(gave=0))
                 raise Enough
 
-        self._runs.again(DigestRecorder(self._comparison.earlier.another(), seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at))
+        self._runs.again(
+            DigestRecorder(self._comparison.earlier.another(), seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at)
+        )
         return found[0] if found else None
 
 

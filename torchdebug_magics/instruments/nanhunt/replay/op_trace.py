@@ -6,27 +6,28 @@ What is non-finite is kept alive with all that its op was given; what clean forw
 from __future__ import annotations
 
 import itertools
-import sys
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._autograd import _get_sequence_nr
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
 from torchdebug_magics.instruments.nanhunt.report import LayerRow
-from torchdebug_magics.probing.dispatch import OpListener, Run, enter
+from torchdebug_magics.probing.graphs import NodeMakers
 from torchdebug_magics.probing.modules import Call, ModuleCalls
 from torchdebug_magics.probing.ops import is_uninitialised, op_name, written_by
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.user_code import user_frame
 from torchdebug_magics.probing.state.contents import memory_of
+from torchdebug_magics.probing.tape import OpRecorder
 from torchdebug_magics.probing.tensors import is_bad
 
-_MOST_LEVELS = 4
 _MOST_REMEMBERED_BYTES = 2 << 30
 _NO_SEQUENCE = 1 << 62
 """AccumulateGrad nodes have a sequence number above this; they belong to no forward op."""
@@ -192,11 +193,22 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     return (memory, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype) if memory else None
 
 
-class Trace(Lineage):
+class _Running(NamedTuple):
+    """An op between its beginning and its end."""
+
+    op: Op
+    inputs: list[torch.Tensor]
+    of_bad: bool
+    kwargs: dict[str, Any]
+    written: list[Overwritten]
+
+
+class Trace(OpRecorder[_Running], Lineage):
     """Records while attached; afterwards answers where a tensor came from."""
 
     def __init__(self, calls: ModuleCalls, layers: LayerWatch | None = None) -> None:
-        super().__init__()
+        OpRecorder.__init__(self, calls.hooks, calls.hooks.guard or Guard(), runs_eagerly=True)
+        Lineage.__init__(self)
         self.ops: list[Op] = []
         self.backward_frame: FrameType | None = None
         """Our frame below which a running backward stands; frames above it are the user's own backward code."""
@@ -207,18 +219,19 @@ class Trace(Lineage):
         """The node in whose hook all of this runs, where an update is made inside a backward()."""
         self._calls = calls
         self._layers = layers
-        self._by_sequence: dict[int, Op] = {}
+        self._nodes: NodeMakers[Op] = NodeMakers()
         self._room_bytes = _MOST_REMEMBERED_BYTES
         self._users: dict[int, list[tuple[Op, torch.Tensor]]] = {}
         """By place in memory: what was given to an op may be overwritten through another view of it."""
 
-    def attach(self, stack: ExitStack) -> None:
+    def attach(self, stack: ExitStack, height: int | None = None) -> None:
         """Record until the stack closes."""
         if self._layers is not None:
             self._layers.attach(stack)
         self._calls.attach(stack)
         self._around = torch._C._current_autograd_node()
-        enter(stack, OpListener(self._record, self._calls.hooks))
+        self._nodes.skip()
+        super().attach(stack, height)
 
     def layer_rows(self) -> tuple[LayerRow, ...]:
         """A row for each module call, where that was asked for."""
@@ -242,44 +255,37 @@ class Trace(Lineage):
         current: Op | None = op
         while current is not None and current.backward and current.index not in seen:
             seen.add(current.index)
-            current = self._maker_of_node(current)
+            current = None if current.node_sequence is None else self._nodes.of(current.node_sequence)
         return current if current is not op else None
 
-    def _maker_of_node(self, op: Op) -> Op | None:
-        if op.node_sequence is None:
-            return None
-        if not (op.node_name or "").endswith("CopySlices"):
-            return self._by_sequence.get(op.node_sequence) or self._under_a_transform(op.node_sequence, op.node_name or "")
-        # An in-place op on a view: autograd wraps the op's own node, made just before, into this one.
-        earlier = (self._by_sequence.get(op.node_sequence - back) for back in range(1, 4))
-        return next((one for one in earlier if one is not None and one.name.endswith("_")), None)
-
-    def _under_a_transform(self, sequence: int, node: str) -> Op | None:
-        """Under ``vmap(grad(f))`` each level makes a node of its own for an op; the op is known by the last of them."""
-        later = (self._by_sequence.get(sequence + ahead) for ahead in range(1, _MOST_LEVELS))
-        return next((one for one in later if one is not None and node.lower().startswith(f"{one.name.replace('_', '')}backward")), None)
-
-    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
-        if self.paused:
-            return run()
-        op = self._begun(func, user_frame(sys._getframe(3), below=self.backward_frame))
+    def begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> _Running | None:
+        """An op of the step; what it is about to overwrite is kept."""
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if self.paused or any(isinstance(tensor, FakeTensor) for tensor in inputs):
+            return None
+        op = self._begun(func, user_frame(caller, below=self.backward_frame))
+        self._nodes.add(op, self.ops[-1] if self.ops and self.ops[-1].name.endswith("_") else None)
         bad_inputs = [self.is_bad(tensor, op.index) for tensor in inputs]
         op.parents = tuple(source.index for source in (self.source(tensor).op for tensor in inputs) if source is not None)
         written = [self.overwritten(tensor) for tensor in written_by(func, args, kwargs)]
         self._save_for_users(written)
-        result = run()
+        return _Running(op, inputs, any(bad_inputs), kwargs, written)
+
+    def ends(self, running: _Running, args: tuple[Any, ...], result: Any) -> None:
+        """What it gave is looked at; where that is non-finite, all is kept."""
+        op, written = running.op, running.written
         self.ops.append(op)
-        if op.sequence is not None:
-            self._by_sequence.setdefault(op.sequence, op)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         outputs += [one.tensor for one in written if not any(one.tensor is output for output in outputs)]
-        self.made(op, outputs, of_bad=any(bad_inputs))
+        self.made(op, outputs, of_bad=running.of_bad)
         if op.is_bad:
-            self._keep(op, args, kwargs, written)
+            self._keep(op, args, running.kwargs, written)
         elif not op.backward:
-            self._remember(op, args, kwargs, inputs)
-        return result
+            self._remember(op, args, running.kwargs, running.inputs)
+
+    def failed(self, error: Exception) -> None:
+        """A trace with a gap would blame another op: the replay fails."""
+        raise error
 
     def _begun(self, func: Any, frame: FrameType | None) -> Op:
         node: Any = torch._C._current_autograd_node()
@@ -308,7 +314,7 @@ class Trace(Lineage):
 
     def _first_pass(self, node_sequence: int | None, name: str, line: Line) -> Op | None:
         """The op that ran at the same line in the forward of the running node: a function runs its forward under its own number."""
-        first = self._by_sequence.get(node_sequence) if node_sequence is not None else None
+        first = self._nodes.of(node_sequence) if node_sequence is not None else None
         if first is None:
             return None
         inside = itertools.takewhile(lambda op: op.sequence == node_sequence, itertools.islice(self.ops, first.index, None))
