@@ -35,6 +35,8 @@ _WITH_MODES = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.dropout._
 _MOST_TENSORS = 16
 _MOST_SHARED_BYTES = 1 << 20
 _AT_EACH_OP_BYTES = 1 << 16
+_AT_EACH_OP_COUNT = 1_000
+"""From there on it is looked once a backward pass, and the line of a write is not known as exactly."""
 
 
 class Copied(NamedTuple):
@@ -284,7 +286,7 @@ class SharedMemory:
             storage, before = kept.storage(), kept.copied.values
             if storage is None:
                 del self._kept[number]
-            elif is_last or before.nbytes <= _AT_EACH_OP_BYTES:
+            elif is_last or (before.nbytes <= _AT_EACH_OP_BYTES and tape.count < _AT_EACH_OP_COUNT):
                 with _disable_current_modes(), torch.no_grad():
                     now = kept.copied.part(storage)
                     if torch.equal(now, before) or bool(before.isnan().any()):

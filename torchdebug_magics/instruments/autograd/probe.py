@@ -30,9 +30,11 @@ from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
 _RECORDED_STEPS = 2
 """Of one optimizer, whatever it costs: an error of autograd, as a fault of the loop, nearly always shows in the first or the second."""
-_FREE_OPS = 10_000
+_FREE_OPS = 3_000
 """Further steps are recorded up to so many ops: a count, so that no answer depends on how busy the machine is."""
 _JUDGED_BACKWARDS = frozenset({4, 9})
+_JUDGED_STEPS = frozenset({2, 8, 32, 128, 512})
+"""To judge is to look for all models and optimizers that are alive, which takes as long as a hundred steps of a small model."""
 _MOST_OPS = 60_000
 _KEPT_STEPS = 4
 _CREATE_GRAPH = 4
@@ -162,8 +164,7 @@ class AutogradProbe:
 
     def _update_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         self._course.add(self._watched.step(optimizer, has_closure=has_closure))
-        steps_count = self._watched.steps[id(optimizer)]
-        if self._recorder.is_on and steps_count >= _RECORDED_STEPS and steps_count & (steps_count - 1) == 0:
+        if self._recorder.is_on and self._watched.steps[id(optimizer)] in _JUDGED_STEPS:
             self._judge()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
