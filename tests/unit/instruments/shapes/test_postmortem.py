@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -70,6 +71,27 @@ def test_it_says_what_failed(shell: InteractiveShell, cell: str, op: str, module
     assert (failure.op, failure.module, failure.operand_shapes) == (op, module, operands)
     assert failure.location.source == line
     assert failure.location.line == (11 if line.startswith("return") else len(cell.splitlines()))
+
+
+WRONG_DTYPES = {
+    "a result that does not fit": ("n = torch.arange(4)\nn.clamp_(0.5, 2.5)", "n = n.clamp(0.5, 2.5)"),
+    "a sum that does not fit": ("n = torch.zeros(4, dtype=torch.long)\nn += torch.ones(4)", "n = n + torch.ones(4)"),
+    "an index written to": (
+        "n, at = torch.zeros(4), torch.tensor([0.0, 2.0])\nn.scatter_add_(0, at, torch.ones(2))",
+        "n.scatter_add_(0, at.long(), torch.ones(2))",
+    ),
+    "an index": ("n, at = torch.zeros(4), torch.tensor([0.0, 2.0])\nm = n.index_select(0, at)", "n.index_select(0, at.long())"),
+    "classes": ("n = torch.tensor([0.0, 2.0])\nm = F.one_hot(n, 3)", "F.one_hot(n.long(), 3)"),
+}
+
+
+@pytest.mark.parametrize(("cell", "fix"), WRONG_DTYPES.values(), ids=WRONG_DTYPES)
+def test_the_cast_with_which_the_op_runs(shell: InteractiveShell, cell: str, fix: str) -> None:
+    failure, explained = after(shell, cell).failure, shell.user_ns["n"].clone()
+    assert (failure.fixes[0].code, failure.fixes[0].verified) == (fix, True)
+    assert shell.run_cell(cell.splitlines()[0]).success
+    torch.testing.assert_close(explained, shell.user_ns["n"], rtol=0, atol=0)
+    assert shell.run_cell(fix).success
 
 
 def test_nothing_of_the_cell_is_run_again(shell: InteractiveShell) -> None:

@@ -89,7 +89,7 @@ def expression_of(error: BaseException) -> tuple[SourceLines, dict[str, Any]] | 
     statement = site.statement if stores or isinstance(node, ast.AugAssign) else ast.copy_location(ast.Expr(node), site.statement)
     frame = frames[depth - 1]
     names, parts = {**frame.f_globals, **frame.f_locals}, dict[str, torch.nn.Module]()
-    return _made(frame, [statement], names, parts) if may_run(statement, names, parts) else None
+    return _made(frame, [statement], names, parts) if may_run(statement, names, parts, in_place=True) else None
 
 
 def _may_rerun(frame: FrameType) -> bool:

@@ -33,12 +33,24 @@ _BETWEEN = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 UNKNOWN = object()
 
 
-def may_run(node: ast.AST, names: Mapping[str, Any], parts: dict[str, torch.nn.Module]) -> bool:
-    """Whether all calls in it leave nothing behind; the modules that they call are added to `parts`."""
+def may_run(node: ast.AST, names: Mapping[str, Any], parts: dict[str, torch.nn.Module], *, in_place: bool = False) -> bool:
+    """Whether all calls in it leave nothing behind but, where that is allowed, what an op has written to a tensor.
+
+    The modules that they call are added to `parts`.
+    """
     every = list(ast.walk(node))
     if any(isinstance(one, _BETWEEN) or _asks_an_object(one, names) for one in every):
         return False
-    return all(_may_call(one.func, names, parts) for one in every if isinstance(one, ast.Call))
+    calls = [one.func for one in every if isinstance(one, ast.Call)]
+    return all(_may_call(func, names, parts) or (in_place and _writes_tensor(func, names)) for func in calls)
+
+
+def _writes_tensor(func: ast.expr, names: Mapping[str, Any]) -> bool:
+    if not isinstance(func, ast.Attribute) or func.attr in _OF_TENSORS:
+        return False
+    method = getattr(torch.Tensor, func.attr, None)
+    called = value_named(func, names)
+    return method is not None and (called is UNKNOWN or called is method)
 
 
 def _asks_an_object(node: ast.AST, names: Mapping[str, Any]) -> bool:

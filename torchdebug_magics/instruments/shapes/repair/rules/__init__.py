@@ -29,6 +29,7 @@ _RULES: tuple[Callable[[FailureFacts], Diagnosis | None], ...] = (
     python.unpacked,
     layers.norm,
     other_calls.pair,
+    dtypes_and_devices.stored,
     dtypes_and_devices.dtype,
     dtypes_and_devices.written,
     views.view,

@@ -8,10 +8,11 @@ import re
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, at_tensor, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, anywhere, named, short_dtype, told
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
+from torchdebug_magics.probing.safety import quiet
 
 _CASTS = {
     torch.float32: "float",
@@ -25,7 +26,7 @@ _CASTS = {
 _MINUS = frozenset(["sub", "__sub__", "rsub", "__rsub__", "subtract"])
 _WORDS = re.compile(
     r"dtype|scalar type|data type|Input type|same type|Expected .*Tensor|should be the same|not implemented for|Half|BFloat16|"
-    r"must be .*(Long|Int|Bool|Float)|bool"
+    r"must be .*(Long|Int|Bool|Float)|bool|LongTensor"
 )
 
 
@@ -39,9 +40,12 @@ def dtype(facts: FailureFacts) -> Diagnosis | None:
         return _mask(facts)  # as numbers it would be added to the scores, and mask nothing
     if facts.op in _MINUS and "bool" in facts.text:
         return _inverted(facts)
-    kinds = {operand.tensor.dtype for operand in facts.operands}
-    if len(kinds) < 2:
-        return _alone(facts)
+    return _unlike(facts) if len({operand.tensor.dtype for operand in facts.operands}) > 1 else _alone(facts)
+
+
+def _unlike(facts: FailureFacts) -> Diagnosis | None:
+    """Operands of several dtypes."""
+    assert facts.op is not None
     owned = next((operand for operand in facts.operands if operand.owned), None)
     odd = [
         (at, one) for at, one in enumerate(facts.operands) if not one.owned and (owned is None or one.tensor.dtype != owned.tensor.dtype)
@@ -100,11 +104,45 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def _alone(facts: FailureFacts) -> Diagnosis | None:
-    one = facts.operands[0]
-    if one.tensor.is_floating_point() or not ("not implemented" in facts.text or "loating point" in facts.text or "Long" in facts.text):
+    """The operand with whose cast the op runs."""
+    for at, one in reversed([*enumerate(facts.operands)]):  # what is written to, or looked up in, is the first
+        to = torch.int64 if one.tensor.is_floating_point() else torch.float32
+        if not one.owned and _runs(facts, at, to):
+            meant = "an integer" if to is torch.int64 else "floating point"
+            sentence = f"`{(facts.op or '').strip('_')}` expects {meant}, gets {named(one, 'its input')} in {short_dtype(one)}"
+            return Diagnosis(sentence, tuple(_cast(facts, at, to, rank=2)), one)
+    return None
+
+
+def _runs(facts: FailureFacts, at: int, to: torch.dtype) -> bool:
+    """Whether the op takes its operands with this one cast."""
+    args, kwargs = at_tensor(at, lambda tensor: tensor.to(to), facts.args, facts.kwargs)
+    try:
+        with quiet():
+            facts.func(*args, **kwargs)
+    except Exception:  # noqa: BLE001 - whatever an op raises on operands that it does not take
+        return False
+    return True
+
+
+def stored(facts: FailureFacts) -> Diagnosis | None:
+    """The result of an op in place does not fit into what it is written to; out of place, it has a dtype of its own."""
+    site = facts.site
+    node = site.expression if site is not None and facts.direct else None
+    if site is None or facts.op is None or not facts.op.endswith("_") or "be cast to" not in facts.text:
         return None
-    sentence = f"`{(facts.op or '').strip('_')}` expects floating point, gets {named(one, 'its input')} in {short_dtype(one)}"
-    return Diagnosis(sentence, tuple(_cast(facts, 0, torch.float32, rank=2)), one)
+    if isinstance(node, ast.AugAssign):
+        target, value = ast.unparse(node.target), ast.unparse(ast.BinOp(node.target, node.op, node.value))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(site.statement, ast.Expr):
+        outer = ast.Attribute(node.func.value, node.func.attr.removesuffix("_"), ast.Load())
+        target, value = ast.unparse(node.func.value), ast.unparse(ast.Call(outer, node.args, node.keywords))
+    else:
+        return None
+    x, name = facts.operands[0], facts.op.strip("_")
+    run = OpEdit(site, facts.op, lambda _, args, kwargs: getattr(torch.Tensor, name)(*args, **kwargs))
+    sentence = f"{facts.written} computes floating point, and {named(x, 'its target')} is {short_dtype(x)}"
+    edits = [Repair(f"{target} = {value}", "a new tensor, in floating point", 2, ops=(run,))]
+    return Diagnosis(sentence, tuple(edits), x)
 
 
 def _cast(facts: FailureFacts, at: int, to: torch.dtype, *, rank: int) -> list[Repair]:
