@@ -28,7 +28,7 @@ from torchdebug_magics.ranks.launching import Children
 
 _EVERY_S = 0.5
 _LEAST_LOOKS = 3
-_ON_ERROR = "torchdebug_magics.instruments.hangwatch.waits.collectives:error_facts"
+_ON_ERROR = "torchdebug_magics.instruments.hangwatch.waits.process_facts:error_facts"
 _FOLDER, _REFUSAL = "TORCHDEBUG_AGENTS", "TORCHDEBUG_ON_ERROR"
 _NAME = "sitecustomize"
 # A process of the user's must start, whatever our agent does; one that does not answer is shown as a process without an agent.

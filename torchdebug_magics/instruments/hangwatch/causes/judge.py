@@ -8,9 +8,8 @@ from collections import Counter
 from dataclasses import replace
 
 from torchdebug_magics.format import byte_size, duration, listed
-from torchdebug_magics.instruments.hangwatch.causes.deaths import differ, failed, last_line, short_error
+from torchdebug_magics.instruments.hangwatch.causes.deaths import Cause, Evidence, Row, differ, failed, first, last_line, short_error
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant, follow, goes_on, moving, named
-from torchdebug_magics.instruments.hangwatch.hang_evidence import Cause, Evidence, Row, first
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.machine.limits import memory_pressure

@@ -22,7 +22,6 @@ from torchdebug_magics.probing.source.user_code import adopt_timed, frames_above
 from torchdebug_magics.report import Location
 
 _BUILT_IN = frozenset({list, tuple, dict, set, str, range})
-_MODES = {"__torch_dispatch__": "TorchDispatchMode", "__torch_function__": "TorchFunctionMode"}
 _REST_S = 1.0
 _ALMOST, _EVERY_S = 0.7, 0.25
 _TAIL = 4000
@@ -30,22 +29,17 @@ _TAIL = 4000
 
 def loop_progress(frame: FrameType | None) -> tuple[int, int | None] | None:
     """(iterations begun, bound) of the innermost counted loop of the user's around the frame; None where there is none."""
-    for one in frames_above(frame):
-        if not is_user_code(one.f_code):
-            continue
-        function = function_node(one.f_code)
-        for loop in reversed(loops_around(function, line_of(one))):
+    for one in (one for one in frames_above(frame) if is_user_code(one.f_code)):
+        for loop in reversed(loops_around(function_node(one.f_code), line_of(one))):
             if isinstance(loop, ast.For) and (found := _counted(loop, one)) is not None:
                 return found
     return None
 
 
 def _counted(loop: ast.For, frame: FrameType) -> tuple[int, int | None] | None:
-    names = names_of(frame)
-    iterated = loop.iter
+    names, iterated, target = names_of(frame), loop.iter, loop.target
     while isinstance(iterated, ast.Call) and iterated.args and called(iterated) in {"tqdm", "track", "trange"}:
         iterated = iterated.args[0]
-    target: ast.expr = loop.target
     if not isinstance(iterated, ast.Call) or dotted(iterated.func) not in {"range", "enumerate"}:
         return None
     is_enumerated = dotted(iterated.func) == "enumerate"
@@ -57,23 +51,18 @@ def _counted(loop: ast.For, frame: FrameType) -> tuple[int, int | None] | None:
     if is_enumerated:
         return count, _length(value_of(iterated.args[0], frame, names)) if iterated.args else None
     ends: list[Any] = [
-        _length(value_of(argument.args[0], frame, names))
-        if isinstance(argument, ast.Call) and dotted(argument.func) == "len" and argument.args
-        else value_of(argument, frame, names)
-        for argument in iterated.args
+        _length(value_of(end.args[0], frame, names)) if isinstance(end, ast.Call) and called(end) == "len" else value_of(end, frame, names)
+        for end in iterated.args
     ]
-    if not ends or not all(type(end) is int for end in ends):
-        return count, None
-    whole = range(*ends)
+    whole = range(*ends) if ends and all(type(end) is int for end in ends) else range(0)
     return (whole.index(count), len(whole)) if count in whole else (count, None)
 
 
 def _length(value: Any) -> int | None:
     """Of what is built in; of a DataLoader over such: a Dataset of the user's has code of its own for it."""
-    if type(value) in _BUILT_IN:
-        return len(value)
-    data = getattr(value, "dataset", None) if type(value).__module__.startswith("torch.utils.data") else None
-    return len(value) if data is not None and (type(data) in _BUILT_IN or type(data).__name__ == "TensorDataset") else None
+    is_loader = type(value).__module__.startswith("torch.utils.data")
+    data = getattr(value, "dataset", None) if is_loader else value
+    return len(value) if type(data) in _BUILT_IN or (is_loader and type(data).__name__ == "TensorDataset") else None
 
 
 def installed_tracer(frame: FrameType | None) -> tuple[str, str, str] | None:
@@ -87,19 +76,6 @@ def installed_tracer(frame: FrameType | None) -> tuple[str, str, str] | None:
         return "anomaly mode", "a training step takes 2x to 3x as long", repair
     if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
         return "PyTorch's profiler", "small ops take 2x to 5x as long", "profile a few steps only, with `schedule=`"
-    for one in frames_above(frame):
-        kind = _MODES.get(one.f_code.co_name)
-        if kind is not None and owner(one.f_code.co_filename) in {"user", "library"}:
-            return f"a `{kind}`", "each op takes tens of microseconds longer", "enter the mode for a few steps only"
-    return _monitor()
-
-
-def _monitor() -> tuple[str, str, str] | None:
-    monitoring: Any = getattr(sys, "monitoring", None)
-    for number in range(6) if monitoring is not None else ():
-        name = monitoring.get_tool(number)
-        if name and monitoring.get_events(number):
-            return f"the tool {name!r} (`sys.monitoring`)", "each Python line takes longer", f"call `sys.monitoring.free_tool_id({number})`"
     return None
 
 

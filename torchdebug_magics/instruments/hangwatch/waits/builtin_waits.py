@@ -6,6 +6,7 @@ import _thread
 import ast
 import dis
 import functools
+import gc
 import io
 import os
 import select
@@ -38,6 +39,8 @@ _PLAIN: tuple[type, ...] = (int, float, complex, str, bytes, bytearray, bool, ty
 _CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
 _DATA = frozenset({"torch", "torch._C", "torch.nn.parameter", "numpy", "pandas.core.frame", "pandas.core.series", "PIL.Image"})
 _SHARED = ("multiprocessing.queues", "multiprocessing.connection", "multiprocessing.synchronize", "multiprocessing.managers")
+_WRITTEN_IN_PYTHON = 1 << 9
+"""Of a type's flags: it was made by a class statement."""
 _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _KERNELS = ("IPython", "ipykernel", "jupyter", "tornado", "zmq", "traitlets", "debugpy", "pydevd", "_pydev")
 """They hold all of the user's names, which they do not use."""
@@ -165,8 +168,11 @@ class Reach:
         self._is_cut = False
         """Whether there was more than we looked at, so that nothing can be said."""
         self._runs_users = any(is_user_code(frame.f_code) for frame in frames)
+        self._near: set[int] = set()
+        """What the user's own code has a name for, and the attributes of that."""
         waiting: deque[Any] = deque(others)
         for frame in _without_kernel(frames):
+            start = len(waiting)
             names = names_of(frame)
             self._is_cut |= not names and bool(frame.f_code.co_nlocals)
             if is_module_code(frame.f_code):
@@ -174,6 +180,8 @@ class Reach:
             else:
                 waiting.extend(names.values())
                 waiting.extend(_globals_of(frame.f_code, frame.f_globals))
+            if is_user_code(frame.f_code):
+                self._near.update(id(near) for value in (*waiting,)[start:] for near in (value, *_attributes(value)))
         many = 0
         while waiting and not self._is_cut:
             self._go_on(waiting.popleft(), waiting)
@@ -183,6 +191,10 @@ class Reach:
     def can_get(self, wanted: object) -> bool:
         """Whether it could, as far as can be told; of a library's thread that leads to very much, only what was met counts."""
         return id(wanted) in self._met or (self._is_cut and self._runs_users)
+
+    def names(self, wanted: object) -> bool:
+        """Whether the user's code has a name for it, or for what it is an attribute of."""
+        return id(wanted) in self._near
 
     def _go_on(self, value: Any, waiting: deque[Any]) -> None:
         kind: Any = type(value)  # `isinstance` would ask the object, which may be the user's
@@ -204,6 +216,15 @@ class Reach:
             self._is_cut |= not all(issubclass(type(one), (*_PLAIN, *_CONTAINERS)) or _is_data(one) for one in first)
         elif not _is_data(value):
             waiting.extend(referents(value))
+
+
+def _attributes(value: Any) -> list[Any]:
+    """What an object holds; nothing of the user's is called, as `getattr` and `isinstance` could."""
+    kind: Any = type(value)
+    if issubclass(kind, (type, FunctionType, ModuleType)) or not (kind.__flags__ & _WRITTEN_IN_PYTHON or kind.__dictoffset__):
+        return []
+    held = gc.get_referents(value)
+    return [*held, *(one for space in held if type(space) is dict for one in tuple(space.values()))]
 
 
 def is_kernels(module: str) -> bool:

@@ -7,20 +7,18 @@ import gc
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType, FunctionType
 from typing import Any
 
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import LOCKS, Reach, Target, Waiting, runs_loop
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, names_of, value_of
 from torchdebug_magics.probing.source.syntax import WITHS, enclosing, last_name, loops_around, nodes, own_nodes
-from torchdebug_magics.probing.source.user_code import is_module_code, is_user_code, owner
+from torchdebug_magics.probing.source.user_code import is_user_code, owner
 
 Stacks = Mapping[int, Sequence[FrameType]]
 """The frames of each thread, by its ident, innermost first."""
 _OWNER = re.compile(r"owner=(\d+)")
 _MOST_FUNCTIONS = 2000
-_WRITTEN_IN_PYTHON = 1 << 9
-"""Of a type's flags: it was made by a class statement."""
 
 
 def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[int, Waiting | None], reach: Callable[[int], Reach]) -> None:
@@ -32,7 +30,7 @@ def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[in
         waiting.facts["may_end"] = True  # a socket, a process or a callback may resolve it
         return
     if waiting.kind == "lock":
-        _lock_holder(ident, waiting, stacks)
+        _lock_holder(ident, waiting, stacks, reach)
     elif waiting.facts.get("future"):
         waiting.targets = _runners(waiting.on, stacks)
         if not waiting.targets and any(_is_to_run(waiting.on, frame) for frame in stacks[ident]):
@@ -42,12 +40,12 @@ def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[in
     alike = {other for other, its in waits.items() if its is not None and (its.on is waiting.on or its.facts.get("idle"))}
     others = [other for other in stacks if other != ident and other not in alike]
     if waiting.kind in {"queue", "event"} and not waiting.targets:
-        waiting.targets = [("thread", other) for other in others if _refers(stacks[other], waiting.on)]
+        waiting.targets = [("thread", other) for other in others if reach(other).names(waiting.on)]
     if waiting.kind in {"queue", "event"} or (waiting.kind == "lock" and waiting.targets in ([], [("thread", ident)])):
         waiting.able = [("thread", other) for other in others if reach(other).can_get(waiting.on)]
 
 
-def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks) -> None:
+def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks, reach: Callable[[int], Reach]) -> None:
     lock = waiting.on
     told = _OWNER.search(repr(lock)) if isinstance(lock, LOCKS) else None
     if told is not None and int(told[1]):
@@ -59,9 +57,7 @@ def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks) -> None:
             is_free = other == ident and shared is not None and not shared._count()  # this process does not hold it
             if line is None or is_free or (waiting.targets and waiting.targets != [("thread", other)]):
                 continue
-            others = (
-                [one for one, theirs in stacks.items() if one != ident and _refers(theirs, lock)] if other == ident and not by_with else []
-            )
+            others = [one for one in stacks if one != ident and reach(one).names(lock)] if other == ident and not by_with else []
             waiting.targets = [("thread", other) for other in others or [other]]  # a lock may be a signal, that another thread gives
             waiting.facts["acquired"] = (frame.f_code.co_filename, line, frame.f_code.co_name)
             return
@@ -145,26 +141,3 @@ def _busy_in_pools(stacks: Stacks) -> list[Target]:
     running = ((ident, frames) for ident, frames in stacks.items() if any(is_user_code(frame.f_code) for frame in frames))
     pool = "concurrent.futures.thread"
     return [("thread", ident) for ident, frames in running if any(frame.f_globals.get("__name__") == pool for frame in frames)]
-
-
-def _refers(frames: Sequence[FrameType], wanted: Any) -> bool:
-    """Whether the user's code in a thread can reach an object: by a local or global name, or an attribute of one."""
-    for frame in frames:
-        if is_user_code(frame.f_code):
-            names = names_of(frame)
-            used = frame.f_code.co_names if is_module_code(frame.f_code) else (*frame.f_code.co_names, *names)
-            for name in used:
-                value = names.get(name, frame.f_globals.get(name, MISSING))
-                if value is wanted or _holds(value, wanted):
-                    return True
-    return False
-
-
-def _holds(value: Any, wanted: Any) -> bool:
-    """Whether it is an attribute of an object; nothing of the user's is called, as `getattr` and `isinstance` could."""
-    kind: Any = type(value)
-    if issubclass(kind, (type, FunctionType, ModuleType)) or not (kind.__flags__ & _WRITTEN_IN_PYTHON or kind.__dictoffset__):
-        return False
-    held = gc.get_referents(value)
-    named = [one for space in held if type(space) is dict for one in tuple(space.values())]
-    return any(one is wanted for one in (*held, *named))
