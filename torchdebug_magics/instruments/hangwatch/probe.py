@@ -14,7 +14,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import link, look_around
 from torchdebug_magics.instruments.hangwatch.everybody.participants import named
-from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import OutputMeter
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, HangReport, LiveHang
 from torchdebug_magics.instruments.hangwatch.watcher import Watcher
 from torchdebug_magics.machine.process_state import has_proc
@@ -83,7 +83,7 @@ class HangProbe:
 
     def live_of_ranks(self, own: LiveHang | None, rank: LiveHang) -> LiveHang | None:
         """The launcher's verdict, as it sees whom a rank waits for; the rank's pace and line, as the launcher itself only waits."""
-        return None if own is None else replace(own, rate=rank.rate, rate_of=rank.rate_of, at=rank.at)
+        return None if own is None else replace(own, rate=rank.rate, at=rank.at)
 
     def standing(self) -> str:
         """In one line, for the kernel after this one; empty while all is well."""
@@ -134,10 +134,9 @@ class HangProbe:
             headline=watch.place.hint or "stopped while making progress",
             location=self._ended_at if was_stopped else None,
         )
-        rate, rate_of, remaining_s = watch.rate()
         return HangReport(
-            **vars(finding), still_s=round(progress.longest_s, 3), elapsed_s=round(watch.elapsed_s, 3), after_s=watch.after_s, rate=rate,
-            rate_of=rate_of, remaining_s=remaining_s if was_stopped else None,
+            **vars(finding), still_s=round(progress.longest_s, 3), elapsed_s=round(watch.elapsed_s, 3), after_s=watch.after_s,
+            rate=progress.pace.per_s(),
             data_share=progress.looks_at["batch"] / progress.looks if progress.looks_at["batch"] else None, ended_by=self._ended_by,
             stopped_count=self._stopped_count, problems=tuple(self._guard.problems),
         )  # fmt: skip

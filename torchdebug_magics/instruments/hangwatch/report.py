@@ -81,7 +81,7 @@ class LiveHang:
     """Since the last progress, so far."""
     finding: HangFinding | None
     rate: float | None
-    rate_of: str
+    """See `HangReport`."""
     at: Location | None
 
     @property
@@ -105,11 +105,7 @@ class HangReport(HangFinding, Report):
     elapsed_s: float
     after_s: float
     rate: float | None
-    """Steps or iterations per second; None where no loop was seen."""
-    rate_of: str
-    """``"step"`` (of an optimizer) or ``"iteration"``."""
-    remaining_s: float | None
-    """To the end of the loop at that rate, when last seen; None where its bound is not known."""
+    """Steps of an optimizer per second; None without one."""
     data_share: float | None
     """Of the looks at the main thread, those in which it waited for a DataLoader; None without one."""
     ended_by: str
@@ -154,7 +150,7 @@ class HangReport(HangFinding, Report):
         return f"Interrupted after {duration(self.elapsed_s)}: " if self.state == "interrupted" else ""
 
     def _finished(self) -> str:
-        speed = "" if self.rate is None else f" · {self.rate:.3g} {self.rate_of}s per second"
+        speed = "" if self.rate is None else f" · {self.rate:.3g} steps per second"
         ended = "Ended with an error after" if self.ended_by == "error" else "Finished in"
         return f"{ended} {duration(self.elapsed_s)}: no pause of {duration(self.after_s)} or longer{speed}"
 

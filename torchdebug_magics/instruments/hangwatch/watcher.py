@@ -12,14 +12,13 @@ from types import FrameType
 from typing import NamedTuple
 
 from torchdebug_magics.format import duration
-from torchdebug_magics.instruments.hangwatch.causes.ended import ThreadErrors, about, explained
+from torchdebug_magics.instruments.hangwatch.causes.deaths import ThreadErrors, about, explained
 from torchdebug_magics.instruments.hangwatch.causes.judge import debugger_now, judged
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import OthersProgress, link, look_around
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look
 from torchdebug_magics.instruments.hangwatch.getting_out import GettingOut
 from torchdebug_magics.instruments.hangwatch.main_thread.endless import Rounds, endless_loop, is_alone
-from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter, StandingPlace, installed_tracer, loop_progress
-from torchdebug_magics.instruments.hangwatch.main_thread.progress import Pace, Progress
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import OutputMeter, Progress, StandingPlace, installed_tracer
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, LiveHang, State, Wait
 from torchdebug_magics.machine.process_state import main_thread_ran_s
 from torchdebug_magics.probing.safety import Guard
@@ -34,7 +33,7 @@ _REST_S = 1.0
 _LEAST_LOOKS, _LEAST_S = 3, 0.5
 """By which nothing has moved."""
 _LATE_S = 1.0  # of a look, when no Python thread gets a turn
-_BUSY, _LOOP_EVERY = 0.5, 4
+_BUSY = 0.5
 _WORST = {"finished": 0, "slow": 1, "stuck": 2}
 
 
@@ -81,9 +80,6 @@ class Watcher:
         self._guard = guard
         self._looks: deque[Look] = deque(maxlen=6)
         self._around_s = self._looked_s = self._cpu_s = 0.0
-        self._loop = Pace()
-        self._to_go: int | None = None
-        """Iterations to the end of that loop."""
         self._began_s = time.monotonic()
         self._ended_s: float | None = None
         self._old_threads: set[int | None] = set()
@@ -131,8 +127,6 @@ class Watcher:
         if late_s > _LATE_S:
             self._was_held(late_s, frame)
         self._cpu_s = main_thread_ran_s()
-        if self.progress.looks % _LOOP_EVERY == 0:
-            self._guard.run("counting the iterations", self._count, frame, now_s)
         self._guard.run("a look at the graph", self._look_at_graph, now_s)
         self._guard.run("a look at everybody", self._look_closer, frame, now_s)
         del frame  # it holds the user's variables
@@ -148,21 +142,7 @@ class Watcher:
         """For the live view, from any thread."""
         still_s, standing = self.progress.still_s, self.standing
         shown = standing.finding if still_s >= self.after_s or standing.is_looping else None
-        rate, rate_of, _ = self.rate()
-        return LiveHang(elapsed_s=self.elapsed_s, still_s=still_s, finding=shown, rate=rate, rate_of=rate_of, at=self.place.at)
-
-    def rate(self) -> tuple[float | None, str, float | None]:
-        """(per second, of what, seconds to the end of the loop)."""
-        steps, loops = self.progress.pace.per_s(), self._loop.per_s()
-        left_s = self._to_go / loops if loops and self._to_go is not None else None
-        return (loops, "iteration", left_s) if steps is None and loops is not None else (steps, "step", left_s)
-
-    def _count(self, frame: FrameType | None, now_s: float) -> None:
-        """Note how far the loop around a frame has come."""
-        if (found := loop_progress(frame)) is not None:
-            count, bound = found
-            self._loop.add(now_s, count)
-            self._to_go = None if bound is None else bound - count
+        return LiveHang(elapsed_s=self.elapsed_s, still_s=still_s, finding=shown, rate=self.progress.pace.per_s(), at=self.place.at)
 
     def _look_at_graph(self, now_s: float) -> None:
         """A backward pass that goes through the graphs of earlier steps is told of before it takes too long."""
@@ -187,6 +167,7 @@ class Watcher:
         if look is None:
             return
         self._around_s = now_s
+        self._others.note(look)
         progress.went_on(self._others.last_s(look))
         if self._looks and self._looks[-1].at_s < progress.last_s:
             self._looks.clear()

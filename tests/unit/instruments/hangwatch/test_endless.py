@@ -1,4 +1,4 @@
-"""Which loops certainly never end, and which may, however unlikely; how far a counted loop has come."""
+"""Which loops certainly never end, and which may, however unlikely."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from torchdebug_magics.instruments.hangwatch.main_thread.endless import Rounds, endless_loop
-from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import loop_progress
 from torchdebug_magics.probing.source.user_code import frames_above
 
 if TYPE_CHECKING:
@@ -157,46 +156,6 @@ def test_without_source_or_frame_nothing_is_certain(looping: Looping, tmp_path: 
     (tmp_path / "loop.py").unlink()
     linecache.checkcache()
     assert endless_loop(frame, alone=True) is None or frame.f_code.co_filename in linecache.cache
-
-
-# How far ---------------------------------------------------------------------------------------------------------------
-
-SPIN = "    while True:\n        pass"
-COUNTED = {
-    "range": ("for i in range(10):\n{}", (0, 10)),
-    "from the second on": ("for i in range(5, 11, 2):\n    if i < 7:\n        continue\n{}", (1, 3)),
-    "enumerate": ("xs = [1, 2, 3]\nfor i, x in enumerate(xs):\n{}", (0, 3)),
-    "tqdm": ("tqdm = list\nfor i in tqdm(range(4)):\n{}", (0, 4)),
-    "len": ("xs = [1, 2]\nfor i in range(len(xs)):\n{}", (0, 2)),
-    "a name": ("n = 7\nfor epoch in range(n):\n{}", (0, 7)),
-    "the innermost": ("for i in range(10):\n    for j in range(3):\n        while True:\n            pass", (0, 3)),
-    "around a call": ("def f():\n{}\nfor i in range(6):\n    f()", (0, 6)),
-    "a generator's length is not known": ("for i, x in enumerate(iter([1, 2])):\n{}", (0, None)),
-    "no counted loop": ("for x in ['a']:\n{}", None),
-    "no loop": ("if True:\n{}", None),
-}
-
-
-@pytest.mark.parametrize("case", COUNTED)
-def test_how_far_a_loop_has_come(case: str, looping: Looping) -> None:
-    code, wanted = COUNTED[case]
-    assert loop_progress(looping(code.format(SPIN))) == wanted
-
-
-def test_the_length_of_the_users_own_class_is_not_asked(looping: Looping) -> None:
-    asked: list[int] = []
-
-    class Data:
-        def __len__(self) -> int:
-            asked.append(1)
-            return 3
-
-        def __iter__(self) -> Any:
-            return iter([1, 2, 3])
-
-    assert loop_progress(looping(f"for i, x in enumerate(data):\n{SPIN}", data=Data())) == (0, None)
-    assert asked == []
-    assert loop_progress(None) is None
 
 
 # Rounds ----------------------------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import installed_tracer
-from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress, installed_tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

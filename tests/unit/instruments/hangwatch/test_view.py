@@ -27,8 +27,8 @@ WORKER = Wait(
 REPORT = HangReport(
     state="stuck", cause="self_deadlock", headline="DataLoader worker 0 waits for a lock that it holds itself",
     fix="release it with `with lock:`", reason="", location=at(8), root=WORKER, waits=(MAIN, WORKER),
-    chain=("main", "worker 0", "worker 0"), still_s=12.0, elapsed_s=15.0, after_s=10.0, rate=None, rate_of="step",
-    remaining_s=None, data_share=None, ended_by="Stop", stopped_count=2, problems=("no /proc here",),
+    chain=("main", "worker 0", "worker 0"), still_s=12.0, elapsed_s=15.0, after_s=10.0, rate=None,
+    data_share=None, ended_by="Stop", stopped_count=2, problems=("no /proc here",),
 )  # fmt: skip
 FINISHED = replace(
     REPORT, state="finished", cause=None, headline="", fix="", location=None, root=None, waits=(), chain=(), rate=3.5, data_share=0.7,
@@ -38,7 +38,7 @@ FINDING = HangFinding(
     state="stuck", cause="self_deadlock", headline=REPORT.headline, fix=REPORT.fix, location=at(8), root=WORKER, waits=(MAIN, WORKER),
     chain=REPORT.chain, since_s=12.0,
 )  # fmt: skip
-LIVE = LiveHang(elapsed_s=15.4, still_s=12.2, finding=FINDING, rate=2.0, rate_of="step", at=at(20))
+LIVE = LiveHang(elapsed_s=15.4, still_s=12.2, finding=FINDING, rate=2.0, at=at(20))
 
 
 def text(report: HangReport) -> str:
@@ -125,12 +125,6 @@ def test_how_bad_it_is_at_a_glance() -> None:
     assert plain.render(page(replace(FINISHED, cause="worker_died", headline="x"))).startswith(shown["slow"])
 
 
-def test_what_is_left_of_a_slow_loop() -> None:
-    shown = text(replace(REPORT, state="slow", rate=0.5, rate_of="iteration", remaining_s=120.0))
-    assert "0.5 iterations per second" in shown
-    assert "to the end of the loop" in shown
-
-
 def test_one_who_has_ended() -> None:
     dead = replace(WORKER, kind="dead", what="was killed by signal 9", exit_code=-9, waits_for=None, stack=(), acquired=None)
     shown = text(replace(REPORT, root=dead, waits=(MAIN, dead), chain=("main", "worker 0")))
@@ -145,7 +139,7 @@ def test_markup_of_the_user_is_text() -> None:
 
 
 def test_while_it_runs() -> None:
-    quiet = LiveHang(elapsed_s=1.0, still_s=0.1, finding=None, rate=None, rate_of="step", at=None)
+    quiet = LiveHang(elapsed_s=1.0, still_s=0.1, finding=None, rate=None, at=None)
     assert plain.render(live_page(quiet)).split("\n")[0].endswith("Running for 1 s")
     assert quiet.standing == ""
     still = plain.render(live_page(replace(LIVE, finding=None)))

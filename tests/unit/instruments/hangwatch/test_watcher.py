@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from torchdebug_magics.instruments.hangwatch import watcher
-from torchdebug_magics.instruments.hangwatch.causes.ended import ThreadErrors
-from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter
+from torchdebug_magics.instruments.hangwatch.causes.deaths import ThreadErrors
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import OutputMeter
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, Wait
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.ranks.launching import Children

@@ -1,20 +1,27 @@
-"""What a cause is told by, and the first causes: somebody whom others wait for has ended, a rank or a worker that raised, was killed or left."""
+"""What a cause is told by, and the first causes: a rank, a worker or a process has ended badly, during the cell or before its end."""
 
 from __future__ import annotations
 
 import re
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from torchdebug_magics.format import duration, listed, one_line, plural
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import ended, left_error
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Chain, Issued, Look, Participant
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
-from torchdebug_magics.instruments.hangwatch.report import HangFinding, State
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, State, Wait
+from torchdebug_magics.instruments.hangwatch.waits.process_facts import error_record
 from torchdebug_magics.probing.source.syntax import covers, loops_around, tree_of
 from torchdebug_magics.probing.source.user_code import location, owner
+from torchdebug_magics.probing.wrappers import unwrap_all, wrap
+from torchdebug_magics.ranks.launching import Children
+from torchdebug_magics.ranks.rank_traces import Child
 from torchdebug_magics.ranks.report import signal_name
 from torchdebug_magics.report import Location
 
@@ -139,7 +146,7 @@ def failed(case: Evidence) -> HangFinding | None:
     dead += [rank for rank in case.ranks if rank.error is not None and waiting]  # it waits in a `finally:`
     if not dead or any(case.moved.get(one.who) for one in case.chain.path):
         return None
-    first = min(dead, key=lambda one: (one.error is None, (one.error or {}).get("at_s", 0.0)))
+    first = min(dead, key=lambda one: (one.error is None, _ended_s(one)))
     if waiting:
         return _rank(case, first, f"{waiting[0].who} waits for it in {waiting[0].pending or waiting[0].what}")
     whose = next((one for one in reversed(case.chain.path) if one is not first), case.main)
@@ -311,3 +318,90 @@ def _not_joined(case: Evidence, one: Participant) -> HangFinding:
         "start `world_size` processes, each with its own `rank` and the same `init_method`", reason,
         at=absent[0] if absent and absent[0].location is not None else one,
     )  # fmt: skip
+
+
+_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
+_GLOO = re.compile(r"gloo.*?(\d+) vs\.? (\d+)", re.DOTALL)
+_ASKED = {-signal.SIGTERM, -signal.SIGINT}
+"""By which a launcher ends the other ranks."""
+_MOST = 100
+
+
+def explained(error: BaseException | None, children: Children, printed: str) -> HangFinding | None:
+    """What ended badly before the cell did; None where no process of the cell did, or the error says all that is known."""
+    failed = [ended(child, children.folder) for child in children.started.values() if child.exit_code()]
+    aborted = next((one for one in failed if one.exit_code == -signal.SIGABRT), None)
+    if aborted is not None and "gloo" in printed and (sizes := _GLOO.search(printed)) is not None:
+        return _aborted(aborted, children, f"({sizes[1]} and {sizes[2]} bytes)")
+    if (match := _WORKER.search(str(error)) if error is not None else None) is not None:
+        dead = [child for word in match[1].split(",") if (child := children.started.get(int(word))) is not None]
+        return _lost_worker(dead[0], children) if dead else None
+    known = {one.pid: one.error["rank"] for one in failed if one.error and one.error.get("rank") is not None}
+    if not known:
+        return None
+    # The rank that ended first by itself: the others then lose the connection to it.
+    killed = [one for one in failed if (one.exit_code or 0) < 0 and one.exit_code not in _ASKED]
+    one = (killed or sorted((one for one in failed if one.error), key=_ended_s))[0]
+    absent = sorted(set(range(len(children.started))) - {*known.values()})
+    one.who = f"rank {known.get(one.pid, absent[0] if len(absent) == 1 else sorted(children.started).index(one.pid))}"
+    fix = exit_fix(one.exit_code) if one.error is None else "fix the error in this rank: the others only lose their connection to it"
+    return _ended(one, "rank_died", f"{one.who} {how_it_ended(one)}", fix)
+
+
+def _ended_s(one: Participant) -> float:
+    return float((one.error or {}).get("at_s", 0.0))
+
+
+def _lost_worker(child: Child, children: Children) -> HangFinding:
+    one = ended(child, children.folder, f"worker {sorted(children.started).index(child.pid)}")
+    fix, reason = exit_fix(one.exit_code) if one.error is None else error_fix(one), ""
+    if child.method != "fork" and one.exit_code == 1 and one.error is None:  # it could not be unpickled
+        fix = 'move the Dataset into an importable module, or use `DataLoader(..., multiprocessing_context="fork")`'
+        reason = f"a worker started with `{child.method}` imports the Dataset, and cannot import what is defined in a cell"
+    return _ended(one, "worker_died", f"{one.name} {how_it_ended(one)}", fix, reason)
+
+
+def _aborted(one: Participant, children: Children, sizes: str) -> HangFinding:
+    left = (left_error(children.folder, pid) or {} for pid in children.started)
+    one.what, one.error = "aborted", next((survivor for survivor in left if survivor.get("entries")), None)
+    called, survivor = "the ranks call it with different sizes", one.error or {}
+    if survivor.get("rank") is not None:
+        call = survivor["entries"][-1]
+        called = f"rank {survivor['rank']} calls {call['op']} #{call['number']} with {(*call['sizes'], 'no tensor')[0]}"
+    return _ended(
+        one, "collective_mismatch", f"gloo aborted {one.who}, whose tensor has a different size: {called} {sizes}",
+        "use the same shape and dtype on every rank", "gloo aborts the process without an exception where sizes differ",
+    )  # fmt: skip
+
+
+def _ended(one: Participant, cause: str, headline: str, fix: str, reason: str = "") -> HangFinding:
+    return about(one.as_wait(), "finished", cause, headline, fix, reason, location=last_line(one.error))
+
+
+def about(root: Wait, state: State, cause: str | None, headline: str, fix: str = "", reason: str = "", **more: Any) -> HangFinding:
+    """About somebody who is not part of a chain: the main thread while nobody else was asked, or a process that has ended."""
+    more = {"location": root.location, "chain": ("main",) if root.who == "main" else (), **more}
+    return HangFinding(state=state, cause=cause, headline=headline, fix=fix, reason=reason, root=root, waits=(root,), **more)
+
+
+class ThreadErrors:
+    """Open between `attach` and the end of the stack. A hook of the user's is called as before."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, dict[str, Any]] = {}
+        """By the name of the thread: ``type``, ``message``, ``at_s``, ``frames``; no exception is held."""
+
+    def attach(self, stack: ExitStack) -> None:
+        """Note each from now on."""
+        wrap(stack, self, threading, "excepthook", self._ended)
+
+    def sweep(self) -> None:
+        """Remove what an interrupt may have left."""
+        unwrap_all(self)
+
+    def _ended(self, original: Callable[[Any], Any], arguments: Any) -> Any:
+        __tracebackhide__ = True
+        with suppress(Exception):  # a message that cannot be made: what is printed of it comes all the same
+            if arguments.thread is not None and isinstance(arguments.exc_value, Exception) and len(self.records) < _MOST:
+                self.records[arguments.thread.name] = error_record(arguments.exc_value)
+        return original(arguments)

@@ -9,7 +9,8 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -18,11 +19,13 @@ from typing import Any
 
 import torch
 
+from torchdebug_magics.instruments.hangwatch.everybody.participants import with_article
 from torchdebug_magics.instruments.hangwatch.main_thread.endless import Rounds
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import cell_frames
+from torchdebug_magics.instruments.hangwatch.waits.thread_waits import wait_of
 from torchdebug_magics.probing.source.call_sites import function_node, line_of, names_of
 from torchdebug_magics.probing.source.syntax import loops_around, names_in, nodes, targets_of
-from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, locate
+from torchdebug_magics.probing.source.user_code import adopt_timed, frames_above, is_module_code, is_user_code, locate, location, owner
 from torchdebug_magics.report import Location
 
 _MOST_POSITIONS = 4096
@@ -298,3 +301,107 @@ class Progress:
         self.looks_at[label] += 1
         self.doing[label] += 1
         self.passes.look(backward, time.monotonic())
+
+
+_REST_S = 1.0
+_ALMOST, _EVERY_S = 0.7, 0.25
+_TAIL = 4000
+
+
+def installed_tracer(frame: FrameType | None) -> tuple[str, str, str] | None:
+    """(what, its usual price, how to be without) for the thread that a frame belongs to; None where nothing is on."""
+    for one in frames_above(frame):
+        if one.f_trace is not None and owner(one.f_code.co_filename) in {"user", "torch", "library"}:
+            name = getattr(one.f_trace, "__qualname__", type(one.f_trace).__name__)
+            return f"a trace function (`sys.settrace`: {name})", "each Python line takes 2x to 20x as long", "call `sys.settrace(None)`"
+    if torch.is_anomaly_enabled():
+        repair = "call `torch.autograd.set_detect_anomaly(False)`; `%%nanhunt` finds NaN without it"
+        return "anomaly mode", "a training step takes 2x to 3x as long", repair
+    if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
+        return "PyTorch's profiler", "small ops take 2x to 5x as long", "profile a few steps only, with `schedule=`"
+    return None
+
+
+class StandingPlace:
+    """For the live view, and for a cell that ends before anybody was asked."""
+
+    def __init__(self) -> None:
+        self.at: Location | None = None
+        """Of the latest rest."""
+        self.longest_at: Location | None = None
+        self.kind, self.what = "python", ""
+        """Of the wait there."""
+        self.hint = ""
+        """What a cell that was stopped early was waiting for."""
+        self._latest: tuple[str, int, str] | None = None
+
+    @property
+    def latest(self) -> Location | None:
+        """The last line at which it was seen."""
+        return self.at or (location(*self._latest) if self._latest else None)
+
+    def look(self, frame: FrameType | None, progress: Progress, after_s: float) -> None:
+        """At the innermost frame of the user's code."""
+        if frame is None:
+            return
+        adopt_timed([frame])
+        self._latest = frame.f_code.co_filename, line_of(frame), frame.f_code.co_name
+        if progress.still_s > _REST_S:
+            self.at = locate(frame)
+        if progress.still_s > _ALMOST * max(after_s, progress.longest_s - _EVERY_S):
+            waiting = wait_of([*frames_above(sys._current_frames().get(threading.main_thread().ident or 0))])
+            self.kind, self.what = (waiting.kind, waiting.what) if waiting is not None else ("python", "")
+            self.longest_at = locate(frame)
+            waited = f"the main thread waited for {with_article(self.what)}" if self.kind != "python" else ""
+            self.hint = f"the main thread slept in {self.what}" if self.kind == "sleep" else waited
+
+
+class OutputMeter:
+    """Stands before the `write` of both streams between `attach` and the end of the stack."""
+
+    def __init__(self) -> None:
+        self.written = 0
+        """Characters."""
+        self.tail = ""
+        """The last of them."""
+        self._counts: list[tuple[Any, _Counting]] = []
+
+    def attach(self, stack: ExitStack) -> None:
+        """From now on; a stream that does not allow it is not counted."""
+        stack.callback(self.detach)
+        for stream in (sys.stdout,) if sys.stdout is sys.stderr else (sys.stdout, sys.stderr):
+            held = getattr(stream, "__dict__", None)
+            if isinstance(held, dict):
+                counting = _Counting(self, stream.write, held.get("write"))
+                self._counts.append((stream, counting))
+                held["write"] = counting
+
+    def detach(self) -> None:
+        """Take them away again, also from below those that came later. Harmless the second time."""
+        for stream, counting in self._counts:
+            counting.is_open = False
+            top = stream.__dict__.pop("write", None)
+            while isinstance(top, _Counting) and not top.is_open:
+                top = top.before
+            if top is not None:
+                stream.__dict__["write"] = top
+        self._counts.clear()
+
+
+@dataclass(eq=False)
+class _Counting:
+    """A `write` that counts; once closed, it only hands on."""
+
+    meter: OutputMeter
+    write: Callable[..., Any]
+    before: Any
+    """What stood in the stream's own dict, or None."""
+    is_open: bool = True
+
+    def __call__(self, *texts: Any, **named: Any) -> Any:
+        __tracebackhide__ = True
+        if self.is_open and texts and isinstance(texts[0], str):
+            meter = self.meter
+            meter.written += len(texts[0])
+            meter.tail = (meter.tail + texts[0][-_TAIL:])[-_TAIL:]
+        return self.write(*texts, **named)

@@ -382,24 +382,13 @@ def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:  # noqa: PLR0911 - a 
             return Waiting("join", f"the end of process {pid}", targets=[("process", pid)])
         if module.startswith(("asyncio.streams", "asyncio.subprocess", "aiohttp", "httpx", "httpcore")):
             return Waiting("io", "the network", facts={"network": True})
-    targets = [("thread", id(one)) for one in _awaits(task) if one in tasks]
+    targets = [("thread", id(one)) for one in awaited(task) if one in tasks]
     if targets:
         return Waiting("join", "a task", targets=targets)  # type: ignore[arg-type]
-    return Waiting("event", "a future", on=_awaits(task)[0], facts={"of_loop": True})
+    return Waiting("event", "a future", on=awaited(task)[0], facts={"of_loop": True})
 
 
-def awaited_tasks(task: Any, tasks: Sequence[Any]) -> list[Any]:
-    """The tasks that a task waits for, and those that they wait for."""
-    found: list[Any] = []
-    waiting = [task]
-    while waiting:
-        more = [one for one in _awaits(waiting.pop()) if one in tasks and one not in found]
-        found += more
-        waiting += more
-    return found
-
-
-def _awaits(task: Any) -> list[Any]:
+def awaited(task: Any) -> list[Any]:
     """The future that a task awaits, and those that it gathers."""
     waited = getattr(task, "_fut_waiter", None)
     return [waited, *(getattr(waited, "_children", None) or ())]

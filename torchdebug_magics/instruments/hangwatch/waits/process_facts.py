@@ -18,7 +18,7 @@ from typing import Any
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import (
     Reach,
     Waiting,
-    awaited_tasks,
+    awaited,
     called_name,
     loop_tasks,
     root_task,
@@ -26,8 +26,7 @@ from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import (
     task_frames,
     task_wait,
 )
-from torchdebug_magics.instruments.hangwatch.waits.lock_holders import find_holders
-from torchdebug_magics.instruments.hangwatch.waits.thread_waits import own_frames, wait_of
+from torchdebug_magics.instruments.hangwatch.waits.thread_waits import find_holders, own_frames, wait_of
 from torchdebug_magics.probing.source.call_sites import line_of, names_of
 from torchdebug_magics.probing.source.user_code import is_module_code, is_user_code, owner
 from torchdebug_magics.ranks.agent import record_of_error
@@ -128,12 +127,12 @@ def _add_tasks(stacks: dict[int, list[FrameType]], waits: dict[int, Waiting | No
     for ident, frames in [*stacks.items()]:
         tasks = loop_tasks(frames)
         root = root_task(frames, tasks) if tasks else None
-        awaited = {id(task) for task in tasks if task is root or _is_users(task) for task in awaited_tasks(task, tasks)}
+        waited_for = {id(future) for task in tasks for future in awaited(task)}
         for task in tasks:
             if task is root:
                 stacks[ident] = [*task_frames(task), *frames]
                 waits[ident] = task_wait(task, tasks)
-            elif id(task) in awaited or _is_users(task):
+            elif id(task) in waited_for or _is_users(task):
                 stacks[id(task)], waits[id(task)] = task_frames(task), task_wait(task, tasks)
                 found.append(_Task(id(task), f"{_TASK}{task.get_name()}", task))
         for waiting in (waits[key] for key in (ident, *(id(task) for task in tasks)) if key in waits):
