@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +66,7 @@ class OutsideWatch:
         began_s = last_s = time.monotonic()
         told: set[str] = set()
         ranks: dict[int, int] = {}
-        others = OthersProgress()
+        others = OthersProgress(any_code=True)
         while process.poll() is None:
             time.sleep(_EVERY_S)
             look = look_around(children)
@@ -80,7 +80,7 @@ class OutsideWatch:
             looks.append(look)
             if now_s - last_s < self._after_s or len(looks) < _LEAST_LOOKS:
                 continue
-            finding = judged(list(looks), Progress(), now_s - last_s, Counter())
+            finding = judged(list(looks), Progress(), now_s - last_s)
             if finding.headline not in told and not (finding.state == "slow" and told):
                 told.add(finding.headline)
                 yield self._report(finding, now_s - began_s)

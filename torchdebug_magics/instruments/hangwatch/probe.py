@@ -134,10 +134,11 @@ class HangProbe:
             headline=watch.place.hint or "stopped while making progress",
             location=self._ended_at if was_stopped else None,
         )
+        share = progress.looks_at["batch"] / progress.looks_at.total() if progress.looks_at["batch"] else None
         return HangReport(
             **vars(finding), still_s=round(progress.longest_s, 3), elapsed_s=round(watch.elapsed_s, 3), after_s=watch.after_s,
-            rate=progress.pace.per_s(),
-            data_share=progress.looks_at["batch"] / progress.looks if progress.looks_at["batch"] else None, ended_by=self._ended_by,
+            rate=progress.rate,
+            data_share=share, ended_by=self._ended_by,
             stopped_count=self._stopped_count, problems=tuple(self._guard.problems),
         )  # fmt: skip
 

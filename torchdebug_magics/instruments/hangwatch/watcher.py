@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from dataclasses import replace
 from types import FrameType
 from typing import NamedTuple
@@ -19,10 +19,10 @@ from torchdebug_magics.instruments.hangwatch.everybody.participants import Look
 from torchdebug_magics.instruments.hangwatch.getting_out import GettingOut
 from torchdebug_magics.instruments.hangwatch.main_thread.endless import Rounds, endless_loop, is_alone
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import OutputMeter, Progress, StandingPlace, installed_tracer
-from torchdebug_magics.instruments.hangwatch.report import HangFinding, LiveHang, State, Wait
-from torchdebug_magics.machine.process_state import main_thread_ran_s
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, LiveHang, State
+from torchdebug_magics.machine.process_state import main_thread_ran_s, waited_for_core_s
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.user_code import locate, running_shell, user_calls
+from torchdebug_magics.probing.source.user_code import running_shell, user_calls
 from torchdebug_magics.ranks.launching import Children
 from torchdebug_magics.ranks.rank_session import folder_here
 from torchdebug_magics.report import Location, located
@@ -80,6 +80,8 @@ class Watcher:
         self._guard = guard
         self._looks: deque[Look] = deque(maxlen=6)
         self._around_s = self._looked_s = self._cpu_s = 0.0
+        self._starved: dict[int, float] = {}
+        """By process: how long its main thread has been ready to run, and had no core."""
         self._began_s = time.monotonic()
         self._ended_s: float | None = None
         self._old_threads: set[int | None] = set()
@@ -102,15 +104,14 @@ class Watcher:
         self._ended_s = time.monotonic()
         self.progress.rounds = Rounds()
         self.getting_out.presses.look()
-        late_s = self._ended_s - self._looked_s
+        late_s = self._late_s(self._ended_s)
         if late_s > self.after_s:
-            self._was_held(late_s, None)
-        if not self.progress.is_idle and self.progress.looks:
-            self.progress.passed(self._ended_s - self.progress.last_s)
+            self._was_held(late_s)
+        if not self.progress.is_idle and self.progress.looks_at:
+            self.progress.passed(self._ended_s - self.progress.last_s - self.progress.starved_s)
         if self.standing.finding is None and self.progress.longest_s >= self.after_s:
             waited = self.place.hint or "the main thread computed without a step or output"
-            root = _main(self.place.longest_at, self.place.kind, self.place.what)
-            self._found(about(root, "slow", None, f"{waited} for {duration(self.progress.longest_s)}"))
+            self._found(about(self.place.longest, "slow", None, f"{waited} for {duration(self.progress.longest_s)}"))
         found = None if is_stopped else self._guard.run("explaining the end", explained, error, self._children, self._output.tail)
         if found is not None and self.standing.state != "stuck":
             self.standing = self.standing._replace(finding=replace(found, location=found.location or at, state=self.standing.state))
@@ -118,14 +119,14 @@ class Watcher:
     def look(self) -> None:
         """Every quarter of a second."""
         now_s = time.monotonic()
-        late_s = now_s - self._looked_s
+        late_s = self._late_s(now_s)
         self.getting_out.presses.look()
         self._children.note_ends()
         self.progress.written = self._output.written
         frame = self._guard.run("a look at the main thread", self.progress.look)
         self._guard.run("a look at the line", self.place.look, frame, self.progress, self.after_s)
         if late_s > _LATE_S:
-            self._was_held(late_s, frame)
+            self._was_held(late_s)
         self._cpu_s = main_thread_ran_s()
         self._guard.run("a look at the graph", self._look_at_graph, now_s)
         self._guard.run("a look at everybody", self._look_closer, frame, now_s)
@@ -138,18 +139,27 @@ class Watcher:
             self._guard.run("ending the cell", self.getting_out.look, self.progress, self.standing.stuck_s, now_s)
         self._looked_s = time.monotonic()
 
+    def _late_s(self, now_s: float) -> float:
+        """The time since the last look; that in which someone had no core says nothing of the cell."""
+        pids = [os.getpid(), *(pid for pid, child in tuple(self._children.started.items()) if child.seen_exit_code is None)]
+        before, self._starved = self._starved, {pid: waited_for_core_s(pid, None) for pid in pids}
+        starved_s = max((starved_s - before[pid] for pid, starved_s in self._starved.items() if pid in before), default=0.0)
+        starved_s = min(max(starved_s, 0.0), now_s - self._looked_s)
+        self.progress.starved_s += starved_s
+        return now_s - self._looked_s - starved_s
+
     def live(self) -> LiveHang:
         """For the live view, from any thread."""
         still_s, standing = self.progress.still_s, self.standing
         shown = standing.finding if still_s >= self.after_s or standing.is_looping else None
-        return LiveHang(elapsed_s=self.elapsed_s, still_s=still_s, finding=shown, rate=self.progress.pace.per_s(), at=self.place.at)
+        return LiveHang(elapsed_s=self.elapsed_s, still_s=still_s, finding=shown, rate=self.progress.rate, at=self.place.at)
 
     def _look_at_graph(self, now_s: float) -> None:
         """A backward pass that goes through the graphs of earlier steps is told of before it takes too long."""
         passes, before = self.progress.passes, self.standing.finding
         is_told = before is not None and (before.state == "stuck" or before.cause == "growing_graph")
         if passes.carrier is not None and passes.began_s and not is_told and (look := self._look_around()) is not None:
-            self._found(judged([look], self.progress, now_s - passes.began_s, Counter()))
+            self._found(judged([look], self.progress, now_s - passes.began_s))
 
     def _look_closer(self, frame: FrameType | None, now_s: float) -> None:
         progress = self.progress
@@ -163,7 +173,11 @@ class Watcher:
             self._looks.clear()
             self._found(looped)
             return
-        look = self._look_around() if self._is_time(now_s, still_s) else None
+        # Several times a second without progress; with children, once a second while the main thread rests.
+        every_s, rests = _AROUND_EVERY_S, still_s >= self.after_s
+        if not rests:
+            every_s, rests = _REST_S, now_s - progress.rested_s >= _REST_S and bool(self._children.started)
+        look = self._look_around() if rests and now_s - self._around_s >= every_s else None
         if look is None:
             return
         self._around_s = now_s
@@ -177,16 +191,9 @@ class Watcher:
             self._found(found)
         elif still_s >= self.after_s and len(self._looks) >= _LEAST_LOOKS and look.at_s - self._looks[0].at_s >= _LEAST_S:
             progress.tracer = installed_tracer(frame)
-            self._suspect(judged(list(self._looks), progress, still_s, Counter(progress.doing)))
+            self._suspect(judged(list(self._looks), progress, still_s))
         elif look.main.facts.get("is_waiting"):
             self.place.hint = f"the main thread waited for {look.main.a_what}"
-
-    def _is_time(self, now_s: float, still_s: float) -> bool:
-        """For a look at everybody: twice a second without progress; with children, once a second while the main thread rests."""
-        if still_s >= self.after_s:
-            return now_s - self._around_s >= _AROUND_EVERY_S
-        rests = now_s - self.progress.rested_s >= _REST_S and bool(self._children.started)
-        return rests and now_s - self._around_s >= _REST_S
 
     def _look_around(self) -> Look | None:
         """Not in the middle of a fork, which would copy what is locked meanwhile."""
@@ -210,8 +217,10 @@ class Watcher:
         alone = is_alone()
         found = endless_loop(frame, alone=alone)
         found = found or self.progress.rounds.longer_than(self.after_s, now_s, alone=alone and not self._children.started)
-        root = replace(_main(None if found is None else found.location, "python", "while"), stack=tuple(user_calls(frame)))
-        return None if found is None else replace(found, root=root, waits=(root,), chain=("main",), since_s=lines_s)
+        if found is None:
+            return None
+        root = replace(self.place.longest, location=found.location, kind="python", what="while", stack=tuple(user_calls(frame)))
+        return replace(found, root=root, waits=(root,), chain=("main",), since_s=lines_s)
 
     def _suspect(self, found: HangFinding) -> None:
         """Keep what two looks say alike, or what names a cause for the first time."""
@@ -231,17 +240,13 @@ class Watcher:
             sys.stderr.write(f"hangwatch: Stuck: {located(finding.headline, finding.location)}\n{fix}")
         self.standing = self.standing.after(finding)
 
-    def _was_held(self, late_s: float, frame: FrameType | None) -> None:
+    def _was_held(self, late_s: float) -> None:
         """No look was possible for so long: a call held the GIL, if this process computed or nothing else explains it."""
         self.progress.passed(late_s)
         if late_s < self.after_s or (main_thread_ran_s() - self._cpu_s) / late_s < _BUSY:
             return
-        root = _main(locate(frame) if frame is not None else self.place.latest, "gil", "one call that holds the GIL")
+        root = replace(self.place.longest, location=self.place.latest, kind="gil", what="one call that holds the GIL")
         headline = f"one call held the GIL for {late_s:.0f} s: no other Python thread could run"
         why = "live views, other threads and Stop wait until the call returns"
         fix = "call it less often, on smaller data, or in a separate process"
         self._found(about(root, "slow", "gil_held", headline, fix, why, since_s=late_s))
-
-
-def _main(where: Location | None, kind: str, what: str) -> Wait:
-    return Wait(who="main", pid=os.getpid(), location=where, kind=kind, waits_for=None, what=what)

@@ -81,13 +81,13 @@ def test_how_long_there_was_none() -> None:
 
 def test_steps_per_second() -> None:
     progress = Progress()
-    assert progress.pace.per_s() is None
+    assert progress.rate is None
     for _ in range(6):
         time.sleep(0.03)
         progress.step()
         progress.step()
         look_from_aside(progress.look)
-    assert 25 < (progress.pace.per_s() or 0) < 70
+    assert 25 < (progress.rate or 0) < 70
 
 
 # What slows everything down --------------------------------------------------------------------------------------------

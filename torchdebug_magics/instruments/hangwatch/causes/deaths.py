@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torchdebug_magics.format import duration, listed, one_line, plural
@@ -33,25 +33,28 @@ _SIGNAL_FIXES = {
     "SIGBUS": "raise the container's `--shm-size`, or use fewer workers: shared memory is full",
 }
 _USE_ALL = "pass `find_unused_parameters=True` to `DistributedDataParallel`, or use every parameter on every rank in each step"
+_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
+_GLOO = re.compile(r"gloo.*?(\d+) vs\.? (\d+)", re.DOTALL)
+_ASKED = {-signal.SIGTERM, -signal.SIGINT}
+"""By which a launcher ends the other ranks."""
+_MOST = 100
 
 
 @dataclass
 class Evidence:
     """Handed to each cause in turn; a cause looks at nothing else."""
 
-    looks: list[Look]
+    look: Look
+    """The last one."""
     chain: Chain
     moved: dict[str, bool]
-    ranks: list[Participant]
     progress: Progress
     still_s: float
-    doing: Counter[str] = field(default_factory=Counter)
-    """What the main thread did at each look since the last progress: ``"compiling"``, ``"network"``, ..."""
 
     @property
-    def look(self) -> Look:
-        """The last one."""
-        return self.looks[-1]
+    def ranks(self) -> list[Participant]:
+        """The processes of a distributed job."""
+        return self.look.ranks()
 
     @property
     def main(self) -> Participant:
@@ -122,6 +125,7 @@ class Row:
         return words.format(
             who=one.name, what=one.what or one.kind, a_what=one.a_what, in_call=f" in `{calls}`" if calls else "", calls=calls,
             in_worker=one.in_worker, still=duration(case.still_s), main=case.main.name,
+            circle=" and ".join(listed([other.name for other in case.chain.circle]).rsplit(", ", 1)),
             single="`num_workers=0`" if one.in_worker else "a single process",
         )  # fmt: skip
 
@@ -137,12 +141,10 @@ def first(causes: Iterable[Cause], case: Evidence) -> HangFinding | None:
 def failed(case: Evidence) -> HangFinding | None:
     """The first participant that ended by an error, a signal or an exit code while the main thread waits, directly or not."""
     waiting = [rank for rank in case.ranks if (rank.pending is not None or rank.kind == "collective") and rank.error is None]
-    everybody = case.look.everybody.values()
-    dead = [
-        participant
-        for participant in everybody
-        if participant.kind == "dead" and (participant.exit_code or participant.error) and _matters(case, participant)
-    ]
+    # The wait could be for one on the way, for a rank of the job, and for one that could have fed a queue that is waited for.
+    for_any = case.root.kind in {"queue", "io", "event"} or any(one.facts.get("pool") for one in case.chain.path)
+    gone = [one for one in case.look.everybody.values() if one.kind == "dead" and (one.exit_code or one.error)]
+    dead = [one for one in gone if for_any or one in case.chain.path or one.who.startswith("rank ")]
     dead += [rank for rank in case.ranks if rank.error is not None and waiting]  # it waits in a `finally:`
     if not dead or any(case.moved.get(one.who) for one in case.chain.path):
         return None
@@ -191,13 +193,6 @@ def _rank(case: Evidence, first: Participant, waits: str) -> HangFinding:
     return case.found("rank_died", f"{first.who} {how_it_ended(first)}, and {waits}", fix, at=first)
 
 
-def _matters(case: Evidence, one: Participant) -> bool:
-    """Whether the wait could be for it: on the way, or a rank of the job, or it could have fed a queue that is waited for."""
-    if one in case.chain.path or one.who.startswith("rank "):
-        return True
-    return case.root.kind in {"queue", "io", "event"} or any(waiting.facts.get("pool") for waiting in case.chain.path)
-
-
 def exit_fix(code: int | None) -> str:
     """What to change where a process ended with this code."""
     if code is None or code >= 0:
@@ -232,13 +227,13 @@ def differ(case: Evidence) -> HangFinding | None:
     calls = [(member, call) for member in members if (call := member.call(pending)) is not None]
     if len({call.key for _, call in calls}) > 1:
         return _mismatch(case, calls)
-    late = [member for member in members if member.latest_in(group) < pending.number]
+    late = [member for member in members if not any(call.group == group and call.number >= pending.number for call in member.issued)]
     elsewhere = [(one, call) for one, call in waiting if one in late and call.group != group and one.needs(ahead, call.group)]
-    if elsewhere and case.chain.is_circle:  # each waits for the other in another group
+    if elsewhere and case.chain.circle:  # each waits for the other in another group
         return _mismatch(case, [(ahead, pending), *elsewhere])
-    gone = [participant for participant in case.look.everybody.values() if participant.kind == "dead" and participant.child is not None]
+    gone = [one for one in case.look.everybody.values() if one.kind == "dead" and one.child is not None]
     for one in (*late, *gone):
-        if case.root is one or case.root.kind == "collective" or case.chain.is_circle:
+        if case.root is one or case.root.kind == "collective" or case.chain.circle:
             return _missing(case, ahead, pending, one)
     return None
 
@@ -265,7 +260,12 @@ def _left_training(case: Evidence, ahead: Participant, pending: Issued, one: Par
             "unused_parameters", f"{one.who} computed no gradient for {names}; {ahead.who} waits in backward ({pending})",
             _USE_ALL, now, at=at,
         )  # fmt: skip
-    if one.kind != "dead" and (not one.has_done(pending) or _same_loop(ahead.location, one.location)):
+    has_trained = any(call.is_done and call.key == pending.key and call.number != pending.number for call in one.issued)
+    ours, theirs = ahead.location, one.location
+    is_near = ours is not None and theirs is not None and (ours.file, ours.function) == (theirs.file, theirs.function)
+    loops = loops_around(tree_of(ours.file), ours.line)[-1:] if ours is not None and is_near else []
+    is_in_loop = any(theirs is not None and covers(loop, theirs.line) for loop in loops)  # then it has not run out of batches
+    if one.kind != "dead" and (not has_trained or is_in_loop):
         return case.found(
             "collective_missing", f"{one.who} never called backward(), in which {ahead.who} waits ({pending})",
             "call forward and backward of the DistributedDataParallel model equally often on every rank", now, at=at,
@@ -275,13 +275,6 @@ def _left_training(case: Evidence, ahead: Participant, pending: Issued, one: Par
         "wrap the loop in `with model.join():`, or give every rank equally many batches (`DistributedSampler`, `drop_last=True`)",
         now, at=at,
     )  # fmt: skip
-
-
-def _same_loop(ours: Location | None, theirs: Location | None) -> bool:
-    """Whether another rank is still in the loop in which this one calls backward: then it has not run out of batches."""
-    if ours is None or theirs is None or (ours.file, ours.function) != (theirs.file, theirs.function):
-        return False
-    return any(covers(loop, theirs.line) for loop in loops_around(tree_of(ours.file), ours.line)[-1:])
 
 
 def _mismatch(case: Evidence, calls: list[tuple[Participant, Issued]]) -> HangFinding:
@@ -318,13 +311,6 @@ def _not_joined(case: Evidence, one: Participant) -> HangFinding:
         "start `world_size` processes, each with its own `rank` and the same `init_method`", reason,
         at=absent[0] if absent and absent[0].location is not None else one,
     )  # fmt: skip
-
-
-_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
-_GLOO = re.compile(r"gloo.*?(\d+) vs\.? (\d+)", re.DOTALL)
-_ASKED = {-signal.SIGTERM, -signal.SIGINT}
-"""By which a launcher ends the other ranks."""
-_MOST = 100
 
 
 def explained(error: BaseException | None, children: Children, printed: str) -> HangFinding | None:

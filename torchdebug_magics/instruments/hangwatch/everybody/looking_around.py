@@ -26,6 +26,7 @@ from torchdebug_magics.machine.process_state import (
     waited_for_core_s,
     waits_in,
 )
+from torchdebug_magics.probing.source.user_code import owner
 from torchdebug_magics.ranks.agent import dump_signal, socket_path
 from torchdebug_magics.ranks.launching import Children
 from torchdebug_magics.ranks.rank_traces import Child
@@ -141,7 +142,7 @@ def _unasked(pid: int, child: Child | None, state: ProcessState, children: Child
     name = f"process {child.name if child is not None else state.name}"
     return Participant(
         name, pid, frames=stack, at=(tuple(stack), sleeps_in), cpu_s=cpu_s, kind=kind, what=sleeps_in, child=child,
-        is_silent=is_silent, sleeps_in=sleeps_in,
+        sleeps_in=sleeps_in,
     )  # fmt: skip
 
 
@@ -217,7 +218,9 @@ def _rename(look: Look, who: str, name: str) -> None:
 class OthersProgress:
     """Remembers the lines at which each process was, its latest values, and when one of them was new."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, any_code: bool = False) -> None:
+        self._any_code = any_code
+        """Whether a new line counts in whatever code; else in the user's alone: a child that imports its libraries is only starting."""
         self._seen: dict[str, tuple[set[tuple[str, int, str]], object, float]] = {}
 
     def note(self, look: Look) -> bool:
@@ -226,8 +229,9 @@ class OthersProgress:
         for one in look.everybody.values():
             if one.process and one.pid != look.main.pid:
                 seen, before, last_s = self._seen.get(one.who, (set(), None, look.at_s))
-                is_new = not seen.issuperset(one.frames) or one.at[2:] != before
-                self._seen[one.who] = (seen.union(one.frames), one.at[2:], look.at_s if is_new else last_s)
+                lines = {frame for frame in one.frames if self._any_code or owner(frame[0]) == "user"}
+                is_new = not lines <= seen or one.at[2:] != before
+                self._seen[one.who] = (seen | lines, one.at[2:], look.at_s if is_new else last_s)
                 is_news |= is_new
         return is_news
 

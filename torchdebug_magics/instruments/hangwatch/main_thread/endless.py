@@ -100,17 +100,14 @@ class _Test:
         code = self._frame.f_code
         if name in {*code.co_cellvars, *code.co_freevars}:
             return False
-        is_local = not is_module_code(code) and name in code.co_varnames
-        self.is_shared |= not is_local
-        return is_local or (self._alone and not _may_be_stored(name, code.co_filename))
-
-
-def _may_be_stored(name: str, file: str) -> bool:
-    """Whether a function in this file, or in any cell, declares the name as global: a signal or a callback could run it."""
-    declared = re.compile(rf"\bglobal\b[^\n]*\b{re.escape(name)}\b|\bglobals\(\)")
-    sources = [linecache.getlines(file)]
-    sources += [entry[2] for entry in tuple(linecache.cache.values()) if len(entry) > 2 and entry[1] is None]  # noqa: PLR2004 - read, and no file
-    return any(declared.search(line) for lines in sources for line in lines)
+        if not is_module_code(code) and name in code.co_varnames:
+            return True
+        self.is_shared = True
+        # A function in this file, or in any cell, that declares the name as global: a signal or a callback could run it.
+        declared = re.compile(rf"\bglobal\b[^\n]*\b{re.escape(name)}\b|\bglobals\(\)")
+        sources = [linecache.getlines(code.co_filename)]
+        sources += [entry[2] for entry in tuple(linecache.cache.values()) if len(entry) > 2 and entry[1] is None]  # noqa: PLR2004 - read, and no file
+        return self._alone and not any(declared.search(line) for lines in sources for line in lines)
 
 
 def _never_left(loop: ast.While, test: _Test, frame: FrameType) -> bool:

@@ -171,7 +171,10 @@ class Reach:
         self._near: set[int] = set()
         """What the user's own code has a name for, and the attributes of that."""
         waiting: deque[Any] = deque(others)
-        for frame in _without_kernel(frames):
+        # Of a cell, without those that run it; none of a thread of the kernel's own.
+        end = next((at for at, frame in enumerate(frames) if is_kernels(str(frame.f_globals.get("__name__")))), len(frames))
+        is_kernel = end < len(frames) and not any(is_user_code(frame.f_code) for frame in frames[:end])
+        for frame in () if is_kernel else frames[:end]:
             start = len(waiting)
             names = names_of(frame)
             self._is_cut |= not names and bool(frame.f_code.co_nlocals)
@@ -230,12 +233,6 @@ def _attributes(value: Any) -> list[Any]:
 def is_kernels(module: str) -> bool:
     """Whether it is code by which the kernel runs cells and talks to the front end."""
     return module.startswith(_KERNELS)
-
-
-def _without_kernel(frames: Sequence[FrameType]) -> Sequence[FrameType]:
-    """The frames of a cell, without those that run it; none of a thread of the kernel's own."""
-    end = next((at for at, frame in enumerate(frames) if is_kernels(str(frame.f_globals.get("__name__")))), len(frames))
-    return frames[:end] if end == len(frames) or any(is_user_code(frame.f_code) for frame in frames[:end]) else ()
 
 
 def _globals_of(code: CodeType, space: dict[str, Any]) -> Iterator[Any]:

@@ -69,7 +69,13 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
     tasks = _add_tasks(stacks, waits)
     everybody: list[threading.Thread | _Task] = [*threads, *unnamed, *tasks]
     reach = functools.cache(lambda ident: Reach(stacks[ident], [task.task for task in tasks if task.ident == ident]))
-    _find_enders(reach, callbacks, stacks, waits)
+    planned = functools.cache(lambda: Reach([], callbacks))
+    for ident, waiting in waits.items():
+        if waiting is not None:  # who could end it: threads, tasks, and what a loop or an alarm will call
+            find_holders(ident, waiting, stacks, waits, reach)
+            will_be_called = waiting.on is not None and bool(callbacks) and planned().can_get(waiting.on)
+            rings = ident == threading.main_thread().ident and _alarm_is_set()
+            waiting.facts["may_end"] = waiting.facts.get("may_end") or will_be_called or rings
     rank, world_size = rank_of_process()
     joining = next((wait.facts for wait in waits.values() if wait is not None and wait.facts.get("op") == "init_process_group"), {})
     rank = joining.get("rank") if rank is None else rank
@@ -90,19 +96,6 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
         "collectives": collectives(),
         "unused_parameters": _unused_parameters(stacks.values()) if rank is not None else [],
     }
-
-
-def _find_enders(
-    reach: Callable[[int], Reach], callbacks: Sequence[Any], stacks: Mapping[int, list[FrameType]], waits: Mapping[int, Waiting | None]
-) -> None:  # fmt: skip
-    """Complete each wait with those who could end it: threads, tasks, and what a loop or an alarm will call."""
-    planned = functools.cache(lambda: Reach([], callbacks))
-    main = threading.main_thread().ident
-    for ident, waiting in waits.items():
-        if waiting is not None:
-            find_holders(ident, waiting, stacks, waits, reach)
-            will_be_called = waiting.on is not None and bool(callbacks) and planned().can_get(waiting.on)
-            waiting.facts["may_end"] = waiting.facts.get("may_end") or will_be_called or (ident == main and _alarm_is_set())
 
 
 def _alarm_is_set() -> bool:
@@ -150,6 +143,9 @@ def _thread(
 ) -> dict[str, Any]:  # fmt: skip
     shown = frames[:_MOST_FRAMES]
     is_main = thread is threading.main_thread()
+    # The exception that it is handling, as a process that ends records it: a rank may wait in its `finally:`.
+    error: Any = sys._current_exceptions().get(thread.ident or 0) if is_main else None
+    error = error[1] if isinstance(error, tuple) else error  # as Python 3.11 has it
     # Another process could share a queue or a lock with this one.
     has_relatives = multiprocessing.parent_process() is not None or bool(vars(multiprocessing.process)["_children"])
     return {
@@ -162,17 +158,9 @@ def _thread(
         "at": [frame.f_lasti for frame in shown],
         "values": _values(frames),
         "calls": called_name(frames[0]) if frames else "",
-        "handling": _handled(thread.ident) if is_main else None,
+        "handling": error_record(error) if isinstance(error, Exception) else None,
         "waiting": None if waiting is None else {**{name: getattr(waiting, name) for name in _WAITING}, **waiting.facts},
     }
-
-
-def _handled(ident: int | None) -> dict[str, Any] | None:
-    """The exception that a thread is handling, as a process that ends records it; a rank may wait in its ``finally:``."""
-    current: Any = getattr(sys, "_current_exceptions", dict)()
-    error = current.get(ident)
-    error = error[1] if isinstance(error, tuple) else error
-    return error_record(error) if isinstance(error, Exception) else None
 
 
 def _values(frames: Sequence[FrameType]) -> dict[str, Any]:

@@ -35,10 +35,12 @@ from torchdebug_magics.probing.source.user_code import is_user_code, owner
 _DEBUGGERS = frozenset({"pdb", "bdb", "ipdb", "cmd", "IPython.core.debugger", "IPython.terminal.debugger", "pudb.debugger"})
 _PROMPTS = frozenset({"interaction", "cmdloop", "_cmdloop", "_do_wait_suspend", "do_wait_suspend"})
 _INPUTS = frozenset({"_input_request", "raw_input", "getpass"})
-_NETWORK = ("urllib3", "http.client", "urllib.request", "requests", "httpx", "httpcore", "aiohttp", "ssl", "socket", "ftplib", "smtplib")
-_COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.utils.cpp_extension", "triton")
-_LAUNCHERS = ("torch.distributed.launcher", "torch.distributed.elastic", "torch.distributed.run", "torch.distributed.checkpoint")
-_COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed")
+_NETWORK = (
+    "urllib3.", "http.client.", "urllib.request.", "requests.", "httpx.", "httpcore.", "aiohttp.", "ssl.", "socket.", "ftplib.", "smtplib.",
+)  # fmt: skip
+COMPILERS = ("torch._dynamo.", "torch._inductor.", "torch._functorch.", "torch.utils.cpp_extension.", "triton.")
+_LAUNCHERS = ("torch.distributed.launcher.", "torch.distributed.elastic.", "torch.distributed.run.", "torch.distributed.checkpoint.")
+_COLLECTIVES = ("torch.distributed.", "torch.nn.parallel.distributed.")
 _IDLE = {
     ("multiprocessing.pool", "worker"), ("multiprocessing.pool", "_handle_workers"), ("multiprocessing.pool", "_handle_tasks"),
     ("multiprocessing.pool", "_handle_results"), ("concurrent.futures.thread", "_worker"), ("tqdm._monitor", "run"),
@@ -48,9 +50,14 @@ _IDLE = {
 _QUEUES = ("queue", "multiprocessing.queues", "multiprocessing.connection", "multiprocessing.synchronize", "threading")
 _BEGINNINGS = {("multiprocessing.process", "_bootstrap"), ("multiprocessing.spawn", "_main")}
 """The first call of a process that `multiprocessing` has started: what stands above belongs to its parent, or to the interpreter."""
+_POOL = "concurrent.futures.thread"
 _PACKAGE = __name__.partition(".")[0]
 POLLS = frozenset({("torch.distributed.elastic.agent.server.api", "run")})
 """Those that look again and again, and sleep in between: what they call meanwhile is no movement."""
+Stacks = Mapping[int, Sequence[FrameType]]
+"""The frames of each thread, by its ident, innermost first."""
+_OWNER = re.compile(r"owner=(\d+)")
+_MOST_FUNCTIONS = 2000
 
 
 def own_frames(frame: FrameType | None) -> list[FrameType]:
@@ -80,45 +87,39 @@ def wait_of(frames: Sequence[FrameType]) -> Waiting | None:
 
 
 def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # noqa: PLR0911 - a table by module
-    module, name = _module(frame), frame.f_code.co_name
-    if (loop := _loop(frame, inner)) is not None:
-        return loop
-    is_prompt = module in _DEBUGGERS and name in _PROMPTS
-    if is_prompt or (name in _INPUTS and module.startswith(("ipykernel", "getpass", "google.colab"))):
-        is_debugger = is_prompt or any(_module(one) in _DEBUGGERS for one in inner)
-        return Waiting("input", "a debugger's prompt" if is_debugger else "your input", facts={"debugger": is_debugger})
-    reader = READERS.get((module, name))
-    if reader is not None:
-        waiting = reader(names_of(frame))
-        if waiting is not None:
-            return waiting
-    if _is_in(module, _COLLECTIVES) and not _is_in(module, _LAUNCHERS) and not name.startswith(("_", "wrapper", "forward")):
-        return _collective(name, names_of(frame))
-    if _is_in(module, _COMPILERS):
-        return Waiting("python", "torch.compile", facts={"compiling": True})
-    if _is_in(module, _NETWORK):
-        host = _host(inner)
-        return Waiting("io", f"a response from {host}" if host else "the network", facts={"network": True, "host": host})
-    return None
-
-
-def _loop(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:
-    """What a loop of a library's waits for, or an import, which runs a module."""
-    module, name = _module(frame), frame.f_code.co_name
-    at = inner.index(frame)
+    module, name, at = _module(frame), frame.f_code.co_name, inner.index(frame)
+    inside = f"{module}."
     # A loop of a pool waits in its queue where the frame that it has called, if any, is the queue's.
     if (module, name) in _IDLE and (not at or _module(inner[at - 1]).startswith(_QUEUES)):
         return Waiting("queue", "more work", facts={"idle": True})
     if runs_loop(frame):
         return Waiting("io", "an event of its loop", facts={"may_end": True})
-    if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")):
-        if any((_module(one), one.f_code.co_name) in READERS for one in inner if owner(one.f_code.co_filename) == "python"):
-            return None  # it waits to import
-        imported = str(names_of(frame).get("name"))
-        if imported.partition(".")[0] == _PACKAGE:  # so that a child can be watched: nothing that its own code asks for
-            return Waiting("python", "its start", facts={"does": "is starting"})
-        return Waiting("python", f"the import of {imported}", facts={"does": f"imports {imported}"})
+    if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")) and (imports := _import(frame, inner)):
+        return imports
+    is_prompt = module in _DEBUGGERS and name in _PROMPTS
+    if is_prompt or (name in _INPUTS and module.startswith(("ipykernel", "getpass", "google.colab"))):
+        is_debugger = is_prompt or any(_module(one) in _DEBUGGERS for one in inner)
+        return Waiting("input", "a debugger's prompt" if is_debugger else "your input", facts={"debugger": is_debugger})
+    reader = READERS.get((module, name))
+    if reader is not None and (waiting := reader(names_of(frame))) is not None:
+        return waiting
+    if inside.startswith(_COLLECTIVES) and not inside.startswith(_LAUNCHERS) and not name.startswith(("_", "wrapper", "forward")):
+        return _collective(name, names_of(frame))
+    if inside.startswith(COMPILERS):
+        return Waiting("python", "torch.compile", facts={"compiling": True})
+    if inside.startswith(_NETWORK):
+        host = _host(inner)
+        return Waiting("io", f"a response from {host}" if host else "the network", facts={"network": True, "host": host})
     return None
+
+
+def _import(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:
+    if any((_module(one), one.f_code.co_name) in READERS for one in inner if owner(one.f_code.co_filename) == "python"):
+        return None  # it waits to import
+    imported = str(names_of(frame).get("name"))
+    if imported.partition(".")[0] == _PACKAGE:  # so that a child can be watched: nothing that its own code asks for
+        return Waiting("python", "its start", facts={"does": "is starting"})
+    return Waiting("python", f"the import of {imported}", facts={"does": f"imports {imported}"})
 
 
 def _collective(name: str, held: Mapping[str, Any]) -> Waiting:
@@ -136,10 +137,6 @@ def _host(inner: Sequence[FrameType]) -> str:
             if isinstance(host, str) and host:
                 return host
     return ""
-
-
-def _is_in(module: str, packages: tuple[str, ...]) -> bool:
-    return module.startswith(packages) and any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def _module(frame: FrameType) -> str:
@@ -212,18 +209,15 @@ def _connections(held: Mapping[str, Any]) -> Waiting | None:
 
 
 def _connection(held: Mapping[str, Any]) -> Waiting:
-    connection = held.get("self")
-    facts = {"network": True} if _leads_elsewhere(connection) else pipe_of(connection, "socket:")
-    return Waiting("io", "a message from a pipe", timeout_s=_timeout(held), facts=facts)
-
-
-def _leads_elsewhere(connection: Any) -> bool:
-    """Whether it is a socket with an address: whoever answers may be on another machine, or no process of ours."""
+    """A pipe; or a socket with an address: whoever answers may be on another machine, or no process of ours."""
+    connection: Any = held.get("self")
+    facts: dict[str, Any] = pipe_of(connection, "socket:")
     with contextlib.suppress(OSError, AttributeError, ValueError):  # it is closed
         if stat.S_ISSOCK(os.fstat(connection.fileno()).st_mode):
             with socket.socket(fileno=os.dup(connection.fileno())) as copy:
-                return bool(copy.family != getattr(socket, "AF_UNIX", None) or copy.getpeername() or copy.getsockname())
-    return False
+                leads_elsewhere = copy.family != getattr(socket, "AF_UNIX", None) or copy.getpeername() or copy.getsockname()
+                facts = {"network": True} if leads_elsewhere else facts
+    return Waiting("io", "a message from a pipe", timeout_s=_timeout(held), facts=facts)
 
 
 def _futures(held: Mapping[str, Any]) -> Waiting | None:
@@ -293,19 +287,15 @@ _TABLE: tuple[tuple[str, str, _Read], ...] = (
 READERS: Mapping[tuple[str, str], _Read] = {(module, name): read for module, names, read in _TABLE for name in names.split()}
 
 
-Stacks = Mapping[int, Sequence[FrameType]]
-"""The frames of each thread, by its ident, innermost first."""
-_OWNER = re.compile(r"owner=(\d+)")
-_MOST_FUNCTIONS = 2000
-
-
 def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[int, Waiting | None], reach: Callable[[int], Reach]) -> None:
     """Fill in `targets` and `able`, and in `facts` where a lock was acquired; `reach` is asked for that of a thread, by its ident."""
     if waiting.on is None or waiting.targets:
         return
     if waiting.facts.get("of_loop"):
-        waiting.targets = _busy_in_pools(stacks)
-        waiting.facts["may_end"] = True  # a socket, a process or a callback may resolve it
+        # A thread of a pool that runs the user's code may compute what a coroutine awaits; else a socket, a process or a callback.
+        users = {other: frames for other, frames in stacks.items() if any(is_user_code(frame.f_code) for frame in frames)}
+        waiting.targets = [("thread", other) for other, frames in users.items() if any(_module(frame) == _POOL for frame in frames)]
+        waiting.facts["may_end"] = True
         return
     if waiting.kind == "lock":
         _lock_holder(ident, waiting, stacks, reach)
@@ -395,7 +385,7 @@ def _runners(future: Any, stacks: Stacks) -> list[Target]:
     busy: list[tuple[int, Any]] = []
     for ident, frames in stacks.items():
         for frame in frames:
-            if frame.f_globals.get("__name__") == "concurrent.futures.thread" and frame.f_code.co_name in {"run", "_worker"}:
+            if _module(frame) == _POOL and frame.f_code.co_name in {"run", "_worker"}:
                 names = names_of(frame)
                 if getattr(names.get("self"), "future", None) is future:
                     return [("thread", ident)]
@@ -412,10 +402,3 @@ def _is_to_run(future: Any, frame: FrameType) -> bool:
     ready = getattr(names_of(frame).get("self"), "_ready", ()) if runs_loop(frame) else ()
     closures = (getattr(getattr(handle, "_callback", None), "__closure__", None) or () for handle in tuple(ready))
     return any(cell.cell_contents is future for closure in closures for cell in closure)
-
-
-def _busy_in_pools(stacks: Stacks) -> list[Target]:
-    """The threads of pools that run the user's code: one of them may compute what a coroutine awaits."""
-    running = ((ident, frames) for ident, frames in stacks.items() if any(is_user_code(frame.f_code) for frame in frames))
-    pool = "concurrent.futures.thread"
-    return [("thread", ident) for ident, frames in running if any(frame.f_globals.get("__name__") == pool for frame in frames)]
