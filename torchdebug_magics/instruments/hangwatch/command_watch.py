@@ -6,18 +6,17 @@ import contextlib
 import importlib.machinery
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from torchdebug_magics.instruments.hangwatch.causes.judge import judged
-from torchdebug_magics.instruments.hangwatch.everybody.looking_around import link, look_around
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import OthersProgress, link, look_around
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look
 from torchdebug_magics.instruments.hangwatch.getting_out import end_processes
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
@@ -28,7 +27,7 @@ from torchdebug_magics.ranks.launching import Children
 
 _EVERY_S = 0.5
 _LEAST_LOOKS = 3
-_ON_ERROR = "torchdebug_magics.instruments.hangwatch.waits.collectives:error_facts"
+_ON_ERROR = "torchdebug_magics.instruments.hangwatch.waits.process_facts:error_facts"
 _FOLDER, _REFUSAL = "TORCHDEBUG_AGENTS", "TORCHDEBUG_ON_ERROR"
 _NAME = "sitecustomize"
 # A process of the user's must start, whatever our agent does; one that does not answer is shown as a process without an agent.
@@ -47,26 +46,18 @@ class OutsideWatch:
         self._command = list(command)
         self._after_s = after_s
         self._stops = stops
-        self._seen: set[object] = set()
-        self._values: dict[str, object] = {}
-        self._ranks: dict[int, int] = {}
 
     def reports(self) -> Iterator[HangReport]:
         """Run the command to its end; a report whenever its processes have made no progress, for a reason that was not told before."""
-        folder = tempfile.mkdtemp(prefix="tdm")
-        try:
+        with tempfile.TemporaryDirectory(prefix="tdm", ignore_cleanup_errors=True) as folder:
             process = subprocess.Popen(self._command, env=environment_with_agents(folder, _ON_ERROR))  # noqa: S603 - the user's own command
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        try:
-            yield from self._watch(process, folder)
-        except KeyboardInterrupt:
-            end_processes([process.pid])
-        finally:
-            code = process.wait()
-            self.exit_code = code if code >= 0 else 128 - code  # as a shell has it
-            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                yield from self._watch(process, folder)
+            except KeyboardInterrupt:
+                end_processes([process.pid])
+            finally:
+                code = process.wait()
+                self.exit_code = code if code >= 0 else 128 - code  # as a shell has it
 
     def _watch(self, process: subprocess.Popen[bytes], folder: str) -> Iterator[HangReport]:
         children = Children()
@@ -74,58 +65,41 @@ class OutsideWatch:
         looks: deque[Look] = deque(maxlen=6)
         began_s = last_s = time.monotonic()
         told: set[str] = set()
+        ranks: dict[int, int] = {}
+        others = OthersProgress(any_code=True)
         while process.poll() is None:
             time.sleep(_EVERY_S)
             look = look_around(children)
-            link(look, self._ranks)
+            link(look, ranks)
             if process.poll() is not None or not _begin_at_ranks(look):
                 continue
             now_s = time.monotonic()
-            if self._went_on(look):
+            if others.note(look):
                 last_s = now_s
                 looks.clear()
             looks.append(look)
             if now_s - last_s < self._after_s or len(looks) < _LEAST_LOOKS:
                 continue
-            finding = judged(list(looks), Progress(), now_s - last_s, Counter())
+            finding = judged(list(looks), Progress(), now_s - last_s)
             if finding.headline not in told and not (finding.state == "slow" and told):
                 told.add(finding.headline)
                 yield self._report(finding, now_s - began_s)
             if self._stops and finding.state == "stuck":
                 end_processes([process.pid])
 
-    def _went_on(self, look: Look) -> bool:
-        """Whether any process is at a new line, or has other values than before."""
-        lines = {
-            (participant.who, frame) for participant in look.everybody.values() if participant.who != "main" for frame in participant.frames
-        }
-        values = {
-            participant.who: participant.at[2:]
-            for participant in look.everybody.values()
-            if participant.who != "main" and participant.process
-        }
-        is_new = not lines <= self._seen or values != self._values
-        self._seen |= lines
-        self._values = dict(values)
-        return is_new
-
     def _report(self, finding: HangFinding, elapsed_s: float) -> HangReport:
         finding = replace(finding, waits=finding.waits[1:], chain=finding.chain[1:])  # without this process, which only waits
         return HangReport(
-            **vars(finding), still_s=finding.since_s, elapsed_s=elapsed_s, after_s=self._after_s, rate=None, rate_of="step",
-            remaining_s=None, data_share=None, ended_by="--stop" if self._stops and finding.state == "stuck" else "itself", stopped_count=0,
+            **vars(finding), still_s=finding.since_s, elapsed_s=elapsed_s, after_s=self._after_s, rate=None, data_share=None,
+            ended_by="--stop" if self._stops and finding.state == "stuck" else "itself", stopped_count=0,
         )  # fmt: skip
 
 
 def _begin_at_ranks(look: Look) -> bool:
     """Let the chain go to the processes that do the work: one that has started another only waits. False where there are none."""
     main = look.main
-    parents = {state.parent for participant in look.everybody.values() if (state := process_state(participant.pid)) is not None}
-    workers = [
-        participant.who
-        for participant in look.everybody.values()
-        if participant.who != "main" and participant.is_main_thread and participant.pid not in parents
-    ]
+    parents = {state.parent for one in look.everybody.values() if (state := process_state(one.pid)) is not None}
+    workers = [one.who for one in look.everybody.values() if one is not main and one.is_main_thread and one.pid not in parents]
     main.kind, main.what, main.frames, main.targets = "join", "the command", [], workers
     main.facts = {"is_waiting": True}
     main.process = {**main.process, "rank": None, "collectives": None}

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -82,12 +82,10 @@ class GettingOut:
         return self.ended_count
 
 
-def new_processes(children: Children, before: Iterable[int]) -> list[int]:
+def new_processes(children: Children, before: Collection[int]) -> list[int]:
     """Processes that run and that this one has started since: `before` are those that ran already."""
-    found = dict.fromkeys(child.pid for child in children.alive())
-    commands = {pid: read(f"/proc/{pid}/cmdline") or "" for pid in child_pids(os.getpid())}
-    found.update(dict.fromkeys(pid for pid, command in commands.items() if not any(name in command for name in _HELPERS)))
-    return [pid for pid in found if pid not in set(before) and _runs(pid)]
+    ours = [pid for pid in child_pids(os.getpid()) if not any(name in (read(f"/proc/{pid}/cmdline") or "") for name in _HELPERS)]
+    return [pid for pid in dict.fromkeys([*(child.pid for child in children.alive()), *ours]) if pid not in before and _runs(pid)]
 
 
 def end_processes(pids: Iterable[int]) -> int:

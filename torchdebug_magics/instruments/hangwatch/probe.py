@@ -14,7 +14,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import link, look_around
 from torchdebug_magics.instruments.hangwatch.everybody.participants import named
-from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import OutputMeter
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, HangReport, LiveHang
 from torchdebug_magics.instruments.hangwatch.watcher import Watcher
 from torchdebug_magics.machine.process_state import has_proc
@@ -38,14 +38,14 @@ class HangProbe:
             raise TorchDebugError(msg)
         self._guard = Guard()
         self._hooks = Hooks(self._guard)
-        self._children = Children(on_error="torchdebug_magics.instruments.hangwatch.waits.collectives:error_facts")
+        self._children = Children(on_error="torchdebug_magics.instruments.hangwatch.waits.process_facts:error_facts")
         self._output = OutputMeter()
         self._watcher = Watcher(float(after), self._children, self._output, self._guard, stops=stop)
         self._getting_out = self._watcher.getting_out
         self._sampler = Sampler(self._watcher.look, name="hangwatch", every_s=_EVERY_S)
         self._ended_by = "itself"
         self._stopped_count = 0
-        self._interrupted_at: tuple[Location, ...] = ()
+        self._ended_at: Location | None = None
         self._report: HangReport | None = None
         self._is_open = False
         self._pid = os.getpid()
@@ -83,7 +83,7 @@ class HangProbe:
 
     def live_of_ranks(self, own: LiveHang | None, rank: LiveHang) -> LiveHang | None:
         """The launcher's verdict, as it sees whom a rank waits for; the rank's pace and line, as the launcher itself only waits."""
-        return None if own is None else replace(own, rate=rank.rate, rate_of=rank.rate_of, at=rank.at)
+        return None if own is None else replace(own, rate=rank.rate, at=rank.at)
 
     def standing(self) -> str:
         """In one line, for the kernel after this one; empty while all is well."""
@@ -92,7 +92,7 @@ class HangProbe:
 
     def traceback_of(self, error: BaseException) -> list[str]:
         """Of an interrupt that ended a cell that was stuck: the lines of the libraries in which it waited say nothing."""
-        finding = self._watcher.finding
+        finding = self._watcher.standing.finding
         return traceback_of(error, finding.headline if finding is not None and finding.state == "stuck" else "")
 
     def kept(self) -> dict[str, object]:
@@ -110,51 +110,40 @@ class HangProbe:
         if os.getpid() != self._pid:
             return  # a fork that leaves the block: the processes are its parent's
         self._is_open = False
-        self._watcher.end()
+        out = self._getting_out
+        was_stopped = out.has_stopped or out.presses.at_s is not None  # another error may have come of Stop
+        is_stopped = error is not None and (isinstance(error, KeyboardInterrupt) or was_stopped)
+        walked = traceback.walk_tb(trace if trace is not None or error is None else error.__traceback__)
+        lines = [location(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked if is_user_code(frame.f_code)]
+        self._ended_at = lines[-1] if lines else None
+        self._watcher.end(error, self._ended_at, is_stopped=is_stopped)
         self._ended_by = "itself" if error is None else "error"
-        was_stopped = self._getting_out.has_stopped or self._getting_out.presses.at_s is not None  # another error may have come of Stop
-        if error is not None and (isinstance(error, KeyboardInterrupt) or was_stopped):
-            self._ended_by = "--stop" if self._getting_out.has_stopped else "Stop"
-            self._interrupted_at = _lines(trace if trace is not None or error is None else error.__traceback__)
-            self._stopped_count = self._getting_out.end_rest()
-        else:
-            self._watcher.explain(error)
+        if is_stopped:
+            self._ended_by = "--stop" if out.has_stopped else "Stop"
+            self._stopped_count = out.end_rest()
 
     def _frozen(self) -> HangReport:
         watch = self._watcher
+        progress = watch.progress
         if self._sampler.failure is not None:
             self._guard.note(f"the watch stopped: {self._sampler.failure}")
         was_stopped = self._ended_by in {"Stop", "--stop"}
-        finding = watch.finding or HangFinding(
+        finding = watch.standing.finding or HangFinding(
             state="interrupted" if was_stopped else "finished",
             cause=None,
             headline=watch.place.hint or "stopped while making progress",
-            location=(self._interrupted_at or (None,))[-1],
+            location=self._ended_at if was_stopped else None,
         )
-        progress = watch.progress
-        rate, rate_of, remaining_s = watch.rate()
-        looks = max(1, progress.looks)
+        share = progress.looks_at["batch"] / progress.looks_at.total() if progress.looks_at["batch"] else None
         return HangReport(
-            **vars(finding),
-            still_s=round(progress.longest_s, 3),
-            elapsed_s=round(watch.elapsed_s, 3),
-            after_s=watch.after_s,
-            rate=rate,
-            rate_of=rate_of,
-            remaining_s=remaining_s if was_stopped else None,
-            data_share=progress.looks_at["batch"] / looks if progress.looks_at["batch"] else None,
-            ended_by=self._ended_by,
-            stopped_count=self._stopped_count,
-            problems=tuple(self._guard.problems),
-        )
+            **vars(finding), still_s=round(progress.longest_s, 3), elapsed_s=round(watch.elapsed_s, 3), after_s=watch.after_s,
+            rate=progress.rate,
+            data_share=share, ended_by=self._ended_by,
+            stopped_count=self._stopped_count, problems=tuple(self._guard.problems),
+        )  # fmt: skip
 
 
 watch = HangProbe
-
-
-def _lines(trace: TracebackType | None) -> tuple[Location, ...]:
-    walked = ((frame.f_code, line) for frame, line in traceback.walk_tb(trace))
-    return tuple(location(code.co_filename, line, code.co_name) for code, line in walked if is_user_code(code))
 
 
 def look() -> None:

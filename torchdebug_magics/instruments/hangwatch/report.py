@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import duration
 from torchdebug_magics.ranks.compared import Compared
-from torchdebug_magics.report import Finding, Location, Report, Stage, Status, located
+from torchdebug_magics.report import Finding, Location, Report, Stage, Status, located, short_title
 
 State: TypeAlias = Literal["finished", "slow", "stuck", "interrupted"]
 STATUS: Mapping[State, Status] = {"finished": "good", "slow": "warn", "stuck": "bad", "interrupted": "info"}
-_LONGEST = 90
-"""Characters of a title before the line that it quotes."""
-_BREAKS = re.compile(
-    r"`[^`]*`|(?P<at>, and |, in which |, which |, whose |, but |, with |, kept by |: |; | whose | because | where | \((?=[^()]*\)$))"
-)
-_SHORT = 12
-"""A clause of fewer characters says nothing by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +63,8 @@ class HangFinding(Finding):
     @property
     def title(self) -> str:
         """What happened, and where, for a page that is shown while the cell runs."""
-        return titled(self._begin, self.headline, self.location)[0]
-
-    @property
-    def rest(self) -> str:
-        """The clauses of the headline that the title leaves out."""
-        return titled(self._begin, self.headline, self.location)[1]
+        first = self.headline.partition(", and ")[0]
+        return short_title(f"{self._begin}{self.headline}", self.location, shorter=f"{self._begin}{first}")
 
     @property
     def _begin(self) -> str:
@@ -93,7 +81,7 @@ class LiveHang:
     """Since the last progress, so far."""
     finding: HangFinding | None
     rate: float | None
-    rate_of: str
+    """See `HangReport`."""
     at: Location | None
 
     @property
@@ -117,11 +105,7 @@ class HangReport(HangFinding, Report):
     elapsed_s: float
     after_s: float
     rate: float | None
-    """Steps or iterations per second; None where no loop was seen."""
-    rate_of: str
-    """``"step"`` (of an optimizer) or ``"iteration"``."""
-    remaining_s: float | None
-    """To the end of the loop at that rate, when last seen; None where its bound is not known."""
+    """Steps of an optimizer per second; None without one."""
     data_share: float | None
     """Of the looks at the main thread, those in which it waited for a DataLoader; None without one."""
     ended_by: str
@@ -166,29 +150,9 @@ class HangReport(HangFinding, Report):
         return f"Interrupted after {duration(self.elapsed_s)}: " if self.state == "interrupted" else ""
 
     def _finished(self) -> str:
-        speed = "" if self.rate is None else f" · {self.rate:.3g} {self.rate_of}s per second"
+        speed = "" if self.rate is None else f" · {self.rate:.3g} steps per second"
         ended = "Ended with an error after" if self.ended_by == "error" else "Finished in"
         return f"{ended} {duration(self.elapsed_s)}: no pause of {duration(self.after_s)} or longer{speed}"
-
-
-def titled(begin: str, headline: str, where: Location | None) -> tuple[str, str]:
-    """``"Stuck: rank 1 has run out of batches · In[3] line 5: `loss.backward()`"``, and the clauses that were left out."""
-    place = "" if where is None else f" · {where.place}"
-    quoted = f": `{where.source}`" if where is not None and where.source and "`" not in where.source else ""
-    first, rest = first_clauses(headline, _LONGEST - len(begin) - len(place) - len(": "))
-    return f"{begin}{first}{place}{quoted}", rest
-
-
-def first_clauses(headline: str, most: int) -> tuple[str, str]:
-    """The clauses that fit into `most` characters, and the rest; code in backticks is never divided."""
-    if len(headline) <= most:
-        return headline, ""
-    breaks = [found for found in _BREAKS.finditer(headline) if found["at"] is not None and _SHORT <= found.start() <= most]
-    if not breaks:
-        return f"{headline[: most - 3]}...", headline
-    end = breaks[-1]
-    rest = headline[end.end() :]
-    return headline[: end.start()], rest.removesuffix(")") if end["at"] == " (" else rest
 
 
 def compared(report: HangReport) -> Compared:

@@ -16,7 +16,8 @@ def page(report: HangReport) -> Page:
     """What hangs and the fix; the line; who waits for whom; then, folded, the calls of each and the rate."""
     many = report.stopped_count
     stopped = f"{plural(many, 'process', 'es')} started by the cell {'was' if many == 1 else 'were'} ended" if many else ""
-    details = tuple(row for row in (("rate", _rate(report)), ("processes", stopped)) if row[1])
+    rate = f"{report.rate:.3g} steps per second" if report.rate is not None and report.state != "finished" else ""
+    details = tuple(row for row in (("rate", rate), ("processes", stopped)) if row[1])
     is_quick = report.state == "finished" and report.cause is None and report.waiting_for_data
     blocks: tuple[Block, ...] = (
         *([Facts((("data loading", report.waiting_for_data),))] if is_quick else _facts(report, report.still_s)),
@@ -34,7 +35,7 @@ def live_page(snapshot: LiveHang) -> Page:
     finding = snapshot.finding
     if finding is None:
         elapsed = f" for {duration(round(snapshot.elapsed_s))}" if snapshot.elapsed_s >= 1 else ""
-        rate = f" · {snapshot.rate:.3g} {snapshot.rate_of}s per second" if snapshot.rate is not None else ""
+        rate = f" · {snapshot.rate:.3g} steps per second" if snapshot.rate is not None else ""
         still = f" · no progress for {snapshot.still_s:.0f} s" if snapshot.still_s > 2 else ""  # noqa: PLR2004 - a step of a second is no pause
         where = f" · {snapshot.at.place}: `{snapshot.at.source}`" if snapshot.at is not None and snapshot.still_s > 1 else ""
         return Page("hangwatch", "busy", f"Running{elapsed}{rate}{still}{where}")
@@ -46,7 +47,7 @@ def _facts(report: HangFinding, still_s: float) -> list[Block]:
     is_circle = report.chain[-1:] and report.chain[-1] in report.chain[:-2]  # then the chain says what the reason would
     rows = (
         ("fix", report.fix),
-        ("why", "; ".join(filter(None, (report.rest, "" if is_circle else report.reason)))),
+        ("why", "; ".join(filter(None, ("" if report.headline in report.title else report.headline, "" if is_circle else report.reason)))),
         ("waits", _chain(report.chain, report.waits, still_s)),
     )
     shown = tuple(row for row in rows if row[1])
@@ -113,10 +114,3 @@ def _stacks(waits: Sequence[Wait]) -> list[Block]:
         width = max(len(str(line)) for line in one.stack)
         blocks.append(Code(tuple((at, f"{line!s:<{width}}  {line.source}") for at, line in enumerate(one.stack, 1)), title=one.who))
     return [Fold(f"Calls of {listed([_called(one.who) for one in deep])}", tuple(blocks))] if deep else []
-
-
-def _rate(report: HangReport) -> str:
-    if report.rate is None or report.state == "finished":
-        return ""
-    left = f", {duration(report.remaining_s)} to the end of the loop" if report.remaining_s else ""
-    return f"{report.rate:.3g} {report.rate_of}s per second{left}"

@@ -136,7 +136,9 @@ class World:
         """By three looks, between which nothing moves."""
         self.children.silent.update({pid: time.monotonic() - 60 for pid, call in self.sleeps_in.items() if call == "silent"})
         looks = [self.look(at_s) for at_s in (0.0, 1.0, 2.0)]
-        return judged(looks, progress or Progress(), still_s, Counter(doing))
+        progress = progress or Progress()
+        progress.doing = Counter(doing)
+        return judged(looks, progress, still_s)
 
     def _state(self, pid: int) -> ProcessState:
         status = "zombie" if pid in self.exit_codes else "running" if self.sleeps_in.get(pid) == "silent" else "sleeping"

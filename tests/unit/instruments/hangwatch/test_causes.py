@@ -344,7 +344,9 @@ def judged_by(looks: list[Any], progress: Progress | None = None, **doing: int) 
 
     from torchdebug_magics.instruments.hangwatch.causes.judge import judged
 
-    return judged(looks, progress or Progress(), 20.0, Counter(doing))
+    progress = progress or Progress()
+    progress.doing = Counter(doing)
+    return judged(looks, progress, 20.0)
 
 
 @pytest.mark.parametrize(("cpu_s", "state"), [(0.0, "stuck"), (0.05, "stuck"), (1.5, "slow")])

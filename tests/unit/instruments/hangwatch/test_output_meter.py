@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import OutputMeter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -163,7 +163,7 @@ def test_a_loop_that_prints_or_steps_makes_progress(observe: Observe) -> None:
         "    optimizer.step()"
     )
     report = observe("hangwatch", body, after=0.8).report
-    assert (report.state, report.rate_of) == ("finished", "step")
+    assert report.state == "finished"
     assert 4 < report.rate < 8
     assert "steps per second" in report.verdict
 

@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import installed_tracer
-from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress, installed_tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,31 +81,16 @@ def test_how_long_there_was_none() -> None:
 
 def test_steps_per_second() -> None:
     progress = Progress()
-    assert progress.pace.per_s() is None
+    assert progress.rate is None
     for _ in range(6):
         time.sleep(0.03)
         progress.step()
         progress.step()
         look_from_aside(progress.look)
-    assert 25 < (progress.pace.per_s() or 0) < 70
+    assert 25 < (progress.rate or 0) < 70
 
 
 # What slows everything down --------------------------------------------------------------------------------------------
-
-
-class Dispatch(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        FOUND.append(look_from_aside(lambda: installed_tracer(main_frame())))
-        return func(*args, **(kwargs or {}))
-
-
-class Function(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        FOUND.append(look_from_aside(lambda: installed_tracer(main_frame())))
-        return func(*args, **(kwargs or {}))
-
-
-FOUND: list[Any] = []
 
 
 def main_frame() -> Any:
@@ -141,22 +123,3 @@ def test_anomaly_mode_and_the_profiler() -> None:
         assert look_from_aside(lambda: installed_tracer(main_frame()))[0] == "anomaly mode"
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         assert look_from_aside(lambda: installed_tracer(main_frame()))[0] == "PyTorch's profiler"
-
-
-@pytest.mark.parametrize(("mode", "name"), [(Dispatch, "TorchDispatchMode"), (Function, "TorchFunctionMode")])
-def test_a_mode(mode: Any, name: str) -> None:
-    FOUND.clear()
-    with mode():
-        torch.ones(2) + 1
-    assert name in FOUND[-1][0]
-
-
-def test_a_tool_that_monitors() -> None:
-    if not hasattr(sys, "monitoring"):  # new in Python 3.12
-        return
-    sys.monitoring.use_tool_id(3, "a profiler")  # type: ignore[attr-defined]
-    sys.monitoring.set_events(3, sys.monitoring.events.LINE)  # type: ignore[attr-defined]
-    try:
-        assert "'a profiler'" in installed_tracer(sys._getframe())[0]  # type: ignore[index]
-    finally:
-        sys.monitoring.free_tool_id(3)  # type: ignore[attr-defined]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from torchdebug_magics.instruments.hangwatch import watcher
-from torchdebug_magics.instruments.hangwatch.main_thread.loop_rate import OutputMeter
+from torchdebug_magics.instruments.hangwatch.causes.deaths import ThreadErrors
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import OutputMeter
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, Wait
-from torchdebug_magics.instruments.hangwatch.watcher import ThreadErrors
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.ranks.launching import Children
 from torchdebug_magics.report import Location
@@ -42,12 +42,10 @@ def test_one_look_that_says_otherwise_is_not_kept(
     looks: list[HangFinding], kept: tuple[str, int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = watcher.Watcher(2.0, Children(), OutputMeter(), Guard(), stops=False)
-    said = iter(looks)
-    monkeypatch.setattr(watcher, "judged", lambda *_: next(said))
     monkeypatch.setattr(watcher, "running_shell", object)
     for look in looks:
-        watch._judge(None, look.since_s)
-    found = watch.finding
+        watch._suspect(look)
+    found = watch.standing.finding
     assert found is not None
     assert found.location is not None
     assert (found.cause, found.location.line, found.since_s) == kept

@@ -1,18 +1,27 @@
-"""Somebody whom others wait for has ended: a rank or a worker that raised, was killed or left."""
+"""What a cause is told by, and the first causes: a rank, a worker or a process has ended badly, during the cell or before its end."""
 
 from __future__ import annotations
 
 import re
 import signal
+import threading
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from torchdebug_magics.format import listed, one_line, plural
-from torchdebug_magics.instruments.hangwatch.everybody.participants import Issued, Participant
-from torchdebug_magics.instruments.hangwatch.hang_evidence import Evidence
-from torchdebug_magics.instruments.hangwatch.report import HangFinding
+from torchdebug_magics.format import duration, listed, one_line, plural
+from torchdebug_magics.instruments.hangwatch.everybody.looking_around import ended, left_error
+from torchdebug_magics.instruments.hangwatch.everybody.participants import Chain, Issued, Look, Participant
+from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, State, Wait
+from torchdebug_magics.instruments.hangwatch.waits.process_facts import error_record
 from torchdebug_magics.probing.source.syntax import covers, loops_around, tree_of
 from torchdebug_magics.probing.source.user_code import location, owner
+from torchdebug_magics.probing.wrappers import unwrap_all, wrap
+from torchdebug_magics.ranks.launching import Children
+from torchdebug_magics.ranks.rank_traces import Child
 from torchdebug_magics.ranks.report import signal_name
 from torchdebug_magics.report import Location
 
@@ -24,21 +33,122 @@ _SIGNAL_FIXES = {
     "SIGBUS": "raise the container's `--shm-size`, or use fewer workers: shared memory is full",
 }
 _USE_ALL = "pass `find_unused_parameters=True` to `DistributedDataParallel`, or use every parameter on every rank in each step"
+_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
+_GLOO = re.compile(r"gloo.*?(\d+) vs\.? (\d+)", re.DOTALL)
+_ASKED = {-signal.SIGTERM, -signal.SIGINT}
+"""By which a launcher ends the other ranks."""
+_MOST = 100
+
+
+@dataclass
+class Evidence:
+    """Handed to each cause in turn; a cause looks at nothing else."""
+
+    look: Look
+    """The last one."""
+    chain: Chain
+    moved: dict[str, bool]
+    progress: Progress
+    still_s: float
+
+    @property
+    def ranks(self) -> list[Participant]:
+        """The processes of a distributed job."""
+        return self.look.ranks()
+
+    @property
+    def main(self) -> Participant:
+        """The thread whose cell is watched."""
+        return self.look.main
+
+    @property
+    def root(self) -> Participant:
+        """Whom the main thread waits for in the end."""
+        return self.chain.root
+
+    def line(self, one: Participant | None = None) -> Location | None:
+        """Of a participant; of one that runs no code of the user's, the line of whoever waits for it."""
+        if one is not None and one.location is not None:
+            return one.location
+        on_way = self.chain.path if one is None or one not in self.chain.path else self.chain.path[: self.chain.path.index(one) + 1]
+        return next((other.location for other in reversed(on_way) if other.location is not None), self.main.location)
+
+    def found(
+        self, cause: str | None, headline: str, fix: str = "", reason: str = "", at: Participant | None = None, state: State = "stuck"
+    ) -> HangFinding:
+        """A finding about `at`, or about the root."""
+        one = at if at is not None else self.root
+        return HangFinding(
+            state=state,
+            cause=cause,
+            headline=headline,
+            fix=fix,
+            reason=reason,
+            location=self.line(one),
+            root=one.as_wait(),
+            waits=tuple(other.as_wait() for other in self.look.everybody.values() if other in self.chain.path or other.is_shown),
+            chain=self.chain.names,
+            since_s=self.still_s,
+        )
+
+
+Words: TypeAlias = str | Callable[[Evidence, Participant], str]
+"""A text with ``{who}``, ``{what}`` and so on, or a function that makes it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cause: when it applies to whom, and what is said then."""
+
+    cause: str
+    when: Callable[[Evidence, Participant], object]
+    headline: Words
+    fix: Words
+    reason: Words = ""
+    whom: Callable[[Evidence], Participant | None] = lambda case: case.root
+    """Whom it is about; None where there is no such participant."""
+    state: State = "stuck"
+
+    def __call__(self, case: Evidence) -> HangFinding | None:
+        """The finding; None where the cause does not apply."""
+        one = self.whom(case)
+        if one is None or not self.when(case, one):
+            return None
+        headline, fix, reason = (self._said(words, case, one) for words in (self.headline, self.fix, self.reason))
+        return case.found(self.cause, headline, fix, reason, one, self.state)
+
+    @staticmethod
+    def _said(words: Words, case: Evidence, one: Participant) -> str:
+        if not isinstance(words, str):
+            return words(case, one)
+        calls = one.facts.get("calls")
+        return words.format(
+            who=one.name, what=one.what or one.kind, a_what=one.a_what, in_call=f" in `{calls}`" if calls else "", calls=calls,
+            in_worker=one.in_worker, still=duration(case.still_s), main=case.main.name,
+            circle=" and ".join(listed([other.name for other in case.chain.circle]).rsplit(", ", 1)),
+            single="`num_workers=0`" if one.in_worker else "a single process",
+        )  # fmt: skip
+
+
+Cause: TypeAlias = Callable[[Evidence], HangFinding | None]
+
+
+def first(causes: Iterable[Cause], case: Evidence) -> HangFinding | None:
+    """By the first cause that applies."""
+    return next((found for cause in causes if (found := cause(case)) is not None), None)
 
 
 def failed(case: Evidence) -> HangFinding | None:
     """The first participant that ended by an error, a signal or an exit code while the main thread waits, directly or not."""
     waiting = [rank for rank in case.ranks if (rank.pending is not None or rank.kind == "collective") and rank.error is None]
-    everybody = case.look.everybody.values()
-    dead = [
-        participant
-        for participant in everybody
-        if participant.kind == "dead" and (participant.exit_code or participant.error) and _matters(case, participant)
-    ]
+    # The wait could be for one on the way, for a rank of the job, and for one that could have fed a queue that is waited for.
+    for_any = case.root.kind in {"queue", "io", "event"} or any(one.facts.get("pool") for one in case.chain.path)
+    gone = [one for one in case.look.everybody.values() if one.kind == "dead" and (one.exit_code or one.error)]
+    dead = [one for one in gone if for_any or one in case.chain.path or one.who.startswith("rank ")]
     dead += [rank for rank in case.ranks if rank.error is not None and waiting]  # it waits in a `finally:`
     if not dead or any(case.moved.get(one.who) for one in case.chain.path):
         return None
-    first = min(dead, key=lambda one: (one.error is None, (one.error or {}).get("at_s", 0.0)))
+    first = min(dead, key=lambda one: (one.error is None, _ended_s(one)))
     if waiting:
         return _rank(case, first, f"{waiting[0].who} waits for it in {waiting[0].pending or waiting[0].what}")
     whose = next((one for one in reversed(case.chain.path) if one is not first), case.main)
@@ -83,13 +193,6 @@ def _rank(case: Evidence, first: Participant, waits: str) -> HangFinding:
     return case.found("rank_died", f"{first.who} {how_it_ended(first)}, and {waits}", fix, at=first)
 
 
-def _matters(case: Evidence, one: Participant) -> bool:
-    """Whether the wait could be for it: on the way, or a rank of the job, or it could have fed a queue that is waited for."""
-    if one in case.chain.path or one.who.startswith("rank "):
-        return True
-    return case.root.kind in {"queue", "io", "event"} or any(waiting.facts.get("pool") for waiting in case.chain.path)
-
-
 def exit_fix(code: int | None) -> str:
     """What to change where a process ended with this code."""
     if code is None or code >= 0:
@@ -124,13 +227,13 @@ def differ(case: Evidence) -> HangFinding | None:
     calls = [(member, call) for member in members if (call := member.call(pending)) is not None]
     if len({call.key for _, call in calls}) > 1:
         return _mismatch(case, calls)
-    late = [member for member in members if member.latest_in(group) < pending.number]
+    late = [member for member in members if not any(call.group == group and call.number >= pending.number for call in member.issued)]
     elsewhere = [(one, call) for one, call in waiting if one in late and call.group != group and one.needs(ahead, call.group)]
-    if elsewhere and case.chain.is_circle:  # each waits for the other in another group
+    if elsewhere and case.chain.circle:  # each waits for the other in another group
         return _mismatch(case, [(ahead, pending), *elsewhere])
-    gone = [participant for participant in case.look.everybody.values() if participant.kind == "dead" and participant.child is not None]
+    gone = [one for one in case.look.everybody.values() if one.kind == "dead" and one.child is not None]
     for one in (*late, *gone):
-        if case.root is one or case.root.kind == "collective" or case.chain.is_circle:
+        if case.root is one or case.root.kind == "collective" or case.chain.circle:
             return _missing(case, ahead, pending, one)
     return None
 
@@ -157,7 +260,12 @@ def _left_training(case: Evidence, ahead: Participant, pending: Issued, one: Par
             "unused_parameters", f"{one.who} computed no gradient for {names}; {ahead.who} waits in backward ({pending})",
             _USE_ALL, now, at=at,
         )  # fmt: skip
-    if one.kind != "dead" and (not one.has_done(pending) or _same_loop(ahead.location, one.location)):
+    has_trained = any(call.is_done and call.key == pending.key and call.number != pending.number for call in one.issued)
+    ours, theirs = ahead.location, one.location
+    is_near = ours is not None and theirs is not None and (ours.file, ours.function) == (theirs.file, theirs.function)
+    loops = loops_around(tree_of(ours.file), ours.line)[-1:] if ours is not None and is_near else []
+    is_in_loop = any(theirs is not None and covers(loop, theirs.line) for loop in loops)  # then it has not run out of batches
+    if one.kind != "dead" and (not has_trained or is_in_loop):
         return case.found(
             "collective_missing", f"{one.who} never called backward(), in which {ahead.who} waits ({pending})",
             "call forward and backward of the DistributedDataParallel model equally often on every rank", now, at=at,
@@ -167,13 +275,6 @@ def _left_training(case: Evidence, ahead: Participant, pending: Issued, one: Par
         "wrap the loop in `with model.join():`, or give every rank equally many batches (`DistributedSampler`, `drop_last=True`)",
         now, at=at,
     )  # fmt: skip
-
-
-def _same_loop(ours: Location | None, theirs: Location | None) -> bool:
-    """Whether another rank is still in the loop in which this one calls backward: then it has not run out of batches."""
-    if ours is None or theirs is None or (ours.file, ours.function) != (theirs.file, theirs.function):
-        return False
-    return any(covers(loop, theirs.line) for loop in loops_around(tree_of(ours.file), ours.line)[-1:])
 
 
 def _mismatch(case: Evidence, calls: list[tuple[Participant, Issued]]) -> HangFinding:
@@ -210,3 +311,83 @@ def _not_joined(case: Evidence, one: Participant) -> HangFinding:
         "start `world_size` processes, each with its own `rank` and the same `init_method`", reason,
         at=absent[0] if absent and absent[0].location is not None else one,
     )  # fmt: skip
+
+
+def explained(error: BaseException | None, children: Children, printed: str) -> HangFinding | None:
+    """What ended badly before the cell did; None where no process of the cell did, or the error says all that is known."""
+    failed = [ended(child, children.folder) for child in children.started.values() if child.exit_code()]
+    aborted = next((one for one in failed if one.exit_code == -signal.SIGABRT), None)
+    if aborted is not None and "gloo" in printed and (sizes := _GLOO.search(printed)) is not None:
+        return _aborted(aborted, children, f"({sizes[1]} and {sizes[2]} bytes)")
+    if (match := _WORKER.search(str(error)) if error is not None else None) is not None:
+        dead = [child for word in match[1].split(",") if (child := children.started.get(int(word))) is not None]
+        return _lost_worker(dead[0], children) if dead else None
+    known = {one.pid: one.error["rank"] for one in failed if one.error and one.error.get("rank") is not None}
+    if not known:
+        return None
+    # The rank that ended first by itself: the others then lose the connection to it.
+    killed = [one for one in failed if (one.exit_code or 0) < 0 and one.exit_code not in _ASKED]
+    one = (killed or sorted((one for one in failed if one.error), key=_ended_s))[0]
+    absent = sorted(set(range(len(children.started))) - {*known.values()})
+    one.who = f"rank {known.get(one.pid, absent[0] if len(absent) == 1 else sorted(children.started).index(one.pid))}"
+    fix = exit_fix(one.exit_code) if one.error is None else "fix the error in this rank: the others only lose their connection to it"
+    return _ended(one, "rank_died", f"{one.who} {how_it_ended(one)}", fix)
+
+
+def _ended_s(one: Participant) -> float:
+    return float((one.error or {}).get("at_s", 0.0))
+
+
+def _lost_worker(child: Child, children: Children) -> HangFinding:
+    one = ended(child, children.folder, f"worker {sorted(children.started).index(child.pid)}")
+    fix, reason = exit_fix(one.exit_code) if one.error is None else error_fix(one), ""
+    if child.method != "fork" and one.exit_code == 1 and one.error is None:  # it could not be unpickled
+        fix = 'move the Dataset into an importable module, or use `DataLoader(..., multiprocessing_context="fork")`'
+        reason = f"a worker started with `{child.method}` imports the Dataset, and cannot import what is defined in a cell"
+    return _ended(one, "worker_died", f"{one.name} {how_it_ended(one)}", fix, reason)
+
+
+def _aborted(one: Participant, children: Children, sizes: str) -> HangFinding:
+    left = (left_error(children.folder, pid) or {} for pid in children.started)
+    one.what, one.error = "aborted", next((survivor for survivor in left if survivor.get("entries")), None)
+    called, survivor = "the ranks call it with different sizes", one.error or {}
+    if survivor.get("rank") is not None:
+        call = survivor["entries"][-1]
+        called = f"rank {survivor['rank']} calls {call['op']} #{call['number']} with {(*call['sizes'], 'no tensor')[0]}"
+    return _ended(
+        one, "collective_mismatch", f"gloo aborted {one.who}, whose tensor has a different size: {called} {sizes}",
+        "use the same shape and dtype on every rank", "gloo aborts the process without an exception where sizes differ",
+    )  # fmt: skip
+
+
+def _ended(one: Participant, cause: str, headline: str, fix: str, reason: str = "") -> HangFinding:
+    return about(one.as_wait(), "finished", cause, headline, fix, reason, location=last_line(one.error))
+
+
+def about(root: Wait, state: State, cause: str | None, headline: str, fix: str = "", reason: str = "", **more: Any) -> HangFinding:
+    """About somebody who is not part of a chain: the main thread while nobody else was asked, or a process that has ended."""
+    more = {"location": root.location, "chain": ("main",) if root.who == "main" else (), **more}
+    return HangFinding(state=state, cause=cause, headline=headline, fix=fix, reason=reason, root=root, waits=(root,), **more)
+
+
+class ThreadErrors:
+    """Open between `attach` and the end of the stack. A hook of the user's is called as before."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, dict[str, Any]] = {}
+        """By the name of the thread: ``type``, ``message``, ``at_s``, ``frames``; no exception is held."""
+
+    def attach(self, stack: ExitStack) -> None:
+        """Note each from now on."""
+        wrap(stack, self, threading, "excepthook", self._ended)
+
+    def sweep(self) -> None:
+        """Remove what an interrupt may have left."""
+        unwrap_all(self)
+
+    def _ended(self, original: Callable[[Any], Any], arguments: Any) -> Any:
+        __tracebackhide__ = True
+        with suppress(Exception):  # a message that cannot be made: what is printed of it comes all the same
+            if arguments.thread is not None and isinstance(arguments.exc_value, Exception) and len(self.records) < _MOST:
+                self.records[arguments.thread.name] = error_record(arguments.exc_value)
+        return original(arguments)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
-from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 from torchdebug_magics.format import byte_size, duration, listed
-from torchdebug_magics.instruments.hangwatch.causes.deaths import differ, failed, last_line, short_error
+from torchdebug_magics.instruments.hangwatch.causes.deaths import Cause, Evidence, Row, differ, failed, first, last_line, short_error
 from torchdebug_magics.instruments.hangwatch.everybody.participants import Look, Participant, follow, goes_on, moving, named
-from torchdebug_magics.instruments.hangwatch.hang_evidence import Cause, Evidence, Row, first
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.machine.limits import memory_pressure
@@ -19,6 +18,7 @@ from torchdebug_magics.report import located
 
 _LEFT_UNDONE = frozenset({"queue_never_fed", "event_never_set", "lock_never_released"})
 _FEEDS = frozenset({"queue", "io", "event"})
+_CALLS = ("receive", "connect")
 _KEYBOARD = "a child process cannot read the keyboard"
 _SAME_POOL = "do not wait for a task inside another task of the same pool, or give the pool more workers"
 _MOST = 0.5
@@ -28,9 +28,9 @@ _MUCH_SWAPPED_BYTES = 256 << 20
 _SYNCHRONIZE = frozenset({"item", "cpu", "tolist", "numpy", "synchronize", "to"})
 
 
-def judged(looks: list[Look], progress: Progress, still_s: float, doing: Counter[str]) -> HangFinding:
+def judged(looks: list[Look], progress: Progress, still_s: float) -> HangFinding:
     """Why there was no progress for `still_s`."""
-    case = _evidence(looks, progress, still_s, doing)
+    case = _evidence(looks, progress, still_s)
     if progress.passes.carrier is not None and progress.passes.began_s:
         return slow(case)
     if not goes_on(case.chain, case.moved, still_s) and (found := stopped(case)) is not None:
@@ -40,12 +40,12 @@ def judged(looks: list[Look], progress: Progress, still_s: float, doing: Counter
 
 def debugger_now(look: Look, progress: Progress) -> HangFinding | None:
     """A prompt in another process needs no second look."""
-    return first(DEBUGGERS, _evidence([look], progress, progress.still_s, Counter()))
+    return first(DEBUGGERS, _evidence([look], progress, progress.still_s))
 
 
-def _evidence(looks: list[Look], progress: Progress, still_s: float, doing: Counter[str]) -> Evidence:
+def _evidence(looks: list[Look], progress: Progress, still_s: float) -> Evidence:
     moved = moving(looks) if len(looks) > 1 else {}
-    return Evidence(looks, follow(looks[-1], moved, still_s), moved, looks[-1].ranks(), progress, still_s, doing)
+    return Evidence(looks[-1], follow(looks[-1], moved, still_s), moved, progress, still_s)
 
 
 def stopped(case: Evidence) -> HangFinding | None:
@@ -65,33 +65,17 @@ def stopped(case: Evidence) -> HangFinding | None:
 
 def _without_keyboard(case: Evidence) -> Participant | None:
     """Who waits for input in a process without a keyboard."""
-    everybody = (
-        participant
-        for participant in case.look.everybody.values()
-        if participant.process and (participant.is_child or participant.pid != case.main.pid)
-    )
-    return next((participant for participant in everybody if participant.kind == "input"), None)
-
-
-def _is_openmp(case: Evidence, root: Participant) -> bool:
-    parent = max((participant.process.get("torch_threads") or 0) for participant in case.look.everybody.values() if participant.process)
-    is_forked = root.child is not None and root.child.method == "fork" and root.process.get("worker") is None
-    return is_forked and not root.facts.get("is_waiting") and root.kind != "dead" and parent > 1 and root.sleeps_in in {"futex", ""}
+    others = (one for one in case.look.everybody.values() if one.process and (one.is_child or one.pid != case.main.pid))
+    return next((one for one in others if one.kind == "input"), None)
 
 
 def _unfed(case: Evidence) -> Participant | None:
     """Who waits for what others would put, set or write: the root, or a part of a circle whose others wait for something else."""
     among = case.chain.circle or (case.root,)
     feeding = [one for one in among if one.kind in _FEEDS and not one.facts.get("pipe_full") and not one.facts.get("future")]
-    if case.chain.is_circle:
+    if case.chain.circle:
         return feeding[0] if 0 < len(feeding) < len(among) else None
     return next((one for one in feeding if one.kind != "io" or "pipe" in one.facts), None)
-
-
-def _before_idle(case: Evidence) -> Participant | None:
-    """Who waits for somebody that waits for work."""
-    idle, path = _unfed(case), case.chain.path
-    return path[path.index(idle) - 1] if idle is not None and idle.facts.get("idle") and len(path) > 1 else None
 
 
 def _alone(case: Evidence, one: Participant) -> str:
@@ -125,25 +109,14 @@ def _break_circle(case: Evidence, _: Participant) -> str:
     return "break the cycle: send before you receive, and receive before you join"
 
 
-def _circle_named(case: Evidence, _: Participant) -> str:
-    names = [one.name for one in case.chain.circle]
-    return f"{' and '.join(names) if len(names) == 2 else listed(names)} wait for each other"  # noqa: PLR2004 - two
-
-
 def _is_alone(case: Evidence, _: Participant) -> bool:
     """Whether it waits for itself."""
     return len(case.chain.circle) == 1
 
 
-def _is_program(root: Participant, call: str) -> bool:
+def _is_program(root: Participant, call: str | tuple[str, ...]) -> bool:
     """Whether it is a program of its own that waits in this system call."""
     return root.sleeps_in.startswith(call) and not root.process
-
-
-def _is_forked_copy(root: Participant) -> bool:
-    """Whether fork has copied the lock while the parent held it."""
-    is_forked = root.child is not None and root.child.method == "fork" and "semaphore" not in root.facts
-    return is_forked and (not root.facts.get("acquired") or bool(root.facts.get("acquired_by_with")))
 
 
 DEBUGGERS: tuple[Row, ...] = (
@@ -157,12 +130,17 @@ _STOPPED: tuple[Cause, ...] = (
     *DEBUGGERS,
     failed,
     differ,
-    Row("openmp_after_fork", _is_openmp, "{who} waits for its parent's OpenMP threads, which fork does not copy",
+    Row("openmp_after_fork",
+        lambda case, root: root.is_forked and root.process.get("worker") is None and not root.facts.get("is_waiting")
+        and root.kind != "dead" and root.sleeps_in in {"futex", ""}
+        and any((one.process.get("torch_threads") or 0) > 1 for one in case.look.everybody.values()),
+        "{who} waits for its parent's OpenMP threads, which fork does not copy",
         "call `torch.set_num_threads(1)` at the top of the child's function, or start it with the `spawn` method",
         "the parent had used several threads before it forked"),
     Row("worker_blocked", lambda *_: True,
         lambda case, one: f"{one.name} waits for {one.what}, and {(_unfed(case) or one).name} has nothing to do",
-        "check for a killed worker, or a result that cannot be pickled: the task was lost", whom=_before_idle),
+        "check for a killed worker, or a result that cannot be pickled: the task was lost",
+        whom=lambda case: next((one for one, idle in pairwise(case.chain.path) if idle is _unfed(case) and idle.facts.get("idle")), None)),
     Row("queue_never_fed", lambda _, one: one.facts.get("put"), "{who} puts into a full queue that nobody reads",
         "read the queue in another thread, or raise `maxsize` (0 for no limit)", whom=_unfed),
     Row("event_never_set", lambda _, one: one.facts.get("join"), "{who} waits in `queue.join()` for a `task_done()` that nobody calls",
@@ -183,7 +161,7 @@ _STOPPED: tuple[Cause, ...] = (
     Row("deadlock", lambda case, one: _is_alone(case, one) and one.facts.get("future"),
         "{who} waits for a task of the pool in which it runs itself", _SAME_POOL),
     Row("self_deadlock", _is_alone, "{who} waits for {a_what} that it holds itself", _release_own),
-    Row("deadlock", lambda case, _: case.chain.is_circle, _circle_named, _break_circle,
+    Row("deadlock", lambda case, _: case.chain.circle, "{circle} wait for each other", _break_circle,
         lambda case, _: "; ".join(f"{one.name} waits for {named(one.targets[0])} ({one.what})" for one in case.chain.circle)),
     Row("deadlock", lambda case, _: case.root.facts.get("pipe_full"),
         lambda case, one: f"{one.name} waits for the end of {case.root.who.partition(' thread ')[0]}, which waits for its queue to be read",
@@ -197,14 +175,15 @@ _STOPPED: tuple[Cause, ...] = (
         "call `process.stdin.close()` before the read, or `process.communicate(input)`, which does both"),
     Row("input_waiting", lambda _, root: _is_program(root, "read"), "{who} waits for input that no process writes",
         "pass `stdin=subprocess.DEVNULL`, or call `communicate(input=...)`, which closes the pipe"),
-    Row("lock_never_released", lambda _, root: root.kind == "lock" and _is_forked_copy(root),
+    Row("lock_never_released", lambda _, root: root.kind == "lock" and root.is_forked and "semaphore" not in root.facts
+        and (not root.facts.get("acquired") or root.facts.get("acquired_by_with")),
         "{who} waits for a {what} that was held when the process was forked",
         "create the lock in the process that uses it, or start the process with the `spawn` method",
         "fork copies a held lock, but not the thread that would release it"),
     Row("lock_never_released", lambda _, root: root.kind == "lock", "{who} waits for a {what} that was never released",
         "release it with `with lock:`, also after an error{in_worker}",
         "no running thread holds it: the thread that acquired it has ended, or continued without releasing it"),
-    Row("worker_blocked", lambda _, root: root.facts.get("future") and root.child is not None and root.child.method == "fork",
+    Row("worker_blocked", lambda _, root: root.facts.get("future") and root.is_forked,
         "{who} waits for a future of a pool whose threads are in the parent process",
         "create the pool in the process that uses it: fork does not copy threads{in_worker}"),
     Row("event_never_set", lambda _, root: root.facts.get("future"), "{who} waits for a future that nobody resolves",
@@ -236,11 +215,6 @@ def _memory(case: Evidence) -> HangFinding | None:
         "use a smaller batch, or free memory: `%memclean` lists what can be freed, `%%memtrace` names what grows",
         f"processes stalled on memory for {pressure.stalled_ratio:.0%} of the last 10 s", case.main, "slow",
     )  # fmt: skip
-
-
-def _on_network(case: Evidence) -> Participant | None:
-    is_program = case.root.sleeps_in.startswith(("receive", "connect")) and not case.root.process
-    return next((one for one in case.chain.path if one.facts.get("network")), case.root if is_program else None)
 
 
 def _data(case: Evidence) -> HangFinding | None:
@@ -286,11 +260,7 @@ def _graph(case: Evidence) -> HangFinding | None:
 
 
 def _oversubscribed(case: Evidence) -> HangFinding | None:
-    busy = [
-        participant
-        for participant in case.look.everybody.values()
-        if participant.is_main_thread and participant.process and case.moved.get(participant.who)
-    ]
+    busy = [one for one in case.look.everybody.values() if one.is_main_thread and one.process and case.moved.get(one.who)]
     threads = sum(one.process.get("torch_threads") or 1 for one in busy)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(busy) < 2 or threads <= 2 * cores:  # noqa: PLR2004 - a process by itself shares with nobody
@@ -317,7 +287,7 @@ def _doing(case: Evidence, one: Participant) -> str:
 
 
 def _mostly(case: Evidence, what: str) -> bool:
-    return case.doing[what] > _MOST * max(1, case.doing.total())
+    return case.progress.doing[what] > _MOST * max(1, case.progress.doing.total())
 
 
 def _has_gpu() -> bool:
@@ -336,7 +306,8 @@ _SLOW: tuple[Cause, ...] = (
         lambda _, one: f"{one.name} waits for " + (f"a response from {one.facts['host']}" if one.facts.get("host") else "the network"),
         lambda _, one: "call `settimeout(10)` on the socket" if one.what == "a socket" and not one.facts.get("host")
         else "set a timeout on the request; download once before the loop, and keep the file",
-        whom=_on_network, state="slow"),
+        whom=lambda case: next((one for one in case.chain.path if one.facts.get("network") or _is_program(one, _CALLS)), None),
+        state="slow"),
     _graph,
     Row("tracing", lambda case, _: case.progress.tracer, lambda case, _: "{} is on: {}".format(*case.progress.tracer or ("", "")),
         lambda case, _: (case.progress.tracer or ("", "", ""))[2], whom=_main, state="slow"),

@@ -97,34 +97,23 @@ def _thread_name(thread: dict[str, Any]) -> str:
 
 
 def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Participant:
-    pid = facts["pid"]
-    waiting = dict(thread["waiting"] or {})
-    cpu_s = thread_cpu_s(pid, thread["number"]) or 0.0
-    is_waiting = bool(waiting) and waiting["kind"] != "python"
+    pid, number = facts["pid"], thread["number"]
+    waiting = {"kind": "python", "what": "", "timeout_s": None, **(thread["waiting"] or {})}
+    is_waiting = waiting["kind"] != "python"
+    cpu_s = thread_cpu_s(pid, number) or 0.0
     if thread["is_main"] and not is_waiting and (state := process_state(pid)) is not None:
         ours = [one.native_id for one in threading.enumerate() if one.name.startswith("torchdebug-")] if pid == os.getpid() else []
         cpu_s = state.cpu_s - sum(thread_cpu_s(pid, number) or 0.0 for number in ours)  # what it has called may compute in other threads
-        cpu_s += waited_for_core_s(pid, thread["number"])  # on a busy machine it gets no turn, and is not stuck
-    numbers = [*((facts["collectives"] or {}).get("status", {}).values())]
+        cpu_s += waited_for_core_s(pid, number)  # on a busy machine it gets no turn, and is not stuck
     frames = [tuple(frame) for frame in thread["frames"]]
-    one = Participant(
-        who=who,
-        pid=pid,
-        ident=thread["ident"],
-        frames=frames,
-        at=(tuple(thread["at"]), tuple(frames), repr(thread["values"]), repr(numbers)),
-        cpu_s=cpu_s,
-        kind=waiting.pop("kind", "python"),
-        what=waiting.pop("what", ""),
-        timeout_s=waiting.pop("timeout_s", None),
-        facts={**waiting, "calls": thread["calls"], "is_waiting": is_waiting, "shares": thread["shares"]},
-        process=facts,
-        is_main_thread=thread["is_main"],
-        sleeps_in=waits_in(pid, thread["number"]),
-    )
+    latest = repr([*(facts["collectives"] or {}).get("status", {}).values()])
     for name in ("targets", "able"):
-        one.facts[name] = [(pid, number) if kind == "thread" else (number, 0) for kind, number in waiting.get(name, ())]
-    return one
+        waiting[name] = [(pid, key) if kind == "thread" else (key, 0) for kind, key in waiting.get(name, ())]
+    return Participant(
+        who, pid, thread["ident"], frames, (tuple(thread["at"]), tuple(frames), repr(thread["values"]), latest), cpu_s, waiting.pop("kind"),
+        waiting.pop("what"), timeout_s=waiting.pop("timeout_s"), process=facts, is_main_thread=thread["is_main"],
+        facts={**waiting, "calls": thread["calls"], "is_waiting": is_waiting, "shares": thread["shares"]}, sleeps_in=waits_in(pid, number),
+    )  # fmt: skip
 
 
 def ended(child: Child, folder: str, who: str = "") -> Participant:
@@ -153,7 +142,7 @@ def _unasked(pid: int, child: Child | None, state: ProcessState, children: Child
     name = f"process {child.name if child is not None else state.name}"
     return Participant(
         name, pid, frames=stack, at=(tuple(stack), sleeps_in), cpu_s=cpu_s, kind=kind, what=sleeps_in, child=child,
-        is_silent=is_silent, sleeps_in=sleeps_in,
+        sleeps_in=sleeps_in,
     )  # fmt: skip
 
 
@@ -229,22 +218,29 @@ def _rename(look: Look, who: str, name: str) -> None:
 class OthersProgress:
     """Remembers the lines at which each process was, its latest values, and when one of them was new."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, any_code: bool = False) -> None:
+        self._any_code = any_code
+        """Whether a new line counts in whatever code; else in the user's alone: a child that imports its libraries is only starting."""
         self._seen: dict[str, tuple[set[tuple[str, int, str]], object, float]] = {}
+
+    def note(self, look: Look) -> bool:
+        """Add a look; whether any process other than this one is at a new line, or has other values."""
+        is_news = False
+        for one in look.everybody.values():
+            if one.process and one.pid != look.main.pid:
+                seen, before, last_s = self._seen.get(one.who, (set(), None, look.at_s))
+                lines = {frame for frame in one.frames if self._any_code or owner(frame[0]) == "user"}
+                is_new = not lines <= seen or one.at[2:] != before
+                self._seen[one.who] = (seen | lines, one.at[2:], look.at_s if is_new else last_s)
+                is_news |= is_new
+        return is_news
 
     def last_s(self, look: Look) -> float:
         """When the last of the processes whose end the main thread waits for was at a new line, or had other values."""
-        for one in look.everybody.values():
-            if one.child is not None and one.process and one.process.get("worker") is None:
-                lines = {frame for frame in one.frames if owner(frame[0]) == "user"}
-                seen, before, last_s = self._seen.get(one.who, (set(), None, look.at_s))
-                is_new = not lines <= seen or one.at[2:] != before
-                self._seen[one.who] = (seen | lines, one.at[2:], look.at_s if is_new else last_s)
         if look.main.kind not in {"join", "queue", "io"}:
             return 0.0
-        waited = [look.everybody[who] for who in look.main.targets if who in look.everybody]
-        times = [self._seen[one.who][2] for one in waited if one.who in self._seen and not one.facts.get("idle") and one.kind != "dead"]
-        return min(times, default=0.0)
+        waited = [look.everybody[who] for who in look.main.targets if who in look.everybody and who in self._seen]
+        return min((self._seen[one.who][2] for one in waited if not one.facts.get("idle") and one.kind != "dead"), default=0.0)
 
 
 class AgentError(Exception):

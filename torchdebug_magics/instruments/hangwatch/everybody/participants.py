@@ -84,8 +84,6 @@ class Participant:
     error: dict[str, Any] | None = None
     """The exception that has ended it."""
     is_main_thread: bool = True
-    is_silent: bool = False
-    """Whether its agent did not answer: no Python thread gets a turn there."""
     is_old: bool = False
     """Whether it is a thread that was there when the watch began."""
     sleeps_in: str = ""
@@ -95,6 +93,11 @@ class Participant:
     def is_child(self) -> bool:
         """Whether `multiprocessing` has started its process, in which no prompt can be answered."""
         return bool(self.process.get("is_child"))
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether its process is a copy of another, without that one's other threads."""
+        return self.child is not None and self.child.method == "fork"
 
     @property
     def name(self) -> str:
@@ -131,11 +134,6 @@ class Participant:
         """Its number in a distributed job."""
         return self.process.get("rank")
 
-    @property
-    def groups(self) -> dict[str, list[int]]:
-        """The ranks of each process group that this one is in."""
-        return dict((self.process.get("collectives") or {}).get("groups", {}))
-
     @cached_property
     def issued(self) -> list[Issued]:
         """The collectives that it has called, in order."""
@@ -154,15 +152,7 @@ class Participant:
 
     def needs(self, other: Participant, group: str) -> bool:
         """Whether another rank has to take part in its collectives of a group."""
-        return other.rank in self.groups.get(group, [other.rank])
-
-    def latest_in(self, group: str) -> int:
-        """The number of the last collective that it has called in a group; 0 for none."""
-        return max((call.number for call in self.issued if call.group == group), default=0)
-
-    def has_done(self, like: Issued) -> bool:
-        """Whether it has been through the same collective before, in an earlier step."""
-        return any(call.is_done and call.key == like.key and call.number != like.number for call in self.issued)
+        return other.rank in (self.process.get("collectives") or {}).get("groups", {}).get(group, [other.rank])
 
     def call(self, like: Issued) -> Issued | None:
         """What it has called in the same group as the collective of the same number."""
@@ -206,26 +196,18 @@ class Chain:
     """The way from the main thread to the root."""
 
     path: tuple[Participant, ...]
-    is_circle: bool
-    """Whether the last waits for one that stands before it, or for itself."""
+    circle: tuple[Participant, ...] = ()
+    """Those at its end that wait for each other, or the last for itself."""
 
     @property
     def root(self) -> Participant:
         """Whom everybody waits for; of a circle, the first that is reached."""
-        return self.circle[0] if self.is_circle else self.path[-1]
-
-    @property
-    def circle(self) -> tuple[Participant, ...]:
-        """Those that wait for each other."""
-        if not self.is_circle:
-            return ()
-        back = next((at for at, one in enumerate(self.path) if one.who in self.path[-1].targets), len(self.path) - 1)
-        return self.path[back:]
+        return (self.circle or self.path[-1:])[0]
 
     @property
     def names(self) -> tuple[str, ...]:
         """Each `who`; of a circle, the first comes again at the end."""
-        return (*(one.who for one in self.path), *((self.circle[0].who,) if self.is_circle else ()))
+        return tuple(one.who for one in (*self.path, *self.circle[:1]))
 
 
 def follow(look: Look, moved: Mapping[str, bool], still_s: float) -> Chain:
@@ -263,7 +245,8 @@ def _ways(look: Look, path: tuple[Participant, ...], met: set[str], *, is_wide: 
     further = [who for who in (*last.targets, *(last.able if is_wide else ())) if who in look.everybody]
     fresh = [who for who in further if who not in met]
     if not fresh:
-        yield Chain(path, is_circle=any(who in before for who in further))
+        back = next((at for at, one in enumerate(path) if one.who in last.targets), len(path) - 1)
+        yield Chain(path, path[back:] if before.intersection(further) else ())
     for who in fresh:
         if who not in met:
             yield from _ways(look, (*path, look.everybody[who]), met, is_wide=is_wide)
@@ -271,17 +254,15 @@ def _ways(look: Look, path: tuple[Participant, ...], met: set[str], *, is_wide: 
 
 def _weight(chain: Chain, moved: Mapping[str, bool], still_s: float) -> tuple[int, int]:
     end = chain.path[-1]
-    if end.facts.get("debugger"):
-        weight = 6
-    elif goes_on(chain, moved, still_s):
-        weight = 5
-    elif end.kind == "dead":
-        weight = 4 if end.error is not None or end.exit_code else 2
-    elif chain.is_circle:
-        weight = 3
-    else:
-        weight = 0 if end.facts.get("idle") else 2
-    return weight, len(chain.path)
+    is_dead = end.kind == "dead"
+    by_weight = (
+        (6, end.facts.get("debugger")),
+        (5, goes_on(chain, moved, still_s)),
+        (4, is_dead and (end.error is not None or end.exit_code)),
+        (3, not is_dead and chain.circle),
+        (2, is_dead or not end.facts.get("idle")),
+    )
+    return next((weight for weight, applies in by_weight if applies), 0), len(chain.path)
 
 
 def moving(looks: Sequence[Look]) -> dict[str, bool]:
@@ -301,13 +282,9 @@ def link_ranks(look: Look) -> None:
     """Let each rank that waits in a collective wait for those that are not in the same one, and for those that have ended."""
     ranks, everybody = look.ranks(), look.everybody.values()
     names = {rank.rank: rank.who for rank in ranks}
-    gone = [participant.who for participant in everybody if participant.kind == "dead" and participant.who.startswith("rank ")]
-    joining = [participant for participant in everybody if participant.facts.get("op") == "init_process_group"]
-    started = [
-        participant
-        for participant in everybody
-        if participant.is_main_thread and participant.child is not None and participant.kind != "dead" and participant.rank is None
-    ]
+    gone = [one.who for one in everybody if one.kind == "dead" and one.who.startswith("rank ")]
+    joining = [one for one in everybody if one.facts.get("op") == "init_process_group"]
+    started = [one for one in everybody if one.is_main_thread and one.child is not None and one.kind != "dead" and one.rank is None]
     for one in joining:
         one.targets = [other.who for other in started if other not in joining] + gone
         one.facts["may_end"] = not one.targets and len(joining) >= (one.process.get("world_size") or 0)  # all are here: they only connect

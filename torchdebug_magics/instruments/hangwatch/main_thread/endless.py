@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.format import duration, plural
+from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.instruments.hangwatch.waits.thread_waits import wait_of
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, names_of, value_of
 from torchdebug_magics.probing.source.syntax import dotted, enclosing, exchanged, nodes, root_of
-from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, location, owner
-from torchdebug_magics.report import Location
+from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, locate, location, owner
 
 _HARMLESS = frozenset({"print", "len", "abs", "min", "max", "int", "float", "str", "bool", "range", "isinstance", "id", "round"})
 _ENDS = re.compile("KeyboardInterrupt|SystemExit|GeneratorExit")
@@ -39,19 +39,24 @@ _FORMS = (ast.Constant, ast.UnaryOp, ast.Not, ast.Compare, ast.cmpop, ast.BoolOp
 """What a condition is made of that is computed from constants alone, and calls nothing."""
 
 
-def endless_loop(frame: FrameType | None, *, alone: bool) -> tuple[int, str] | None:
-    """(line, condition) of a ``while`` around the innermost line of the user's that certainly never ends; None where it may.
+def endless_loop(frame: FrameType | None, *, alone: bool) -> HangFinding | None:
+    """A ``while`` around the innermost line of the user's that certainly never ends; None where it may.
 
     `alone`: whether no other thread runs code of the user's, which could change a global name or a list.
     """
-    if frame is None:
+    function = None if frame is None else function_node(frame.f_code)
+    if frame is None or function is None:
         return None
-    function = function_node(frame.f_code)
-    loops = [node for node in enclosing(function, line_of(frame)) if isinstance(node, ast.While)] if function is not None else []
-    for loop in reversed(loops):
+    around = [*enclosing(function, line_of(frame))]
+    for at, loop in reversed([*enumerate(around)]):
         test = _Test(frame, alone=alone)
-        if test.holds(loop.test) and _never_left(loop, test, frame) and not any(map(_catches, enclosing(function, loop.lineno))):
-            return loop.lineno, ast.unparse(loop.test)
+        if isinstance(loop, ast.While) and test.holds(loop.test) and _never_left(loop, test, frame) and not any(map(_catches, around[:at])):
+            text = ast.unparse(loop.test)
+            why, fix = "the loop does not change its condition", "update a variable of the condition inside the loop, or `break`"
+            if text == "True":
+                why, fix = "no `break` or `return` can be reached", "leave the loop with `break` or `return`"
+            headline = f"`while {text}:` on line {loop.lineno} never ends: {why}"
+            return HangFinding(state="stuck", cause="infinite_loop", headline=headline, location=locate(frame), fix=fix)
     return None
 
 
@@ -60,8 +65,8 @@ class _Test:
 
     def __init__(self, frame: FrameType, *, alone: bool) -> None:
         self.names: set[str] = set()
-        self.has_containers = False
-        self.has_globals = False
+        self.is_shared = False
+        """Whether a call could change them: a global name, or a list."""
         self._frame = frame
         self._alone = alone
 
@@ -79,7 +84,7 @@ class _Test:
         match node:
             case ast.Call(ast.Name("len"), [ast.Name() as name], []) if self._alone:
                 kinds: tuple[type, ...] = _CONTAINERS
-                self.has_containers = True
+                self.is_shared = True
             case ast.Name() as name:
                 kinds = _FIXED
             case _:
@@ -93,35 +98,30 @@ class _Test:
     def _is_ours(self, name: str) -> bool:
         """Whether nobody else can store it: a plain local name, or a global one while no other thread can run code of the user's."""
         code = self._frame.f_code
-        if name in code.co_cellvars or name in code.co_freevars:
+        if name in {*code.co_cellvars, *code.co_freevars}:
             return False
         if not is_module_code(code) and name in code.co_varnames:
             return True
-        self.has_globals = True
-        return self._alone and not _may_be_stored(name, code.co_filename)
-
-
-def _may_be_stored(name: str, file: str) -> bool:
-    """Whether a function in this file, or in any cell, declares the name as global: a signal or a callback could run it."""
-    declared = re.compile(rf"\bglobal\b[^\n]*\b{re.escape(name)}\b|\bglobals\(\)")
-    sources = [linecache.getlines(file)]
-    sources += [entry[2] for entry in tuple(linecache.cache.values()) if len(entry) > 2 and entry[1] is None]  # noqa: PLR2004 - read, and no file
-    return any(declared.search(line) for lines in sources for line in lines)
+        self.is_shared = True
+        # A function in this file, or in any cell, that declares the name as global: a signal or a callback could run it.
+        declared = re.compile(rf"\bglobal\b[^\n]*\b{re.escape(name)}\b|\bglobals\(\)")
+        sources = [linecache.getlines(code.co_filename)]
+        sources += [entry[2] for entry in tuple(linecache.cache.values()) if len(entry) > 2 and entry[1] is None]  # noqa: PLR2004 - read, and no file
+        return self._alone and not any(declared.search(line) for lines in sources for line in lines)
 
 
 def _never_left(loop: ast.While, test: _Test, frame: FrameType) -> bool:
     """Whether what can run in a loop neither leaves it nor stores a name of its conditions."""
     live = list(_live(loop.body, test))
-    calls_nothing = isinstance(loop.test, ast.Constant) or test.has_containers or test.has_globals
+    is_shared = isinstance(loop.test, ast.Constant) or test.is_shared
     for node in live:
-        if not isinstance(node, (ast.expr, *_SIMPLE)) and isinstance(node, ast.stmt):
-            return False
-        if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)):
-            return False
-        is_stored = not isinstance(getattr(node, "ctx", None), (ast.Load, type(None)))
-        if is_stored and (not isinstance(node, ast.Name) or node.id in test.names) and (isinstance(node, ast.Name) or calls_nothing):
-            return False
-        if isinstance(node, ast.Call) and (calls_nothing or dotted(node.func) == "next") and not _is_harmless(node, frame):
+        is_stored = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+        if (
+            (isinstance(node, ast.stmt) and not isinstance(node, _SIMPLE))
+            or isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr))
+            or (is_stored and (node.id in test.names if isinstance(node, ast.Name) else is_shared))
+            or (isinstance(node, ast.Call) and (is_shared or dotted(node.func) == "next") and not _is_harmless(node, frame))
+        ):
             return False
     return True
 
@@ -227,8 +227,8 @@ class Rounds:
         if self._stays and wait_of([*frames_above(users[0])]) is not None:
             self._stays.clear()
 
-    def longer_than(self, after_s: float, now_s: float, *, alone: bool) -> tuple[Location, str, str] | None:
-        """(line, what is wrong, what has not changed) of the innermost that has gone round for so long."""
+    def longer_than(self, after_s: float, now_s: float, *, alone: bool) -> HangFinding | None:
+        """The innermost that has gone round for so long."""
         for frame, loop, ends, since_s, _, _, rounds in self._stays.values():
             names = names_of(frame) if frame is not None and now_s - since_s >= after_s else {}
             if frame is None or not names or rounds <= 1 or not (alone or ends.is_search):
@@ -238,7 +238,10 @@ class Rounds:
                 still = [f"`{path}` {said}" for path, value in values.items() if (said := _said(value))]
                 headline = f"`while {ast.unparse(loop.test)}` has gone round for {duration(now_s - since_s)} without leaving"
                 headline += f": it ends only where {' or '.join(ends.ways[:_MOST_SAID])}"
-                return location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name), headline, ", ".join(still[:_MOST_SAID])
+                reason = f"unchanged meanwhile: {', '.join(still[:_MOST_SAID])}" if still else ""
+                where = location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name)
+                fix = "check before the loop that this can happen, or bound the number of rounds"
+                return HangFinding(state="slow", cause="infinite_loop", headline=headline, location=where, fix=fix, reason=reason)
         return None
 
 

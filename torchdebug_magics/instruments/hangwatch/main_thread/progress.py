@@ -1,16 +1,18 @@
-"""Whether the main thread goes on, as a look from another thread can tell: new lines, other values, optimizer steps, output."""
+"""Whether the main thread goes on, as a look from another thread can tell; where it stands, what slows it down, and what it writes."""
 
 from __future__ import annotations
 
 import ast
 import heapq
+import os
 import sys
 import threading
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from types import FrameType
@@ -18,11 +20,14 @@ from typing import Any
 
 import torch
 
+from torchdebug_magics.instruments.hangwatch.everybody.participants import with_article
 from torchdebug_magics.instruments.hangwatch.main_thread.endless import Rounds
+from torchdebug_magics.instruments.hangwatch.report import Wait
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import cell_frames
+from torchdebug_magics.instruments.hangwatch.waits.thread_waits import COMPILERS, wait_of
 from torchdebug_magics.probing.source.call_sites import function_node, line_of, names_of
 from torchdebug_magics.probing.source.syntax import loops_around, names_in, nodes, targets_of
-from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, locate
+from torchdebug_magics.probing.source.user_code import adopt_timed, frames_above, is_module_code, is_user_code, locate, owner
 from torchdebug_magics.report import Location
 
 _MOST_POSITIONS = 4096
@@ -30,7 +35,6 @@ _MOST_FRAMES = 40
 _RATE_OVER = 40
 """Looks."""
 _LOADER = "torch.utils.data.dataloader"
-_COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.utils.cpp_extension", "triton")
 _BACKWARD = "_engine_run_backward"
 _LONG_S, _EVERY_S = 0.5, 2.0
 """A pass that takes so long is looked at, and again after so long."""
@@ -42,6 +46,9 @@ _MOST_NODES, _MOST_HELD = 5_000, 64
 _MOST_PASSES = 16
 _BREAKS = frozenset({"detach", "detach_", "data", "item"})
 """Attributes of a tensor that leave its graph behind."""
+_REST_S = 1.0
+_ALMOST, _LOOK_S = 0.7, 0.25
+_TAIL = 4000
 
 
 @dataclass
@@ -127,7 +134,11 @@ def _number(node: Any) -> int:
 def _carrier(frame: FrameType) -> tuple[str, str]:
     """The variable that the loop around a frame makes from itself, or the attribute of a module that holds a graph; its repair."""
     names = names_of(frame)
-    held = [*((name, names.get(name)) for name in _carried(frame)), *_held_by_modules(names)]
+    held = [(name, names.get(name)) for name in _carried(frame)]
+    for name, root in list(names.items()):
+        if isinstance(root, torch.nn.Module):
+            inside = ((path, *item) for path, module in list(torch.nn.Module.named_modules(root)) for item in list(vars(module).items()))
+            held += [(".".join(filter(None, (name, path, key))), value) for path, key, value in inside if not key.startswith("_")]
     for name, value in held:
         if _has_graph(value):
             return name, f"write `{name} = {name}.detach()`"
@@ -149,37 +160,15 @@ def _carried(frame: FrameType) -> Iterator[str]:
     return (name for name in sorted(carried) if carried[name])
 
 
-def _held_by_modules(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in list(names.items()):
-        if isinstance(value, torch.nn.Module):
-            for path, module in list(torch.nn.Module.named_modules(value)):
-                for attribute, held in list(vars(module).items()):
-                    if not attribute.startswith("_"):
-                        yield ".".join(filter(None, (name, path, attribute))), held
-
-
 def _has_graph(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
-class Pace:
-    """How fast a count has grown over the latest looks."""
-
-    def __init__(self) -> None:
-        self._counts: deque[tuple[float, int]] = deque(maxlen=_RATE_OVER)
-
-    def add(self, now_s: float, count: int) -> None:
-        """Note the count; one that is smaller than before begins anew."""
-        if self._counts and count < self._counts[-1][1]:
-            self._counts.clear()
-        self._counts.append((now_s, count))
-
-    def per_s(self) -> float | None:
-        """None where it was not seen to grow."""
-        if not self._counts or self._counts[0][1] == self._counts[-1][1]:
-            return None
-        (first_s, first), (last_s, last) = self._counts[0], self._counts[-1]
-        return (last - first) / (last_s - first_s) if last_s > first_s else None
+def _values(users: Sequence[FrameType]) -> int:
+    """Another one whenever a name of the user's stands for another object than before."""
+    spaces = [(names_of(frame), frame.f_code) for frame in users]
+    held = [[names.get(name) for name in code.co_names] if is_module_code(code) else [*names.values()] for names, code in spaces]
+    return hash(tuple(id(value) for values in held for value in values))
 
 
 @dataclass
@@ -196,20 +185,20 @@ class Progress:
     """Since when the innermost frame stands at the same instruction."""
     new_line_s: float = field(default_factory=time.monotonic)
     """When the user's code was last at a line at which it had not been, or an optimizer stepped, or something was written."""
+    starved_s: float = 0.0
+    """The part of the time since then in which the main thread, or a process of the cell, had no core."""
     longest_s: float = 0.0
     is_idle: bool = False
     """Whether the main thread runs no code of the user's."""
-    looks: int = 0
     looks_at: Counter[str] = field(default_factory=Counter)
     """How many looks found the main thread in a DataLoader, and so on."""
     doing: Counter[str] = field(default_factory=Counter)
     """The same since the last progress."""
     tracer: tuple[str, str, str] | None = None
     """What traces the main thread: its name, its usual price, and how to be without."""
-    pace: Pace = field(default_factory=Pace)
-    """Of the optimizer steps."""
     passes: BackwardPasses = field(default_factory=BackwardPasses)
     rounds: Rounds = field(default_factory=Rounds)
+    _paces: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_OVER))
     _seen: set[tuple[int, int]] = field(default_factory=set)
     _latest: tuple[int, int, tuple[tuple[int, int], ...]] = (0, 0, ())
     _values: int = 0
@@ -219,6 +208,12 @@ class Progress:
     def still_s(self) -> float:
         """How long there was no progress, until now."""
         return 0.0 if self.is_idle else time.monotonic() - self.last_s
+
+    @property
+    def rate(self) -> float | None:
+        """Optimizer steps per second over the latest looks; None where none was seen."""
+        (first_s, first), (last_s, last) = (self._paces[0], self._paces[-1]) if self._paces else ((0.0, 0), (0.0, 0))
+        return (last - first) / (last_s - first_s) if last > first else None
 
     def step(self, *_: Any) -> None:
         """Called after each step of an optimizer."""
@@ -244,13 +239,14 @@ class Progress:
         latest = (self.steps, self.written, places)
         lines = {(id(user.f_code), -line_of(user)) for user in users}
         is_new = latest[:2] != self._latest[:2] or not self._seen.issuperset(lines)
-        if is_new or not self._seen.issuperset(places) or self._other_values(users):
+        before, self._values = self._values, _values(users)
+        if is_new or not self._seen.issuperset(places) or self._values != before:
             self._went_on(now_s, is_new=is_new)
         self.rounds.look(users, now_s, is_news=latest[:2] != self._latest[:2])
         self._seen.update(places, lines)
         self._latest = latest
-        self.longest_s = max(self.longest_s, now_s - self.last_s)
-        self.pace.add(now_s, self.steps)
+        self.longest_s = max(self.longest_s, now_s - self.last_s - self.starved_s)
+        self._paces.append((now_s, self.steps))
         return users[0]
 
     def went_on(self, when_s: float) -> None:
@@ -263,25 +259,15 @@ class Progress:
         self.longest_s = max(self.longest_s, seconds_s)
 
     def _went_on(self, now_s: float, *, is_new: bool) -> None:
-        self.longest_s = max(self.longest_s, 0.0 if self.is_idle else now_s - self.last_s)
-        self.last_s = now_s
+        self.longest_s = max(self.longest_s, 0.0 if self.is_idle else now_s - self.last_s - self.starved_s)
+        self.last_s, self.starved_s = now_s, 0.0
         self.doing.clear()
         if is_new:
             self.new_line_s = now_s
             if len(self._seen) > _MOST_POSITIONS:
                 self._seen.clear()
 
-    def _other_values(self, users: list[FrameType]) -> bool:
-        """Whether a name of the user's stands for another object than at the look before."""
-        held: list[Any] = []
-        for frame in users:
-            names = names_of(frame)
-            held += [names.get(name) for name in frame.f_code.co_names] if is_module_code(frame.f_code) else names.values()
-        before, self._values = self._values, hash(tuple(map(id, held)))
-        return self._values != before
-
     def _count(self, frame: FrameType) -> None:
-        self.looks += 1
         label, backward = "python", None
         for depth, one in enumerate(frames_above(frame)):
             if is_user_code(one.f_code) or depth > _MOST_FRAMES:
@@ -291,10 +277,104 @@ class Progress:
                 label = "batch"
             elif module.startswith("importlib._bootstrap"):
                 label = "importing"
-            elif module.startswith(_COMPILERS):
+            elif f"{module}.".startswith(COMPILERS):
                 label = "compiling"
             elif one.f_code.co_name == _BACKWARD:
                 label, backward = "backward", one
         self.looks_at[label] += 1
         self.doing[label] += 1
         self.passes.look(backward, time.monotonic())
+
+
+def installed_tracer(frame: FrameType | None) -> tuple[str, str, str] | None:
+    """(what, its usual price, how to be without) for the thread that a frame belongs to; None where nothing is on."""
+    for one in frames_above(frame):
+        if one.f_trace is not None and owner(one.f_code.co_filename) in {"user", "torch", "library"}:
+            name = getattr(one.f_trace, "__qualname__", type(one.f_trace).__name__)
+            return f"a trace function (`sys.settrace`: {name})", "each Python line takes 2x to 20x as long", "call `sys.settrace(None)`"
+    if torch.is_anomaly_enabled():
+        repair = "call `torch.autograd.set_detect_anomaly(False)`; `%%nanhunt` finds NaN without it"
+        return "anomaly mode", "a training step takes 2x to 3x as long", repair
+    if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
+        return "PyTorch's profiler", "small ops take 2x to 5x as long", "profile a few steps only, with `schedule=`"
+    return None
+
+
+class StandingPlace:
+    """For the live view, and for a cell that ends before anybody was asked."""
+
+    def __init__(self) -> None:
+        self.at: Location | None = None
+        """Of the latest rest."""
+        self.latest: Location | None = None
+        """The last line at which it was seen."""
+        self.longest = Wait(who="main", pid=os.getpid(), location=None, kind="python", waits_for=None, what="")
+        """Where it has rested for long."""
+        self.hint = ""
+        """What a cell that was stopped early was waiting for."""
+
+    def look(self, frame: FrameType | None, progress: Progress, after_s: float) -> None:
+        """At the innermost frame of the user's code."""
+        if frame is None:
+            return
+        adopt_timed([frame])
+        self.latest = locate(frame)
+        if progress.still_s > _REST_S:
+            self.at = self.latest
+        if progress.still_s > _ALMOST * max(after_s, progress.longest_s - _LOOK_S):
+            waiting = wait_of([*frames_above(sys._current_frames().get(threading.main_thread().ident or 0))])
+            kind, what = (waiting.kind, waiting.what) if waiting is not None else ("python", "")
+            self.longest = replace(self.longest, location=self.latest, kind=kind, what=what)
+            waited = f"the main thread waited for {with_article(what)}" if kind != "python" else ""
+            self.hint = f"the main thread slept in {what}" if kind == "sleep" else waited
+
+
+class OutputMeter:
+    """Stands before the `write` of both streams between `attach` and the end of the stack."""
+
+    def __init__(self) -> None:
+        self.written = 0
+        """Characters."""
+        self.tail = ""
+        """The last of them."""
+        self._counts: list[tuple[Any, _Counting]] = []
+
+    def attach(self, stack: ExitStack) -> None:
+        """From now on; a stream that does not allow it is not counted."""
+        stack.callback(self.detach)
+        for stream in (sys.stdout,) if sys.stdout is sys.stderr else (sys.stdout, sys.stderr):
+            held = getattr(stream, "__dict__", None)
+            if isinstance(held, dict):
+                counting = _Counting(self, stream.write, held.get("write"))
+                self._counts.append((stream, counting))
+                held["write"] = counting
+
+    def detach(self) -> None:
+        """Take them away again, also from below those that came later. Harmless the second time."""
+        for stream, counting in self._counts:
+            counting.is_open = False
+            top = stream.__dict__.pop("write", None)
+            while isinstance(top, _Counting) and not top.is_open:
+                top = top.before
+            if top is not None:
+                stream.__dict__["write"] = top
+        self._counts.clear()
+
+
+@dataclass(eq=False)
+class _Counting:
+    """A `write` that counts; once closed, it only hands on."""
+
+    meter: OutputMeter
+    write: Callable[..., Any]
+    before: Any
+    """What stood in the stream's own dict, or None."""
+    is_open: bool = True
+
+    def __call__(self, *texts: Any, **named: Any) -> Any:
+        __tracebackhide__ = True
+        if self.is_open and texts and isinstance(texts[0], str):
+            meter = self.meter
+            meter.written += len(texts[0])
+            meter.tail = (meter.tail + texts[0][-_TAIL:])[-_TAIL:]
+        return self.write(*texts, **named)

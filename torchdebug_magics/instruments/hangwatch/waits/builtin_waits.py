@@ -6,6 +6,7 @@ import _thread
 import ast
 import dis
 import functools
+import gc
 import io
 import os
 import select
@@ -38,6 +39,8 @@ _PLAIN: tuple[type, ...] = (int, float, complex, str, bytes, bytearray, bool, ty
 _CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
 _DATA = frozenset({"torch", "torch._C", "torch.nn.parameter", "numpy", "pandas.core.frame", "pandas.core.series", "PIL.Image"})
 _SHARED = ("multiprocessing.queues", "multiprocessing.connection", "multiprocessing.synchronize", "multiprocessing.managers")
+_WRITTEN_IN_PYTHON = 1 << 9
+"""Of a type's flags: it was made by a class statement."""
 _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _KERNELS = ("IPython", "ipykernel", "jupyter", "tornado", "zmq", "traitlets", "debugpy", "pydevd", "_pydev")
 """They hold all of the user's names, which they do not use."""
@@ -165,8 +168,14 @@ class Reach:
         self._is_cut = False
         """Whether there was more than we looked at, so that nothing can be said."""
         self._runs_users = any(is_user_code(frame.f_code) for frame in frames)
+        self._near: set[int] = set()
+        """What the user's own code has a name for, and the attributes of that."""
         waiting: deque[Any] = deque(others)
-        for frame in _without_kernel(frames):
+        # Of a cell, without those that run it; none of a thread of the kernel's own.
+        end = next((at for at, frame in enumerate(frames) if is_kernels(str(frame.f_globals.get("__name__")))), len(frames))
+        is_kernel = end < len(frames) and not any(is_user_code(frame.f_code) for frame in frames[:end])
+        for frame in () if is_kernel else frames[:end]:
+            start = len(waiting)
             names = names_of(frame)
             self._is_cut |= not names and bool(frame.f_code.co_nlocals)
             if is_module_code(frame.f_code):
@@ -174,6 +183,8 @@ class Reach:
             else:
                 waiting.extend(names.values())
                 waiting.extend(_globals_of(frame.f_code, frame.f_globals))
+            if is_user_code(frame.f_code):
+                self._near.update(id(near) for value in (*waiting,)[start:] for near in (value, *_attributes(value)))
         many = 0
         while waiting and not self._is_cut:
             self._go_on(waiting.popleft(), waiting)
@@ -183,6 +194,10 @@ class Reach:
     def can_get(self, wanted: object) -> bool:
         """Whether it could, as far as can be told; of a library's thread that leads to very much, only what was met counts."""
         return id(wanted) in self._met or (self._is_cut and self._runs_users)
+
+    def names(self, wanted: object) -> bool:
+        """Whether the user's code has a name for it, or for what it is an attribute of."""
+        return id(wanted) in self._near
 
     def _go_on(self, value: Any, waiting: deque[Any]) -> None:
         kind: Any = type(value)  # `isinstance` would ask the object, which may be the user's
@@ -206,15 +221,18 @@ class Reach:
             waiting.extend(referents(value))
 
 
+def _attributes(value: Any) -> list[Any]:
+    """What an object holds; nothing of the user's is called, as `getattr` and `isinstance` could."""
+    kind: Any = type(value)
+    if issubclass(kind, (type, FunctionType, ModuleType)) or not (kind.__flags__ & _WRITTEN_IN_PYTHON or kind.__dictoffset__):
+        return []
+    held = gc.get_referents(value)
+    return [*held, *(one for space in held if type(space) is dict for one in tuple(space.values()))]
+
+
 def is_kernels(module: str) -> bool:
     """Whether it is code by which the kernel runs cells and talks to the front end."""
     return module.startswith(_KERNELS)
-
-
-def _without_kernel(frames: Sequence[FrameType]) -> Sequence[FrameType]:
-    """The frames of a cell, without those that run it; none of a thread of the kernel's own."""
-    end = next((at for at, frame in enumerate(frames) if is_kernels(str(frame.f_globals.get("__name__")))), len(frames))
-    return frames[:end] if end == len(frames) or any(is_user_code(frame.f_code) for frame in frames[:end]) else ()
 
 
 def _globals_of(code: CodeType, space: dict[str, Any]) -> Iterator[Any]:
@@ -361,24 +379,13 @@ def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:  # noqa: PLR0911 - a 
             return Waiting("join", f"the end of process {pid}", targets=[("process", pid)])
         if module.startswith(("asyncio.streams", "asyncio.subprocess", "aiohttp", "httpx", "httpcore")):
             return Waiting("io", "the network", facts={"network": True})
-    targets = [("thread", id(one)) for one in _awaits(task) if one in tasks]
+    targets = [("thread", id(one)) for one in awaited(task) if one in tasks]
     if targets:
         return Waiting("join", "a task", targets=targets)  # type: ignore[arg-type]
-    return Waiting("event", "a future", on=_awaits(task)[0], facts={"of_loop": True})
+    return Waiting("event", "a future", on=awaited(task)[0], facts={"of_loop": True})
 
 
-def awaited_tasks(task: Any, tasks: Sequence[Any]) -> list[Any]:
-    """The tasks that a task waits for, and those that they wait for."""
-    found: list[Any] = []
-    waiting = [task]
-    while waiting:
-        more = [one for one in _awaits(waiting.pop()) if one in tasks and one not in found]
-        found += more
-        waiting += more
-    return found
-
-
-def _awaits(task: Any) -> list[Any]:
+def awaited(task: Any) -> list[Any]:
     """The future that a task awaits, and those that it gathers."""
     waited = getattr(task, "_fut_waiter", None)
     return [waited, *(getattr(waited, "_children", None) or ())]

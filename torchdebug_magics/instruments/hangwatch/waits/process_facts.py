@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -16,7 +18,7 @@ from typing import Any
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import (
     Reach,
     Waiting,
-    awaited_tasks,
+    awaited,
     called_name,
     loop_tasks,
     root_task,
@@ -24,11 +26,10 @@ from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import (
     task_frames,
     task_wait,
 )
-from torchdebug_magics.instruments.hangwatch.waits.collectives import collectives, error_record, loaded, rank_of_process
-from torchdebug_magics.instruments.hangwatch.waits.lock_holders import find_holders
-from torchdebug_magics.instruments.hangwatch.waits.thread_waits import own_frames, wait_of
+from torchdebug_magics.instruments.hangwatch.waits.thread_waits import find_holders, own_frames, wait_of
 from torchdebug_magics.probing.source.call_sites import line_of, names_of
 from torchdebug_magics.probing.source.user_code import is_module_code, is_user_code, owner
+from torchdebug_magics.ranks.agent import record_of_error
 
 CALL = f"{__name__}:facts_of_this_process"
 """How an agent is asked for it."""
@@ -38,6 +39,9 @@ _WAITING = ("kind", "what", "targets", "able", "timeout_s")
 _MOST_FRAMES = 80
 _WATCHED_TYPES = (bool, int, float, str, type(None))
 _MOST_TEXT = 40
+_LATEST = 40
+"""Collectives."""
+_ERROR_FACTS_LATEST = 3
 _MOST_NODES = 2_000
 """Many handles of Python's on a graph end in a crash when it is freed."""
 
@@ -65,7 +69,13 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
     tasks = _add_tasks(stacks, waits)
     everybody: list[threading.Thread | _Task] = [*threads, *unnamed, *tasks]
     reach = functools.cache(lambda ident: Reach(stacks[ident], [task.task for task in tasks if task.ident == ident]))
-    _find_enders(reach, callbacks, stacks, waits)
+    planned = functools.cache(lambda: Reach([], callbacks))
+    for ident, waiting in waits.items():
+        if waiting is not None:  # who could end it: threads, tasks, and what a loop or an alarm will call
+            find_holders(ident, waiting, stacks, waits, reach)
+            will_be_called = waiting.on is not None and bool(callbacks) and planned().can_get(waiting.on)
+            rings = ident == threading.main_thread().ident and _alarm_is_set()
+            waiting.facts["may_end"] = waiting.facts.get("may_end") or will_be_called or rings
     rank, world_size = rank_of_process()
     joining = next((wait.facts for wait in waits.values() if wait is not None and wait.facts.get("op") == "init_process_group"), {})
     rank = joining.get("rank") if rank is None else rank
@@ -86,19 +96,6 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
         "collectives": collectives(),
         "unused_parameters": _unused_parameters(stacks.values()) if rank is not None else [],
     }
-
-
-def _find_enders(
-    reach: Callable[[int], Reach], callbacks: Sequence[Any], stacks: Mapping[int, list[FrameType]], waits: Mapping[int, Waiting | None]
-) -> None:  # fmt: skip
-    """Complete each wait with those who could end it: threads, tasks, and what a loop or an alarm will call."""
-    planned = functools.cache(lambda: Reach([], callbacks))
-    main = threading.main_thread().ident
-    for ident, waiting in waits.items():
-        if waiting is not None:
-            find_holders(ident, waiting, stacks, waits, reach)
-            will_be_called = waiting.on is not None and bool(callbacks) and planned().can_get(waiting.on)
-            waiting.facts["may_end"] = waiting.facts.get("may_end") or will_be_called or (ident == main and _alarm_is_set())
 
 
 def _alarm_is_set() -> bool:
@@ -123,12 +120,12 @@ def _add_tasks(stacks: dict[int, list[FrameType]], waits: dict[int, Waiting | No
     for ident, frames in [*stacks.items()]:
         tasks = loop_tasks(frames)
         root = root_task(frames, tasks) if tasks else None
-        awaited = {id(task) for task in tasks if task is root or _is_users(task) for task in awaited_tasks(task, tasks)}
+        waited_for = {id(future) for task in tasks for future in awaited(task)}
         for task in tasks:
             if task is root:
                 stacks[ident] = [*task_frames(task), *frames]
                 waits[ident] = task_wait(task, tasks)
-            elif id(task) in awaited or _is_users(task):
+            elif id(task) in waited_for or _is_users(task):
                 stacks[id(task)], waits[id(task)] = task_frames(task), task_wait(task, tasks)
                 found.append(_Task(id(task), f"{_TASK}{task.get_name()}", task))
         for waiting in (waits[key] for key in (ident, *(id(task) for task in tasks)) if key in waits):
@@ -146,6 +143,9 @@ def _thread(
 ) -> dict[str, Any]:  # fmt: skip
     shown = frames[:_MOST_FRAMES]
     is_main = thread is threading.main_thread()
+    # The exception that it is handling, as a process that ends records it: a rank may wait in its `finally:`.
+    error: Any = sys._current_exceptions().get(thread.ident or 0) if is_main else None
+    error = error[1] if isinstance(error, tuple) else error  # as Python 3.11 has it
     # Another process could share a queue or a lock with this one.
     has_relatives = multiprocessing.parent_process() is not None or bool(vars(multiprocessing.process)["_children"])
     return {
@@ -158,17 +158,9 @@ def _thread(
         "at": [frame.f_lasti for frame in shown],
         "values": _values(frames),
         "calls": called_name(frames[0]) if frames else "",
-        "handling": _handled(thread.ident) if is_main else None,
+        "handling": error_record(error) if isinstance(error, Exception) else None,
         "waiting": None if waiting is None else {**{name: getattr(waiting, name) for name in _WAITING}, **waiting.facts},
     }
-
-
-def _handled(ident: int | None) -> dict[str, Any] | None:
-    """The exception that a thread is handling, as a process that ends records it; a rank may wait in its ``finally:``."""
-    current: Any = getattr(sys, "_current_exceptions", dict)()
-    error = current.get(ident)
-    error = error[1] if isinstance(error, tuple) else error
-    return error_record(error) if isinstance(error, Exception) else None
 
 
 def _values(frames: Sequence[FrameType]) -> dict[str, Any]:
@@ -209,3 +201,69 @@ def _not_reached(model: Any, values: Iterable[Any]) -> list[str]:
             absent = [name for name, weight in model.module.named_parameters() if weight.requires_grad and id(weight) not in reached]
             return absent if len(absent) < len(list(model.module.parameters())) else []
     return []
+
+
+def rank_of_process() -> tuple[int | None, int | None]:
+    """(rank, world size), as torch knows them, or the launcher says; None outside a job."""
+    group = _group()
+    if group is not None:
+        return int(group.get_rank()), int(group.get_world_size())
+    texts = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    rank, size = (int(text) if text.isdigit() else None for text in texts)
+    return rank, size
+
+
+def collectives() -> dict[str, Any] | None:
+    """The latest collectives, the ranks of each process group, and its last numbers, by the group's name; None outside a job.
+
+    From PyTorch's Flight Recorder, without its stacks: the first dump of them holds the GIL for seconds.
+    """
+    binding = loaded("torch._C._distributed_c10d")
+    if _group() is None or binding is None or not hasattr(binding, "_dump_fr_trace"):
+        return None
+    dump = pickle.loads(binding._dump_fr_trace(includeCollectives=True, includeStackTraces=False, onlyActive=False))  # noqa: S301 - what torch has just written
+    entries = [
+        {
+            "group": str(entry.get("process_group", ("0",))[0]),
+            "number": entry.get("collective_seq_id", 0),
+            "op": str(entry.get("profiling_name", "")).rpartition(":")[2],
+            "sizes": [list(size) for size in entry.get("input_sizes") or []],
+            "dtypes": list(entry.get("input_dtypes") or []),
+            "is_done": bool(entry.get("retired")) or entry.get("state") == "completed",
+            "is_p2p": bool(entry.get("is_p2p")),
+        }
+        for entry in dump.get("entries", ())[-_LATEST:]
+    ]
+    status = {str(name): dict(numbers) for name, numbers in dump.get("pg_status", {}).items()}
+    world: Any = getattr(loaded("torch.distributed.distributed_c10d"), "_world", None)  # private: no other way leads to all groups
+    names, ranks = getattr(world, "pg_names", {}), getattr(world, "pg_group_ranks", {})
+    groups = {str(name): sorted(ranks[group]) for group, name in names.items() if group in ranks}
+    return {"status": status, "entries": entries, "groups": groups}
+
+
+def loaded(name: str) -> Any | None:
+    """A module that has been imported, and is not just being imported by another thread."""
+    module = sys.modules.get(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
+
+
+def _group() -> Any:
+    distributed = loaded("torch.distributed") if loaded("torch") is not None else None
+    return distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None
+
+
+def error_record(error: BaseException) -> dict[str, Any]:
+    """As an agent records the exception that ends its process."""
+    return {**record_of_error(error), **error_facts(error)}
+
+
+def error_facts(error: BaseException) -> dict[str, Any]:
+    """Plain data; asked in the process that ends, while its variables are still there."""
+    issued = collectives() or {"entries": []}
+    rank, _ = rank_of_process()
+    found: dict[str, Any] = {"rank": rank, "entries": issued["entries"][-_ERROR_FACTS_LATEST:]}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        model: Any = frame.f_locals.get("self")
+        if frame.f_globals.get("__name__") == "torch.nn.parallel.distributed" and hasattr(model, "module"):
+            found["parameters"] = [name for name, value in model.module.named_parameters() if value.requires_grad]
+    return found

@@ -1,29 +1,46 @@
-"""Reads from the frames of a thread what it waits for: the outermost call of the standard library or of PyTorch that is known to wait."""
+"""Reads from the frames of a thread what it waits for, the outermost call that is known to wait, and who holds that."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import gc
 import multiprocessing.process
 import operator
 import os
+import re
 import socket
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FrameType, MappingProxyType
+from types import FrameType, FunctionType, MappingProxyType
 from typing import Any, TypeAlias
 
-from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Kind, Target, Waiting, builtin_wait, lock_wait, pipe_of, runs_loop
-from torchdebug_magics.probing.source.call_sites import names_of
-from torchdebug_magics.probing.source.user_code import owner
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import (
+    LOCKS,
+    Kind,
+    Reach,
+    Target,
+    Waiting,
+    builtin_wait,
+    lock_wait,
+    pipe_of,
+    runs_loop,
+)
+from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, names_of, value_of
+from torchdebug_magics.probing.source.syntax import WITHS, enclosing, last_name, loops_around, nodes, own_nodes
+from torchdebug_magics.probing.source.user_code import is_user_code, owner
 
 _DEBUGGERS = frozenset({"pdb", "bdb", "ipdb", "cmd", "IPython.core.debugger", "IPython.terminal.debugger", "pudb.debugger"})
 _PROMPTS = frozenset({"interaction", "cmdloop", "_cmdloop", "_do_wait_suspend", "do_wait_suspend"})
 _INPUTS = frozenset({"_input_request", "raw_input", "getpass"})
-_NETWORK = ("urllib3", "http.client", "urllib.request", "requests", "httpx", "httpcore", "aiohttp", "ssl", "socket", "ftplib", "smtplib")
-_COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.utils.cpp_extension", "triton")
-_LAUNCHERS = ("torch.distributed.launcher", "torch.distributed.elastic", "torch.distributed.run", "torch.distributed.checkpoint")
-_COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed")
+_NETWORK = (
+    "urllib3.", "http.client.", "urllib.request.", "requests.", "httpx.", "httpcore.", "aiohttp.", "ssl.", "socket.", "ftplib.", "smtplib.",
+)  # fmt: skip
+COMPILERS = ("torch._dynamo.", "torch._inductor.", "torch._functorch.", "torch.utils.cpp_extension.", "triton.")
+_LAUNCHERS = ("torch.distributed.launcher.", "torch.distributed.elastic.", "torch.distributed.run.", "torch.distributed.checkpoint.")
+_COLLECTIVES = ("torch.distributed.", "torch.nn.parallel.distributed.")
 _IDLE = {
     ("multiprocessing.pool", "worker"), ("multiprocessing.pool", "_handle_workers"), ("multiprocessing.pool", "_handle_tasks"),
     ("multiprocessing.pool", "_handle_results"), ("concurrent.futures.thread", "_worker"), ("tqdm._monitor", "run"),
@@ -33,9 +50,14 @@ _IDLE = {
 _QUEUES = ("queue", "multiprocessing.queues", "multiprocessing.connection", "multiprocessing.synchronize", "threading")
 _BEGINNINGS = {("multiprocessing.process", "_bootstrap"), ("multiprocessing.spawn", "_main")}
 """The first call of a process that `multiprocessing` has started: what stands above belongs to its parent, or to the interpreter."""
+_POOL = "concurrent.futures.thread"
 _PACKAGE = __name__.partition(".")[0]
 POLLS = frozenset({("torch.distributed.elastic.agent.server.api", "run")})
 """Those that look again and again, and sleep in between: what they call meanwhile is no movement."""
+Stacks = Mapping[int, Sequence[FrameType]]
+"""The frames of each thread, by its ident, innermost first."""
+_OWNER = re.compile(r"owner=(\d+)")
+_MOST_FUNCTIONS = 2000
 
 
 def own_frames(frame: FrameType | None) -> list[FrameType]:
@@ -65,45 +87,39 @@ def wait_of(frames: Sequence[FrameType]) -> Waiting | None:
 
 
 def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # noqa: PLR0911 - a table by module
-    module, name = _module(frame), frame.f_code.co_name
-    if (loop := _loop(frame, inner)) is not None:
-        return loop
-    is_prompt = module in _DEBUGGERS and name in _PROMPTS
-    if is_prompt or (name in _INPUTS and module.startswith(("ipykernel", "getpass", "google.colab"))):
-        is_debugger = is_prompt or any(_module(one) in _DEBUGGERS for one in inner)
-        return Waiting("input", "a debugger's prompt" if is_debugger else "your input", facts={"debugger": is_debugger})
-    reader = READERS.get((module, name))
-    if reader is not None:
-        waiting = reader(names_of(frame))
-        if waiting is not None:
-            return waiting
-    if _is_in(module, _COLLECTIVES) and not _is_in(module, _LAUNCHERS) and not name.startswith(("_", "wrapper", "forward")):
-        return _collective(name, names_of(frame))
-    if _is_in(module, _COMPILERS):
-        return Waiting("python", "torch.compile", facts={"compiling": True})
-    if _is_in(module, _NETWORK):
-        host = _host(inner)
-        return Waiting("io", f"a response from {host}" if host else "the network", facts={"network": True, "host": host})
-    return None
-
-
-def _loop(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:
-    """What a loop of a library's waits for, or an import, which runs a module."""
-    module, name = _module(frame), frame.f_code.co_name
-    at = inner.index(frame)
+    module, name, at = _module(frame), frame.f_code.co_name, inner.index(frame)
+    inside = f"{module}."
     # A loop of a pool waits in its queue where the frame that it has called, if any, is the queue's.
     if (module, name) in _IDLE and (not at or _module(inner[at - 1]).startswith(_QUEUES)):
         return Waiting("queue", "more work", facts={"idle": True})
     if runs_loop(frame):
         return Waiting("io", "an event of its loop", facts={"may_end": True})
-    if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")):
-        if any((_module(one), one.f_code.co_name) in READERS for one in inner if owner(one.f_code.co_filename) == "python"):
-            return None  # it waits to import
-        imported = str(names_of(frame).get("name"))
-        if imported.partition(".")[0] == _PACKAGE:  # so that a child can be watched: nothing that its own code asks for
-            return Waiting("python", "its start", facts={"does": "is starting"})
-        return Waiting("python", f"the import of {imported}", facts={"does": f"imports {imported}"})
+    if name == "_find_and_load" and module.endswith(("importlib._bootstrap", "_frozen_importlib")) and (imports := _import(frame, inner)):
+        return imports
+    is_prompt = module in _DEBUGGERS and name in _PROMPTS
+    if is_prompt or (name in _INPUTS and module.startswith(("ipykernel", "getpass", "google.colab"))):
+        is_debugger = is_prompt or any(_module(one) in _DEBUGGERS for one in inner)
+        return Waiting("input", "a debugger's prompt" if is_debugger else "your input", facts={"debugger": is_debugger})
+    reader = READERS.get((module, name))
+    if reader is not None and (waiting := reader(names_of(frame))) is not None:
+        return waiting
+    if inside.startswith(_COLLECTIVES) and not inside.startswith(_LAUNCHERS) and not name.startswith(("_", "wrapper", "forward")):
+        return _collective(name, names_of(frame))
+    if inside.startswith(COMPILERS):
+        return Waiting("python", "torch.compile", facts={"compiling": True})
+    if inside.startswith(_NETWORK):
+        host = _host(inner)
+        return Waiting("io", f"a response from {host}" if host else "the network", facts={"network": True, "host": host})
     return None
+
+
+def _import(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:
+    if any((_module(one), one.f_code.co_name) in READERS for one in inner if owner(one.f_code.co_filename) == "python"):
+        return None  # it waits to import
+    imported = str(names_of(frame).get("name"))
+    if imported.partition(".")[0] == _PACKAGE:  # so that a child can be watched: nothing that its own code asks for
+        return Waiting("python", "its start", facts={"does": "is starting"})
+    return Waiting("python", f"the import of {imported}", facts={"does": f"imports {imported}"})
 
 
 def _collective(name: str, held: Mapping[str, Any]) -> Waiting:
@@ -121,10 +137,6 @@ def _host(inner: Sequence[FrameType]) -> str:
             if isinstance(host, str) and host:
                 return host
     return ""
-
-
-def _is_in(module: str, packages: tuple[str, ...]) -> bool:
-    return module.startswith(packages) and any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def _module(frame: FrameType) -> str:
@@ -197,18 +209,15 @@ def _connections(held: Mapping[str, Any]) -> Waiting | None:
 
 
 def _connection(held: Mapping[str, Any]) -> Waiting:
-    connection = held.get("self")
-    facts = {"network": True} if _leads_elsewhere(connection) else pipe_of(connection, "socket:")
-    return Waiting("io", "a message from a pipe", timeout_s=_timeout(held), facts=facts)
-
-
-def _leads_elsewhere(connection: Any) -> bool:
-    """Whether it is a socket with an address: whoever answers may be on another machine, or no process of ours."""
+    """A pipe; or a socket with an address: whoever answers may be on another machine, or no process of ours."""
+    connection: Any = held.get("self")
+    facts: dict[str, Any] = pipe_of(connection, "socket:")
     with contextlib.suppress(OSError, AttributeError, ValueError):  # it is closed
         if stat.S_ISSOCK(os.fstat(connection.fileno()).st_mode):
             with socket.socket(fileno=os.dup(connection.fileno())) as copy:
-                return bool(copy.family != getattr(socket, "AF_UNIX", None) or copy.getpeername() or copy.getsockname())
-    return False
+                leads_elsewhere = copy.family != getattr(socket, "AF_UNIX", None) or copy.getpeername() or copy.getsockname()
+                facts = {"network": True} if leads_elsewhere else facts
+    return Waiting("io", "a message from a pipe", timeout_s=_timeout(held), facts=facts)
 
 
 def _futures(held: Mapping[str, Any]) -> Waiting | None:
@@ -276,3 +285,120 @@ _TABLE: tuple[tuple[str, str, _Read], ...] = (
 )
 """(module, functions, how their local names say what they wait for)."""
 READERS: Mapping[tuple[str, str], _Read] = {(module, name): read for module, names, read in _TABLE for name in names.split()}
+
+
+def find_holders(ident: int, waiting: Waiting, stacks: Stacks, waits: Mapping[int, Waiting | None], reach: Callable[[int], Reach]) -> None:
+    """Fill in `targets` and `able`, and in `facts` where a lock was acquired; `reach` is asked for that of a thread, by its ident."""
+    if waiting.on is None or waiting.targets:
+        return
+    if waiting.facts.get("of_loop"):
+        # A thread of a pool that runs the user's code may compute what a coroutine awaits; else a socket, a process or a callback.
+        users = {other: frames for other, frames in stacks.items() if any(is_user_code(frame.f_code) for frame in frames)}
+        waiting.targets = [("thread", other) for other, frames in users.items() if any(_module(frame) == _POOL for frame in frames)]
+        waiting.facts["may_end"] = True
+        return
+    if waiting.kind == "lock":
+        _lock_holder(ident, waiting, stacks, reach)
+    elif waiting.facts.get("future"):
+        waiting.targets = _runners(waiting.on, stacks)
+        if not waiting.targets and any(_is_to_run(waiting.on, frame) for frame in stacks[ident]):
+            waiting.targets = [("thread", ident)]
+            waiting.facts["own_loop"] = True
+        waiting.kind = "join" if waiting.targets else "event"
+    alike = {other for other, its in waits.items() if its is not None and (its.on is waiting.on or its.facts.get("idle"))}
+    others = [other for other in stacks if other != ident and other not in alike]
+    if waiting.kind in {"queue", "event"} and not waiting.targets:
+        waiting.targets = [("thread", other) for other in others if reach(other).names(waiting.on)]
+    if waiting.kind in {"queue", "event"} or (waiting.kind == "lock" and waiting.targets in ([], [("thread", ident)])):
+        waiting.able = [("thread", other) for other in others if reach(other).can_get(waiting.on)]
+
+
+def _lock_holder(ident: int, waiting: Waiting, stacks: Stacks, reach: Callable[[int], Reach]) -> None:
+    lock = waiting.on
+    told = _OWNER.search(repr(lock)) if isinstance(lock, LOCKS) else None
+    if told is not None and int(told[1]):
+        waiting.targets = [("thread", int(told[1]))]
+    for other, frames in sorted(stacks.items(), key=lambda item: item[0] != ident):
+        for frame in (frame for frame in frames if owner(frame.f_code.co_filename) in {"user", "library"}):
+            line, by_with = _acquired_at(frame, lock)
+            shared = getattr(lock, "_semlock", None)
+            is_free = other == ident and shared is not None and not shared._count()  # this process does not hold it
+            if line is None or is_free or (waiting.targets and waiting.targets != [("thread", other)]):
+                continue
+            others = [one for one in stacks if one != ident and reach(one).names(lock)] if other == ident and not by_with else []
+            waiting.targets = [("thread", other) for other in others or [other]]  # a lock may be a signal, that another thread gives
+            waiting.facts["acquired"] = (frame.f_code.co_filename, line, frame.f_code.co_name)
+            return
+    if not waiting.targets:
+        waiting.facts["acquired"], waiting.facts["acquired_by_with"] = _acquired_somewhere(str(waiting.facts.get("name", "")))
+
+
+def _acquired_at(frame: FrameType, lock: Any) -> tuple[int | None, bool]:
+    """The line of a frame's function at which it took the lock that it still holds, and whether by a `with`."""
+    function = function_node(frame.f_code) if not frame.f_code.co_filename.startswith("<frozen") else None
+    if function is None:
+        return None, False
+    line, names = line_of(frame), names_of(frame)
+    for statement in enclosing(function, line):
+        if isinstance(statement, WITHS) and line > statement.lineno:
+            for item in statement.items:
+                if _same(value_of(item.context_expr, frame, names), lock):
+                    return item.context_expr.lineno, True
+    taken: int | None = None
+    for word, at in _called_on(lock, function, frame, names):
+        if at < line:
+            taken = at if word == "acquire" else None if word == "release" else taken
+    if taken is None:  # by the last round of a loop whose body never gives it back, at the line where it waits now
+        words = [word for loop in loops_around(function, line)[-1:] for word, _ in _called_on(lock, loop, frame, names)]
+        taken = line if words and "release" not in words else None
+    return taken, False
+
+
+def _called_on(lock: Any, inside: ast.AST, frame: FrameType, names: dict[str, Any]) -> list[tuple[str, int]]:
+    """(method, line) of the calls on a lock in a function or loop, in the order of their lines."""
+    functions = (node.func for node in own_nodes(inside) if isinstance(node, ast.Call))
+    found = [
+        function for function in functions if isinstance(function, ast.Attribute) and _same(value_of(function.value, frame, names), lock)
+    ]
+    return sorted(((one.attr, one.lineno) for one in found), key=lambda call: call[1])
+
+
+def _same(value: Any, lock: Any) -> bool:
+    return value is not MISSING and (value is lock or (type(value).__module__ == "threading" and getattr(value, "_lock", None) is lock))
+
+
+def _acquired_somewhere(name: str) -> tuple[tuple[str, int, str] | None, bool]:
+    """Where a function of the user's that has ended took a lock of this name, if only one does, and whether in a `with`."""
+    found = []
+    values = list(vars(sys.modules["__main__"]).values())[:_MOST_FUNCTIONS] if name else []
+    functions = (each for value in values for each in (value, *(vars(value).values() if issubclass(type(value), type) else ())))
+    for code in (each.__code__ for each in functions if isinstance(each, FunctionType) and is_user_code(each.__code__)):
+        function = function_node(code)
+        taken = [(node.value, False) for node in nodes(ast.Attribute, function) if node.attr == "acquire"]
+        taken += [(node.context_expr, True) for node in nodes(ast.withitem, function)]
+        found += [((code.co_filename, node.lineno, code.co_name), by_with) for node, by_with in taken if last_name(node) == name]
+    return found[0] if len(found) == 1 else (None, bool(found) and all(by_with for _, by_with in found))
+
+
+def _runners(future: Any, stacks: Stacks) -> list[Target]:
+    """The thread that runs a future's work; of one that waits for its turn, the threads of its pool that are busy."""
+    busy: list[tuple[int, Any]] = []
+    for ident, frames in stacks.items():
+        for frame in frames:
+            if _module(frame) == _POOL and frame.f_code.co_name in {"run", "_worker"}:
+                names = names_of(frame)
+                if getattr(names.get("self"), "future", None) is future:
+                    return [("thread", ident)]
+                if frame.f_code.co_name == "_worker" and names.get("work_item") is not None:
+                    busy.append((ident, names.get("work_queue")))
+    # What waits in a pool's queue is held by its `SimpleQueue`, which tells the collector what it refers to.
+    queued = ((ident, referent) for ident, queue in busy if queue is not None for referent in gc.get_referents(queue))
+    waiting = ((ident, item) for ident, one in queued for item in (tuple(one) if isinstance(one, list) else (one,)))
+    return list(dict.fromkeys(("thread", ident) for ident, item in waiting if getattr(item, "future", None) is future))
+
+
+def _is_to_run(future: Any, frame: FrameType) -> bool:
+    """Whether it stands for a coroutine that an event loop, run by this frame, has been asked for and cannot begin."""
+    ready = getattr(names_of(frame).get("self"), "_ready", ()) if runs_loop(frame) else ()
+    closures = (getattr(getattr(handle, "_callback", None), "__closure__", None) or () for handle in tuple(ready))
+    return any(cell.cell_contents is future for closure in closures for cell in closure)
