@@ -62,6 +62,23 @@ def test_nothing_is_said_of_a_healthy_training_and_it_is_left_as_it_is(observe: 
     assert all(torch.equal(plain_value, value) for plain_value, value in zip(*results, strict=True))
 
 
+REPAIRED = {
+    "broadcast_loss": ("model(x), y", "model(x).squeeze(-1), y"),
+    "broadcast_module": ("model(x), target", "model(x).squeeze(-1), target"),
+    "broadcast_by_hand": ("- model(x)", "- model(x).squeeze(-1)"),
+}
+
+
+@pytest.mark.parametrize("name", REPAIRED)
+def test_the_fix_changes_the_statement_at_fault_and_nothing_else(observe: Door, name: str) -> None:
+    body = FAULTS[name].body
+    report = observe("watch", body, namespace=observe.plain(SETUP)).report
+    (edit,) = report.edits
+    old, new = REPAIRED[name]
+    assert (edit.line, edit.new) == (marked(body), edit.old.replace(old, new))
+    assert edit.old in body
+
+
 def test_a_cell_that_computes_nothing_is_not_called_fine() -> None:
     with torchdebug_magics.watch() as session:
         pass
