@@ -207,6 +207,7 @@ def _statements(fix: str, source: Source) -> Iterator[Edit]:
             continue
         far = source.near if isinstance(new, ast.Assign) else []
         here = [node for node in (source.beside(at) or [at]) if _alike(node, new)]
+        here = [node for node in here if len(here) == 1 or not _goes_on(node, new)]
         alike = here or [node for node in far if _alike(node, new)]
         if len(alike) == 1 and id(alike[0]) not in taken:
             taken.add(id(alike[0]))

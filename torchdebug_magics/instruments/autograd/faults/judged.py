@@ -17,11 +17,11 @@ from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak_fin
 from torchdebug_magics.instruments.autograd.faults.left_out import constant_gradients, missing_gradients, nothing_reached, wrong_tensors
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining, stale_finding, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source_readings import finding, named_members, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, named_members, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Use, Zeroed
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.edited_source import same
-from torchdebug_magics.probing.source.syntax import as_atom, called, exchanged, expression, last_name, nodes, parsed, tree_of
+from torchdebug_magics.probing.source.syntax import as_atom, called, exchanged, expression, last_name, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.tensors import Crossing
 from torchdebug_magics.report import Location
@@ -107,7 +107,9 @@ def _without_gradients(step: OptimizerStep, before: Sequence[Event], events: Seq
             "stepped_without_backward",
             f"`{name}.step()` ran without gradients",
             step.where,
-            "call `loss.backward()` before the step" if later is None else f"move the step below `{later.source}`",
+            "call `loss.backward()` before the step"
+            if later is None
+            else f"move `{code_at(step.where, 'step')}` below `{code_at(later.where, 'backward')}`",
             explanation="no backward() had reached the parameters, so the step changed nothing",
             first_backward_at=later.where if later is not None else None,
         )
@@ -123,19 +125,10 @@ def _without_gradients(step: OptimizerStep, before: Sequence[Event], events: Seq
             "zeroed_before_step",
             f"the gradients were zeroed between backward() and `{name}.step()`",
             where,
-            f"move `{_statement_of(where, 'grad')}` above `{_statement_of(reaching[-1].where, 'backward')}`",
+            f"move `{code_at(where, 'grad')}` above `{code_at(reaching[-1].where, 'backward')}`",
             first_backward_at=reaching[-1].where,
             explanation="step() finds no gradients, so the parameters do not change",
         )
-
-
-def _statement_of(where: Location | None, word: str) -> str:
-    """That of the statements in a line which has the word; the word where the line is not known."""
-    if where is None:
-        return word
-    tree = parsed(where.source)
-    texts = [text for node in (tree.body if tree is not None else ()) if word in (text := ast.unparse(node))]
-    return texts[0] if tree is not None and len(tree.body) > 1 and texts else where.source
 
 
 def _thrown_away(step: OptimizerStep, between: Sequence[Sequence[Event]]) -> Iterator[AutogradFinding]:
@@ -156,7 +149,7 @@ def _thrown_away(step: OptimizerStep, between: Sequence[Sequence[Event]]) -> Ite
             "zeroed_before_step",
             f"the gradients of {count} backward passes were zeroed before `{step.name}.step()`",
             zeroed.where,
-            f"move `{zeroed.source}` below `{step.source}`, so that gradients accumulate until the update",
+            f"move `{code_at(zeroed.where, 'zero')}` below `{code_at(step.where, 'step')}`, so that gradients accumulate until the update",
             first_backward_at=backward.where,
             explanation="each update uses only the last backward pass before it",
         )
@@ -171,7 +164,7 @@ def _never_zeroed(step: OptimizerStep, between: Sequence[Sequence[Event]]) -> It
                 "never_zeroed",
                 f"the gradients of `{step.name}` are never zeroed",
                 step.where,
-                f"call `{step.name}.zero_grad()` after `{step.source}`",
+                f"call `{step.name}.zero_grad()` after `{code_at(step.where, 'step')}`",
                 explanation="backward() adds to `.grad`, so each update uses the sum over all previous steps",
                 is_hint=True,
             )
@@ -193,7 +186,9 @@ def _never_stepped(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         if id(optimizer) not in course.stepped and len(reached) >= _IN_A_LOOP and len(zeroed) >= _IN_A_LOOP - 1:
             name = variable_of(optimizer) or "optimizer"
             headline = f"`{name}.step()` is never called, after {len(reached)} backward passes"
-            yield finding("never_stepped", headline, reached[0].where, f"add `{name}.step()` after `{reached[0].source}`")
+            yield finding(
+                "never_stepped", headline, reached[0].where, f"add `{name}.step()` after `{code_at(reached[0].where, 'backward')}`"
+            )
 
 
 def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -209,7 +204,7 @@ def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         "never_stepped",
         f"{len(passes)} backward passes without zero_grad() or step(): gradients add up",
         loops[0].where,
-        f"call `{name}.zero_grad()` before `{loops[0].source}` and `{name}.step()` after it" if name else "",
+        f"call `{name}.zero_grad()` before `{code_at(loops[0].where, 'backward')}` and `{name}.step()` after it" if name else "",
         explanation="backward() adds to `.grad`, and no parameter was updated",
         is_hint=True,
     )
