@@ -92,8 +92,8 @@ def kept_rate(history: GradientHistory) -> Repair | None:
     for where, call in made:
         if (zero := _zero_factor(call)) is not None:
             place = _place_of(zero)
-            new = exchanged(call, lambda node: ast.Constant(0.1) if isinstance(node, ast.Constant) and _place_of(node) == place else None)  # noqa: B023 - called here
-            return where, f"the schedule multiplies the learning rate by 0: {_exchange(call, new)}"
+            lower = exchanged(call, lambda node: ast.Constant(0.1) if isinstance(node, ast.Constant) and _place_of(node) == place else None)  # noqa: B023
+            return where, f"the schedule multiplies the learning rate by 0: {_exchange(call, lower)}"
     if len(loops) > 1 and history.line is not None and history.line.file == line.file and covers(loops[-1], history.line.line):
         return line.location, f"move `{code}` out of the loop over batches: it is meant to be called once per epoch"
     if any(called(call) == "ReduceLROnPlateau" for _, call in made):

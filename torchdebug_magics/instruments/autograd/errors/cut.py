@@ -131,11 +131,14 @@ def _unused(raised: Raised, passed: list[RecordedOp]) -> AutogradFinding | None:
     for op in reversed([op for op in ops if op.index not in used and has_graph(op)]):
         name = next(map(ast.unparse, targets_of(statement_at(op.where))), None)
         functions = [] if op.line is None else [one for one in nodes(FUNCTIONS, tree_of(op.line.file)) if covers(one, op.line.line)]
+        if raised.here is not None and any(covers(one, raised.here.line) for one in functions[-1:]):
+            functions = []  # it returns after the loss
         returns = [node for node in nodes(ast.Return, *functions[-1:]) if node.value is not None]
         places = {(other.line.file, other.line.function) for other in passed if other.line is not None}
         if name is None or op.line is None or (op.line.file, op.line.function) not in places:
             continue
-        headline, where, fix = f"`{name}` is computed and never used", op.where, f"compute the loss from `{name}`"
+        headline, fix = f"`{name}` is computed and never used", f"compute the loss from `{name}`"
+        where = next((other.where for other in passed if other.line is not None), None)
         if returns and returns[-1].value is not None:
             returned, where = ast.unparse(returns[-1].value), location(op.line.file, returns[-1].lineno, op.line.function)
             headline, fix = f"{headline}: `{op.line.function}` returns `{returned}`", f"`return {name}`"
