@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -13,6 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
+from torchdebug_magics.format import shape
 from torchdebug_magics.probing.storages import is_freed, is_shard, local_of
 
 NAN, INF = 1, 2
@@ -217,3 +218,40 @@ def describe(value: Any) -> str:
     numbers = dense(value)
     sizes = "x".join(map(str, value.shape)) or "scalar"
     return sizes if numbers is None else f"{sizes} {str(value.dtype).removeprefix('torch.')}"
+
+
+class Crossing(NamedTuple):
+    """The shapes of two tensors of as many numbers, the one with a dimension of one more: together they give each with each."""
+
+    few: tuple[int, ...]
+    many: tuple[int, ...]
+    whole: tuple[int, ...]
+
+    @classmethod
+    def of(cls, *shapes: tuple[int, ...]) -> Crossing | None:
+        """None for any other shapes than such a pair."""
+        if len(shapes) != 2 or len(shapes[0]) == len(shapes[1]):  # noqa: PLR2004 - a pair
+            return None
+        few, many = sorted(shapes, key=len)
+        if math.prod(few) < 2 or [size for size in few if size != 1] != [size for size in many if size != 1]:  # noqa: PLR2004
+            return None
+        whole = tuple(torch.broadcast_shapes(few, many))
+        return None if math.prod(whole) == math.prod(few) else cls(few, many, whole)
+
+    @property
+    def dim(self) -> int | None:
+        """The dimension of one by which they differ, -1 for the last; None where it is more than one."""
+        dims = (dim for dim in reversed(range(len(self.many))) if self.many[dim] == 1)
+        dim = next((dim for dim in dims if (*self.many[:dim], *self.many[dim + 1 :]) == self.few), None)
+        return -1 if dim == len(self.many) - 1 else dim
+
+    def sentence(self, op: str, operands: Sequence[tuple[str, tuple[int, ...]]]) -> str:
+        """What an op does with two operands of which a text, that may be empty, and the shape are given."""
+        first, second = [f"{f'`{text}` of ' if text else ''}{shape(sizes)}" for text, sizes in operands]
+        return f"`{op.strip('_')}` broadcasts {first} with {second} to {shape(self.whole)}"
+
+    @property
+    def meets(self) -> str:
+        """What is computed with what."""
+        first, count = self.few[0], math.prod(self.few)
+        return f"each of {first} samples with all {first}" if first == self.whole[0] else f"{math.prod(self.whole):,} values from {count:,}"

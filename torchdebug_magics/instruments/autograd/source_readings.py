@@ -54,10 +54,15 @@ def statement_at(where: Location | None, column: int | None = None) -> ast.stmt 
     return next(reversed(at or around), None)
 
 
-def code_at(where: Location | None, statement: ast.stmt | None = None) -> str:
-    """The statement at a line as it stands there, alone; the line where that is more than its beginning."""
+def code_at(where: Location | None, *words: str, statement: ast.stmt | None = None) -> str:
+    """The statement at a line as it stands there, alone: of several, the first that has one of the words; the line where that is more."""
     source, statement = ("" if where is None else where.source), statement or statement_at(where)
-    is_whole = parsed(source) is not None and not {";", "#"} & set(source)
+    tree = parsed(source)
+    if tree is not None and len(tree.body) > 1:
+        texts = list(map(ast.unparse, tree.body))
+        named = next((text for word in words for text in texts if word in text), None)
+        return named or (ast.unparse(statement) if statement is not None else source)
+    is_whole = tree is not None and "#" not in source
     return source if is_whole or statement is None or hasattr(statement, "body") else ast.unparse(statement)
 
 

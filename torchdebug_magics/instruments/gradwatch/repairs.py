@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -86,10 +87,15 @@ def kept_rate(history: GradientHistory) -> Repair | None:
     if line is None:
         return _assigned_rate(history)
     loops, code = loops_around(tree_of(line.file), line.line), source_of(line, "step")
-    if len(loops) > 1 and history.line is not None and history.line.file == line.file and covers(loops[-1], history.line.line):
-        return line.location, f"move `{code}` out of the loop over batches: it is meant to be called once per epoch"
     step = next((call for call in nodes(ast.Call, ast.parse(code)) if method(call) == "step"), None)
     made = [] if step is None else made_as(line.file, root_of(step))
+    for where, call in made:
+        if (zero := _zero_factor(call)) is not None:
+            place = _place_of(zero)
+            lower = exchanged(call, lambda node: ast.Constant(0.1) if isinstance(node, ast.Constant) and _place_of(node) == place else None)  # noqa: B023
+            return where, f"the schedule multiplies the learning rate by 0: {_exchange(call, lower)}"
+    if len(loops) > 1 and history.line is not None and history.line.file == line.file and covers(loops[-1], history.line.line):
+        return line.location, f"move `{code}` out of the loop over batches: it is meant to be called once per epoch"
     if any(called(call) == "ReduceLROnPlateau" for _, call in made):
         return None
     total = sum(history.falls.values())
@@ -100,6 +106,19 @@ def kept_rate(history: GradientHistory) -> Repair | None:
                 slower = exchanged(call, lambda node, old=gamma, new=new: new if same(node, old) else None)  # type: ignore[misc]
                 return line.location, f"call `{code}` once per epoch, or let the learning rate fall less: {_exchange(call, slower)}"
     return line.location, f"call `{code}` once per epoch, not in each step, or let its schedule end with the training"
+
+
+def _zero_factor(call: ast.Call) -> ast.Constant | None:
+    """The argument of a scheduler that makes the learning rate 0: a ``gamma`` or a ``factor`` of 0."""
+    scheduler = getattr(torch.optim.lr_scheduler, called(call), None)
+    names = list(inspect.signature(scheduler).parameters) if inspect.isclass(scheduler) else []
+    given = [*zip(names, call.args, strict=False), *((keyword.arg or "", keyword.value) for keyword in call.keywords)]
+    values = (value for name, value in given if name.endswith(("gamma", "factor")))
+    return next((value for value in values if isinstance(value, ast.Constant) and value.value == 0), None)
+
+
+def _place_of(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
 
 
 def _assigned_rate(history: GradientHistory) -> Repair:

@@ -12,7 +12,7 @@ from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.watch.examine import explained, what_ended
-from torchdebug_magics.instruments.watch.report import WatchReport, judged
+from torchdebug_magics.instruments.watch.report import WatchReport, judged, stage_of
 from torchdebug_magics.report import Report
 from torchdebug_magics.session import Session
 
@@ -60,12 +60,12 @@ class WatchProbe:
                 reports[name] = session.report
         error, self._error = self._error, None  # it holds the user's frames
         magics = {name: row.magic for name, row in self._rows.items()}
-        report = judged(reports, magics)
-        if error is not None and report.main_stage() not in {"end", "outcome"}:
+        if error is not None and stage_of(reports) not in {"end", "outcome"}:
             for name, explanation in self._afterwards(error):
-                report = judged({**reports, name: explanation}, {**magics, name: catalog.instrument(name).magic})
-            report = report if report.found else replace(report, **what_ended(error))
-        return replace(report, problems=tuple(dict.fromkeys(self._problems)))
+                reports[name], magics[name] = explanation, catalog.instrument(name).magic
+        report = judged(reports, magics)
+        ended = {} if error is None or report.found else what_ended(error)
+        return replace(report, **ended, problems=tuple(dict.fromkeys(self._problems)))
 
     def live(self) -> object | None:
         """Whether the cell makes progress."""

@@ -111,19 +111,17 @@ def compared(report: WatchReport) -> Compared:
     return Compared(worked=bool(report.steps_count or report.found or report.watched), found_at=found_at)
 
 
-def judged(reports: Mapping[str, Report], magics: Mapping[str, str], problems: tuple[str, ...] = ()) -> WatchReport:
+def judged(reports: Mapping[str, Report], magics: Mapping[str, str]) -> WatchReport:
     """One report out of several: the chain that ended the cell leads, and in it what lies nearest to the cause.
 
     `magics` has the name under which each instrument is known to the user.
     """
-    stages = {name: stage for name, report in reports.items() if (stage := _stage(report)) is not None}
-    chains = [[name for name in chain if name in stages] for chain in _CHAINS]
-    chain = min(filter(None, chains), key=lambda chain: min(_urgency(stages[name]) for name in chain), default=[])
-    leading = min(chain, key=lambda name: _STAGES.index(stages[name]), default=None)
+    chain = _chain(reports)
+    leading = next(iter(chain), None)
     others = [
         f"{magics[name]}: {report.title}"
         for name, report in reports.items()
-        if name in stages and name != leading and (name not in chain or _adds(report, reports[leading or name]))
+        if _stage(report) is not None and name != leading and (name not in chain or _adds(report, reports[leading or name]))
     ]
     return WatchReport(
         instrument=leading,
@@ -135,8 +133,20 @@ def judged(reports: Mapping[str, Report], magics: Mapping[str, str], problems: t
         doubts=()
         if chain
         else tuple(f"{magics[name]}: {doubt}" for name, report in reports.items() for doubt in getattr(report, "doubts", ())),
-        problems=problems,
     )
+
+
+def stage_of(reports: Mapping[str, Report]) -> Stage | None:
+    """Of the finding that leads."""
+    return next((_stage(reports[name]) for name in _chain(reports)), None)
+
+
+def _chain(reports: Mapping[str, Report]) -> list[str]:
+    """The instruments of the chain that leads, the nearest to the cause first."""
+    stages = {name: stage for name, report in reports.items() if (stage := _stage(report)) is not None}
+    chains = [[name for name in chain if name in stages] for chain in _CHAINS]
+    chain = min(filter(None, chains), key=lambda chain: min(_urgency(stages[name]) for name in chain), default=[])
+    return sorted(chain, key=lambda name: _STAGES.index(stages[name]))
 
 
 def _stage(report: Report) -> Stage | None:

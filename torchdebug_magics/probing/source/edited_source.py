@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import linecache
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torchdebug_magics.fixes import applied, dedented
 from torchdebug_magics.probing.source.syntax import (
@@ -66,6 +66,11 @@ class Source:
         """Whether no other statement begins in its line: of several, which one a line means cannot be known."""
         return sum(node.lineno == statement.lineno and node.col_offset >= statement.col_offset for node in self.near) == 1
 
+    def beside(self, node: ast.stmt) -> list[ast.stmt]:
+        """The simple statements that begin in its line, in their order."""
+        here = [other for other in self.near if isinstance(other, SIMPLE) and other.lineno == node.lineno]
+        return sorted(here, key=lambda other: other.col_offset)
+
     def loop(self) -> ast.stmt | None:
         """The outermost loop around the line."""
         return next(iter(loops_around(self.tree, self.line)), None)
@@ -88,19 +93,36 @@ class Source:
         return Edit(cell=self.where.cell, file=self.where.file, line=node.lineno - self.offset, old=old or self.text(node), new=new)
 
     def before(self, node: ast.stmt, new: str) -> Edit:
-        """A new statement in the line before it."""
+        """A new statement in the line before it; of one behind others in its line, as a replacement."""
+        if isinstance(node, SIMPLE) and self.beside(node)[0] is not node:
+            return self.replacing(node, f"{new}\n{self.text(node)}")
         return Edit(cell=self.where.cell, file=self.where.file, line=first_line(node) - self.offset, old="", new=new)
 
     def after(self, node: ast.stmt, new: str) -> Edit:
         """As a replacement of a simple statement; of a compound one, before the line that follows it, in the same column."""
         if isinstance(node, SIMPLE):
-            beside = [other for other in self.near if isinstance(other, SIMPLE) and other.lineno == node.lineno]
-            first = min(beside, key=lambda other: other.col_offset)  # of several in a line: what follows begins where the first one does
-            old = self.text(node)
-            if first is not node:
-                old = self.lines[node.lineno - 1].encode()[first.col_offset : node.end_col_offset].decode()
-            return self.replacing(first, f"{old}\n{new}", old=old)
+            return self.replacing(node, f"{self.text(node)}\n{new}")
         return Edit(cell=self.where.cell, file=self.where.file, line=last_line(node) + 1 - self.offset, old="", new=new)
+
+    def merged(self, edits: Iterable[Edit]) -> tuple[Edit, ...]:
+        """The edits of a line that several statements share as one: each by itself would replace or push away what it does not mean."""
+        result: list[Edit] = []
+        own: dict[int, list[Edit]] = {}
+        for edit in edits:
+            shared = next(filter(None, (self.beside(node) for node in self.near if node.lineno == edit.line + self.offset)), [])
+            is_own = edit.file == self.where.file and edit.old and len(shared) > 1 and shared[-1].end_lineno == shared[0].lineno
+            (own.setdefault(edit.line, []) if is_own else result).append(edit)
+        for line, parts in own.items():
+            nodes_here = self.beside(next(node for node in self.near if isinstance(node, SIMPLE) and node.lineno == line + self.offset))
+            texts = [self.text(node) for node in nodes_here]
+            for edit in parts:
+                if edit.old in texts:
+                    texts[texts.index(edit.old)] = edit.new
+            whole = self.lines[nodes_here[0].lineno - 1].encode()[nodes_here[0].col_offset : nodes_here[-1].end_col_offset].decode()
+            has_block = any(text.partition("\n")[0].endswith(":") for text in texts)
+            new = ("\n" if has_block else "; ").join(filter(None, texts))
+            result.append(Edit(cell=self.where.cell, file=self.where.file, line=line, old=whole, new=new))
+        return tuple(result)
 
 
 def statements(file: str) -> Iterator[tuple[Location, ast.stmt]]:
@@ -135,7 +157,7 @@ def made_later(where: Location | None, last_line: int) -> tuple[str, tuple[Edit,
     for node in reversed([node for node in block if isinstance(node, SIMPLE) and source.line < node.lineno < last]):
         if made is not None and (bound_names(node) & names or any(root_of(target) in names for target in targets_of(node))):
             fix = f"move `{ast.unparse(made)}` below `{ast.unparse(node)}`"
-            return fix, (source.replacing(made, ""), source.after(node, source.text(made)))
+            return fix, source.merged((source.replacing(made, ""), source.after(node, source.text(made))))
     return "", ()
 
 

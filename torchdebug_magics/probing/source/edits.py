@@ -65,7 +65,7 @@ def _edits_of(finding: Finding) -> tuple[Edit, ...]:
     source = Source(where, tree)
     was_tried = finding.fix_state == "verified"
     for way in (_blocks, _moves, _expressions, _insertions, _statements, _running_calls if was_tried else _copies):
-        edits = tuple(way(finding.fix, source))
+        edits = source.merged(way(finding.fix, source))
         if edits and all(parse_with([edit for edit in edits if edit.file == file]) for file in {edit.file for edit in edits}):
             return edits
     return ()
@@ -91,9 +91,10 @@ def _blocks(fix: str, source: Source) -> Iterator[Edit]:
     """A block around the loop, or around the statement at the line: ``with torch.no_grad():``."""
     for code, before, _ in _codes(fix):
         head = _parsed(code)
-        if isinstance(head, ast.With) and source.statement is not None and len(head.body) == 1 and same(head.body[0], source.statement):
-            around = ", ".join(map(ast.unparse, head.items))
-            yield source.replacing(source.statement, f"with {around}:\n    {_indented(source.text(source.statement))}")
+        here = [] if source.statement is None else source.beside(source.statement) or [source.statement]
+        inner = next((node for node in here if isinstance(head, ast.With) and len(head.body) == 1 and same(head.body[0], node)), None)
+        if isinstance(head, ast.With) and inner is not None:
+            yield source.replacing(inner, f"with {', '.join(map(ast.unparse, head.items))}:\n    {_indented(source.text(inner))}")
             return
         inside = source.loop() if re.search(r"\bloop\b", before) else source.statement
         if code.endswith(":") and isinstance(head, ast.With) and inside is not None and _UNDER.search(before) and source.is_alone(inside):
@@ -205,7 +206,9 @@ def _statements(fix: str, source: Source) -> Iterator[Edit]:
             yield from _with_options(new, source)
             continue
         far = source.near if isinstance(new, ast.Assign) else []
-        alike = [at] if _alike(at, new) else [node for node in far if _alike(node, new)]
+        here = [node for node in (source.beside(at) or [at]) if _alike(node, new)]
+        here = [node for node in here if len(here) == 1 or not _goes_on(node, new)]
+        alike = here or [node for node in far if _alike(node, new)]
         if len(alike) == 1 and id(alike[0]) not in taken:
             taken.add(id(alike[0]))
             if _goes_on(alike[0], new):

@@ -1093,6 +1093,20 @@ for x, y in [(torch.randn(5, 6, 4), torch.randint(3, (5,))) for _ in range(3)]:
 """,
         edits=(("dim=0)", "dim=1)"),),
     ),
+    Case(
+        name="predictions of one column against a flat target",
+        kind="broadcast",
+        text="""\
+net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(6, 4), torch.randn(6)) for _ in range(3)]:
+    loss = F.mse_loss(net(x), y)  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("net(x), y", "net(x).squeeze(-1), y"),),
+    ),
 )
 
 CASES = _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES

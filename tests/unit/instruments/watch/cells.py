@@ -63,6 +63,20 @@ mask = torch.full((32, 32), float('-inf')).triu(1)
 """
 
 
+ONE_LINE = f"for step in range(12):\n    loss = {MEAN}\n    {{}}\n"
+NET = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 1)
+    def forward(self, x):
+        out = self.last(torch.tanh(self.first(x)))
+        return {}
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+""" + loop("F.mse_loss(model(x), y)")
+
+
 def sgd(rate: float) -> str:
     """An optimizer with a learning rate."""
     return f"optimizer = torch.optim.SGD(model.parameters(), lr={rate})\n"
@@ -86,6 +100,10 @@ FAULTS = {
     "bad_data": Cell(loop(MEAN, before="x = x.clone()\nx[3, 2] = float('nan')\n"), "nanhunt", raises=True),
     "overflow_of_exp": Cell(loop("(model(x) * 200).exp().mean()  # here"), "nanhunt", raises=True),
     "diverges": Cell(loop(MEAN, before=sgd(40) + LINEAR, steps=60), "nanhunt", raises=True),
+    "broadcast_loss": Cell(loop("F.mse_loss(model(x), y[:, 0])  # here"), "autograd"),
+    "broadcast_module": Cell(loop("nn.L1Loss()(model(x), target)  # here", before="target = y.squeeze()\n"), "autograd"),
+    "broadcast_by_hand": Cell(loop("((y.flatten() - model(x)) ** 2).mean()  # here"), "autograd"),
+    "broadcast_metric": Cell(loop(MEAN, after="    hits = ((model(x) > 0).float() == (y[:, 0] > 0)).sum().item()  # here\n"), "autograd"),
     "never_zeroed": Cell(at_step(loop(MEAN, zero=""), MARKED), "autograd"),
     "backward_twice": Cell(at_step(loop(MEAN, steps=2), "    loss.backward()  # here\n    optimizer.step()\n"), "autograd", raises=True),
     "inplace": Cell(loop("(h := torch.exp(model(x)), h.add_(1), h.sum())[2]  # here"), "autograd", raises=True),
@@ -93,6 +111,16 @@ FAULTS = {
     "rewrapped": Cell(loop("torch.tensor(F.mse_loss(model(x), y).item(), requires_grad=True)  # here"), "autograd"),
     "not_in_optimizer": Cell(loop(WITH_HEAD, before=HEAD), "autograd"),
     "zeroed_before_step": Cell(ZEROED_EARLY, "autograd"),
+    "shared_line_order": Cell(ONE_LINE.format("loss.backward(); optimizer.zero_grad(); optimizer.step()  # here"), "autograd"),
+    "shared_line_detach": Cell(
+        ONE_LINE.format("optimizer.zero_grad(); loss = loss.detach(); loss.backward(); optimizer.step()  # here"), "autograd", raises=True
+    ),
+    "zeros_returned": Cell(NET.format("torch.zeros(len(x), 1)  # here"), "autograd", raises=True),
+    "zeros_like_returned": Cell(NET.format("torch.zeros_like(out)  # here"), "autograd", raises=True),
+    "schedule_to_zero": Cell(
+        loop(MEAN, before="s = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0)  # here\n", after="    s.step()\n", steps=40),
+        "gradwatch",
+    ),
     "leaf_in_place": Cell("model[0].weight += 1  # here\n", "autograd", raises=True),
     "keeps_graphs": Cell(loop(MEAN, before="history = []\n", after="    history.append(loss)  # here\n", steps=30), "memtrace"),
     "keeps_tensors": Cell(loop(MEAN, before="kept = []\n", after=KEEPS.replace(")\n", ")  # here\n"), steps=30), "memtrace"),
@@ -134,6 +162,14 @@ HEALTHY = {
         loop(MEAN, before="schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40)\n", steps=40),
         "    nn.utils.clip_grad_norm_(model.parameters(), 10.)\n    optimizer.step()\n    schedule.step()\n",
     ),
+    "shared_line": ONE_LINE.format("optimizer.zero_grad(); loss.backward(); optimizer.step()"),
+    "constants_aside": NET.format("out + torch.zeros_like(out)"),
+    "decays_to_a_tenth": loop(
+        MEAN, before="s = torch.optim.lr_scheduler.StepLR(optimizer, 30, gamma=0.1)\n", after="    s.step()\n", steps=40
+    ),
+    "pairs_of_one_tensor": loop(f"{MEAN} + ((s := model(x)) - s.squeeze(1).detach()).abs().mean() * 0", steps=40),
+    "pairs_on_purpose": loop(f"{MEAN} + 0.1 * (model(x)[:, 0].unsqueeze(1) - y[:, 0]).tanh().mean() ** 2", steps=40),
+    "kernel_of_pairs": loop(f"(torch.rand(32, 32) * (model(x) - y[:, 0]) ** 2).mean() + {MEAN}", steps=40),
     "losses_as_numbers": loop(MEAN, before="history = []\n", after="    history.append(loss.item())\n", steps=40),
     "inference": "model.eval()\nwith torch.inference_mode():\n    for part in x.split(4):\n        out = model(part)\n",
     "masked_attention": loop(

@@ -12,12 +12,15 @@ import torch
 
 import torchdebug_magics
 from tests.unit.instruments.watch.cells import FAULTS, HEALTHY, SETUP, TWO
+from torchdebug_magics.fixes import fixed_source
 from torchdebug_magics.html.page import Facts
 from torchdebug_magics.instrument import SCRIPT
 from torchdebug_magics.instruments.watch import INSTRUMENT
 from torchdebug_magics.instruments.watch.probe import WatchProbe
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
     from tests.doors import Door
 
 WATCHED = {"nanhunt", "autograd", "gradwatch", "memtrace", "hangwatch"}
@@ -60,6 +63,61 @@ def test_nothing_is_said_of_a_healthy_training_and_it_is_left_as_it_is(observe: 
     assert set(report.watched) <= WATCHED
     assert {"nanhunt", "memtrace", "hangwatch"} <= set(report.watched)
     assert all(torch.equal(plain_value, value) for plain_value, value in zip(*results, strict=True))
+
+
+REPAIRED = {
+    "broadcast_loss": ("model(x), y", "model(x).squeeze(-1), y"),
+    "broadcast_module": ("model(x), target", "model(x).squeeze(-1), target"),
+    "broadcast_by_hand": ("- model(x)", "- model(x).squeeze(-1)"),
+    "shared_line_detach": (".detach()", ""),
+    "zeros_returned": ("torch.zeros(len(x), 1)", "out"),
+    "zeros_like_returned": ("torch.zeros_like(out)", "out"),
+    "schedule_to_zero": ("gamma=0", "gamma=0.1"),
+}
+
+
+@pytest.mark.parametrize("name", REPAIRED)
+def test_the_fix_changes_the_statement_at_fault_and_nothing_else(observe: Door, name: str) -> None:
+    body = FAULTS[name].body
+    report = observe("watch", body, namespace=observe.plain(SETUP)).report
+    (edit,) = report.edits
+    old, new = REPAIRED[name]
+    assert (edit.line, edit.new) == (marked(body), edit.old.replace(old, new))
+    assert edit.old in body
+
+
+def test_a_statement_moves_out_of_a_line_that_others_stay_in(shell: InteractiveShell) -> None:
+    body = FAULTS["shared_line_order"].body
+    for cell in ("%load_ext torchdebug_magics", SETUP, f"%%torchdebug -o w\n{body}"):
+        shell.run_cell(cell, store_history=True)
+    (new,) = fixed_source(shell.user_ns["w"]).values()
+    assert "    optimizer.zero_grad()\n    loss.backward(); optimizer.step()" in new
+
+
+CARRIED = """\
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return a * a
+    @staticmethod
+    def backward(ctx, gradient):
+        (a,) = ctx.saved_tensors
+        return 2 * a * gradient
+state = torch.zeros(32, 1)
+for part in x.split(8, 1) * 3:
+    out = Square.apply(state + model(x))
+    out.sum().backward()
+    state = out
+"""
+
+
+def test_a_state_that_is_carried_over_is_named_where_the_loop_binds_it(shell: InteractiveShell) -> None:
+    for cell in ("%load_ext torchdebug_magics", SETUP, CARRIED, "%torchdebug -o w"):
+        shell.run_cell(cell, store_history=True)
+    report = shell.user_ns["w"]
+    assert report.finding.location.source == "state = out"
+    assert "`state = state.detach()`" in report.finding.fix
 
 
 def test_a_cell_that_computes_nothing_is_not_called_fine() -> None:

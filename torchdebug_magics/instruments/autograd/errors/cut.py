@@ -13,9 +13,16 @@ from typing import NamedTuple
 
 from torchdebug_magics.instruments.autograd.errors.raised import Raised
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cause, cutter
-from torchdebug_magics.instruments.autograd.source_readings import cell_files, cuts_toward, gradient_switch, named_members, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import (
+    cell_files,
+    code_at,
+    cuts_toward,
+    gradient_switch,
+    named_members,
+    statement_at,
+)
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
-from torchdebug_magics.probing.source.syntax import called, expression, names_in, nodes, parsed, tree_of
+from torchdebug_magics.probing.source.syntax import FUNCTIONS, called, covers, expression, names_in, nodes, parsed, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
@@ -27,6 +34,7 @@ _FRESH = frozenset({"lift_fresh", "lift_fresh_copy", "scalar_tensor", "from_file
 _NUMBERS = frozenset({"_local_scalar_dense", "detach", "_to_copy"})
 _READ_AND_WRAPPED = re.compile(r"\b(?:tensor|as_tensor|from_numpy|FloatTensor|Tensor)\(.*\.(?:tolist|item|numpy)\(")
 _REWRAPS = re.compile(r"\b(tensor|as_tensor|from_numpy|FloatTensor|LongTensor|Tensor|array|asarray)\s*\(")
+_DETACHES = re.compile(r"detach|\bdata\b|np\.|numpy")
 CHECKPOINT = re.compile(r"\bcheckpoint(?:_sequential)?\(")
 
 
@@ -94,6 +102,8 @@ def _without_cut(raised: Raised, passed: list[RecordedOp]) -> AutogradFinding:
     cut, where = None, line
     headline = "the loss has no graph"
     fix = "put `%%torchdebug` above the cell and run the cell again: the report names the line that cut the graph"
+    if (unused := _unused(raised, passed)) is not None:
+        return unused
     if raised.tape.ops and not members:
         headline, fix = "the loss was computed without any parameter", "compute the loss from the output of the model"
     elif not raised.tape.ops and raised.frames:
@@ -105,6 +115,36 @@ def _without_cut(raised: Raised, passed: list[RecordedOp]) -> AutogradFinding:
             headline, fix = cut_words(cut.cause, cut.op, None, where)
     op = cut.op if cut is not None else passed[0].name if passed else None
     return raised.finding(headline, fix, where, op=op, module=cut.module if cut is not None else None)
+
+
+def _unused(raised: Raised, passed: list[RecordedOp]) -> AutogradFinding | None:
+    """What was computed with a graph and goes into nothing that has one, in the function whose other result the loss is computed from."""
+    ops = raised.tape.ops
+    ended = {index for event in raised.course.backwards for index in event.ops}
+    read = {maker.index: use.requires_grad for op in ops for use, maker in op.sources if maker.name != "detach"}
+
+    def has_graph(op: RecordedOp) -> bool:
+        """As its readers saw it; of what nothing reads, by what it was computed from."""
+        return read.get(op.index, op.is_forward and op.name != "detach" and op.grad_enabled and any(use.requires_grad for use in op.reads))
+
+    used = {parent.index for op in ops if has_graph(op) for parent in op.parents} | ended
+    for op in reversed([op for op in ops if op.index not in used and has_graph(op)]):
+        name = next(map(ast.unparse, targets_of(statement_at(op.where))), None)
+        functions = [] if op.line is None else [one for one in nodes(FUNCTIONS, tree_of(op.line.file)) if covers(one, op.line.line)]
+        if raised.here is not None and any(covers(one, raised.here.line) for one in functions[-1:]):
+            functions = []  # it returns after the loss
+        returns = [node for node in nodes(ast.Return, *functions[-1:]) if node.value is not None]
+        places = {(other.line.file, other.line.function) for other in passed if other.line is not None}
+        if name is None or op.line is None or (op.line.file, op.line.function) not in places:
+            continue
+        headline, fix = f"`{name}` is computed and never used", f"compute the loss from `{name}`"
+        where = next((other.where for other in passed if other.line is not None), None)
+        if returns and returns[-1].value is not None:
+            returned, where = ast.unparse(returns[-1].value), location(op.line.file, returns[-1].lineno, op.line.function)
+            headline, fix = f"{headline}: `{op.line.function}` returns `{returned}`", f"`return {name}`"
+        why = "the loss is computed from a tensor without a graph: no parameter can get a gradient"
+        return raised.finding(headline, fix, where, op=op.name, module=op.module, tensor=name, saved_at=op.where, explanation=why)
+    return None
 
 
 def freezing_line(raised: Raised) -> Location | None:
@@ -119,7 +159,7 @@ def freezing_line(raised: Raised) -> Location | None:
 
 def cut_words(cause: Cause, op: str, line: Location | None, where: Location | None) -> tuple[str, str]:
     """(headline, fix) for the line that was run, and the line to change; of a cut that was read from the source, `line` is not known."""
-    source = _without_comment(line or where)
+    source = _without_comment(line or where, "." + op, op, *_MAKERS)
     headline = f"{cutter(cause, op)} cut the graph between the parameters and the loss"
     match cause:
         case "no_grad" | "inference_mode":
@@ -148,8 +188,11 @@ def cut_words(cause: Cause, op: str, line: Location | None, where: Location | No
     return headline, _not_rewrapped(source, of_list=cause == "list")
 
 
-def _without_comment(where: Location | None) -> str:
+def _without_comment(where: Location | None, *words: str) -> str:
+    """The text of a line; of several statements in it, that of the first which has one of the words."""
     line = where.source if where is not None else ""
+    if ";" in line:
+        return code_at(where, *words)
     with suppress(tokenize.TokenError, SyntaxError):  # a part of a longer statement
         for token in tokenize.generate_tokens(io.StringIO(line).readline):
             if token.type == tokenize.COMMENT:
@@ -230,7 +273,9 @@ def rewrapped_in(tape: Tape, ops: Iterable[RecordedOp], readers: Iterable[Record
 
 
 def _rewrapped(tape: Tape, ops: Iterable[RecordedOp], readers: Iterable[RecordedOp]) -> Iterator[Dropped]:
-    readers = [op for op in readers if op.name in _NUMBERS and any(use.requires_grad for use in op.reads)]
+    # An op that saves its own output detaches it: only a line that asks for it reads numbers.
+    readers = [op for op in readers if op.name in _NUMBERS and (op.name != "detach" or _DETACHES.search(code_at(op.where)))]
+    readers = [op for op in readers if any(use.requires_grad for use in op.reads)]
     read = {id(parent) for later in tape.ops for parent in later.parents}
     for op in ops:
         before = [reader for reader in readers if reader.index <= op.index]

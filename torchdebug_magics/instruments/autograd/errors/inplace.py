@@ -19,12 +19,13 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     out_of_place,
     root_modules,
     statement_at,
+    writes,
     written_names,
 )
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
 from torchdebug_magics.probing.graphs import upstream
 from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.syntax import bound_names, covers, loops_around, method, nodes, read_names, tree_of
+from torchdebug_magics.probing.source.syntax import bound_names, covers, loops_around, method, nodes, parsed, read_names, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
@@ -55,11 +56,13 @@ def _from_tape(raised: Raised, overwritten: list[tuple[RecordedOp, Use, Recorded
     saver, saved, writer = overwritten[0]
     member = next((name for name, one in named_members() if raised.tape.numbers.of(one) == saved.memory != 0), None)
     name, statement = member, statement_at(writer.where)
+    tree = parsed(writer.source)
+    here = [one for one in (tree.body if tree is not None else ()) if any(op == writer.name for _, op in writes(one))]
+    statement = here[0] if len(here) == 1 else statement
     is_inside = writer.module is not None and not writer.in_optimizer and "forward" not in (writer.where.function if writer.where else "")
     if member is None and not is_inside:  # else the user's line only calls the module that writes
         name = next(iter(written_names(statement)), None) or raised.name_of_memory(saved.memory)
-    source = writer.source or "the write"
-    fix = f"move `{source}` below the backward pass, or write into a copy (`.clone()`)"
+    fix = f"move `{code_at(writer.where, statement=statement) or 'the write'}` below the backward pass, or write into a copy (`.clone()`)"
     where = writer.where
     if writer.in_optimizer:
         where, fix = _in_order(raised, saver, [one for _, _, one in overwritten if one.in_optimizer])

@@ -101,7 +101,10 @@ class Raised:
             step = step.tb_next
         kind = kind_of_error(error) or ("other" if _raised_by_engine(error, trace) else None)
         frames = [step.tb_frame for step in trace]
-        of_user = [step for step in trace if is_user_code(step.tb_frame.f_code)]
+        engine = next((place for place, frame in enumerate(frames) if frame.f_code.co_name == "_engine_run_backward"), 0)
+        # What a custom Function saved is freed, too: the call of backward() is at fault, not the Function.
+        outside = trace[engine:] if kind == "second_backward" else trace
+        of_user = [step for step in outside if is_user_code(step.tb_frame.f_code)]
         statement, here = None, None
         if of_user:
             here = _place(of_user[0])
@@ -134,7 +137,7 @@ class Raised:
     @property
     def code(self) -> str:
         """The statement as it stands on its line, alone."""
-        return code_at(self.here, self.statement)
+        return code_at(self.here, statement=self.statement)
 
     @property
     def module(self) -> str | None:

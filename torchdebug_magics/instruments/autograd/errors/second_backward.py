@@ -66,7 +66,7 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
     loop = loop_around(here)
     if carried := _carried_graphs(raised):
         where = location(here.file, carried[0][1], here.function)
-        return _carried(raised, [name for name, _ in carried], first_backward_at=here, shared_from=where)
+        return _carried(raised, [name for name, _ in carried], where, first_backward_at=here, shared_from=where)
     before = (statement for statement in simple_statements(tree_of(here.file)) if statement.lineno < here.line)
     calls = [statement.lineno for statement in before if ".backward(" in ast.unparse(statement)]
     earlier = location(here.file, calls[-1], here.function) if calls else None
@@ -93,8 +93,10 @@ def _whole(raised: Raised, name: str | None, *, is_in_loop: bool, **more: Any) -
     return raised.finding(f"backward() was called twice on {called}", fix, tensor=name, explanation=why, **more)
 
 
-def _carried(raised: Raised, names: list[str], *, is_made_before: bool = False, **more: Any) -> AutogradFinding:
-    """The graph of the step before, or with `is_made_before` one from before the loop."""
+def _carried(
+    raised: Raised, names: list[str], where: Location | None = None, *, is_made_before: bool = False, **more: Any
+) -> AutogradFinding:
+    """The graph of the step before, bound at a line; or with `is_made_before` one from before the loop."""
     subject = f"`{names[0]}` carries" if len(names) == 1 else f"{plural(len(names), 'variable')} carry" if names else "a variable carries"
     cure = {target: code for name in names for target, code in _detached(name, raised.value(name)).items()}
     fix = f"run `{', '.join(cure)} = {', '.join(cure.values())}` at the end of each step"
@@ -102,6 +104,7 @@ def _carried(raised: Raised, names: list[str], *, is_made_before: bool = False, 
     return raised.finding(
         f"{subject} the graph of the previous step into backward()",
         fix if cure else "call `.detach()` on what is carried over to the next step",
+        where,
         tensor=", ".join(names) or None,
         explanation="the previous step's backward() has freed its part of the graph",
         **more,

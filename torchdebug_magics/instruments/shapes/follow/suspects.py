@@ -28,6 +28,7 @@ from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.dry_runs.inputs import sizes
 from torchdebug_magics.probing.source.syntax import expression
 from torchdebug_magics.probing.source.user_code import locate, location, owner, part_of_line, span
+from torchdebug_magics.probing.tensors import Crossing
 from torchdebug_magics.report import Location
 
 if TYPE_CHECKING:
@@ -161,17 +162,13 @@ def _calls(site: EditSite, op: str) -> bool:
 def broadcast(name: str, pair: list[Side], site: EditSite, module: str | None, where: Location) -> Failure | None:
     """What is wrong with an op of two operands, in words and with what to write; None where they are meant as they are."""
     small, large = sorted(pair, key=lambda one: len(one.sizes))
-    few, many = small.sizes, large.sizes
-    if len(few) == len(many) or math.prod(few) < 2 or _plain(few) != _plain(many):  # noqa: PLR2004 - more than one number
-        return None
-    whole = tuple(torch.broadcast_shapes(few, many))
-    if math.prod(whole) == math.prod(few) or not (name in PAIRED_LOSSES or _is_accident(small.made, large.made)):
+    crossing = Crossing.of(small.sizes, large.sizes)
+    if crossing is None or not (name in PAIRED_LOSSES or _is_accident(small.made, large.made)):
         return None
     texts = [site.operand_text(at, one.tensor if one.tensor is not None else _GONE, direct=True) for at, one in enumerate(pair)]
-    told = [f"{f'`{text}` of ' if text else ''}{shape(one.sizes)}" for text, one in zip(texts, pair, strict=True)]
-    each = f"each of {few[0]} samples with all {few[0]}" if few[0] == whole[0] else f"{math.prod(whole):,} values from {math.prod(few):,}"
-    sentence = f"`{name.strip('_')}` broadcasts {told[0]} with {told[1]} to {shape(whole)}: {each}"
-    return suspected(sentence, name, module, where, [one.sizes for one in pair], texts, _squeezes(site, pair, few, many))
+    sizes_of = [one.sizes for one in pair]
+    sentence = f"{crossing.sentence(name, list(zip(texts, sizes_of, strict=True)))}: {crossing.meets}"
+    return suspected(sentence, name, module, where, sizes_of, texts, _squeezes(site, pair, crossing))
 
 
 def _is_accident(small: Made | None, large: Made | None) -> bool:
@@ -188,27 +185,21 @@ def _is_accident(small: Made | None, large: Made | None) -> bool:
     return True
 
 
-def _plain(dims: Sequence[int]) -> list[int]:
-    return [size for size in dims if size != 1]
-
-
 def _asks_for_one(args: Sequence[Any]) -> bool:
     """``x[:, None]``."""
     return any(argument is None or (isinstance(argument, tuple) and any(part is None for part in argument)) for argument in args)
 
 
-def _squeezes(site: EditSite, pair: list[Side], few: tuple[int, ...], many: tuple[int, ...]) -> list[Fix]:
+def _squeezes(site: EditSite, pair: list[Side], crossing: Crossing) -> list[Fix]:
     """The larger one without its dimension of one, or the other one with it."""
-    dim = next((dim for dim in reversed(range(len(many))) if many[dim] == 1 and (*many[:dim], *many[dim + 1 :]) == few), None)
-    if dim is None:
-        return []
-    shown = -1 if dim == len(many) - 1 else dim
+    few, many, _ = crossing
     fixes = []
-    for dims, change, gives in ((many, method("squeeze", shown), few), (few, method("unsqueeze", shown), many)):
+    for dims, change, gives in ((many, "squeeze", few), (few, "unsqueeze", many)) if crossing.dim is not None else ():
         at = next(at for at, one in enumerate(pair) if one.sizes == dims)
         node = site.operand_node(at, pair[at].tensor if pair[at].tensor is not None else _GONE, direct=True)
         if node is not None:
-            fixes.append(Fix(code=site.changed(node, change.text), verified=True, why=f"{shape(gives)} on both sides"))
+            code = site.changed(node, method(change, crossing.dim).text)
+            fixes.append(Fix(code=code, verified=True, why=f"{shape(gives)} on both sides"))
     return fixes
 
 
