@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import traceback
+from types import FrameType
 from typing import Any
+
+import torch
 
 from torchdebug_magics import catalog
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.watch.report import WatchReport
+from torchdebug_magics.probing.source.syntax import nodes, statement_at, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location
-from torchdebug_magics.report import Location, Report
+from torchdebug_magics.probing.tensors import describe
+from torchdebug_magics.report import Report
 
 
 def examine(context: CellContext, **_of_a_session: object) -> Report | None:
@@ -27,6 +33,7 @@ def explained(context: CellContext) -> tuple[str, Report] | None:
     for name in catalog.INSTRUMENTS:
         row = catalog.instrument(name)
         if row.module != __package__ and row.watches and row.examines:
+            context.progress(f"{row.name} looks at the error")
             report = row.examined((), {}, context).report
             if report is not None and report.main_finding() is not None:
                 return name, report
@@ -36,10 +43,17 @@ def explained(context: CellContext) -> tuple[str, Report] | None:
 def what_ended(error: BaseException) -> dict[str, Any]:
     """The fields of a report on a cell whose end nothing explains."""
     line = "The cell was stopped" if isinstance(error, KeyboardInterrupt) else CellContext(last_error=error).last_error_line
-    return {"error": line, "stopped_at": _innermost(error)}
+    own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
+    if not own:
+        return {"error": line}
+    frame, number = own[-1]
+    file = frame.f_code.co_filename
+    return {"error": line, "stopped_at": location(file, number, frame.f_code.co_name), "values": _values(frame, tree_of(file), number)}
 
 
-def _innermost(error: BaseException) -> Location | None:
-    """The innermost line of the user's code in an error's traceback."""
-    own = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
-    return location(own[-1][0].co_filename, own[-1][1], own[-1][0].co_name) if own else None
+def _values(frame: FrameType, tree: ast.Module | None, line: int) -> dict[str, str]:
+    """The tensors and numbers that are named at a line."""
+    known = {**frame.f_globals, **frame.f_locals}
+    named = {node.id: known.get(node.id) for node in nodes(ast.Name, statement_at(tree, line)) if node.lineno == line}
+    shown = {name: value for name, value in named.items() if isinstance(value, (torch.Tensor, int, float))}
+    return {name: describe(value) if isinstance(value, torch.Tensor) else str(value) for name, value in shown.items()}

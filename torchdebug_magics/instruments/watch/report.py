@@ -39,6 +39,8 @@ class WatchReport(Report):
     """The line to paste above the cell that failed; empty where the report explains the cell."""
     stopped_at: Location | None = None
     """The user's line at which the cell was stopped, or an error was raised that the report does not explain."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """The tensors and numbers that this line names, in a few words."""
     error: str = ""
     """The first line of that error, or that the cell was stopped."""
 

@@ -17,6 +17,7 @@ def page(report: Report) -> Page:
         return row.contents(report)
     blocks: tuple[Block, ...] = tuple(Note(problem, "warn") for problem in report.problems)
     blocks += (Facts(tuple(("also", line) for line in report.consequences)),) if report.consequences else ()
+    blocks += (Facts(tuple(report.values.items())),) if report.values else ()
     blocks += (Facts(tuple(("but", doubt) for doubt in report.doubts)),) if report.doubts else ()
     blocks += (_each(report),) if report.reports else ()
     if report.instrument is None:
@@ -27,7 +28,9 @@ def page(report: Report) -> Page:
 
 
 def live_page(snapshot: object) -> Page:
-    """Whether the cell makes progress."""
+    """Whether the cell makes progress; after a cell, who looks at its error."""
+    if isinstance(snapshot, str):
+        return Page("torchdebug", "busy", snapshot)
     return catalog.instrument("hangwatch").live_page(snapshot)
 
 
