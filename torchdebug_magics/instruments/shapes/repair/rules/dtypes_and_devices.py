@@ -105,6 +105,8 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 def _alone(facts: FailureFacts) -> Diagnosis | None:
     """The operand with whose cast the op runs."""
+    if (facts.op or "").strip("_") in {"getitem", "setitem"}:
+        return None  # see `subscripts`
     for at, one in reversed([*enumerate(facts.operands)]):  # what is written to, or looked up in, is the first
         to = torch.int64 if one.tensor.is_floating_point() else torch.float32
         if not one.owned and _runs(facts, at, to):
