@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import ast
-import math
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
 
 import torch
 
 from torchdebug_magics.format import listed
+from torchdebug_magics.instruments.autograd.faults.accidental_broadcast import accidental_broadcast
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak_finding
 from torchdebug_magics.instruments.autograd.faults.left_out import constant_gradients, missing_gradients, nothing_reached, wrong_tensors
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining, stale_finding, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, named_members, statement_at
-from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Use, Zeroed
+from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, named_members
+from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.source.edited_source import same
-from torchdebug_magics.probing.source.syntax import as_atom, called, exchanged, expression, last_name, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import last_name, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
-from torchdebug_magics.probing.tensors import Crossing
 from torchdebug_magics.report import Location
 
 _ORDER: tuple[Kind, ...] = (
@@ -45,12 +41,6 @@ _PASSES_ON = frozenset(
     "view _unsafe_view transpose permute t squeeze unsqueeze reshape clone slice select alias _to_copy".split()  # noqa: SIM905
 )
 _MOST_OPS = 5_000
-_COORDINATES = frozenset({"arange", "linspace"})
-"""What these make belongs to no sample."""
-_SHAPED = re.compile(r"\b(?:None|newaxis|\w*(?:squeeze|view|reshape|expand|repeat|permute|transpose|swap|movedim)\w*|m?T|t)\b")
-"""Whoever writes one of these had the dimensions of the result in mind."""
-_LONGEST = 40
-_Read: TypeAlias = tuple[Use, RecordedOp | None]
 
 
 def silent_faults(watched: WatchedTraining) -> list[AutogradFinding]:
@@ -216,125 +206,6 @@ def _may_skip(scaler: torch.amp.GradScaler) -> bool:
     return scaler.is_enabled() and (tracker is None or not int(tracker))
 
 
-class _Crossed(NamedTuple):
-    """An op that computes each with each of two tensors."""
-
-    op: RecordedOp
-    crossing: Crossing
-    operands: tuple[_Read, ...]
-
-    @property
-    def is_meant(self) -> bool:
-        """Whether the dimension was given on purpose, or no model had a part in it. Sizes that a loss of PyTorch's compares are not."""
-        if any(maker is not None and maker.name in _COORDINATES for _, maker in self.operands):
-            return True
-        uses = [use for use, _ in self.operands]
-        if self.is_of_loss or uses[0].memory == uses[1].memory or all(use.requires_grad for use in uses):
-            return not self.is_of_loss
-        is_of_model = any(use.requires_grad for use in uses)
-        for use, step in self.operands:
-            maker = step
-            while maker is not None:
-                is_of_model |= bool(maker.root)
-                before = [read for read in _reads(maker) if math.prod(read[0].shape) == math.prod(use.shape)]
-                is_reshaped = use.shape == self.crossing.many and any(read.shape != use.shape for read, _ in before)
-                if is_reshaped and _SHAPED.search(maker.source):
-                    return True
-                maker = next((inner for read, inner in before if read.shape == use.shape), None)
-        return not is_of_model
-
-    @property
-    def is_of_loss(self) -> bool:
-        """Whether a function of PyTorch's has brought both to one shape."""
-        return all(use not in self.op.reads for use, _ in self.operands)
-
-    def expressions(self, statement: ast.stmt | None) -> list[list[ast.expr]]:
-        """The operands of each expression in a statement that may be the op."""
-        pairs: list[list[ast.expr]] = []
-        for node in nodes(ast.expr, statement):
-            pair: list[ast.expr] = []
-            if isinstance(node, ast.Call) and (self.is_of_loss or called(node) == self.op.name):
-                pair = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in {"input", "target", "other"})]
-                pair = [node.func.value, *pair] if len(pair) == 1 and isinstance(node.func, ast.Attribute) else pair[:2]
-            elif isinstance(node, (ast.BinOp, ast.Compare)):
-                sign = type(node.op if isinstance(node, ast.BinOp) else node.ops[0]).__name__.lower()
-                if self.op.name.startswith(sign[:2]) or (sign, self.op.name) == ("noteq", "ne"):
-                    pair = [node.left, *([node.right] if isinstance(node, ast.BinOp) else node.comparators)]
-            if len(pair) == 2 and not any(isinstance(one, ast.Constant) for one in pair):  # noqa: PLR2004 - a pair
-                pairs.append(pair)
-        return pairs
-
-    def repaired(self, statement: ast.stmt | None, pairs: Sequence[Sequence[ast.expr]]) -> str:
-        """The statement with one of the operands in the shape of the other one; empty where its text does not show them."""
-        if statement is None or not pairs or self.crossing.dim is None:
-            return ""
-        narrow, wide = (node for _, node in sorted(zip(self.operands, pairs[0], strict=True), key=lambda side: len(side[0][0].shape)))
-        is_narrow = len(pairs) > 1 and isinstance(narrow, ast.Name) and not isinstance(wide, ast.Name)
-        old = narrow if is_narrow else wide
-        new = expression(f"{as_atom(old)}.{'unsqueeze' if is_narrow else 'squeeze'}({self.crossing.dim})")
-        return ast.unparse(exchanged(statement, lambda node: new if same(node, old) else None))
-
-
-def _accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """Predictions and targets of which a loss or a metric, one number, compares each with each."""
-    for op in facts.tape.ops:
-        if not op.is_forward or not op.makes or op.makes[0].shape or (crossed := _averaged(op)) is None:
-            continue
-        statement = statement_at(crossed.op.where)
-        pairs = crossed.expressions(statement)
-        texts = [ast.unparse(node) for node in (pairs[0] if pairs else ())]
-        shown = texts if texts and len("".join(texts)) <= _LONGEST else ["", ""]
-        code = crossed.repaired(statement, pairs)
-        yield finding(
-            "broadcast",
-            crossed.crossing.sentence(crossed.op.name, [(text, use.shape) for text, (use, _) in zip(shown, crossed.operands, strict=True)]),
-            crossed.op.where,
-            f"`{code}`" if code else "give both operands the same shape before they meet",
-            op=crossed.op.name,
-            module=crossed.op.module,
-            tensor=texts[0] if texts else None,
-            explanation=f"it combines {crossed.crossing.meets} instead of each with its own",
-        )
-        return
-
-
-def _averaged(reducer: RecordedOp) -> _Crossed | None:
-    """The first op whose result, of each with each, went into one number; where it met another tensor of all pairs, it was meant."""
-    whole = max((use.shape for use in reducer.reads), key=math.prod, default=())
-    first: _Crossed | None = None
-    todo, seen = [reducer], set[int]()
-    while todo and len(whole) > 1:
-        op = todo.pop()
-        if op.index in seen:
-            continue
-        seen.add(op.index)
-        operands = tuple(_before_expanding(op, read) for read in _reads(op))
-        crossing = Crossing.of(*(use.shape for use, _ in operands))
-        if crossing is None or crossing.whole != whole:
-            wide = [maker for use, maker in _reads(op) if use.shape == whole]
-            if not wide or None in wide:
-                return None
-            todo += filter(None, wide)
-        elif (crossed := _Crossed(op, crossing, operands)).is_meant:
-            return None
-        elif first is None or op.index < first.op.index:
-            first = crossed
-    return first
-
-
-def _reads(op: RecordedOp) -> list[_Read]:
-    """What it reads, with the op that made it."""
-    makers = {id(use): maker for use, maker in op.sources}
-    return [(use, makers.get(id(use))) for use in op.reads]
-
-
-def _before_expanding(op: RecordedOp, read: _Read) -> _Read:
-    """What PyTorch has expanded in the same line for an op that wants one shape."""
-    maker = read[1]
-    is_own = maker is not None and maker.name == "expand" and maker.line is op.line and "expand" not in op.source
-    return _reads(maker)[0] if maker is not None and is_own else read
-
-
 def double_softmax(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Probabilities passed to a loss that applies softmax or sigmoid itself."""
     losses = (op for op in facts.tape.ops if op.name in {"_log_softmax", "binary_cross_entropy_with_logits"} and not op.in_backward)
@@ -430,6 +301,6 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 
 
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
-    _stale_values, _accidental_broadcast, nothing_reached, wrong_order, wrong_tensors, missing_gradients, constant_gradients, _batch_leaks,
+    _stale_values, accidental_broadcast, nothing_reached, wrong_order, wrong_tensors, missing_gradients, constant_gradients, _batch_leaks,
     double_softmax, trained_in_eval_mode, evaluated_in_training_mode,
 )  # fmt: skip
