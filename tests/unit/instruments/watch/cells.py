@@ -39,6 +39,18 @@ NORM = """\
 model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
 optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 """
+BRANCHES = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.gate, self.head = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 1)
+    def forward(self, x):
+        h = self.body(x).relu()
+        gate = torch.sigmoid(self.gate(x)){}
+        return {}
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+"""
 EVALUATES = "model.eval()\nwith torch.no_grad():\n    score = F.mse_loss(model(x), y)\n"
 CLASSES = "model[2] = nn.Linear(16, 3)\noptimizer = torch.optim.AdamW(model.parameters(), 1e-2)\n"
 ZEROED_EARLY = """\
@@ -115,6 +127,7 @@ FAULTS = {
     "shared_line_detach": Cell(
         ONE_LINE.format("optimizer.zero_grad(); loss = loss.detach(); loss.backward(); optimizer.step()  # here"), "autograd", raises=True
     ),
+    "branch_unused": Cell(BRANCHES.format("  # here", "self.head(h)") + loop(MEAN), "autograd"),
     "zeros_returned": Cell(NET.format("torch.zeros(len(x), 1)  # here"), "autograd", raises=True),
     "zeros_like_returned": Cell(NET.format("torch.zeros_like(out)  # here"), "autograd", raises=True),
     "schedule_to_zero": Cell(
@@ -163,6 +176,8 @@ HEALTHY = {
         "    nn.utils.clip_grad_norm_(model.parameters(), 10.)\n    optimizer.step()\n    schedule.step()\n",
     ),
     "shared_line": ONE_LINE.format("optimizer.zero_grad(); loss.backward(); optimizer.step()"),
+    "branch_used": BRANCHES.format("", "self.head(h * gate)") + loop(MEAN, steps=40),
+    "branch_returned": BRANCHES.format("", "self.head(h), gate") + loop("F.mse_loss(model(x)[0], y)", steps=40),
     "constants_aside": NET.format("out + torch.zeros_like(out)"),
     "decays_to_a_tenth": loop(
         MEAN, before="s = torch.optim.lr_scheduler.StepLR(optimizer, 30, gamma=0.1)\n", after="    s.step()\n", steps=40

@@ -128,23 +128,65 @@ def _unused(raised: Raised, passed: list[RecordedOp]) -> AutogradFinding | None:
         return read.get(op.index, op.is_forward and op.name != "detach" and op.grad_enabled and any(use.requires_grad for use in op.reads))
 
     used = {parent.index for op in ops if has_graph(op) for parent in op.parents} | ended
+    places = {(other.line.file, other.line.function) for other in passed if other.line is not None}
     for op in reversed([op for op in ops if op.index not in used and has_graph(op)]):
-        name = next(map(ast.unparse, targets_of(statement_at(op.where))), None)
-        functions = [] if op.line is None else [one for one in nodes(FUNCTIONS, tree_of(op.line.file)) if covers(one, op.line.line)]
-        if raised.here is not None and any(covers(one, raised.here.line) for one in functions[-1:]):
-            functions = []  # it returns after the loss
-        returns = [node for node in nodes(ast.Return, *functions[-1:]) if node.value is not None]
-        places = {(other.line.file, other.line.function) for other in passed if other.line is not None}
-        if name is None or op.line is None or (op.line.file, op.line.function) not in places:
+        unused = Unused.of(op)
+        if unused is None or op.line is None or (op.line.file, op.line.function) not in places:
             continue
-        headline, fix = f"`{name}` is computed and never used", f"compute the loss from `{name}`"
-        where = next((other.where for other in passed if other.line is not None), None)
-        if returns and returns[-1].value is not None:
-            returned, where = ast.unparse(returns[-1].value), location(op.line.file, returns[-1].lineno, op.line.function)
-            headline, fix = f"{headline}: `{op.line.function}` returns `{returned}`", f"`return {name}`"
-        why = "the loss is computed from a tensor without a graph: no parameter can get a gradient"
-        return raised.finding(headline, fix, where, op=op.name, module=op.module, tensor=name, saved_at=op.where, explanation=why)
+        is_before = raised.here is None or not unused.covers(raised.here.line)  # it returns before the loss is computed
+        where = unused.returned_at if is_before else None
+        return raised.finding(
+            unused.words if where is not None else f"`{unused.name}` is computed and never used",
+            f"`return {unused.name}`" if where is not None else f"compute the loss from `{unused.name}`",
+            where or next((other.where for other in passed if other.line is not None), None),
+            op=op.name,
+            module=op.module,
+            tensor=unused.name,
+            saved_at=op.where,
+            explanation="the loss is computed from a tensor without a graph: no parameter can get a gradient",
+        )
     return None
+
+
+class Unused(NamedTuple):
+    """A result that has a name, and that nothing uses."""
+
+    name: str
+    op: RecordedOp
+    function: ast.AST | None
+    """The innermost around it."""
+
+    @classmethod
+    def of(cls, op: RecordedOp) -> Unused | None:
+        """What an op computes in a line that gives it a name."""
+        name = next(map(ast.unparse, targets_of(statement_at(op.where))), None)
+        if name is None or op.line is None:
+            return None
+        functions = [node for node in nodes(FUNCTIONS, tree_of(op.line.file)) if covers(node, op.line.line)]
+        return cls(name, op, functions[-1] if functions else None)
+
+    def covers(self, line: int) -> bool:
+        """Whether the function holds a line."""
+        return isinstance(self.function, ast.stmt) and covers(self.function, line)
+
+    @property
+    def returned(self) -> ast.Return | None:
+        """The last statement with which the function returns a value."""
+        return next((node for node in reversed([*nodes(ast.Return, self.function)]) if node.value is not None), None)
+
+    @property
+    def returned_at(self) -> Location | None:
+        """The line of that."""
+        line, node = self.op.line, self.returned
+        return None if line is None or node is None else location(line.file, node.lineno, line.function)
+
+    @property
+    def words(self) -> str:
+        """What happens to it."""
+        assert self.op.line is not None  # see `of`
+        returned = self.returned
+        rest = "" if returned is None or returned.value is None else f": `{self.op.line.function}` returns `{ast.unparse(returned.value)}`"
+        return f"`{self.name}` is computed and never used{rest}"
 
 
 def freezing_line(raised: Raised) -> Location | None:
@@ -282,7 +324,8 @@ def _rewrapped(tape: Tape, ops: Iterable[RecordedOp], readers: Iterable[Recorded
         if op.note == "wraps a graph":
             yield Dropped(op, "list")
         elif op.name in _FRESH or not op.reads:
-            if _REWRAPS.search(op.source) and (before or _READ_AND_WRAPPED.search(op.source)):
+            can_carry = any(use.can_have_grad for use in op.makes)
+            if can_carry and _REWRAPS.search(op.source) and (before or _READ_AND_WRAPPED.search(op.source)):
                 yield Dropped(op, "rewrapped")
         elif op.unknown:
             yield from (Dropped(one, "rewrapped") for one in reversed(before) if id(one) not in read)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from torchdebug_magics.format import listed, plural
-from torchdebug_magics.instruments.autograd.errors.cut import Dropped, dropped_by, dropped_on_the_way, rewrapped_in
+from torchdebug_magics.instruments.autograd.errors.cut import Dropped, Unused, dropped_by, dropped_on_the_way, rewrapped_in
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
 from torchdebug_magics.instruments.autograd.source_readings import (
@@ -28,7 +28,7 @@ from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep,
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.edited_source import made_later
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import called, exchanged, targets_of
+from torchdebug_magics.probing.source.syntax import called, exchanged, names_in, targets_of
 from torchdebug_magics.report import Location
 
 WHY_HIDDEN = "`parameters()` does not search plain lists and dicts"
@@ -227,23 +227,34 @@ def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     others_learn = any(step.nonzero_count for step in facts.course.steps)
     counted = {op.index: op for seen in facts.course.backwards for op in facts.tape.ancestors(seen.loss, seen.index)}
     consumers = {key: [one for one in later if one.is_forward] for key, later in facts.tape.consumers().items()}
-    groups: dict[object, tuple[list[torch.Tensor], Dropped | None]] = {}
+    groups: dict[object, tuple[list[torch.Tensor], Dropped | Unused | None]] = {}
     for tensor in _never_with_gradient(facts):
         if facts.is_written_by_hand(tensor):
             continue  # as a codebook, or a moving average
         memory = facts.tape.numbers.of(tensor)
         readers = [op for op in facts.tape.ops if op.is_forward and any(use.memory == memory for use in op.reads)]
         after = _computed_from(readers, consumers)
+        dropped: Dropped | Unused | None = None
         dropped = next(filter(None, (dropped_by(op, after) for index, op in after.items() if index in counted)), None)
         for start, end in pairwise([0, *(seen.index for seen in facts.course.backwards)]):
             # Numbers computed from it, and put into a new tensor, on the way to a loss; those of an earlier one are only logged.
             of_pass = _computed_from([op for op in readers if start <= op.index < end], consumers).values()
             dropped = dropped or rewrapped_in(facts.tape, (op for index, op in counted.items() if start <= index < end), of_pass)
+        if dropped is None and others_learn and after.keys().isdisjoint(counted):
+            dropped = _left_unused(after.values(), consumers)
         if dropped is not None or (not readers and others_learn and _is_unused_by_mistake(facts, tensor)):
             key = None if dropped is None else dropped.op.line or dropped.op.name
             groups[key] = ([*groups.get(key, ([],))[0], tensor], dropped)
     for tensors, dropped in groups.values():
         yield _no_gradient(facts.names_of(tensors), len(tensors), dropped)
+
+
+def _left_unused(after: Iterable[RecordedOp], consumers: Mapping[int, list[RecordedOp]]) -> Unused | None:
+    """Of what was computed from a parameter, the last that nothing uses, in a function of the user's that returns something else."""
+    ends = [op for op in after if op.grad_enabled and not consumers.get(op.index)]
+    unused = Unused.of(max(ends, key=lambda op: op.index)) if ends else None
+    is_returned = unused is None or unused.returned is None or unused.name in names_in(unused.returned)
+    return None if is_returned else unused
 
 
 def _never_with_gradient(facts: TrainingFacts) -> Iterator[torch.Tensor]:
@@ -278,7 +289,7 @@ def _is_unused_by_mistake(facts: TrainingFacts, tensor: torch.Tensor) -> bool:
     return False
 
 
-def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | None) -> AutogradFinding:
+def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | Unused | None) -> AutogradFinding:
     subject = f"`{names[0]}` gets" if count == 1 and names else f"{plural(count, 'parameter')} {'gets' if count == 1 else 'get'}"
     name = names[0] if names else None
     if dropped is None:
@@ -291,6 +302,18 @@ def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | None) ->
             parameters=names,
             tensor=name,
             module=module,
+        )
+    if isinstance(dropped, Unused):
+        return finding(
+            "no_gradient",
+            f"{subject} no gradient: {dropped.words}",
+            dropped.op.where,
+            f"use `{dropped.name}` in what `{dropped.op.line.function if dropped.op.line is not None else 'the function'}` returns",
+            op=dropped.op.name,
+            saved_at=dropped.returned_at,
+            module=dropped.op.module,
+            tensor=name,
+            parameters=names,
         )
     _, fix, where = dropped.words()
     return finding(
