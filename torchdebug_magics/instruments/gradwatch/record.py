@@ -364,16 +364,16 @@ class RunRecord:
         steps = [part for history in self.histories for part in history.parameters.values() if part.link <= Link.WITHOUT_GRADIENT]
         untrained = dict.fromkeys(self.owners.name(part.owner) for part in steps if part.steps_count >= FEW_UPDATES)
         rate = self.histories[-1].steps[-1].rate if self.histories and self.histories[-1].steps else math.nan
-        named = {self.owners.name(series.owner): series for series in _in_order(self._series.values())}
-        judged |= {what: {name: list(getattr(series, what).values) for name, series in named.items()} for what in _BINNED}
+        named = [(self.owners.name(series.owner), series) for series in _in_order(self._series.values())]
+        judged |= {what: {name: list(getattr(series, what).values) for name, series in named} for what in _BINNED}
         return GradReport(
-            modules=tuple(named),
+            modules=tuple(name for name, _ in named),
             losses=list(self._losses.values),
             totals=list(self._totals.values),
             steps_count=self.step + 1,
             learning_rate=None if math.isnan(rate) else rate,
             steps_per_value=self._width,
-            rows=tuple(series.row(name) for name, series in named.items()),
+            rows=tuple(series.row(name) for name, series in named),
             nonfinite_step=self.nonfinite_step,
             untrained=tuple(untrained),
             **judged,
