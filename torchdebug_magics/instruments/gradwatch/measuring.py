@@ -9,13 +9,8 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.gradwatch.record import (
-    GradientHistory,
-    Link,
-    MeasuredStep,
-    ModuleNumbers,
-    ModuleSeries,
-)
+from torchdebug_magics.instruments.gradwatch.record import GradientHistory, GradientStep, ModuleNumbers, ModuleSeries
+from torchdebug_magics.probing.steps import Link
 from torchdebug_magics.probing.storages import can_be_measured, is_shard, local_of
 
 _USUAL_RMS = 0.02
@@ -31,13 +26,13 @@ class OptimizerWatch:
     """One optimizer. Holds ids and numbers, and no tensor of the user's."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], series: Sequence[ModuleSeries], history: GradientHistory) -> None:
-        self.ids = tuple(map(id, parameters))
+        self.ids, self.devices = tuple(map(id, parameters)), [parameter.device for parameter in parameters]
         self.history = history
         self.series = series
         """One for each parameter."""
         self._rate = math.nan
         """Of the last step."""
-        self.pending: MeasuredStep | None = None
+        self.pending: GradientStep | None = None
         """The step whose numbers are on their way."""
         self.is_measuring = False
         positions: dict[torch.device, list[int]] = {}
@@ -50,11 +45,6 @@ class OptimizerWatch:
         self._rates: dict[int, float] = {}
         """Of these, the learning rates of the pending step."""
 
-    def fits(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether it was made for these very tensors, where they are now."""
-        is_there = not self._meters or any(parameters[self._meters[0].places[0]].device == meter.device for meter in self._meters)
-        return self.ids == tuple(map(id, parameters)) and is_there
-
     def before(self, parameters: Sequence[torch.Tensor]) -> None:
         """An update is about to begin; one with a closure is yet to compute the gradients."""
         self.is_measuring = False
@@ -65,13 +55,11 @@ class OptimizerWatch:
                 meter.gradients(parameters)
         self.is_measuring = True
 
-    def after(
-        self, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer, step: MeasuredStep, scale: torch.Tensor | None
-    ) -> None:
+    def after(self, parameters: Sequence[torch.Tensor], optimizer: Any, step: GradientStep, scale: torch.Tensor | None) -> None:
         """The update is done: send its numbers on their way, with those of the loss and of clipping."""
-        extras = {f"clip {at}": call.total for at, call in enumerate(step.clips)}
-        if step.total is not None:
-            extras["loss"] = step.total
+        extras = {f"clip {at}": call.total for at, call in enumerate(step.events.clips)}
+        if step.events.total is not None:
+            extras["loss"] = step.events.total
             extras |= {} if scale is None else {"loss_scale": scale}
         for name in ("grad_scale", "found_inf"):  # of a fused optimizer, which unscales the gradients itself
             if isinstance(value := getattr(optimizer, name, None), torch.Tensor):
@@ -88,14 +76,14 @@ class OptimizerWatch:
         self._follow(parameters, optimizer, step)
         self.pending = step
 
-    def _follow(self, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer, step: MeasuredStep) -> None:
+    def _follow(self, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer, step: GradientStep) -> None:
         """How far this update came with the parameters that none has changed so far: the numbers are yet to come."""
-        history, groups = self.history, optimizer.param_groups
-        if step.count or not history.steps_count:
-            history.last = step
-        if step.count and (step.early_clip or step.has_clip):
-            history.clips += Counter(steps=1, early=int(not step.has_clip))
-            history.early_clip = step.early_clip or history.early_clip
+        history, groups, events = self.history, optimizer.param_groups, step.events
+        if events.count or not history.steps_count:
+            history.last = events
+        if events.count and (events.early_clip or events.has_clip):
+            history.clips += Counter(steps=1, early=int(not events.has_clip))
+            history.early_clip = events.early_clip or history.early_clip
         history.is_maximizing = any(group.get("maximize") for group in groups)
         history.is_scheduled = any("initial_lr" in group for group in groups)
         rates = {id(group): float(group["lr"]) for group in groups if isinstance(group.get("lr"), (int, float))}
@@ -118,7 +106,7 @@ class OptimizerWatch:
             if at not in present and parameters[at].grad is None:  # and not one that is laid out otherwise
                 steps.add(Link.WITHOUT_GRADIENT if parameters[at].requires_grad else Link.FROZEN)
 
-    def read(self) -> MeasuredStep | None:
+    def read(self) -> GradientStep | None:
         """The pending step, once: waits for the device. None where nothing is on its way."""
         step, self.pending = self.pending, None
         meters = [meter for meter in self._meters if meter.host is not None]
@@ -129,7 +117,7 @@ class OptimizerWatch:
         for meter in meters:
             scalars, rows = meter.received()
             step.scalars |= scalars
-            for at, call in enumerate(step.clips if scalars else ()):
+            for at, call in enumerate(step.events.clips if scalars else ()):
                 if (total := scalars[f"clip {at}"]) > call.max_norm > 0:
                     clipped.append((call.parameters, total / call.max_norm))
             for at, left, sample in rows:
@@ -146,15 +134,12 @@ class OptimizerWatch:
                     if place in self._rates:
                         self._open[place].measured(norm, self._rates[place], weight, ratio)
             step.members |= {meter.places[at] for at in meter.present}
-        step.numbers = {series: _numbers(*row) for series, row in sums.items()}
+        for series, (squares, weights, updates, zeros, elements) in sums.items():
+            weight_norm, update_norm = math.sqrt(weights), math.sqrt(updates)
+            ratio = update_norm / weight_norm if weight_norm else (math.inf if update_norm else 0.0)
+            pace = update_norm / max(weight_norm, _USUAL_RMS * math.sqrt(elements))
+            step.numbers[series] = ModuleNumbers(math.sqrt(squares), ratio, zeros / elements, pace)
         return step
-
-
-def _numbers(norm: float, weight: float, update: float, zeros: float, count: float) -> ModuleNumbers:
-    weight_norm, update_norm = math.sqrt(weight), math.sqrt(update)
-    ratio = update_norm / weight_norm if weight_norm else (math.inf if update_norm else 0.0)
-    pace = update_norm / max(weight_norm, _USUAL_RMS * math.sqrt(count))
-    return ModuleNumbers(math.sqrt(norm), ratio, zeros / count, pace)
 
 
 class StepMeter:

@@ -6,17 +6,15 @@ import math
 import statistics
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from torchdebug_magics.instruments.gradwatch.report import GradReport, ModuleRow
-from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.steps import Owner, Owners
+from torchdebug_magics.probing.steps import ClipCall, Link, Owner, Owners, StepEvents
 from torchdebug_magics.probing.storages import can_be_measured, is_shard, local_of
 
 BINS = 256
@@ -31,7 +29,8 @@ _FADED_RATE = 1e-2
 _SCALED_CLIP = 0.5
 """Of the norm that clipping leaves: where the step finds less, the gradients were divided by the scaler's factor after it."""
 _MOST_MODULES, _OTHERS = 4096, (-1, "all other modules")
-_MOST_OPTIMIZERS = 64
+_BINNED = ("norms", "ratios", "zeros")
+MOST_OPTIMIZERS = 64
 """Further ones, as when each step makes its own, continue the history of the last."""
 
 
@@ -45,17 +44,15 @@ class Bins:
     def add(self, place: int, value: float) -> None:
         """Into the bin at `place`, which is never before the last one by more than the present step."""
         self.values += [None] * (place + 1 - len(self.values))
-        self.values[place] = self._both(self.values[place], value)
+        before = self.values[place]
+        self.values[place] = value if before is None else before if math.isnan(before) else self._keep(before, value)
 
     def halve(self) -> None:
         """Two bins become one."""
-        padded = [*self.values, None] if len(self.values) % 2 else self.values
-        self.values = [self._both(a, b) for a, b in zip(padded[::2], padded[1::2], strict=True)]
-
-    def _both(self, first: float | None, second: float | None) -> float | None:
-        if first is None or second is None:
-            return second if first is None else first
-        return self._keep(first, second) if first == first else first  # noqa: PLR0124 - NaN
+        values, self.values = self.values, []
+        for place, value in enumerate(values):
+            if value is not None:
+                self.add(place // 2, value)
 
 
 class ModuleNumbers(NamedTuple):
@@ -72,40 +69,13 @@ Write: TypeAlias = Callable[[int, Iterable[tuple[str, ModuleNumbers]], float, st
 """Takes a step, its modules by name, its loss and the name of the optimizer."""
 
 
-class ClipCall(NamedTuple):
-    """One call of `clip_grad_norm_`."""
-
-    parameters: frozenset[int]
-    total: torch.Tensor
-    max_norm: float
-    line: Line | None
-
-
 @dataclass(eq=False)
-class MeasuredStep:
-    """What happened since the last step of any optimizer, copies of single numbers and no graph; then what was measured of the step."""
+class GradientStep:
+    """One step of one optimizer, as it was measured."""
 
-    backward_line: Line | None = None
-    factor: float = math.nan
-    """By what the criterion of the last loss is multiplied."""
-    classes: int | None = None
-    """How many classes the last loss chooses from."""
-    number: int = -1
-    total: torch.Tensor | None = None
-    """The sum of the losses."""
-    count: int = 0
-    """Backward passes."""
-    clips: list[ClipCall] = field(default_factory=list)
-    leaves: frozenset[int] | None = None
-    """The ids of the tensors that the last loss depends on, where that was asked."""
-    batch: tuple[int, int] | None = None
-    """(epoch, batch) that the last loss was computed from."""
-    early_clip: Line | None = None
-    """Where gradients were clipped before the first backward pass."""
-    has_clip: bool = False
-    """Whether any were clipped after one."""
-    zeroed: Line | None = None
-    """Where gradients were set to zero after the last backward pass."""
+    events: StepEvents
+    """What happened before it."""
+    number: int
     rate: float = math.nan
     scalars: dict[str, float] = field(default_factory=dict)
     numbers: dict[ModuleSeries, ModuleNumbers] = field(default_factory=dict)
@@ -114,32 +84,11 @@ class MeasuredStep:
     """The positions of the parameters that had a gradient."""
     ratio_max: float | None = None
     """The largest of the parameters, to weights of at least the usual size; None in a step without a sample."""
-
-
-class GradientStep(NamedTuple):
-    """One step of one optimizer."""
-
-    number: int
-    loss: float
+    loss: float = math.nan
     """NaN where it is not known, or is NaN."""
-    norm: float
-    rate: float
-    batch: tuple[int, int] | None = None
-    """(epoch, batch) of the DataLoader."""
+    norm: float = math.nan
     clipped_from: float | None = None
     """The norm that `clip_grad_norm_` was given; None where it was not called."""
-
-
-class Link(IntEnum):
-    """Of the chain from a loss to a changed parameter, the first link that breaks in an update: whatever comes after it has no effect."""
-
-    FROZEN = 0
-    WITHOUT_GRADIENT = 1
-    ZERO_GRADIENT = 2
-    ZERO_RATE = 3
-    UNMOVED = 4
-    BARELY_MOVED = 5
-    NONE = 6
 
 
 @dataclass(eq=False)
@@ -148,6 +97,7 @@ class ParameterSteps:
 
     parameter: weakref.ref[torch.Tensor]
     series: ModuleSeries
+    owner: Owner
     is_matrix: bool
     element_size: int
     """In bytes."""
@@ -159,11 +109,6 @@ class ParameterSteps:
     """Whether its elements are all zero."""
     ratio_max: float = 0.0
     """Of its updates, to weights of at least the usual size."""
-
-    @property
-    def owner(self) -> Owner:
-        """Its module."""
-        return self.series.owner
 
     def measured(self, norm: float, rate: float, weight: float, ratio: float) -> None:
         """One more update: the norms of the gradient and of the weights before it, its learning rate, and what it changed of them."""
@@ -190,7 +135,7 @@ class GradientHistory:
     """Its class."""
     parameters: dict[int, ParameterSteps] = field(default_factory=dict)
     """All that it holds, by their ids."""
-    last: MeasuredStep = field(default_factory=MeasuredStep)
+    last: StepEvents = field(default_factory=StepEvents)
     """What happened before the last step that had a backward pass."""
     is_maximizing: bool = False
     is_scheduled: bool = False
@@ -216,14 +161,15 @@ class GradientHistory:
     the `steps` with any clipping, and those that had it only `early`, before the backward pass."""
     early_clip: Line | None = None
 
-    def add(self, step: GradientStep, members: frozenset[int], ratio: float | None) -> None:
-        """One more step; `ratio` is the largest of an update to its parameter, where that was measured."""
-        if members != self.members:
-            self.members, self.since = members, 0
+    def add(self, step: GradientStep) -> None:
+        """One more step."""
+        if step.members != self.members:
+            self.members, self.since = step.members, 0
+        self.clip = step.events.clips[-1] if step.events.clips else self.clip
         for last in list(self.steps)[-1:]:
             self.most_loss = max(self.most_loss, last.loss) if math.isfinite(last.loss) else self.most_loss
         self.most_rate = max(self.most_rate, step.rate)
-        ratio = 0.0 if step.rate == 0 else ratio
+        ratio = 0.0 if step.rate == 0 else step.ratio_max
         if not step.rate < _FADED_RATE * self.most_rate or (ratio is not None and ratio >= STILL):
             self.still = None
         elif self.still is None and ratio is not None:
@@ -305,7 +251,7 @@ class ModuleSeries:
     """Whether the loss depends on it, as its graph says; None where that was not asked."""
     zero_share: float = 0.0
 
-    def add(self, numbers: ModuleNumbers, place: int, measured: MeasuredStep) -> None:
+    def add(self, numbers: ModuleNumbers, place: int, measured: GradientStep) -> None:
         """One more step, into the bin at `place`."""
         norm, ratio, is_sampled = numbers.norm, numbers.ratio, measured.ratio_max is not None
         self.first_step = self.first_step if self.steps_count else measured.number
@@ -323,8 +269,14 @@ class ModuleSeries:
         self.zero_run = self.zero_run + 1 if norm == 0 else 0
         if not self.zero_run:
             self.is_used = None
-        elif measured.leaves is not None:
-            self.is_used = not self.parameters.isdisjoint(measured.leaves)
+        elif measured.events.leaves is not None:
+            self.is_used = not self.parameters.isdisjoint(measured.events.leaves)
+
+    def row(self, name: str) -> ModuleRow:
+        """Its row in the report."""
+        norm, ratio = _median(self.recent_norms), _median(self.recent_ratios)
+        medians = {"norm_median": norm, "norm_max": self.norm_max(), "ratio_median": ratio, "zero_share": self.zero_share}
+        return ModuleRow(module=name, type=self.owner.kind, parameters_count=self.count, steps_count=self.steps_count, **medians)
 
     def norm_max(self) -> float:
         """The largest norm that is a number."""
@@ -334,11 +286,11 @@ class ModuleSeries:
 class RunRecord:
     """All modules and optimizers: plain numbers, and weak references."""
 
-    def __init__(self) -> None:
+    def __init__(self, scheduled: Mapping[int, tuple[float, Line | None]]) -> None:
         self.write: Write | None = None
         self.owners = Owners()
         self.histories: list[GradientHistory] = []
-        self.scheduled: dict[int, tuple[float, Line | None]] = {}
+        self.scheduled = scheduled
         """The learning rate that a scheduler gave a group last, by the id of the group, and where it was stepped."""
         self.nonfinite_step: int | None = None
         self.step = -1
@@ -373,49 +325,39 @@ class RunRecord:
                 series.is_matrix = series.is_matrix or (parameter.requires_grad and parameter.dim() > 1)
                 series.is_sharded = series.is_sharded or is_shard(parameter)
             if id(parameter) not in history.parameters and can_be_measured(parameter):
-                steps = ParameterSteps(weakref.ref(parameter), series, parameter.dim() > 1, parameter.element_size())
+                steps = ParameterSteps(weakref.ref(parameter), series, series.owner, parameter.dim() > 1, parameter.element_size())
                 history.parameters[id(parameter)] = steps
         return known
 
-    def history_of(self, optimizer: torch.optim.Optimizer, line: Line | None) -> GradientHistory:
-        """That of an optimizer which is seen for the first time."""
-        if len(self.histories) < _MOST_OPTIMIZERS:
-            self.histories.append(GradientHistory(self, variable_of(optimizer) or "optimizer", line, type(optimizer).__name__))
-        return self.histories[-1]
-
-    def add(self, history: GradientHistory, step: MeasuredStep) -> ModuleSeries | None:
+    def add(self, history: GradientHistory, step: GradientStep) -> ModuleSeries | None:
         """A step of an optimizer; which module has the largest gradient, where there was one."""
-        scalars, number = step.scalars, step.number
-        if scalars.get("found_inf", 0) > 0:
+        if step.scalars.get("found_inf", 0) > 0:
             return None  # a step that the scaler has skipped
+        scalars = step.scalars
         unscale = 1 / scalars["grad_scale"] if scalars.get("grad_scale", 0) > 0 else 1.0
-        numbers = {series: one._replace(norm=one.norm * unscale) for series, one in step.numbers.items()}
-        norm = math.sqrt(sum(number.norm**2 for number in numbers.values()))
-        loss = scalars.get("loss", math.nan) / max(1, step.count) / scalars.get("loss_scale", 1.0)
-        history.clip = step.clips[-1] if step.clips else history.clip
-        clipped_from = scalars[f"clip {len(step.clips) - 1}"] if step.clips else None
-        measured = GradientStep(number, loss, norm, scalars.get("rate", step.rate), step.batch, clipped_from)
-        history.add(measured, step.members, step.ratio_max)
-        place = self._place(number)
-        self._totals.add(place, norm)
-        if "loss" in scalars:
-            self._losses.add(place, loss)
-        for series, one in numbers.items():
-            series.add(one, place, step)
-        if not math.isfinite(norm) and "grad_scale" not in scalars and self.nonfinite_step is None:
-            self.nonfinite_step = number
-        if self.write is not None:
-            self.write(number, ((self.owners.name(series.owner), one) for series, one in numbers.items()), loss, history.name)
-        return max(numbers, key=lambda series: numbers[series].norm, default=None)
-
-    def _place(self, step: int) -> int:
-        """The bin of a step; the bins are made wider where it would be one too many."""
-        while step // self._width >= BINS:
+        step.numbers = {series: numbers._replace(norm=numbers.norm * unscale) for series, numbers in step.numbers.items()}
+        step.norm = math.sqrt(sum(numbers.norm**2 for numbers in step.numbers.values()))
+        step.loss = scalars.get("loss", math.nan) / max(1, step.events.count) / scalars.get("loss_scale", 1.0)
+        step.rate = scalars.get("rate", step.rate)
+        step.clipped_from = scalars[f"clip {len(step.events.clips) - 1}"] if step.events.clips else None
+        history.add(step)
+        while step.number // self._width >= BINS:  # one bin too many: they are made wider
             self._width *= 2
-            by_module = (bins for series in self._series.values() for bins in (series.norms, series.ratios, series.zeros))
+            by_module = (getattr(series, what) for series in self._series.values() for what in _BINNED)
             for bins in (self._losses, self._totals, *by_module):
                 bins.halve()
-        return step // self._width
+        place, numbers = step.number // self._width, step.numbers
+        self._totals.add(place, step.norm)
+        if "loss" in step.scalars:
+            self._losses.add(place, step.loss)
+        for series, one in numbers.items():
+            series.add(one, place, step)
+        if not math.isfinite(step.norm) and "grad_scale" not in step.scalars and self.nonfinite_step is None:
+            self.nonfinite_step = step.number
+        if self.write is not None:
+            self.write(step.number, ((self.owners.name(series.owner), one) for series, one in numbers.items()), step.loss, history.name)
+        step.numbers, step.events = {}, StepEvents(batch=step.events.batch)  # it is kept, with the last steps
+        return max(numbers, key=lambda series: numbers[series].norm, default=None)
 
     def report(self, **judged: Any) -> GradReport:
         """All of it as it is now, with what was judged."""
@@ -423,7 +365,7 @@ class RunRecord:
         untrained = dict.fromkeys(self.owners.name(part.owner) for part in steps if part.steps_count >= FEW_UPDATES)
         rate = self.histories[-1].steps[-1].rate if self.histories and self.histories[-1].steps else math.nan
         named = [(self.owners.name(series.owner), series) for series in _in_order(self._series.values())]
-        judged |= {what: {name: list(getattr(series, what).values) for name, series in named} for what in ("norms", "ratios", "zeros")}
+        judged |= {what: {name: list(getattr(series, what).values) for name, series in named} for what in _BINNED}
         return GradReport(
             modules=tuple(name for name, _ in named),
             losses=list(self._losses.values),
@@ -431,19 +373,7 @@ class RunRecord:
             steps_count=self.step + 1,
             learning_rate=None if math.isnan(rate) else rate,
             steps_per_value=self._width,
-            rows=tuple(
-                ModuleRow(
-                    module=name,
-                    type=series.owner.kind,
-                    parameters_count=series.count,
-                    steps_count=series.steps_count,
-                    norm_median=_median(series.recent_norms),
-                    norm_max=series.norm_max(),
-                    ratio_median=_median(series.recent_ratios),
-                    zero_share=series.zero_share,
-                )
-                for name, series in named
-            ),
+            rows=tuple(series.row(name) for name, series in named),
             nonfinite_step=self.nonfinite_step,
             untrained=tuple(untrained),
             **judged,

@@ -12,21 +12,10 @@ import torch
 
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.gradwatch.record import GradientHistory, ParameterSteps
+from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.edited_source import calls, made_as, same, statements
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import (
-    called,
-    covers,
-    exchanged,
-    last_name,
-    loops_around,
-    method,
-    names_in,
-    nodes,
-    root_of,
-    targets_of,
-    tree_of,
-)
+from torchdebug_magics.probing.source.syntax import called, last_name, loops_around, method, names_in, nodes, targets_of, tree_of
 from torchdebug_magics.report import Location
 
 _USUAL_RATIO, _USUAL_RATE = 1e-3, 1e-3
@@ -70,7 +59,7 @@ def rated(history: GradientHistory, rate: float, ratio: float) -> Repair:
         return None
 
     for where, made in made_as(history.file, history.name, history.kind):
-        call = exchanged(made, exchange)
+        call = syntax.exchanged(made, exchange)
         call.args[1:] = map(raised, call.args[1:])
         if not same(call, made):
             what = f"raise the learning rate from {number(rate)} to {number(new)}" if rate else "set the learning rate"
@@ -88,13 +77,15 @@ def kept_rate(history: GradientHistory) -> Repair | None:
         return _assigned_rate(history)
     loops, code = loops_around(tree_of(line.file), line.line), source_of(line, "step")
     step = next((call for call in nodes(ast.Call, ast.parse(code)) if method(call) == "step"), None)
-    made = [] if step is None else made_as(line.file, root_of(step))
+    made = [] if step is None else made_as(line.file, syntax.root_of(step))
     for where, call in made:
         if (zero := _zero_factor(call)) is not None:
             place = _place_of(zero)
-            lower = exchanged(call, lambda node: ast.Constant(0.1) if isinstance(node, ast.Constant) and _place_of(node) == place else None)  # noqa: B023
+            lower = syntax.exchanged(
+                call, lambda node: ast.Constant(0.1) if isinstance(node, ast.Constant) and _place_of(node) == place else None
+            )  # noqa: B023
             return where, f"the schedule multiplies the learning rate by 0: {_exchange(call, lower)}"
-    if len(loops) > 1 and history.line is not None and history.line.file == line.file and covers(loops[-1], history.line.line):
+    if len(loops) > 1 and history.line is not None and history.line.file == line.file and syntax.covers(loops[-1], history.line.line):
         return line.location, f"move `{code}` out of the loop over batches: it is meant to be called once per epoch"
     if any(called(call) == "ReduceLROnPlateau" for _, call in made):
         return None
@@ -103,7 +94,7 @@ def kept_rate(history: GradientHistory) -> Repair | None:
         for gamma in (keyword.value for keyword in call.keywords if keyword.arg == "gamma"):
             if isinstance(gamma, ast.Constant) and isinstance(gamma.value, float) and 0 < gamma.value < 1:
                 new = ast.Constant(float(f"{gamma.value ** (math.log(1 / _DECAY) / total):.3g}"))
-                slower = exchanged(call, lambda node, old=gamma, new=new: new if same(node, old) else None)  # type: ignore[misc]
+                slower = syntax.exchanged(call, lambda node, old=gamma, new=new: new if same(node, old) else None)  # type: ignore[misc]
                 return line.location, f"call `{code}` once per epoch, or let the learning rate fall less: {_exchange(call, slower)}"
     return line.location, f"call `{code}` once per epoch, not in each step, or let its schedule end with the training"
 
@@ -142,8 +133,8 @@ def source_of(line: Line | None, word: str) -> str:
     return next((code for code in here if word in code), "")
 
 
-def unscaled(line: Line | None) -> Repair | None:
-    """The loss itself in place of its negative or of a multiple of it, where backward() is called or where the loss is computed."""
+def _loss_at(line: Line | None) -> tuple[Location | None, ast.expr | None]:
+    """What backward() is called on, or what the loss of that name is computed as before that line, and where."""
     where, expr, name = None, None, ""
     for place, statement in statements(line.file) if line is not None else ():
         if line is None or place.file != line.file or place.line > line.line:
@@ -153,16 +144,32 @@ def unscaled(line: Line | None) -> Repair | None:
             where, expr = place, next((func.value for func in passes if isinstance(func, ast.Attribute)), None)
             name = expr.id if isinstance(expr, ast.Name) else ""
         elif name and isinstance(statement, ast.Assign) and name in map(last_name, statement.targets):
-            where, expr = place, statement.value
-            break
+            return place, statement.value
+    return where, expr
+
+
+def unscaled(line: Line | None) -> Repair | None:
+    """The loss itself in place of its negative or of a multiple of it, where backward() is called or where the loss is computed."""
+    where, expr = _loss_at(line)
     match expr:
-        case (
-            ast.UnaryOp(ast.USub(), inner)
-            | ast.BinOp(ast.Constant() | ast.UnaryOp(), ast.Mult(), inner)
-            | ast.BinOp(inner, ast.Div() | ast.Mult(), _)
-        ):
+        case ast.UnaryOp(ast.USub(), inner) | ast.BinOp(ast.Constant() | ast.UnaryOp(), ast.Mult(), inner):
+            return where, _exchange(expr, inner)
+        case ast.BinOp(inner, ast.Div() | ast.Mult(), _):
             return where, _exchange(expr, inner)
     return None
+
+
+def overfit_line(history: GradientHistory) -> str:
+    """`%overfit` with the model, batch, loss function and optimizer of the training, where the line of the loss names them."""
+    _, loss = _loss_at(history.last.backward_line)
+    if isinstance(loss, ast.Call) and len(loss.args) > 1 and not loss.keywords:
+        output, *targets = loss.args
+        name, assigned = ast.unparse(output), [node for _, node in statements(history.file) if isinstance(node, ast.Assign)]
+        output = next((node.value for node in assigned if name in map(ast.unparse, node.targets)), output)
+        if isinstance(output, ast.Call) and output.args and not output.keywords:
+            batch = ", ".join(map(ast.unparse, (*output.args, *targets)))
+            return f"%overfit {ast.unparse(output.func)} ({batch}) {ast.unparse(loss.func)} {history.name}"
+    return "%overfit model batch"
 
 
 def minimized(history: GradientHistory) -> Repair:

@@ -11,33 +11,16 @@ from itertools import chain, combinations, groupby, islice, pairwise
 from typing import Any
 
 from torchdebug_magics.format import listed, number, plural, share
-from torchdebug_magics.instruments.gradwatch.record import (
-    FEW_UPDATES,
-    FIRST_STEPS,
-    STILL,
-    GradientHistory,
-    GradientStep,
-    Link,
-    ModuleSeries,
-    ParameterSteps,
-    RunRecord,
-)
-from torchdebug_magics.instruments.gradwatch.repairs import (
-    kept_rate,
-    learning_rate,
-    minimized,
-    not_zero,
-    rated,
-    rounded,
-    source_of,
-    thawed,
-    unscaled,
-)
+from torchdebug_magics.instruments.gradwatch import record as kept
+from torchdebug_magics.instruments.gradwatch import repairs
+from torchdebug_magics.instruments.gradwatch.record import GradientHistory, GradientStep, ModuleSeries, ParameterSteps, RunRecord
+from torchdebug_magics.instruments.gradwatch.repairs import learning_rate, rounded, source_of
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.source.edited_source import made_as, made_later
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.user_code import excerpt
+from torchdebug_magics.probing.steps import Link, zeroed_too_early
 from torchdebug_magics.report import Location
 
 _SLOW = 1e-4
@@ -93,10 +76,24 @@ class Judge:
 
     def findings(self) -> tuple[GradFinding, ...]:
         """All faults, the worst first, without those that follow from another one."""
-        all_of_them = [fault for history, fault in self._divergences if not _has_recovered(history)]
-        for spike in [fault for history, step, fault in self._spikes if _is_confirmed(history, step)][:1]:
+        all_of_them = []
+        for history, fault in self._divergences:
+            first, last = history.first_losses, [step.loss for step in history.steps][-5:]
+            has_recovered = first and all(map(math.isfinite, last)) and min(last) <= max(first)
+            all_of_them += [] if has_recovered else [fault]
+        confirmed = []
+        for (
+            history,
+            spike,
+            fault,
+        ) in self._spikes:  # the norm comes back, or the loss is broken: else something else is trained from there on
+            after = [step for step in history.steps if step.number > spike.number]
+            is_broken = any(not math.isfinite(step.norm) or step.loss > 10 * history.most_loss for step in after[:3])
+            if len(after) < 3 or is_broken or any(step.norm < spike.norm / _SPIKE_OF_ALL for step in after[:5]):  # noqa: PLR2004 - too early to say
+                confirmed.append(fault)
+        for fault in confirmed[:1]:
             many = f" ({len(self._spikes)} such steps)" if len(self._spikes) > 1 else ""
-            all_of_them.append(replace(spike, explanation=f"{spike.explanation}{many}"))
+            all_of_them.append(replace(fault, explanation=f"{fault.explanation}{many}"))
         for history in self._record.histories:
             all_of_them += chain.from_iterable(rule(history) for rule in _RULES[: None if history.steps else 1])
         found = {(fault.kind, fault.module, fault.step): fault for fault in all_of_them}.values()
@@ -120,16 +117,17 @@ def _broken_links(history: GradientHistory) -> Iterator[GradFinding]:
     name, line, backward, zeroed = history.name, history.line, history.last.backward_line, history.last.zeroed
     say = partial(_finding, history, "not_learning")
     furthest = max((steps.link for steps in history.parameters.values()), default=Link.NONE)
-    parts = [steps for steps in history.parameters.values() if steps.steps_count >= FEW_UPDATES and steps.link is not Link.NONE]
+    parts = [steps for steps in history.parameters.values() if steps.steps_count >= kept.FEW_UPDATES and steps.link is not Link.NONE]
     # A part of a model may be frozen, or not used, on purpose; a tensor outside of every module is held to be trained.
     loose = [steps for steps in parts if steps.owner.model < 0 and furthest is Link.NONE and steps.link <= Link.WITHOUT_GRADIENT]
     if frozen := [steps for steps in loose or parts if steps.link is Link.FROZEN and (loose or furthest is Link.FROZEN)]:
         headline = f"{_named(history, frozen)} {'is' if len(frozen) == 1 else 'are'} not trained: `requires_grad` is False"
-        yield say(*thawed(history, frozen), frozen, headline=headline, why=f"`{name}.step()` changes only tensors that get a gradient")
+        yield say(
+            *repairs.thawed(history, frozen), frozen, headline=headline, why=f"`{name}.step()` changes only tensors that get a gradient"
+        )
     if furthest in {Link.WITHOUT_GRADIENT, Link.ZERO_GRADIENT} and zeroed is not None and parts:
         fix = f"move `{source_of(zeroed, 'zero_grad')}` before `{source_of(backward, 'backward')}`"
-        headline = f"the gradients are zeroed between backward() and `{name}.step()`"
-        yield say(zeroed, fix, parts, headline=headline, why="the update finds no gradient, and changes nothing")
+        yield say(zeroed, fix, parts, headline=zeroed_too_early(name), why="an update without a gradient changes nothing")
     cut = loose or (parts if furthest is Link.WITHOUT_GRADIENT else [])
     if cut and backward is not None:
         made = next((place for place, _ in made_as(history.file, name, history.kind)), None)
@@ -140,17 +138,20 @@ def _broken_links(history: GradientHistory) -> Iterator[GradFinding]:
         yield say(made, fix, cut, headline=headline, why=why, edits=edits, fix_state="compiles" if edits else "advice")
     zero = [steps for steps in parts if steps.link is Link.ZERO_GRADIENT and steps.is_zero and steps.is_matrix]
     if len(zero) > 1:
-        paths = _paths(history, zero)
+        tables = [module._parameters for module in live_modules()]
+        known = {id(tensor): key for table in tables for key, tensor in list(table.items())}
+        owners = history.record.owners
+        paths = [f"{owners.name(steps.owner)}.{known.get(id(steps.parameter()), '')}".strip(".") for steps in zero]
         headline = f"{listed([f'`{path}`' for path in paths])} are all zero, and so are their gradients"
         why = "where tensors are multiplied, the gradient of each has the other as a factor: both stay zero for ever"
-        yield say(*not_zero(history, paths[0]), zero, headline=headline, why=why)
+        yield say(*repairs.not_zero(history, paths[0]), zero, headline=headline, why=why)
     late = [steps for steps in parts if steps.steps_count >= _STILL_STEPS and not history.is_warming_up]
     if unrated := [steps for steps in late if steps.link is Link.ZERO_RATE]:
-        headline = f"weights of {_modules(history, unrated)} do not change: the learning rate is 0"
-        yield say(*rated(history, 0.0, 0.0), unrated, headline=headline, why="the gradients are not zero, but each update is")
+        headline = f"weights of {_modules(history, unrated)} do not change: {Link.ZERO_RATE.words}"
+        yield say(*repairs.rated(history, 0.0, 0.0), unrated, headline=headline, why="the gradients are not zero, but each update is")
     if rounding := [steps for steps in late if steps.link is Link.UNMOVED and steps.element_size == _HALF and steps.is_matrix]:
         fix = "keep the weights in float32, `model.float()`, and use `torch.autocast` for speed"
-        headline = f"weights of {_modules(history, rounding)} do not change: updates round to zero"
+        headline = f"weights of {_modules(history, rounding)} do not change: {Link.UNMOVED.words}"
         yield say(None, fix, rounding, headline=headline, why="an update below half a unit in the last place of a weight is lost")
     still = [steps for steps in late if steps.link in {Link.UNMOVED, Link.BARELY_MOVED}]
     if still and max((steps.link for steps in history.parameters.values() if steps.is_matrix), default=furthest) is not Link.NONE:
@@ -170,10 +171,10 @@ def _barely_moved(history: GradientHistory, still: list[ParameterSteps]) -> Iter
     if rate <= _TINY_RATE:
         why = "the gradients are not zero, but the updates are too small to change the model"
         of_matrices = max((steps.ratio_max for steps in still if steps.is_matrix), default=ratio)
-        yield say(*rated(history, rate, of_matrices), still, headline=headline, why=why)
+        yield say(*repairs.rated(history, rate, of_matrices), still, headline=headline, why=why)
     elif losses and abs(losses[0] / history.factor) > _NOT_CONVERGED and max(steps.series.norm_max() for steps in still) < _TINY_GRADIENT:
         backward = history.last.backward_line
-        where, fix = unscaled(backward) or (None, "remove what makes the loss small before `backward()`")
+        where, fix = repairs.unscaled(backward) or (None, "remove what makes the loss small before `backward()`")
         why = f"all gradients are below {_TINY_GRADIENT:.0e}, because the loss is scaled down"
         yield say(where or backward, fix, still, headline=f"{headline}: the gradients are too small", why=why)
 
@@ -184,11 +185,11 @@ def _faded(history: GradientHistory) -> Iterator[GradFinding]:
     count, losses = history.steps_count - before, history.losses()
     if count < _STILL_STEPS or count <= _STILL_SHARE * history.steps_count or not losses:
         return
-    if abs(losses[-1]) <= _NOT_CONVERGED * abs(history.first_losses[0]) or (repair := kept_rate(history)) is None:
+    if abs(losses[-1]) <= _NOT_CONVERGED * abs(history.first_losses[0]) or (repair := repairs.kept_rate(history)) is None:
         return
     rate = history.steps[-1].rate
     headline = f"the learning rate falls to {number(rate)}: from step {start} on, the updates change nothing"
-    why = f"the last {count:,} of {history.steps_count:,} steps change each weight by less than {STILL:.0e} of it; "
+    why = f"the last {count:,} of {history.steps_count:,} steps change each weight by less than {kept.STILL:.0e} of it; "
     why += f"the learning rate was {number(history.most_rate)}"
     yield _finding(history, "not_learning", *repair, step=start, value=rate, headline=headline, why=why)
 
@@ -197,9 +198,9 @@ def _ascending(history: GradientHistory) -> Iterator[GradFinding]:
     """A criterion that has a least value, and that every update increases; not of a GAN, where one model may work against another."""
     values = [abs(loss / history.factor) for loss in history.losses()]
     is_model = history.is_alone and all(steps.owner.model >= 0 for steps in history.parameters.values())
-    if is_model and history.factor < 0 and len(values) >= FEW_UPDATES and falls([-value for value in values]):
+    if is_model and history.factor < 0 and len(values) >= kept.FEW_UPDATES and falls([-value for value in values]):
         headline = f"the updates increase the loss, from {number(values[0])} to {number(values[-1])} in {plural(len(values), 'step')}"
-        where, fix = minimized(history)
+        where, fix = repairs.minimized(history)
         why = f"`{history.name}` maximizes the loss" if history.is_maximizing else "backward() is called on the negative of the loss"
         yield _finding(history, "ascending", where, fix, value=values[-1], headline=headline, why=why)
 
@@ -207,7 +208,7 @@ def _ascending(history: GradientHistory) -> Iterator[GradFinding]:
 def _clips_nothing(history: GradientHistory) -> Iterator[GradFinding]:
     """Clipping after an update or before the backward pass: of gradients that no update uses any more."""
     clip, backward, count = history.early_clip, history.last.backward_line, history.clips["early"]
-    if clip is not None and FEW_UPDATES <= count == history.clips["steps"]:
+    if clip is not None and kept.FEW_UPDATES <= count == history.clips["steps"]:
         is_before = backward is not None and backward.file == clip.file and clip.line < backward.line
         headline = f"clipping has no effect: it is called {'before backward()' if is_before else f'after `{history.name}.step()`'}"
         fix = f"move `{source_of(clip, 'clip')}` before `{source_of(history.line, 'step')}`"
@@ -231,8 +232,8 @@ def _dead(history: GradientHistory) -> Iterator[GradFinding]:
         fix = "check that nothing rounds or saturates the output, or multiplies it by 0; "
         fix += f"`%%autograd` shows whether gradients are zeroed before `{history.name}.step()`"
     why = "the loss depends on it, but a derivative of zero between them blocks every gradient; it does not recover by itself"
-    say = partial(_finding, history, "dead", step=step, value=float(last.zero_run), headline=headline, why=why)
-    yield say(history.last.backward_line, fix, dead, main=last)
+    backward, value = history.last.backward_line, float(last.zero_run)
+    yield _finding(history, "dead", backward, fix, dead, main=last, step=step, value=value, headline=headline, why=why)
 
 
 def _too_fast(history: GradientHistory) -> Iterator[GradFinding]:
@@ -244,7 +245,7 @@ def _too_fast(history: GradientHistory) -> Iterator[GradFinding]:
     if improves or history.most_loss < _THROWN_OFF * history.first_losses[0]:
         return  # or it stands still, but not because it was thrown off
     fast.sort(key=lambda module: -statistics.median(module.paces))
-    pace, step = statistics.median(fast[0].paces), fast[0].first_step + FIRST_STEPS
+    pace, step = statistics.median(fast[0].paces), fast[0].first_step + kept.FIRST_STEPS
     headline = f"updates are too large: {share(pace)} of the weight norm in {_title(history.names(fast)[0])}"
     why = "0.1% is usual; from about 10% on, each update undoes the previous ones, and the loss does not decrease"
     yield _finding(history, "too_fast", None, learning_rate(history, ratio=pace), fast, step=step, value=pace, headline=headline, why=why)
@@ -288,7 +289,7 @@ def _plateau(history: GradientHistory) -> Iterator[GradFinding]:
         return
     ratios = [ratio for module in history.modules() if module.is_matrix for ratio in module.recent_ratios]
     usual, backward = statistics.median(ratios) if ratios else math.nan, history.last.backward_line
-    fix = "shuffle inputs and labels together, and check with `%overfit model batch` whether the model can learn 8 samples"
+    fix = f"shuffle inputs and labels together, and check with `{repairs.overfit_line(history)}` whether the model can learn 8 samples"
     fix = f"{learning_rate(history, ratio=usual)}; or {fix}" if usual < _SLOW else fix
     headline = f"the loss stays at {chance:.3f} = ln {history.last.classes} (guessing) for {plural(len(history.steps), 'step')}"
     why = "the output does not separate the classes: it carries no information about the label"
@@ -360,13 +361,6 @@ def _modules(history: GradientHistory, parts: Sequence[ParameterSteps]) -> str:
     return _named(history, parts) if count == 1 else plural(count, "module")
 
 
-def _paths(history: GradientHistory, parts: Sequence[ParameterSteps]) -> list[str]:
-    """The names of parameters, as in `named_parameters()`."""
-    tables = [module._parameters for module in live_modules()]
-    known = {id(tensor): name for table in tables for name, tensor in list(table.items())}
-    return [f"{history.record.owners.name(steps.owner)}.{known.get(id(steps.parameter()), '')}".strip(".") for steps in parts]
-
-
 def falls(losses: Sequence[float]) -> bool:
     """Whether the mean of the second half is lower, by more than chance."""
     if len(losses) < 4:  # noqa: PLR2004 - of which no half has a deviation
@@ -400,35 +394,27 @@ def _guesses(history: GradientHistory) -> float | None:
 
 
 def _divergence(history: GradientHistory) -> Iterator[GradFinding]:
-    """Whether the last steps grow geometrically, in loss and norm."""
+    """Whether the last steps grow geometrically, each of them in loss and norm: a single jump is something else."""
     steps = list(history.steps)
     loss = steps[-1].loss
     if history.has_closure or not history.first_losses or not _ABOVE_ALL * max(1e-30, history.first_losses[0]) < loss < math.inf:
         return
     for length, growth in _RUNS:
         window, before = steps[-length - 1 :], steps[:-length]
-        if len(window) <= length or not window[0].loss > 0 or loss < growth * window[0].loss or not _is_geometric(window):
-            continue
         first, last = window[0], window[-1]
+        if len(window) <= length or not first.loss > 0 or loss < growth * first.loss:
+            continue
+        least = math.exp(_EVEN * math.log(loss / first.loss) / length)
+        if not all(later.loss > earlier.loss * least and later.norm > earlier.norm for earlier, later in pairwise(window)):
+            continue
         if loss >= _ABOVE_ALL * max([*(step.loss for step in before if math.isfinite(step.loss)), history.first_losses[0]]):
             factor, step = (loss / first.loss) ** (1 / max(1, last.number - first.number)), first.number
             headline = f"training diverges from step {step} on: gradients grow {factor:.3g}x per step"
             why = f"each update increases the loss, to {number(loss)} at step {last.number}; it will become inf or NaN"
-            say = partial(_finding, history, "diverging", step=step, last_step=last.number, value=factor, headline=headline, why=why)
-            yield say(None, f"restart the training, and {learning_rate(history, factor=0.1)}")
+            fix = f"restart the training, and {learning_rate(history, factor=0.1)}"
+            say = partial(_finding, history, "diverging", None, fix, step=step, last_step=last.number)
+            yield say(value=factor, headline=headline, why=why)
         return
-
-
-def _is_geometric(window: Sequence[GradientStep]) -> bool:
-    """Whether both grow at each step, the loss by about the same factor: a single jump is something else."""
-    mean = math.log(window[-1].loss / window[0].loss) / (len(window) - 1)
-    return all(b.loss > a.loss * math.exp(_EVEN * mean) and b.norm > a.norm for a, b in pairwise(window))
-
-
-def _has_recovered(history: GradientHistory) -> bool:
-    """Whether the loss has come back to where it began."""
-    losses = [step.loss for step in history.steps][-5:]
-    return bool(history.first_losses) and all(map(math.isfinite, losses)) and min(losses) <= max(history.first_losses)
 
 
 def _spike(history: GradientHistory, largest: ModuleSeries | None) -> Iterator[GradFinding]:
@@ -441,18 +427,11 @@ def _spike(history: GradientHistory, largest: ModuleSeries | None) -> Iterator[G
     usual = statistics.median(step.norm for step in list(history.steps)[-50:-1])
     if not last.norm > _SPIKE_OF_USUAL * usual > 0:
         return
-    times, batch = last.norm / usual, "" if last.batch is None else f", batch {last.batch[1]} of epoch {last.batch[0]}"
+    times, batch = last.norm / usual, "" if last.events.batch is None else ", batch {1} of epoch {0}".format(*last.events.batch)
     headline = f"gradient norm spike in step {last.number}{batch}: {times:,.0f}x the usual"
     group = f'[p for group in {history.name}.param_groups for p in group["params"]]'
     fix = f"clip before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={rounded(2 * usual):g})`"
     why = f"the norm is {number(last.norm)}, usually {number(usual)}: inspect the inputs and labels of this batch"
-    say = partial(_finding, history, "exploding_spike", step=last.number, value=times, headline=headline, why=why)
-    yield say(history.last.backward_line, fix, main=largest)
-
-
-def _is_confirmed(history: GradientHistory, spike: GradientStep) -> bool:
-    """Whether the norm came back after it, or the loss was broken by it: else something else is trained from that step on."""
-    after = [step for step in history.steps if step.number > spike.number]
-    returns = any(step.norm < spike.norm / _SPIKE_OF_ALL for step in after[:5])
-    is_broken = any(not math.isfinite(step.norm) or step.loss > 10 * history.most_loss for step in after[:3])
-    return returns or is_broken or len(after) < 3  # noqa: PLR2004 - too early to say
+    yield _finding(
+        history, "exploding_spike", history.last.backward_line, fix, main=largest, step=last.number, value=times, headline=headline, why=why
+    )

@@ -54,10 +54,12 @@ def _curves(report: GradReport) -> list[Block]:
     if report.steps_count < _FEW:
         return []
     curves: list[Block] = []
-    if len([loss for loss in report.losses if loss is not None]) >= _FEW:
-        positive = all(loss is None or loss > 0 for loss in report.losses)
-        curves.append(_chart("Loss", report.losses, report, "loss", log=positive))
-    curves.append(_chart("Norm of all gradients", report.totals, report, "norm", log=True))
+    width = "step" if report.steps_per_value == 1 else f"{plural(report.steps_per_value, 'step')} each"
+    for title, values, label in (("Loss", report.losses, "loss"), ("Norm of all gradients", report.totals, "norm")):
+        known = [value for value in values if value is not None]
+        if len(known) >= _FEW or label == "norm":
+            drawn = tuple(math.nan if value is None else value for value in values)
+            curves.append(Chart(title, drawn, width, label, log=label == "norm" or all(value > 0 for value in known)))
     all_norms = [_heatmap("Gradient norm by module", report, report.norms)] if len(report.norms) > _FIRST_ROWS else []
     by_module = (
         *all_norms,
@@ -82,12 +84,6 @@ def _first_heatmap(report: GradReport, *, is_quick: bool = False) -> Heatmap:
 
 def _heatmap(title: str, report: GradReport, values: dict[str, Values], **how: bool) -> Heatmap:
     return Heatmap(title, tuple((name or "(model)", tuple(row)) for name, row in values.items()), "step", report.steps_per_value, **how)
-
-
-def _chart(title: str, values: Values, report: GradReport, label: str, *, log: bool) -> Chart:
-    drawn = tuple(math.nan if value is None else value for value in values)
-    wide = report.steps_per_value
-    return Chart(title, drawn, "step" if wide == 1 else f"{plural(wide, 'step')} each", label, log=log)
 
 
 def _table(report: GradReport) -> Table:

@@ -14,11 +14,10 @@ import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import SCRIPT, Body, CellContext
-from torchdebug_magics.instruments.overfit.batches import cut, samples_in
 from torchdebug_magics.instruments.overfit.examine import REPEATED, explained, stopped
 from torchdebug_magics.instruments.overfit.report import OverfitReport, Progress
-from torchdebug_magics.instruments.overfit.subjects import Subject
-from torchdebug_magics.instruments.overfit.training.training import Training
+from torchdebug_magics.instruments.overfit.subjects import Subject, cut, samples_in
+from torchdebug_magics.instruments.overfit.training.training import Training, refuse
 from torchdebug_magics.probing.compiler import eager
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_kinds
@@ -49,9 +48,8 @@ class _CellSteps:
 
     def run(self, training: Training) -> None:
         """The whole cell once more."""
-        if self.body is None:
-            msg = "a `with` statement runs once: no change can be tried"
-            raise TorchDebugError(msg)
+        refuse(self.body is None, "a `with` statement runs once: no change can be tried")
+        assert self.body is not None
         with ExitStack() as stack:
             self.attach(stack, training)
             self.body.run()
@@ -108,7 +106,9 @@ class OverfitProbe:
 
     def attach(self, stack: ExitStack) -> None:
         """From here on the loader repeats itself; the trials follow when the stack closes."""
-        self._start = KeptState(self._roots(), self._guard, self._effects)
+        body = self._body
+        roots = _live() if body is None else [Names(body.namespace, frozenset(body.namespace.keys() - body.hidden))]
+        self._start = KeptState(roots, self._guard, self._effects)
         stack.callback(self._effects.finish)
         stack.push(self._refuse)
         stack.enter_context(self._effects.trial())
@@ -144,11 +144,6 @@ class OverfitProbe:
             self._effects.attribute()
         self._progress = Progress("training", tuple(losses))
 
-    def _roots(self) -> list[object]:
-        if self._body is None:
-            return _live()
-        return [Names(self._body.namespace, frozenset(self._body.namespace.keys() - self._body.hidden))]
-
     def _ended(self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         assert self._start is not None
         bound = {} if self._body is None else dict(self._body.namespace)
@@ -170,12 +165,10 @@ class OverfitProbe:
     def _bind(self, bound: Mapping[str, object]) -> None:
         """Let the names of the cell mean what its first run has left: the trials made objects of their own."""
         if self._body is not None:
-            names = self._body.namespace
-            for name in (names.keys() | bound.keys()) - self._body.hidden:
-                if name in bound:
-                    names[name] = bound[name]
-                else:
-                    del names[name]
+            names, hidden = self._body.namespace, self._body.hidden
+            for name in names.keys() - bound.keys() - hidden:
+                del names[name]
+            names.update({name: value for name, value in bound.items() if name not in hidden})
 
     def _keep_made(self) -> None:
         assert self._start is not None

@@ -28,8 +28,21 @@ def page(report: OverfitReport) -> Page:
         curve = Chart("Loss with the fix", report.cured_losses, "step", "loss", span=_span(report))
         blocks.append(Fold(f"With the fix: loss {change} in {plural(len(report.cured_losses), 'step')}", (curve,)))
     if report.trials:
-        blocks.append(Fold(f"Trials: {plural(len(report.trials), 'training')}, each with one change", (_trials(report),)))
-    if details := _details(report):
+        results = ["learns" if trial.learns else trial.error or "does not learn" for trial in report.trials]
+        suspects = [(trial.suspect or "").replace("_", " ") for trial in report.trials]
+        named = zip(suspects, report.trials, results, strict=True)
+        cells = [(suspect, trial.change, trial.last_loss, result) for suspect, trial, result in named]
+        columns = ("suspect", "change", "last loss", "result")
+        table = Table("Trials, each with one change", columns, cells, {"last loss": "number"}, is_sequence=True)
+        blocks.append(Fold(f"Trials: {plural(len(cells), 'training')}, each with one change", (table,)))
+    least = "" if report.cause == "conflicting_labels" else f"; the least possible loss is {number(report.floor or 0.0)}"
+    rows = (
+        ("loss", report.loss_change.removeprefix("loss ") if report.losses and report.headline else ""),
+        ("stalls at", report.floor_name),
+        ("loss of guessing", f"{number(report.chance)}{least}" if report.chance is not None else ""),
+        ("in each step", listed([*report.held_still])),
+    )
+    if details := tuple((name, text) for name, text in rows if text):
         blocks.append(Fold("Details: loss values, and what is the same in each step", (Facts(details),)))
     status: Status = "good" if report.passed and report.cause is None else "bad" if report.cause is not None else "warn"
     return Page("overfit", status, report.title, tuple(blocks))
@@ -49,31 +62,6 @@ def _first_facts(report: OverfitReport) -> tuple[tuple[str, str], ...]:
         ("at", f"{where}: `{where.source}`" if where is not None and not report.excerpt else ""),
         ("leak", leaks if report.leaks else ""),
         ("unchanged", f"model, optimizer, gradients, RNG state and files{took}"),
-    )
-    return tuple((name, text) for name, text in rows if text)
-
-
-def _trials(report: OverfitReport) -> Table:
-    rows = [
-        (
-            (trial.suspect or "").replace("_", " "),
-            trial.change,
-            trial.last_loss,
-            "learns" if trial.learns else trial.error or "does not learn",
-        )
-        for trial in report.trials
-    ]
-    columns = ("suspect", "change", "last loss", "result")
-    return Table("Trials, each with one change", columns, rows, {"last loss": "number"}, is_sequence=True)
-
-
-def _details(report: OverfitReport) -> tuple[tuple[str, str], ...]:
-    least = "" if report.cause == "conflicting_labels" else f"; the least possible loss is {number(report.floor or 0.0)}"
-    rows = (
-        ("loss", report.loss_change.removeprefix("loss ") if report.losses and report.headline else ""),
-        ("stalls at", report.floor_name),
-        ("loss of guessing", f"{number(report.chance)}{least}" if report.chance is not None else ""),
-        ("in each step", listed([*report.held_still])),
     )
     return tuple((name, text) for name, text in rows if text)
 

@@ -89,7 +89,16 @@ class StepzeroReport(Report):
         if self.action == "kept":
             sizes = f"{plural(self.parameters_count, 'parameter')} ({self.elements(' elements')})"
             return f"Step zero is kept{where}: {sizes}, buffers, optimizer and random state" + ("" if self.file else f" · {self.memory}")
-        return self.title if self.action == "dropped" else capitalised(" · ".join(self._moves()))
+        if self.action == "dropped":
+            return self.title
+        texts = [f"`{row.parameter}` moved though it was frozen: {row.why}" for row in self.moved_though_frozen[:1]]
+        most = next((row for row in self.moved if row.relative is not None), None)
+        far = f", `{most.parameter}` most ({share(most.relative or 0)} of its norm)" if most is not None else ""
+        texts.append(f"{self._how_many()}{far}")
+        if self.moved or self.steps:
+            texts += [f"{names} never moved: {why}" for why, names in self._never_moved()]
+        texts += [f"{self._changed} changed"] if self._changed else []
+        return capitalised(" · ".join(texts))
 
     @property
     def title(self) -> str:
@@ -99,9 +108,7 @@ class StepzeroReport(Report):
         if self.action != "compared":
             done = "Restored to step zero" if self.action == "restored" else "Step zero is kept"
             return f"{done}: {plural(self.parameters_count, 'parameter')}, buffers, optimizer and random state"
-        if frozen := len(self.moved_though_frozen):
-            return capitalised(f"{self._after()}{plural(frozen, 'frozen parameter')} moved")
-        return capitalised(self._how_many())
+        return capitalised(self._how_many(len(self.moved_though_frozen)))
 
     def elements(self, noun: str = "") -> str:
         """How many numbers the parameters have, and how many of them are in this process."""
@@ -119,33 +126,24 @@ class StepzeroReport(Report):
     def causes(self) -> tuple[tuple[str, str], ...]:
         """The findings with their reasons, as ``(name, text)``: what moved though it was frozen, what never moved, which data changed."""
         rows = [("moved", f"`{row.parameter}`: {row.why}") for row in self.moved_though_frozen[:3]]
-        rows += [("never moved", f"{listed(names)}: {why}") for why, names in self._by_reason().items() if why]
-        rows += [("data changed", listed(changed))] if (changed := self._changed()) else []
-        return tuple(rows)
+        rows += [("never moved", f"{names}: {why}") for why, names in self._never_moved()]
+        return tuple(rows + ([("data changed", self._changed)] if self._changed else []))
 
-    def _after(self) -> str:
-        return "" if self.steps is None else f"after {plural(self.steps, 'step')} "
-
-    def _how_many(self) -> str:
+    def _how_many(self, frozen: int = 0) -> str:
+        after = "" if self.steps is None else f"after {plural(self.steps, 'step')} "
+        if frozen:
+            return f"{after}{plural(frozen, 'frozen parameter')} moved"
         if not self.moved:
-            return f"{self._after()}no parameter has moved since step zero"
-        return f"{self._after()}{len(self.moved):,} of {plural(self.parameters_count, 'parameter')} moved"
+            return f"{after}no parameter has moved since step zero"
+        return f"{after}{len(self.moved):,} of {plural(self.parameters_count, 'parameter')} moved"
 
-    def _moves(self) -> list[str]:
-        texts = [f"`{row.parameter}` moved though it was frozen: {row.why}" for row in self.moved_though_frozen[:1]]
-        most = next((row for row in self.moved if row.relative is not None), None)
-        far = f", `{most.parameter}` most ({share(most.relative or 0)} of its norm)" if most is not None else ""
-        texts.append(f"{self._how_many()}{far}")
-        if self.moved or self.steps:
-            texts += [f"{listed(names)} never moved: {why}" for why, names in self._by_reason().items() if why]
-        return texts + ([f"{listed(changed)} changed"] if (changed := self._changed()) else [])
-
-    def _by_reason(self) -> dict[str, list[str]]:
-        """Names of the parameters that never moved, by the reason; of frozen ones only where nothing else is to be explained."""
+    def _never_moved(self) -> list[tuple[str, str]]:
+        """(the reason, the parameters that never moved for it); frozen ones only where nothing else is to be explained."""
         by_reason: dict[str, list[str]] = {}
         for row in self.unexpected or self.unmoved:
             by_reason.setdefault(row.why, []).append(f"`{row.parameter}`")
-        return by_reason
+        return [(why, listed(names)) for why, names in by_reason.items() if why]
 
-    def _changed(self) -> list[str]:
-        return [f"`{row.data}`" for row in self.data if row.changed]
+    @property
+    def _changed(self) -> str:
+        return listed([f"`{row.data}`" for row in self.data if row.changed])

@@ -375,7 +375,7 @@ for step in range(300):
     opt.step()
 """,
         steps=(0, 60),
-        fix="%overfit",
+        fix="`%overfit net (x, y) F.cross_entropy opt`",
     ),
     Fault(
         name="an input that is multiplied by zero, with gradient accumulation",

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchdebug_magics
 from tests.plants.state import state_of
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.overfit.batches import cut
+from torchdebug_magics.instruments.overfit.subjects import cut
 
 if TYPE_CHECKING:
     from tests.doors import Observe

@@ -64,7 +64,7 @@ def test_each_reason_for_standing_still(optimizer: type[torch.optim.Optimizer]) 
     assert reasons(report) == {
         "first.weight": "frozen",
         "first.bias": "not in the optimizer",
-        "last.bias": "learning rate 0",
+        "last.bias": "the learning rate is 0",
         "other.weight": unreached,
         "other.bias": unreached,
     }
@@ -81,9 +81,9 @@ def test_zero_gradients_and_lost_updates() -> None:
     torchdebug_magics.stepzero(model, optimizer)
     (0 * model.dead.sum() + model.huge.sum()).backward()
     optimizer.step()
-    assert reasons(torchdebug_magics.stepzero()) == {"dead": "zero gradient", "huge": "updates round to zero"}
-    optimizer.zero_grad()
-    assert reasons(torchdebug_magics.stepzero()) == {"dead": "zero gradients", "huge": "updates round to zero"}
+    for _ in range(2):
+        assert reasons(torchdebug_magics.stepzero()) == {"dead": "zero gradients", "huge": "updates round to zero"}
+        optimizer.zero_grad()
 
 
 def test_before_the_first_step_nothing_is_odd() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,18 @@ from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.overfit.report import Cause
-from torchdebug_magics.instruments.overfit.suspects.suspect_evidence import TrainingEvidence, itself, of_changed, replaced
-from torchdebug_magics.instruments.overfit.training.change import OnCall, TrainingChange
 from torchdebug_magics.instruments.overfit.training.loss_calls import BINARY, DISTANCES, LossCall, is_probabilities
-from torchdebug_magics.instruments.overfit.training.observed_step import Activation, called_name
+from torchdebug_magics.instruments.overfit.training.observed_step import (
+    SUBTRACTIONS,
+    Activation,
+    OnCall,
+    TrainingChange,
+    called_name,
+    itself,
+    of_changed,
+    replaced,
+)
+from torchdebug_magics.instruments.overfit.training.training import TrainingEvidence
 
 _EXPECTS = {
     F.cross_entropy: "logits",
@@ -30,7 +39,7 @@ _FAR = 1e-2
 """How far the logarithm of a sum of probabilities is from 0 only where they are none."""
 _LIMITS = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
 """Between what these keep an output."""
-_SUBTRACTIONS = {"sub", "__sub__", "__rsub__", "rsub"}
+_TWICE = "`softmax` is applied twice: `cross_entropy` expects logits"
 
 
 def suspects(seen: TrainingEvidence) -> Iterator[TrainingChange]:
@@ -48,54 +57,47 @@ def _given(
     call: LossCall, headline: str, fix: str, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], instead: Any = None, **fields: Any
 ) -> TrainingChange:
     """The loss function, or `instead` of it another one, on changed (input, target)."""
-    of_call = {"suspect": "wrong_loss_input", "text": fix.replace("`", ""), "location": call.location}
-    return TrainingChange(headline=headline, fix=fix, on_call=of_changed((call.function,), change, instead), **{**of_call, **fields})
+    of_call = {"suspect": "wrong_loss_input", "location": call.location, "on_call": of_changed((call.function,), change, instead)}
+    return TrainingChange(headline=headline, fix=fix, **{**of_call, **fields})
 
 
 def _target(call: LossCall) -> Iterator[TrainingChange]:
     """Yields a target in the output's shape, one between 0 and 1, and labels that begin at the right number."""
     values, target, loss = call.input, call.target, call.name
+
+    def shaped(values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return values, target.reshape(values.shape).to(values.dtype)
+
     if not call.is_classes and values.shape != target.shape and values.numel() == target.numel():
-        yield _given(
-            call,
-            f"`{loss}` compares shapes {tuple(values.shape)} against {tuple(target.shape)}: each output is compared with every target",
-            "give the loss function a target in the output's shape: `target.view_as(output)`",
-            lambda values, target: (values, target.reshape(values.shape).to(values.dtype)),
-            suspect="target_shape",
-            text="target in the shape of the output",
+        headline = (
+            f"`{loss}` compares shapes {tuple(values.shape)} against {tuple(target.shape)}: each output is compared with every target"
         )
-    labels = call.labels if call.is_classes else target
+        fix = "give the loss function a target in the output's shape: `target.view_as(output)`"
+        yield _given(call, headline, fix, shaped, suspect="target_shape")
+    labels = call.labels
     if not labels.numel():
         return
     low, high = float(labels.min()), float(labels.max())
-    is_one_or_two = set(target.unique().tolist()) == {1.0, 2.0}
     first = int(call.function is F.ctc_loss)  # 0 is its blank
     if call.is_classes:
         is_moved, allowed = low > 0 and high == call.classes, f"the {call.classes} classes from 0 to {call.classes - 1}"
     elif first:
         is_moved, allowed = low == call.options.get("blank", 0) == 0, "0 is the blank"
     else:
-        is_moved, allowed = call.function in BINARY and is_one_or_two, f"`{loss}` expects 0 and 1"
+        is_moved, allowed = call.function in BINARY and set(target.unique().tolist()) == {1.0, 2.0}, f"`{loss}` expects 0 and 1"
+
+    def moved(values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        if first:
+            return values, (target + 1).clamp_max(values.shape[-1] - 1)
+        return values, torch.where(target == call.ignored, target, target - 1)
+
     if is_moved:
-        moved = "labels + 1" if first else "labels - 1"
-        yield _given(
-            call,
-            f"Labels range from {low:g} to {high:g}, {allowed}: they are off by one",
-            f"keep 0 for the blank: `{moved}`" if first else f"subtract one from the labels: `{moved}`",
-            lambda values, target: (
-                values,
-                (target + 1).clamp_max(values.shape[-1] - 1) if first else torch.where(target == call.ignored, target, target - 1),
-            ),
-            suspect="off_by_one_labels",
-            text=moved,
-        )
+        headline = f"Labels range from {low:g} to {high:g}, {allowed}: they are off by one"
+        fix = "keep 0 for the blank: `labels + 1`" if first else "subtract one from the labels: `labels - 1`"
+        yield _given(call, headline, fix, moved, suspect="off_by_one_labels")
     elif call.function in BINARY and high > 1:
-        yield _given(
-            call,
-            f"`{loss}` expects targets between 0 and 1: they go up to {number(high)}",
-            f"divide the targets by {high:g}",
-            lambda values, target: (values, target / high),
-        )
+        headline = f"`{loss}` expects targets between 0 and 1: they go up to {number(high)}"
+        yield _given(call, headline, f"divide the targets by {high:g}", lambda values, target: (values, target / high))
 
 
 def _input(call: LossCall, source: Activation | None) -> Iterator[TrainingChange]:
@@ -105,15 +107,8 @@ def _input(call: LossCall, source: Activation | None) -> Iterator[TrainingChange
     if source is not None and (misplaced := _misplaced(call, source)):
         headline, cause, instead = misplaced
         fix = f"remove the `{made}` before `{loss}`" if instead is itself else "use `sigmoid` in place of `softmax`"
-        yield TrainingChange(
-            suspect=cause,
-            text=fix.replace("`", ""),
-            headline=headline,
-            fix=fix,
-            location=source.location or call.location,
-            module=source.module,
-            on_call=replaced(made, source.location, instead),
-        )
+        where, call_instead = source.location or call.location, replaced(made, source.location, instead)
+        yield TrainingChange(cause, headline, fix, location=where, module=source.module, on_call=call_instead)
         return
     dim = -1 if call.function is F.kl_div else 1
     are_shares = values.dim() > max(dim, 0) and is_probabilities(values, dim)
@@ -122,8 +117,7 @@ def _input(call: LossCall, source: Activation | None) -> Iterator[TrainingChange
         return values.clamp_min(_TINY).log(), target
 
     if call.function is F.cross_entropy and are_shares and made != "log_softmax":
-        headline, fix = "`softmax` is applied twice: `cross_entropy` expects logits", "remove the `softmax` before `cross_entropy`"
-        yield _given(call, headline, fix, logarithm, suspect="double_softmax")
+        yield _given(call, _TWICE, "remove the `softmax` before `cross_entropy`", logarithm, suspect="double_softmax")
     elif call.function is F.cross_entropy and call.is_classes and call.classes == 1 and values.dim() > 1:
         yield _given(
             call,
@@ -136,8 +130,8 @@ def _input(call: LossCall, source: Activation | None) -> Iterator[TrainingChange
         fix = f"use `log_softmax` in place of `softmax` before `{loss}`"
         yield _given(call, f"`{loss}` expects log-probabilities, not probabilities", fix, logarithm)
     elif expected == "log-probabilities" and values.dim() > max(dim, 0) and bool((values.float().logsumexp(dim).abs() > _FAR).any()):
-        fix = f"use `log_softmax` before `{loss}`"
-        yield _given(call, f"`{loss}` expects log-probabilities, not logits", fix, lambda values, target: (values.log_softmax(dim), target))
+        fix, headline = f"use `log_softmax` before `{loss}`", f"`{loss}` expects log-probabilities, not logits"
+        yield _given(call, headline, fix, lambda values, target: (values.log_softmax(dim), target))
     elif expected == "probabilities" and made != "sigmoid" and bool(((values < 0) | (values > 1)).any()):
         fix = "use `F.binary_cross_entropy_with_logits`"
         yield _given(call, f"`{loss}` expects probabilities, not logits", fix, lambda values, target: (values.sigmoid(), target))
@@ -151,7 +145,7 @@ def _misplaced(call: LossCall, source: Activation) -> tuple[str, Cause, Callable
     if made == "softmax" and expected in {None, "probabilities"} and call.input.numel() == call.input.shape[:1].numel():
         return f"`softmax`{line} of a single output is always 1", "wrong_loss_input", torch.sigmoid
     if made == "softmax" and call.function is F.cross_entropy:
-        return f"`softmax`{line} is applied twice: `{call.name}` expects logits", "double_softmax", itself
+        return _TWICE.replace("`softmax`", f"`softmax`{line}"), "double_softmax", itself
     if made in _LIMITS and expected == "logits":
         return f"`{call.name}` expects logits: its input is the result of `{made}`{line}", "wrong_loss_input", itself
     if call.function in DISTANCES and bool(((call.target < low) | (call.target > high)).any()):
@@ -163,19 +157,13 @@ def _misplaced(call: LossCall, source: Activation) -> tuple[str, Cause, Callable
 def _over_the_batch(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields a softmax over the classes, for one over the samples."""
     for activation in seen.base.first.activations:
-        is_table = activation.given.dim() == 2 and len(activation.given) == seen.base.first.samples and activation.given.shape[1] > 1  # noqa: PLR2004
-        if activation.name in {"softmax", "log_softmax"} and is_table and activation.dim in {0, -2}:
-            function = getattr(torch, activation.name)
-            where = activation.location or "the output"
-            yield TrainingChange(
-                suspect="wrong_loss_input",
-                text=f"{activation.name} over dim=-1",
-                headline=f"`{activation.name}` at {where} is over the batch (dim={activation.dim}): it must be over the classes",
-                fix=f"use `dim=-1` in `{activation.name}`",
-                location=activation.location,
-                module=activation.module,
-                on_call=replaced(activation.name, activation.location, lambda values, function=function: function(values, dim=-1)),
-            )
+        name, place, given = activation.name, activation.location, activation.given
+        is_table = given.dim() == 2 and len(given) == seen.base.first.samples and given.shape[1] > 1  # noqa: PLR2004
+        if name in {"softmax", "log_softmax"} and is_table and activation.dim in {0, -2}:
+            headline = f"`{name}` at {place or 'the output'} is over the batch (dim={activation.dim}): it must be over the classes"
+            over_classes = replaced(name, place, partial(getattr(torch, name), dim=-1))
+            fix = f"use `dim=-1` in `{name}`"
+            yield TrainingChange("wrong_loss_input", headline, fix, location=place, module=activation.module, on_call=over_classes)
 
 
 def _broadcast(seen: TrainingEvidence) -> Iterator[TrainingChange]:
@@ -185,22 +173,15 @@ def _broadcast(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     place, *shapes = seen.base.first.broadcast
 
     def instead(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        is_pair = (
-            called_name(function) in _SUBTRACTIONS and len(args) == len(shapes) and all(isinstance(argument, Tensor) for argument in args)
-        )
+        is_pair = called_name(function) in SUBTRACTIONS and all(isinstance(argument, Tensor) for argument in args)
         if not is_pair or [tuple(argument.shape) for argument in args] != shapes:
             return None
         wide = max(args, key=lambda argument: argument.dim()).shape
         return function, tuple(argument.reshape(wide) for argument in args), kwargs
 
-    yield TrainingChange(
-        suspect="target_shape",
-        text="target in the shape of the output",
-        headline=f"A difference of shapes {shapes[0]} and {shapes[1]} broadcasts: each output is compared with every target",
-        fix="give both the same shape: `output.squeeze(-1) - target`",
-        location=place,
-        on_call=instead,
-    )
+    headline = f"A difference of shapes {shapes[0]} and {shapes[1]} broadcasts: each output is compared with every target"
+    fix = "give both the same shape: `output.squeeze(-1) - target`"
+    yield TrainingChange("target_shape", headline, fix, location=place, on_call=instead)
 
 
 def _shifted(seen: TrainingEvidence, call: LossCall) -> Iterator[TrainingChange]:
@@ -216,23 +197,18 @@ def _shifted(seen: TrainingEvidence, call: LossCall) -> Iterator[TrainingChange]
         right[:, :many] = torch.where(target[:, :many] == call.ignored, call.ignored, ids[:, 1 : 1 + many])
         return values, right.reshape(other.shape)
 
-    yield _given(
-        call,
-        f"The labels are {lag} tokens ahead of the input, not 1: they are shifted twice",
-        "shift the labels once: pass `labels=input_ids` to a model that shifts them itself",
-        next_words,
-        suspect="off_by_one_labels",
-        text="the next token as label",
-    )
+    headline = f"The labels are {lag} tokens ahead of the input, not 1: they are shifted twice"
+    fix = "shift the labels once: pass `labels=input_ids` to a model that shifts them itself"
+    yield _given(call, headline, fix, next_words, suspect="off_by_one_labels")
 
 
 def _scale(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields the mean, for a loss that is summed or multiplied, by the loss function or by the user's own code."""
-    calls, summed = seen.base.first.losses, seen.base.summed
+    calls, summed = seen.base.first.losses, seen.base.first.summed
     if calls and len(calls) != 1:
         return
     if calls:
-        call, scale = calls[0], abs(seen.base.loss_scale)
+        call, scale = calls[0], abs(seen.base.first.scale)
         scale = 1.0 if any(abs(scale - one) < 1e-3 * one for one in seen.scales) else scale
         factor, place = float(f"{scale * call.size:.6g}"), call.location
         is_sum = call.size > 1 and _LESS <= scale <= _MORE
@@ -243,15 +219,9 @@ def _scale(seen: TrainingEvidence) -> Iterator[TrainingChange]:
         factor, place, what = float(summed), None, f"summed over {summed:,} terms"
         fix = "use `.mean()` in place of `.sum()` for the loss"
     if factor and not _LESS <= factor <= (_MORE if calls else _MORE - 1):
-        yield TrainingChange(
-            suspect="reduction",
-            text="mean loss",
-            headline=f"The loss is {what}: with the mean, the model learns {seen.subject}",
-            fix=fix,
-            factor=factor,
-            location=place,
-            backward_scale=1 / factor,
-        )
+        headline = f"The loss is {what}: with the mean, the model learns {seen.subject}"
+        of_mean = {"text": "mean loss", "factor": factor, "location": place, "backward_scale": 1 / factor}
+        yield TrainingChange("reduction", headline, fix, **of_mean)  # type: ignore[arg-type]
 
 
 def rows_of(seen: TrainingEvidence, keep: Tensor) -> OnCall | None:

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,66 +34,36 @@ _TAIL = 4
 _STATIONARY = 0.01
 
 
-@dataclass(frozen=True, eq=False)
 class LossCall:
     """One call; tensors are detached, and share memory with the step's."""
 
-    function: Callable[..., Any]
-    input: Tensor
-    target: Tensor
-    options: dict[str, Any]
-    location: Location | None
-    value: float
-    """The mean of a result that is not a scalar; NaN where there is none."""
-
-    @classmethod
-    def of(cls, function: Any, values: Tensor, target: Tensor, options: dict[str, Any], location: Location | None, result: Any) -> LossCall:
-        """A call, and what it gave; None where it raised."""
-        call = cls(function, values, target, options, location, math.nan)
-        if not isinstance(result, Tensor) or not result.numel():
-            return call
-        whole = result.detach().float()
-        counted = len(call.labels) if call.is_classes and whole.dim() else whole.numel()
-        return replace(call, value=float(whole.sum()) / max(1, counted))
-
-    @property
-    def name(self) -> str:
-        """``cross_entropy``."""
-        return self.function.__name__
-
-    @property
-    def is_classes(self) -> bool:
+    def __init__(
+        self, function: Any, values: Tensor, target: Tensor, options: dict[str, Any], location: Location | None, result: Any
+    ) -> None:
+        self.function, self.input, self.target, self.options, self.location = function, values, target, options, location
+        self.name = str(function.__name__)
+        self.is_classes = function in CLASSES and not target.is_floating_point()
         """Whether the target holds class indices."""
-        return self.function in CLASSES and not self.target.is_floating_point()
-
-    @property
-    def classes(self) -> int:
+        self.classes = values.shape[1] if values.dim() > 1 else values.shape[-1] if values.dim() else 1
         """How many there are."""
-        return self.input.shape[1] if self.input.dim() > 1 else self.input.shape[-1] if self.input.dim() else 1
-
-    @property
-    def labels(self) -> Tensor:
-        """Class indices without those that are ignored."""
-        return self.target[self.target != self.ignored].flatten()
-
-    @property
-    def ignored(self) -> int:
+        self.ignored = int(options.get("ignore_index", -100))
         """The label that is none."""
-        return int(self.options.get("ignore_index", -100))
+        self.labels = target[target != self.ignored].flatten() if self.is_classes else target
+        """Without those that are ignored."""
+        terms = len(self.labels) if self.is_classes else target.numel()
+        self.size = float(terms or not self.is_classes) if options.get("reduction", "mean") == "sum" else 1.0
+        """How many times the mean the result is."""
+        self.value = math.nan
+        """The result, or the mean of one that is not a scalar; NaN where it raised."""
+        if isinstance(result, Tensor) and result.numel():
+            counted = terms if self.is_classes and result.dim() else result.numel()
+            self.value = float(result.detach().float().sum()) / max(1, counted)
 
     @property
     def is_contrast(self) -> bool:
         """Whether each sample is compared with all of the batch: how low such a loss becomes depends on its temperature."""
-        if not self.is_classes or self.input.dim() != 2 or len(self.input) != self.classes or self.target.numel() != self.classes:  # noqa: PLR2004
-            return False
-        return torch.equal(self.target.flatten(), torch.arange(self.classes, device=self.target.device, dtype=self.target.dtype))
-
-    @property
-    def size(self) -> float:
-        """How many times the mean the result is."""
-        if self.options.get("reduction", "mean") != "sum":
-            return 1.0
-        return float(len(self.labels) if self.is_classes else max(1, self.target.numel()))
+        is_square = self.is_classes and self.input.dim() == 2 and len(self.input) == self.classes  # noqa: PLR2004
+        return is_square and self.target.flatten().tolist() == list(range(self.classes))
 
     def floor(self) -> float:
         """The least mean loss for these targets."""
@@ -101,12 +71,11 @@ class LossCall:
             rest = smoothing / self.classes
             peak = 1 - smoothing + rest
             return -peak * math.log(peak) - (self.classes - 1) * rest * math.log(rest)
-        if self.function in CLASSES:
-            has_shares = self.function is F.cross_entropy and not self.is_classes
-            return float(-torch.special.xlogy(self.target, self.target).sum(1).mean()) if has_shares else 0.0
+        if self.function is F.cross_entropy and not self.is_classes:
+            return float(torch.special.entr(self.target).sum(1).mean())
         if self.function in BINARY:
             target = self.target.float().clamp(0, 1)
-            return float((-torch.special.xlogy(target, target) - torch.special.xlogy(1 - target, 1 - target)).mean())
+            return float((torch.special.entr(target) + torch.special.entr(1 - target)).mean())
         return 0.0
 
     def words_ahead(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, int] | None:
@@ -115,8 +84,13 @@ class LossCall:
         if ids is None or not self.is_classes or not len(ids) or self.target.numel() % len(ids):
             return None
         labels = self.target.reshape(len(ids), -1)
-        lag = next((lag for lag in range(_MOST_LAG) if _matches(ids, labels, lag, self.ignored)), None)
-        return None if lag is None else (ids, labels, lag)
+        for lag in range(_MOST_LAG):
+            many = min(labels.shape[1], ids.shape[1] - lag)
+            counted = labels[:, :many] != self.ignored
+            # One word may agree by chance.
+            if many > 1 and bool(counted.any()) and bool((labels[:, :many] == ids[:, lag : lag + many])[counted].all()):
+                return ids, labels, lag
+        return None
 
     def floor_of_next_words(self, inputs: Sequence[Tensor]) -> float:
         """The least mean loss of a model that sees the words so far: sentences that begin alike go on in different ways."""
@@ -148,7 +122,7 @@ class LossCall:
     def entropy(self) -> float:
         """Of the class labels: the loss of their shares as prediction for every sample."""
         shares = self.labels.bincount().float() / max(1, len(self.labels))
-        return float(-torch.special.xlogy(shares, shares).sum())
+        return float(torch.special.entr(shares).sum())
 
     def known_values(self) -> dict[str, float]:
         """Losses at which a faulty training stalls, by what they are called."""
@@ -190,14 +164,6 @@ def is_probabilities(values: Tensor, dim: int = 1) -> bool:
     return bool((values >= 0).all()) and bool(((values.sum(dim) - 1).abs() < _NEAR).all())
 
 
-def _matches(ids: Tensor, labels: Tensor, lag: int, ignored: int) -> bool:
-    many = min(labels.shape[1], ids.shape[1] - lag)
-    if many < 2:  # noqa: PLR2004 - one word may agree by chance
-        return False
-    counted = labels[:, :many] != ignored
-    return bool(counted.any()) and bool((labels[:, :many] == ids[:, lag : lag + many])[counted].all())
-
-
 @dataclass(frozen=True)
 class Goal:
     """What the loss is compared with."""
@@ -233,11 +199,7 @@ class Goal:
 
     def nearly(self, losses: Sequence[float], quarters: int) -> bool:
         """Whether the loss falls so fast that so many further quarters of the steps are likely to be enough."""
-        tail = len(losses) // _TAIL
-        if tail < 2 or not all(map(math.isfinite, losses[-2 * tail :])):  # noqa: PLR2004 - a trend needs two values
-            return False
-        before = sum(losses[-2 * tail : -tail]) / tail - self.floor
-        now = sum(losses[-tail:]) / tail - self.floor
+        before, now = (mean - self.floor for mean in _last_quarters(losses))
         target = _SHARE * self.reference
         if not target > 0 or not 0 < now < before:
             return now <= target
@@ -245,11 +207,16 @@ class Goal:
 
     def has_converged(self, losses: Sequence[float], share: float = _STATIONARY) -> bool:
         """Whether a loss with further terms has fallen, and in its last quarter by no more than a share of that."""
-        tail = len(losses) // _TAIL
-        if tail < 2 or not all(map(math.isfinite, losses)):  # noqa: PLR2004 - as above
-            return False
-        before, now = sum(losses[-2 * tail : -tail]) / tail, sum(losses[-tail:]) / tail
+        before, now = _last_quarters(losses)
         return losses[0] - now > _SHARE * abs(losses[0]) and abs(before - now) <= share * (losses[0] - now)
+
+
+def _last_quarters(losses: Sequence[float]) -> tuple[float, float]:
+    """The means of the last two quarters; NaN where they are too short for a trend, or not finite."""
+    tail = len(losses) // _TAIL
+    if tail < 2 or not all(map(math.isfinite, losses[-2 * tail :])):  # noqa: PLR2004 - a trend needs two values
+        return math.nan, math.nan
+    return sum(losses[-2 * tail : -tail]) / tail, sum(losses[-tail:]) / tail
 
 
 def _is_low(call: LossCall) -> bool:
@@ -260,3 +227,7 @@ def _is_low(call: LossCall) -> bool:
     if chance is None:
         return abs(excess) <= _SHARE
     return excess <= min(_SHARE * (chance - call.floor()), _MOST if call.is_classes else math.inf)
+
+
+NO_GOAL = Goal(0.0, 0.0, None, is_known=False)
+"""Before a step has ended."""

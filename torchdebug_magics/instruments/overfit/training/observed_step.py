@@ -1,21 +1,27 @@
-"""What one training step does: its calls of torch's functions and modules, with where each value came from."""
+"""What one training step does, with where each value came from; and what a trial does otherwise, with the calls it makes instead."""
 
 from __future__ import annotations
 
+import math
 import sys
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchdebug_magics.instruments.overfit.training.change import OnCall
+from torchdebug_magics.instruments.overfit.report import Cause
 from torchdebug_magics.instruments.overfit.training.loss_calls import LOSSES, LossCall, bound, names_of
 from torchdebug_magics.probing.source.user_code import frames_above, locate, owner
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
 
+OnCall: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, tuple[Any, ...], dict[str, Any]] | None]
+"""The call that is made in place of a call of torch's, or None."""
+Undo: TypeAlias = Callable[[], None]
 _NORMALIZING, _RECTIFYING = frozenset({"softmax", "log_softmax"}), frozenset({"relu", "relu6", "gelu", "silu"})
 _SATURATING, _CLIPPING = frozenset({"sigmoid", "tanh"}), frozenset({"hardsigmoid", "hardtanh"})
 ACTIVATIONS = _NORMALIZING | _RECTIFYING | _SATURATING | _CLIPPING | {"logsigmoid", "leaky_relu", "softplus"}
@@ -23,6 +29,7 @@ _VIEWS = frozenset(
     {"view", "reshape", "squeeze", "unsqueeze", "flatten", "transpose", "permute", "__getitem__", "float", "contiguous", "t", "to", "clone"}
 )
 _ASKED = frozenset({"requires_grad", "is_leaf", "shape", "dtype", "device", "dim", "size", "grad", "grad_fn", "ndim"})
+SUBTRACTIONS = frozenset({"sub", "__sub__", "__rsub__", "rsub"})
 _FLAT = frozenset({"round", "floor", "ceil", "trunc", "sign", "sgn", "heaviside"})
 """Functions whose derivative is 0 everywhere."""
 _AS_NUMBERS = frozenset({"item", "numpy", "tolist"})
@@ -87,6 +94,11 @@ class ObservedStep:
     """Cuts that lie between the loss and parameters, as places in `cuts`."""
     before_backward: int = 0
     """How many cuts there were when the backward pass began."""
+    backwards: int = 0
+    total: float = 0.0
+    """The sum of what was differentiated."""
+    summed: int = 1
+    """Over how many numbers that is a plain sum."""
     same_rows: tuple[Location | None, str] | None = None
     """Where all samples became equal: the line, and the module."""
     last_is_same: bool = False
@@ -98,7 +110,7 @@ class ObservedStep:
     running: list[str] = field(default_factory=list)
     """Paths of the modules that run."""
     feeder: str = ""
-    _origins: dict[int, tuple[Tensor, Origin]] = field(default_factory=dict)
+    origins: dict[int, tuple[Tensor, Origin]] = field(default_factory=dict)
     unregistered: dict[str, torch.nn.Module] = field(default_factory=dict)
     """Modules with parameters that ran inside a model, and are no part of it, by what they are called."""
 
@@ -109,10 +121,6 @@ class ObservedStep:
         agrees = all(call.target.numel() % many == 0 for call in self.losses if call.target.dim()) if many else False
         return many if agrees else None
 
-    def forget(self) -> None:
-        """Tensors of the step that are needed no more."""
-        self._origins.clear()
-
     def called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """A call, and its result."""
         name = called_name(function)
@@ -120,34 +128,28 @@ class ObservedStep:
             return
         given = list(tensors_in((args, kwargs)))
         made = [tensor for tensor in tensors_in(result) if not any(tensor is other for other in given)] or list(tensors_in(result))
-        place: list[Location | None] = []
-
-        def here() -> Location | None:
-            if not place:
-                place.append(line_of_step())
-            return place[0]
-
-        if function in LOSSES:
-            self._loss(function, args, kwargs, result, here())
+        here = cache(line_of_step)
+        options = bound(function, args, kwargs) if function in LOSSES else {}
+        values, target = (options.pop(part, None) for part in names_of(function))
+        if isinstance(values, Tensor) and isinstance(target, Tensor):
+            self.losses.append(LossCall(function, values.detach(), target.detach(), options, here(), result))
+            self.loss_from = self.origin_of(values).activation or self.loss_from
+            self.last_is_same = values.dim() > 0 and len(values) > 1 and _equal_rows(values.detach())
         origin = self._origin(name, given, made, here)
         if made and given and name in ACTIVATIONS:
-            origin = origin._replace(activation=self._activation(name, given[0], made[0], here(), bound(function, args, kwargs).get("dim")))
+            dim, module = bound(function, args, kwargs).get("dim"), self.running[-1] if self.running else ""
+            if not isinstance(dim, int):  # over which dimension PyTorch normalizes where none is named
+                dim = None if name not in _NORMALIZING else 0 if given[0].dim() in {0, 1, 3} else 1
+            is_dead = _is_dead(name, made[0].detach())
+            self.activations.append(Activation(name, given[0].detach(), dim, here(), module, self.feeder, is_dead))
+            origin = origin._replace(activation=self.activations[-1])
         for one in made if any(origin[:3]) or origin.summed > 1 else ():
-            self._origins[id(one)] = one, origin
-        if not self.running and name in {"sub", "__sub__", "__rsub__", "rsub"} and len(given) == 2 and made:  # noqa: PLR2004 - both sides
+            self.origins[id(one)] = one, origin
+        if not self.running and name in SUBTRACTIONS and len(given) == 2 and made:  # noqa: PLR2004 - both sides
             one, other = given
             if one.requires_grad != other.requires_grad and made[0].numel() > max(one.numel(), other.numel()) > 1:
                 self.broadcast = self.broadcast or (here(), tuple(one.shape), tuple(other.shape))
         self._rows(given, made, here)
-
-    def _loss(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, place: Location | None) -> None:
-        options = bound(function, args, kwargs)
-        values, target = (options.pop(name, None) for name in names_of(function))
-        if not isinstance(values, Tensor) or not isinstance(target, Tensor):
-            return
-        self.losses.append(LossCall.of(function, values.detach(), target.detach(), options, place, result))
-        self.loss_from = self.origin_of(values).activation or self.loss_from
-        self.last_is_same = values.dim() > 0 and len(values) > 1 and _equal_rows(values.detach())
 
     def _origin(self, name: str, given: list[Tensor], made: list[Tensor], here: Any) -> Origin:
         """Which parameters a value was computed from, where the connection to them ends, and what was done last."""
@@ -166,34 +168,34 @@ class ObservedStep:
 
     def origin_of(self, tensor: Tensor) -> Origin:
         """What it was computed from; a parameter, from itself."""
-        if id(tensor) in self._origins:
-            return self._origins[id(tensor)][1]
+        if id(tensor) in self.origins:
+            return self.origins[id(tensor)][1]
         return Origin(frozenset({id(tensor)})) if isinstance(tensor, torch.nn.Parameter) else Origin()
 
-    def differentiated(self, loss: Tensor) -> int:
-        """A backward pass begins from this loss; over how many numbers that is a plain sum."""
-        origin = self.origin_of(loss)
+    def differentiated(self, losses: Sequence[Tensor]) -> None:
+        """A backward pass begins from these losses."""
+        self.backwards += 1
         self.before_backward = len(self.cuts)
-        self.used |= origin.sources
-        self.lost |= origin.cuts
-        return origin.summed
+        for loss in losses:
+            origin = self.origin_of(loss)
+            self.total += float(loss.detach())
+            self.used |= origin.sources
+            self.lost |= origin.cuts
+            self.summed = origin.summed
 
-    def _activation(self, name: str, given: Tensor, made: Tensor, place: Location | None, dim: Any) -> Activation:
-        module = self.running[-1] if self.running else ""
-        if not isinstance(dim, int):  # over which dimension PyTorch normalizes where none is named
-            dim = None if name not in _NORMALIZING else 0 if given.dim() in {0, 1, 3} else 1
-        self.activations.append(Activation(name, given.detach(), dim, place, module, self.feeder, _is_dead(name, made.detach())))
-        return self.activations[-1]
+    @property
+    def scale(self) -> float:
+        """How many times the value of the loss functions the loss is that was differentiated."""
+        whole = sum(call.value for call in self.losses)
+        return self.total / whole if self.backwards and whole and math.isfinite(whole) else 1.0
 
     def _rows(self, given: list[Tensor], made: list[Tensor], here: Any) -> None:
         samples = self.samples
         if samples is None or samples < 2 or self.same_rows is not None or not self.running or not made:  # noqa: PLR2004
             return
         result = made[0].detach()
-        if result.dim() < 2 or len(result) != samples or not result.is_floating_point():  # noqa: PLR2004 - no samples
-            return
         batched = [one.detach() for one in given if one.dim() and len(one) == samples and not isinstance(one, torch.nn.Parameter)]
-        if not batched:
+        if result.dim() < 2 or len(result) != samples or not result.is_floating_point() or not batched:  # noqa: PLR2004 - no samples
             return
         scale = max((_largest(one) for one in batched if one.is_floating_point()), default=0.0)
         if _equal_rows(result, scale) and not all(map(_equal_rows, batched)):
@@ -201,16 +203,16 @@ class ObservedStep:
 
 
 def _is_dead(name: str, result: Tensor) -> bool:
+    """Whether nearly all values lie where the derivative is 0."""
     if result.numel() < 2 or not result.is_floating_point():  # noqa: PLR2004 - of one number nothing can be said
         return False
+    ends = torch.zeros_like(result, dtype=torch.bool)
     if name in _RECTIFYING:
         ends = result.abs() < _ZERO
     elif name in _CLIPPING:
         ends = ((result == result.max()) | (result == result.min())) & (result.max().abs() <= 1) & (result.max() == result.max().round())
     elif name in _SATURATING:
         ends = (result > 1 - _SATURATED) | (result < (_SATURATED if name == "sigmoid" else _SATURATED - 1))
-    else:
-        return False
     return bool(ends.float().mean() >= _DEAD)
 
 
@@ -268,10 +270,94 @@ def line_of_step() -> Location | None:
 def called_name(function: Any) -> str:
     """``relu``; of an attribute of a tensor, its name."""
     name = str(getattr(function, "__name__", ""))
-    return (
-        str(getattr(getattr(function, "__self__", None), "__name__", name))
-        if name == "__get__"
-        else name.rstrip("_")
-        if not name.startswith("__")
-        else name
-    )
+    if name == "__get__":
+        return str(getattr(getattr(function, "__self__", None), "__name__", name))
+    return name if name.startswith("__") else name.rstrip("_")
+
+
+@dataclass(frozen=True)
+class TrainingChange:
+    """Exactly one thing that is done otherwise. Whatever it does to objects is undone with the trial."""
+
+    suspect: Cause | None = None
+    """None for what is not one of the suspects by name."""
+    headline: str = ""
+    """What is wrong, should the trial learn."""
+    fix: str = ""
+    _: KW_ONLY
+    text: str = ""
+    """``learning rate x1000``: for the table of trials; empty where the fix says it."""
+    parameters: tuple[str, ...] = ()
+    rows: tuple[int, ...] = ()
+    factor: float | None = None
+    location: Location | None = None
+    module: str = ""
+    on_models: Callable[[Mapping[str, Any]], None] | None = None
+    """Before the first step: modules and parameters by name."""
+    on_call: OnCall | None = None
+    on_input: Callable[[Tensor], Tensor] | None = None
+    """For each floating-point input of the outermost models."""
+    on_update: Callable[[Any, torch.optim.Optimizer], Undo | None] | None = None
+    """Before each update of the training; what it gives is called after it."""
+    on_end: Undo | None = None
+    """At the end of each step."""
+    backward_scale: float = 1.0
+    """By which all gradients are multiplied."""
+    keeps_gradients: bool = False
+    """Whether the update is made with the gradients of the backward pass, whatever has changed them since."""
+    is_evident: bool = False
+    """Whether it is a fault in any case, and named where no trial learns."""
+
+    @property
+    def can_be_tried(self) -> bool:
+        """Whether it changes anything; what is only named has no trial."""
+        hooks = (self.on_models, self.on_call, self.on_input, self.on_update, self.on_end)
+        return any(hook is not None for hook in hooks) or self.keeps_gradients or self.backward_scale != 1.0
+
+
+NOTHING = TrainingChange()
+"""The training as it is."""
+
+
+def each(names: Iterable[str], act: Callable[[Any], object]) -> Callable[[Mapping[str, Any]], None]:
+    """`act` on each module or parameter of these names."""
+    wanted = tuple(names)
+
+    def change(parts: Mapping[str, Any]) -> None:
+        for name in wanted:
+            if name in parts:
+                act(parts[name])
+
+    return change
+
+
+def replaced(name: str, place: Location | None, function: Callable[..., Any]) -> OnCall:
+    """``function(input)`` in place of the call of that name at that line."""
+
+    def call(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if called_name(called) != name or line_of_step() != place or not (args or "input" in kwargs):
+            return None
+        return function, (args[0] if args else kwargs["input"],), {}
+
+    return call
+
+
+def itself(value: Any) -> Any:
+    """What a call that is left out gives: its input."""
+    return value
+
+
+def of_changed(functions: Any, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], instead: Any = None) -> OnCall:
+    """The same loss functions of changed (input, target), or `instead` of them without their options."""
+
+    def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if function not in functions:
+            return None
+        names = names_of(function)
+        given = dict(zip(names, args, strict=False)) | {name: kwargs[name] for name in names if name in kwargs}
+        values, target = change(*(given[name] for name in names))
+        if instead is not None:
+            return instead, (values, target), {}
+        return function, (values, target, *args[2:]), {name: value for name, value in kwargs.items() if name not in given}
+
+    return call

@@ -1,30 +1,34 @@
-"""One training on the same samples, from the kept start, with one change or none."""
+"""One training on the same samples, from the kept start, with one change or none; and what the suspects of a stalled one are found by."""
 
 from __future__ import annotations
 
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.overfit.batches import is_label, refuse_sharded
-from torchdebug_magics.instruments.overfit.training.change import NOTHING, TrainingChange, Undo
-from torchdebug_magics.instruments.overfit.training.loss_calls import Goal
-from torchdebug_magics.instruments.overfit.training.observed_step import FunctionCalls, ObservedStep
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.format import plural
+from torchdebug_magics.instruments.overfit.training.loss_calls import NO_GOAL, Goal
+from torchdebug_magics.instruments.overfit.training.observed_step import NOTHING, FunctionCalls, ObservedStep, TrainingChange, Undo
 from torchdebug_magics.probing.dispatch import take_function_mode_off
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import unwrapped
-from torchdebug_magics.probing.safety import quiet
+from torchdebug_magics.probing.safety import Guard, quiet
+from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.state.rng import RandomState
-from torchdebug_magics.probing.steps import ParameterFacts, facts_of
+from torchdebug_magics.probing.state.snapshot import KeptState
+from torchdebug_magics.probing.steps import EventWatch, ParameterFacts, facts_of, named_in
+from torchdebug_magics.probing.storages import is_shard
 from torchdebug_magics.probing.tensors import tensors_in
 
+LABELS = ("labels", "label", "targets", "target", "y", "label_ids", "start_positions")
 _SURE = 2
 """So many steps one after the other have to be good."""
 _HALF, _NO_BETTER = 2, 0.8
@@ -36,15 +40,16 @@ _BY_HEART = 0.5
 
 @dataclass(eq=False)
 class Training:
-    """Watches a training while `Steps` makes it."""
+    """Watches a training while its `steps` make it."""
 
-    steps: Steps
+    steps: Any
+    """Has `models`, those known beforehand, by name, and `run`, which calls `begin`, makes a step, and calls `end`, until that says so."""
     most_steps: int
     hooks: Hooks
     change: TrainingChange = NOTHING
     told: Callable[[list[float]], None] = lambda _: None
     losses: list[float] = field(default_factory=list)
-    goal: Goal | None = None
+    goal: Goal = NO_GOAL
     first: ObservedStep = field(default_factory=ObservedStep)
     last: ObservedStep | None = None
     models: dict[str, torch.nn.Module] = field(default_factory=dict)
@@ -55,15 +60,10 @@ class Training:
     """Whether a backward pass began with the gradients of the step before."""
     clipped: tuple[float, float] | None = None
     """The gradient norm after the first backward pass, and before the update, where it was made smaller."""
-    is_zeroed: bool = False
-    """Whether the update found no gradients, though the backward pass had made some."""
-    loss_scale: float = 1.0
-    """How many times the value of the loss functions the loss is that was differentiated."""
-    summed: int = 1
-    """Over how many numbers the loss is a plain sum."""
+    zeroed: Line | None = None
+    """Where gradients were zeroed before the first update, which then found none."""
     last_rate: float | None = None
     """The largest learning rate of the last update."""
-    backwards: int = 0
     learned: bool = False
     other_loss: float | None = None
     """With other random numbers, where that is no learned loss."""
@@ -73,16 +73,13 @@ class Training:
     _is_checking: bool = False
     """Whether the step is one more, with other random numbers."""
     _seen: ObservedStep | None = None
-    """The present step, where it is the first or the last."""
-    _watched: ObservedStep | None = None
-    """The same, or one of which only the loss functions are asked for."""
+    """The present step, where it is the first or the last, or one of which the loss functions are asked for."""
     _values: list[float] = field(default_factory=list)
     """What was differentiated in this step."""
     _kept: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """Parameters with their gradients, after the backward pass."""
     _updated: bool = True
     """Whether no backward pass was made since an update."""
-    _was_zeroed: bool = False
     _paths: dict[int, str] = field(default_factory=dict)
     _undo: list[Undo] = field(default_factory=list)
 
@@ -102,7 +99,8 @@ class Training:
             self._stack, self._step_stack = stack, ExitStack()
             self.hooks.autograd_calls(stack, "backward", self._backward)
             self.hooks.optimizer_steps(stack, self._before_update, self._after_update)
-            self.hooks.zeroed_gradients(stack, self._zeroing)
+            self.events = EventWatch(self.hooks, Guard())
+            self.events.attach(stack)
             for name, model in self.steps.models.items():
                 self._meet(name, model)
             try:
@@ -110,27 +108,29 @@ class Training:
             finally:
                 self._after_update()
                 self._step_stack.close()
-        if self.goal is None:
+        if not self.losses:
             self._summarise()
-
-    # --- the steps ---------------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """A step begins: with the same random numbers as every other."""
         self._random.put_back()
-        if self._is_checking:
-            other_numbers()
+        if self._is_checking:  # every generator goes on from another place
+            torch.rand(1)
+            random.random()  # noqa: S311 - not for secrets
+            numpy = sys.modules.get("numpy")
+            if numpy is not None:
+                numpy.random.random()
         self._values.clear()
         self._step_stack = self._stack.enter_context(ExitStack())
-        self._seen = self._watched = self.last if self.losses else self.first
+        self._seen = self.last if self.losses else self.first
         if self._seen is not None:
             self.hooks.module_calls(self._step_stack, self._called, self._returned)
             for model in self.models.values():
                 self.hooks.own_calls(self._step_stack, model, self._given, lambda *_: None)
-        elif self.goal is not None and not self.goal.is_known and self.first.losses:
-            self._watched = ObservedStep()
-        if self._watched is not None or self.change.on_call is not None:
-            mode = FunctionCalls(self._watched, self.change.on_call)
+        elif not self.goal.is_known and self.first.losses:
+            self._seen = ObservedStep()
+        if self._seen is not None or self.change.on_call is not None:
+            mode = FunctionCalls(self._seen, self.change.on_call)
             self._step_stack.callback(take_function_mode_off, mode)
             mode.__enter__()
 
@@ -143,15 +143,15 @@ class Training:
         value = sum(numbers) / len(numbers) if numbers else sum(self._values) if self._values else math.nan
         if self.last is not None:
             return True
-        if self.goal is not None and self._is_checking:
+        if self._is_checking:
             self.other_loss = value if value - self.goal.floor > _BY_HEART * self.goal.reference else None
             return True
         self.losses.append(value)
-        if self.goal is None:
+        if len(self.losses) == 1:
             self.goal = Goal.of(self.first.losses, value, self.first.inputs)
             self._summarise()
         many, goal = len(self.losses), self.goal
-        good = goal.learned(value, self._watched.losses if self._watched is not None else [])
+        good = goal.learned(value, self._seen.losses if self._seen is not None else [])
         self._good = self._good + 1 if good else 0
         # Gradients that add up may yet diverge.
         self.learned = (self._good >= _SURE and not self.accumulates) or (good and many >= self.most_steps)
@@ -174,20 +174,22 @@ class Training:
         """Parameters with a gradient that no optimizer holds."""
         return tuple(name for name, one in self.facts.items() if one.gradient and one.group is None) if self.optimizers else ()
 
-    # --- models --------------------------------------------------------------------------------------------------------------------
-
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Of all models; of several, after the model's name."""
-        return {_joined(name, path, self.models): one for name, model in self.models.items() for path, one in model.named_parameters()}
+        return named_in(self.models, "named_parameters")
 
     def named_modules(self) -> dict[str, torch.nn.Module]:
         """The same."""
-        return {_joined(name, path, self.models): one for name, model in self.models.items() for path, one in model.named_modules()}
+        return named_in(self.models, "named_modules")
 
     def _meet(self, name: str, model: torch.nn.Module) -> None:
         refuse_sharded(model.parameters())
         self.models[name] = model = unwrapped(model)
-        without_dropout(model)
+        for part in model.modules():  # what is dropped at random tells equal samples apart; to be undone with the training
+            if isinstance(part, torch.nn.modules.dropout._DropoutNd):
+                part.p = 0.0
+            elif isinstance(part, (torch.nn.RNNBase, torch.nn.MultiheadAttention)):
+                part.dropout = 0.0
         self._paths = {id(module): path for path, module in self.named_modules().items()}
         if self.change.on_models is not None:
             self.change.on_models({**self.named_modules(), **self.named_parameters()})
@@ -231,32 +233,21 @@ class Training:
         if seen is not None and seen.running and seen.running[-1] == self._paths.get(id(module)):
             seen.running.pop()
 
-    # --- backward passes and updates -------------------------------------------------------------------------------------------------
-
     def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         losses = [tensor for tensor in tensors_in(tensors) if tensor.numel() == 1]
         self._values.append(sum(float(loss.detach()) for loss in losses))
-        is_first, is_second = self._seen is self.first, self._updated and len(self.losses) == 1 and self._seen is None
-        named = self.named_parameters() if self._seen is not None or self.change is not NOTHING or is_second else {}
-        if is_second:
-            self.accumulates = any(one.grad is not None and bool(one.grad.any()) for one in named.values())
+        if self._updated and len(self.losses) == 1:
+            self.accumulates = any(one.grad is not None and bool(one.grad.any()) for one in self.named_parameters().values())
         self._updated = False
+        if self._seen is self.first:
+            self.first.differentiated(losses)
         if self.change.backward_scale != 1.0 and len(losses) == 1:
             tensors = losses[0] * self.change.backward_scale
-        if is_first:
-            self.backwards += 1
-            for one in losses:
-                self.summed = self.first.differentiated(one)
         result = original(tensors, *args, **kwargs)
-        if is_first or self.change.keeps_gradients:
-            self._kept = [(one, one.grad.detach().clone()) for one in named.values() if one.grad is not None]
+        if self._seen is self.first or self.change.keeps_gradients:
+            self._kept = [(one, one.grad.detach().clone()) for one in self.named_parameters().values() if one.grad is not None]
         return result
-
-    def _zeroing(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        self._was_zeroed = self._was_zeroed or (self._seen is self.first and not self._updated)
-        return original(*args, **kwargs)
 
     def _before_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._updated = True
@@ -267,14 +258,15 @@ class Training:
             before = _norm([kept for _, kept in self._kept])
             now = _norm([one.grad for one, _ in self._kept if one.grad is not None])
             self.clipped = (before, now) if now < before / 2 else None
-            self.is_zeroed = before > 0 and now == 0 and self._was_zeroed
+            self.zeroed = self.events.now.zeroed if before > 0 and now == 0 else None
         if self.change.keeps_gradients:
             for one, kept in self._kept:
                 one.grad = kept
-        undo = None if self.change.on_update is None else self.change.on_update(optimizer)
+        undo = None if self.change.on_update is None else self.change.on_update(self, optimizer)
         self._undo += [] if undo is None else [undo]
 
     def _after_update(self, *_: Any) -> None:
+        self.events.take()
         while self._undo:
             self._undo.pop()()
 
@@ -282,10 +274,27 @@ class Training:
         """What the first step shows of parameters; its own tensors are then forgotten."""
         used = {name: one for name, one in self.named_parameters().items() if id(one) in self.first.used}
         self.facts = facts_of(used, self.optimizers, {id(one): gradient for one, gradient in self._kept})
-        whole = sum(call.value for call in self.first.losses)
-        if self._values and whole and math.isfinite(whole):
-            self.loss_scale = sum(self._values) / whole
-        self.first.forget()
+        self.first.origins.clear()
+
+
+class TrainingEvidence:
+    """A stalled training."""
+
+    def __init__(self, names: Mapping[str, str], base: Training, start: KeptState, samples: int | None, unusual: Mapping[str, str]) -> None:
+        self.names, self.base, self.samples = names, base, samples
+        self.unusual = unusual
+        """Modules whose initial weights are unusual, and in which way."""
+        groups = [group for optimizer in base.optimizers for group in optimizer.param_groups]
+        self.rates = tuple(float(group["lr"]) for group in groups if "lr" in group)
+        """Learning rates of all groups, at the start."""
+        self.decays = tuple(float(group["weight_decay"]) for group in groups if "weight_decay" in group)
+        self.optimizers = tuple(start.of_kind(torch.optim.Optimizer))
+        """All that the step can reach."""
+        self.scales = tuple(float(one.get_scale()) for one in start.of_kind(torch.amp.GradScaler) if one.is_enabled())
+        """Of the gradient scalers in use."""
+        self.model, self.optimizer = names.get("model") or next(iter(base.models), "model"), names.get("optimizer", "optimizer")
+        """How the user writes them."""
+        self.subject = "the batch" if samples is None else f"the {plural(samples, 'sample')}"
 
 
 def _numbers(loss: Any) -> list[float]:
@@ -297,37 +306,37 @@ def _numbers(loss: Any) -> list[float]:
     return [float(tensor.detach().float().sum()) for tensor in tensors_in(loss)][:1]
 
 
-def _joined(name: str, path: str, models: Mapping[str, Any]) -> str:
-    return path if len(models) == 1 else f"{name}.{path}".rstrip(".")
-
-
 def _norm(tensors: list[torch.Tensor]) -> float:
     return math.sqrt(sum(float(tensor.float().square().sum()) for tensor in tensors))
 
 
-def other_numbers() -> None:
-    """Let every generator go on from another place."""
-    torch.rand(1)
-    random.random()  # noqa: S311 - not for secrets
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.random()
+@dataclass(eq=False)
+class FunctionSteps:
+    """Steps that a function makes."""
 
-
-def without_dropout(model: torch.nn.Module) -> None:
-    """What is dropped at random tells equal samples apart; to be undone with the training."""
-    for part in model.modules():
-        if isinstance(part, torch.nn.modules.dropout._DropoutNd):
-            part.p = 0.0
-        elif isinstance(part, (torch.nn.RNNBase, torch.nn.MultiheadAttention)):
-            part.dropout = 0.0
-
-
-class Steps(Protocol):
-    """How the steps of a training are made."""
-
-    models: Mapping[str, torch.nn.Module]
-    """Those that are known beforehand, by name."""
+    step: Callable[[], Any]
+    models: dict[str, torch.nn.Module]
 
     def run(self, training: Training) -> None:
-        """Call `training.begin`, make a step, and call `training.end` with its loss, until that says so."""
+        """Until the training says so."""
+        while True:
+            training.begin()
+            if training.end(self.step()):
+                return
+
+
+def is_label(name: str) -> bool:
+    """Whether an argument of that name is what the model is to learn."""
+    return name in LABELS or "label" in name or "target" in name
+
+
+def refuse(is_wrong: object, why: str) -> None:
+    """Raise a `TorchDebugError` where the training cannot be made."""
+    if is_wrong:
+        raise TorchDebugError(why)
+
+
+def refuse_sharded(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise a `TorchDebugError` where one is a DTensor."""
+    why = "the model is sharded over ranks: overfit it before `fully_shard`, `parallelize_module` or `distribute_tensor`"
+    refuse(any(map(is_shard, tensors)), why)
