@@ -80,11 +80,7 @@ def kept_rate(history: GradientHistory) -> Repair | None:
     made = [] if step is None else made_as(line.file, syntax.root_of(step))
     for where, call in made:
         if (zero := _zero_factor(call)) is not None:
-            place = _place_of(zero)
-            lower = syntax.exchanged(
-                call, lambda node: ast.Constant(0.1) if isinstance(node, ast.Constant) and _place_of(node) == place else None
-            )  # noqa: B023
-            return where, f"the schedule multiplies the learning rate by 0: {_exchange(call, lower)}"
+            return where, f"the schedule multiplies the learning rate by 0: {_exchange(call, _lowered(call, zero))}"
     if len(loops) > 1 and history.line is not None and history.line.file == line.file and syntax.covers(loops[-1], history.line.line):
         return line.location, f"move `{code}` out of the loop over batches: it is meant to be called once per epoch"
     if any(called(call) == "ReduceLROnPlateau" for _, call in made):
@@ -108,8 +104,13 @@ def _zero_factor(call: ast.Call) -> ast.Constant | None:
     return next((value for value in values if isinstance(value, ast.Constant) and value.value == 0), None)
 
 
-def _place_of(node: ast.expr) -> tuple[int, int]:
-    return node.lineno, node.col_offset
+def _lowered(call: ast.Call, zero: ast.Constant) -> ast.Call:
+    """The scheduler with a tenth in the place of that zero."""
+
+    def is_zero(node: ast.AST) -> bool:
+        return isinstance(node, ast.Constant) and (node.lineno, node.col_offset) == (zero.lineno, zero.col_offset)
+
+    return syntax.exchanged(call, lambda node: ast.Constant(0.1) if is_zero(node) else None)
 
 
 def _assigned_rate(history: GradientHistory) -> Repair:
