@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +18,15 @@ from torchdebug_magics.errors import DeterminismError, TorchDebugError
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.deterministic.counterfactual.dependences import DependenceSearch, Draws, of_divergence
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch, on_order
-from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
+from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint, Printer
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
-from torchdebug_magics.instruments.deterministic.prints.printing import Printer
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport, Divergence
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
 from torchdebug_magics.instruments.deterministic.twice.culprit import Culprit
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import RunComparison, different, plain_results_of, results_of
-from torchdebug_magics.instruments.deterministic.twice.runs import Outside, Runs
+from torchdebug_magics.instruments.deterministic.twice.runs import FirstRun, Outside, Runs
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.outside.effects import Irrevocable
@@ -40,23 +39,13 @@ from torchdebug_magics.probing.state.states import ways_of
 from torchdebug_magics.probing.this_rank import collectives_count
 
 _TAKEN = "--strict: {} cannot be rewound for a second run: create it in the cell"
-
-
 _COLLECTIVES = "{} collective calls: a second run on this rank alone would wait for the other ranks"
-
-
 _NO_CELL = "--verify reruns the code: write `%%deterministic --verify` above a cell, or call `torchdebug_magics.verify(function)`"
-
-
+NOT_SEEN = "the ops could not be recorded"
 _NEAR = Bound(objects=10_000, levels=4)
 """How far iterators are looked for."""
-
-
 _MOST_ITEMS = 64
 """Of a list or a dict that may hold iterators."""
-
-
-NOT_SEEN = "the ops could not be recorded"
 
 
 class Inquiry:
@@ -66,7 +55,6 @@ class Inquiry:
         self.found = DeterministicReport(seed=ritual.seed)
         self._ritual = ritual
         self._guard = guard
-        self._draws = Draws(())
         self._quick, self._strict = bool(asked.get("quick")), strict
         self._anyway = bool(asked.get("anyway"))
         self._body = context.body()
@@ -79,10 +67,7 @@ class Inquiry:
         self._hooks = Hooks(guard)
         self._printer = Printer(self._recording, self._hooks) if is_printed else None
         self._recorder = DigestRecorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify)
-        self._runs: Runs | None = None
-        self._leftovers = Leftovers({})
-        self._outside = Outside(None, guard, strict=strict)
-        self._collectives_before = 0
+        self._start: Start | None = None
 
     def attach(self, stack: ExitStack) -> None:
         """Look at what was asked, and record from here; when the stack closes, the answers are sought."""
@@ -91,7 +76,7 @@ class Inquiry:
             self._earlier = earlier_print(self._against, {} if self._body is None else self._body.namespace)
         is_repeated = self._verify and self._body is not None and not self._body.refusal
         if self._verify and self._body is not None:
-            self.found = replace(self.found, not_verified=self._body.refusal)
+            self._tell(not_verified=self._body.refusal)
         if self._printer is not None or is_repeated:
             stack.push(self._over)
             if is_repeated:
@@ -109,41 +94,37 @@ class Inquiry:
     def sweep(self) -> None:
         """Finish what an interrupt cut short."""
         self._hooks.sweep()
-        self._outside.finish()
-        if self._runs is not None:
-            self._runs.finish()
+        if self._start is not None:
+            self._start.runs.finish()
 
     def forget(self) -> None:
         """The answers are found: hold nothing of the user's any more."""
-        self._body = self._runs = self._printer = self._earlier = None
-        self._leftovers, self._outside = Leftovers({}), Outside(None, self._guard, strict=False)
+        self._body = self._start = self._printer = self._earlier = None
         self._recording = Recording()
         self._recorder = DigestRecorder(self._recording, self._seen, self._guard, self._hooks)
 
     def _refuse(self) -> None:
         if self._verify and self._body is None:
             raise TorchDebugError(_NO_CELL)
+        msg = ""
         if self._rtol is not None and not 0 <= self._rtol < math.inf:
             msg = f"--rtol must be a number >= 0, such as 1e-5, not {self._rtol:g}"
-            raise TorchDebugError(msg)
-        if self._save is not None and not Path(self._save).expanduser().parent.is_dir():
-            msg = f"--save {self._save}: there is no folder {Path(self._save).expanduser().parent}"
-            raise TorchDebugError(msg)
-        if self._rtol is not None and self._against is None:
+        elif self._save is not None and not (folder := Path(self._save).expanduser().parent).is_dir():
+            msg = f"--save {self._save}: there is no folder {folder}"
+        elif self._rtol is not None and self._against is None:
             msg = "--rtol requires --against: two runs of one cell are compared bit by bit"
+        if msg:
             raise TorchDebugError(msg)
 
     def _prepare(self, stack: ExitStack) -> None:
         assert self._body is not None
         outside = Outside(self._body, self._guard, strict=self._strict, anyway=self._anyway)
         runs = Runs(self._body, outside, self._guard, self._hooks)
-        self._leftovers = Leftovers(self._body.variables, runs.is_found_again)
-        if self._strict and (names := self._leftovers.at_risk()):
+        leftovers = Leftovers(self._body.variables, runs.is_found_again)
+        if self._strict and (names := leftovers.at_risk()):
             raise DeterminismError(_TAKEN.format(names[0]))
-        self._draws = Draws(self._ritual.seedables)
-        self._outside, self._runs = outside, runs
-        self._collectives_before = collectives_count()
-        self._outside.first(stack)
+        self._start = Start(runs, leftovers, Draws(self._ritual.seedables), collectives_count())
+        outside.first(stack)
 
     def _seen(self, seen: Seen, op: Op) -> None:
         if self._verify:
@@ -154,94 +135,119 @@ class Inquiry:
     def _over(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         if self._printer is not None:
             self._compare(self._printer.fingerprint(), error)
-        if self._runs is None:
+        if (start := self._start) is None:
             return
         if error is not None:
-            self.found = replace(self.found, not_verified=f"the cell raised {type(error).__name__}", ops_count=self._recorder.count)
-            self._outside.finish()
+            self._tell(not_verified=f"the cell raised {type(error).__name__}", ops_count=self._recorder.count)
+            start.runs.finish()
             return
-        self.found = replace(self.found, not_verified="the second run did not finish")
+        self._tell(not_verified="the second run did not finish")
         begin_s = time.monotonic()
         try:
-            self._guard.run("running the cell again", self._repeat, self._runs)
+            self._guard.run("running the cell again", self._repeat, start)
         except Irrevocable as act:  # a rerun was about to do what the first run has not done
-            self.found = replace(self.found, not_verified=str(act))
+            self._tell(not_verified=str(act))
         except KeyboardInterrupt:
-            self.found = replace(self.found, interrupted=True)  # what was found is shown; Stop stops Run All, too
+            self._tell(interrupted=True)  # what was found is shown; Stop stops Run All, too
             raise
         finally:
-            self.found = replace(self.found, runs_count=self._runs.count, runs_s=time.monotonic() - begin_s)
-            self._runs.finish()
-            self._outside.finish()
+            self._tell(runs_count=start.runs.count, runs_s=time.monotonic() - begin_s)
+            start.runs.finish()
 
-    def _repeat(self, runs: Runs) -> None:
-        self._outside.over()
-        if self._recorder.has_failed:
-            self.found = replace(self.found, not_verified=NOT_SEEN)
+    def _repeat(self, start: Start) -> None:
+        runs = start.runs
+        runs.outside.over()
+        begun = collectives_count() - start.collectives_count
+        reason = NOT_SEEN if self._recorder.has_failed else runs.outside.refusal or (_COLLECTIVES.format(begun) if begun else "")
+        if reason:
+            self._tell(not_verified=reason)
             return
-        if self._outside.refusal:
-            self.found = replace(self.found, not_verified=self._outside.refusal)
-            return
-        if begun := collectives_count() - self._collectives_before:
-            self.found = replace(self.found, not_verified=_COLLECTIVES.format(begun))
-            return
-        self._draws.over()
-        results, plain = results_of(runs.body, self._recorder.is_unwritten), plain_results_of(runs.body)
+        start.draws.over()
+        runs.first = FirstRun(self._recording, results_of(runs.body, self._recorder.is_unwritten))
+        plain = plain_results_of(runs.body)
         runs.over(self._recorder.contents)
         runs.writers = self._recorder.writers
-        used_up = self._leftovers.names()
+        used_up = start.leftovers.names()
         orders = OrderWatch(runs.body)
-        for found in second_run(runs, self._recording, results, used_up, orders):
-            self._tell(found)
-        results |= {name: digest for name, digest in plain.items() if found.plain.get(name) == digest}  # what a clock wrote is no result
-        if found.verified and not used_up:  # else a run takes from what no further one finds
-            self._guard.run("searching for what the numbers depend on", self._search, runs, results, orders)
-        self.found = replace(self.found, unrestorable=(*used_up, *self._outside.said))
+        again = self._second_run(runs, used_up, orders)
+        if again is not None and not used_up:  # else a run takes from what no further one finds
+            steady = {name: digest for name, digest in plain.items() if again.get(name) == digest}  # what a clock wrote is no result
+            runs.first.results.update(steady)
+            search = DependenceSearch(runs, start.draws, self._ritual, on_order(orders.found), quick=self._quick)
+            self._guard.run("searching for what the numbers depend on", self._search, search, runs)
+        self._tell(unrestorable=(*used_up, *runs.outside.said))
         if used_up:
-            self.found = replace(self.found, carried=used_up)
+            self._tell(carried=used_up)
 
-    def _tell(self, found: TwoRuns) -> None:
+    def _second_run(self, runs: Runs, used_up: Sequence[str], orders: OrderWatch) -> Mapping[str, int] | None:
+        """A digest of each plain value that it leaves; None where the runs do not agree. `orders` watches it, too.
+
+        What is known is told as soon as it is: an interrupt may end the search for the cause.
+        """
+        comparison = RunComparison(self._recording, live_modules(), runs.guard, runs.hooks, to_its_end=bool(used_up), poison=True)
+        now: dict[str, int] = {}
+        plain: dict[str, int] = {}
+
+        def at_end() -> None:
+            now.update(results_of(runs.body, comparison.recorder.is_unwritten))
+            plain.update(plain_results_of(runs.body))
+
+        with runs.otherwise(orders.attach):
+            error = runs.again(comparison, at_end)
+        runs.second_heard = runs.heard
+        if comparison.recorder.has_failed and comparison.difference is None:
+            self._tell(not_verified=NOT_SEEN, depends_on=())
+            return None
+        if error is None:
+            comparison.end()
+        elif comparison.difference is not None:
+            error = None  # a consequence
+        if comparison.difference is None and error is None:
+            divergence = different(runs.first.results, now, runs.body)
+            self._conclude(divergence, len(self._recording))
+            return plain if divergence is None else None
+        culprit = Culprit(comparison, error, runs, used_up, orders.found)
+        ops_count = len(self._recording) if comparison.difference is None else comparison.difference.place + 1
+        for find in (culprit.unexplained, culprit.divergence):
+            self._conclude(find(), ops_count)
+        return None
+
+    def _tell(self, **fields: Any) -> None:
+        self.found = replace(self.found, **fields)
+
+    def _conclude(self, divergence: Divergence | None, ops_count: int) -> None:
         """What the comparison of two runs has found; a difference between them is told first, then one from the earlier run."""
-        self.found = replace(self.found, depends_on=of_divergence(found.divergence), not_verified=found.not_verified)
-        if found.verified is False:
-            self.found = replace(self.found, against="", rtol=None)
-        elif self.found.verified is False or found.verified is None:
-            return
-        self.found = replace(self.found, verified=found.verified, divergence=found.divergence, ops_count=found.ops_count)
+        self._tell(depends_on=of_divergence(divergence), not_verified="")
+        if divergence is not None:
+            self._tell(against="", rtol=None)
+        if divergence is not None or self.found.verified is not False:
+            self._tell(verified=divergence is None, divergence=divergence, ops_count=ops_count)
 
-    def _search(self, runs: Runs, results: Mapping[str, int], orders: OrderWatch) -> None:
-        search = DependenceSearch(runs, self._recording, results, self._draws, self._ritual, on_order(orders.found), quick=self._quick)
+    def _search(self, search: DependenceSearch, runs: Runs) -> None:
         try:
             is_steady = search.run()
         finally:
-            self.found = replace(self.found, depends_on=search.depends_on, carried=search.carried, unchecked=search.unchecked)
+            self._tell(depends_on=search.depends_on, carried=search.carried, unchecked=search.unchecked)
         if not is_steady:  # two runs had agreed by chance
-            for found in second_run(runs, self._recording, {}, (), OrderWatch(runs.body)):
-                self._tell(found)
+            runs.first.results.clear()
+            self._second_run(runs, (), OrderWatch(runs.body))
 
     def _compare(self, fingerprint: Fingerprint, error: BaseException | None) -> None:
-        self.found = replace(self.found, fingerprint=fingerprint, ops_count=len(fingerprint))
+        self._tell(fingerprint=fingerprint, ops_count=len(fingerprint))
         if self._save and error is not None:
             self._guard.note(f"{self._save} was not written because the cell raised {type(error).__name__}")
         elif self._save:
-            self._guard.run(f"writing {self._save}", self._write, Path(self._save).expanduser(), fingerprint)
+            text = json.dumps({"fingerprint": fingerprint.to_dict()}) + "\n"
+            self._guard.run(f"writing {self._save}", Path(self._save).expanduser().write_text, text, encoding="utf-8")
         if (earlier := self._earlier) is None or self._has_ranks:
             return
-        self.found = replace(self.found, against=_called(self._against), rtol=self._rtol)
+        self._tell(against=str(self._against) if isinstance(self._against, (str, Path)) else "the earlier run", rtol=self._rtol)
         if error is not None:
-            self.found = replace(self.found, not_verified=f"the cell raised {type(error).__name__}")
+            self._tell(not_verified=f"the cell raised {type(error).__name__}")
             return
         divergence = compared(earlier, fingerprint, rtol=self._rtol)
         agreeing = agreeing_count(earlier, fingerprint) if divergence is None and self._rtol is None else len(fingerprint)
-        self.found = replace(self.found, verified=divergence is None, divergence=divergence, ops_count=agreeing)
-
-    @staticmethod
-    def _write(path: Path, fingerprint: Fingerprint) -> None:
-        path.write_text(json.dumps({"fingerprint": fingerprint.to_dict()}) + "\n", encoding="utf-8")
-
-
-def _called(named: object) -> str:
-    return named if isinstance(named, str) else str(named) if isinstance(named, Path) else "the earlier run"
+        self._tell(verified=divergence is None, divergence=divergence, ops_count=agreeing)
 
 
 class Leftovers:
@@ -295,42 +301,10 @@ def _place(iterator: Any) -> list[object]:
     return [] if frame is None else [intern(f"{frame.f_lasti} {[*local_values(frame)]}"), *local_values(frame).values()]
 
 
-class TwoRuns(NamedTuple):
-    """Whether two runs agree, and else what differs first."""
+class Start(NamedTuple):
+    """What the first run has begun with."""
 
-    ops_count: int | None
-    verified: bool | None = None
-    divergence: Divergence | None = None
-    not_verified: str = ""
-    plain: Mapping[str, int] = {}
-    """A digest of each plain value that the second run has left."""
-
-
-def second_run(runs: Runs, first: Recording, results: Mapping[str, int], used_up: Sequence[str], orders: OrderWatch) -> Iterator[TwoRuns]:
-    """Gives what is known as soon as it is, though an interrupt may end the search for the cause. `orders` watches the run, too."""
-    comparison = RunComparison(first, live_modules(), runs.guard, runs.hooks, to_its_end=bool(used_up), poison=True)
-    now: dict[str, int] = {}
-    plain: dict[str, int] = {}
-
-    def at_end() -> None:
-        now.update(results_of(runs.body, comparison.recorder.is_unwritten))
-        plain.update(plain_results_of(runs.body))
-
-    with runs.otherwise(orders.attach):
-        error = runs.again(comparison, at_end)
-    runs.second_heard = runs.heard
-    if comparison.recorder.has_failed and comparison.difference is None:
-        yield TwoRuns(None, not_verified=NOT_SEEN, plain=plain)
-        return
-    if error is None:
-        comparison.end()
-    elif comparison.difference is not None:
-        error = None  # a consequence
-    ops_count = len(first) if comparison.difference is None else comparison.difference.place + 1
-    if comparison.difference is None and error is None:
-        divergence = different(results, now, runs.body)
-    else:
-        culprit = Culprit(comparison, error, runs, used_up, orders.found)
-        yield TwoRuns(ops_count, verified=False, divergence=culprit.unexplained())
-        divergence = culprit.divergence()
-    yield TwoRuns(ops_count, divergence is None, divergence, plain=plain)
+    runs: Runs
+    leftovers: Leftovers
+    draws: Draws
+    collectives_count: int

@@ -39,12 +39,13 @@ _RESIZING = frozenset({"resize_", "resize_as_"})
 """They keep what was there."""
 _BETWEEN = frozenset({dispatch.__file__, torch._ops.__file__, torch._tensor.__file__, torch.functional.__file__})
 """Files whose code does no more than to pass a call on."""
-_CALL_THE_USERS = ("/twice/body.py", "/twice/function.py")
+_CALL_THE_USERS = "/twice/body.py"
 """Our own that call what the user has given us."""
 _COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/_aot_autograd/", "/torchinductor_")
 _COMPILED = ("<eval_with_key>", *_COMPILERS)
 _SHARDING = "/torch/distributed/tensor/_sharding_prop.py"
 """Where ops on DTensors are first tried on tensors without data; what came of it is then known, so that no later run does it again."""
+_COMPILE = torch._compile.__file__
 _DISABLED = "DisableContext."
 """In the name of what torch puts around functions of its own that are not to be compiled, such as `zero_grad`, and around compiled ones."""
 
@@ -105,7 +106,9 @@ class DigestRecorder(OpRecorder[Plan]):
     def begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> Plan | None:
         """None for an op of a forked worker, of compiled code, of another instrument, or of unpickling what a worker sent."""
         plan = plan_of(func)
-        if self.has_failed or plan.is_marker or getpid() != self._process or is_passed_by(caller):
+        if self.has_failed or plan.is_marker or getpid() != self._process:
+            return None
+        if _is_ours(caller) or _is_compilers(caller) or _is_of_sharding(caller):
             return None
         self._look_at(plan, func, args, kwargs)
         return plan
@@ -133,9 +136,7 @@ class DigestRecorder(OpRecorder[Plan]):
             args, kwargs = self._without_overwritten(args, kwargs)
         elif plan.base in _RESIZING:
             self._kept_count = args[0].numel()
-        for value in args:
-            self._take_in(value)
-        for value in kwargs.values():
+        for value in (*args, *kwargs.values()):
             self._take_in(value)
 
     def _without_overwritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -157,7 +158,8 @@ class DigestRecorder(OpRecorder[Plan]):
             memory = memory_of(value)
             self.inputs.add(memory)
             if memory not in self._known or self.count == self._thorough_at:
-                self._given = folded(self._given, self._met(value, memory))
+                self._meet(value, memory)
+                self._given = folded(self._given, of_tensor(value))
             elif (views := self._in_part.get(memory)) is not None and view_of(value) not in views:
                 views.add(view_of(value))
                 self._given = folded(self._given, of_tensor(value))
@@ -166,11 +168,6 @@ class DigestRecorder(OpRecorder[Plan]):
                 self._take_in(one)
         elif not isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator)):
             self._given = folded(self._given, of_plain(value))
-
-    def _met(self, tensor: torch.Tensor, memory: int) -> int:
-        """What a tensor holds that no op before has made."""
-        self._meet(tensor, memory)
-        return of_tensor(tensor)
 
     def _meet(self, tensor: torch.Tensor, memory: int) -> None:
         if not memory:
@@ -236,11 +233,6 @@ class DigestRecorder(OpRecorder[Plan]):
         self._tainted.pop(memory, None)
 
 
-def is_passed_by(frame: FrameType | None) -> bool:
-    """Whether the op that is called from `frame` is none of the cell's own."""
-    return _is_ours(frame) or _is_compilers(frame) or _is_of_sharding(frame)
-
-
 def _is_ours(frame: FrameType | None) -> bool:
     """Whether an op is called by this package itself, or by torch where a tensor comes from a worker: which worker is first, none can say.
 
@@ -265,7 +257,9 @@ def _is_compilers(frame: FrameType | None) -> bool:
         file = one.f_code.co_filename
         if owner(file) != "torch":
             return False
-        if any(part in file for part in _COMPILERS) and not (_is_disabled(one) and not any(part in inner for part in _COMPILED)):
+        # What torch only keeps from the compiler is called as ever.
+        is_disabled = _DISABLED in one.f_code.co_qualname or (one.f_back is not None and one.f_back.f_code.co_filename == _COMPILE)
+        if any(part in file for part in _COMPILERS) and not (is_disabled and not any(part in inner for part in _COMPILED)):
             return True
         inner = file
     return False
@@ -276,12 +270,6 @@ def _is_of_sharding(frame: FrameType | None) -> bool:
         return False
     files = (frame.f_code.co_filename.replace("\\", "/") for frame in frames_above(frame))
     return any(file.endswith(_SHARDING) for file in takewhile(lambda file: owner(file) == "torch", files))
-
-
-def _is_disabled(frame: FrameType) -> bool:
-    """Whether it only keeps the compiler away from what it calls."""
-    caller = frame.f_back
-    return _DISABLED in frame.f_code.co_qualname or (caller is not None and caller.f_code.co_filename == torch._compile.__file__)
 
 
 def fill_otherwise(tensor: torch.Tensor) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -61,15 +61,18 @@ def compared(earlier: Fingerprint, later: Fingerprint, *, rtol: float | None) ->
     """The op from which the later run has other results; with `rtol`, the first whose sums are further apart."""
     if rtol is None:
         return None if earlier.records == later.records and earlier.ops == later.ops else difference(earlier, later)
-    run, foreign = PrintedRun(later), None
-    for before, now in _aligned(tuple(earlier), run.ops):
+    then, run, foreign = PrintedRun(earlier), PrintedRun(later), None
+    before_lines, now_lines = ([(op.op, text_of(op.place)) for op in one.ops] for one in (then, run))
+    blocks = SequenceMatcher(None, before_lines, now_lines, autojunk=False).get_matching_blocks()
+    # Another device or version computes some calls by other ops: what is between is passed by.
+    for before, now in ((then.ops[block.a + place], block.b + place) for block in blocks for place in range(block.size)):
         if foreign is None and before.given != run.ops[now].given:
             foreign = run.ops[now]
         if not (before.is_unread or _close(before, run.ops[now], rtol)):
             if foreign is not None:
                 said = f"its input differs from the earlier run, first at `{foreign.op}`, and was created outside PyTorch"
                 return divergence(run, now, "outside_data", said, MADE_ANEW)
-            return divergence(run, now, *reason(earlier, later, run.ops[now], f"differs by more than {rtol:g}"))
+            return divergence(run, now, *reason(then, run, run.ops[now], f"differs by more than {rtol:g}"))
     return None
 
 
@@ -77,13 +80,6 @@ def agreeing_count(earlier: Fingerprint, later: Fingerprint) -> int:
     """How many ops of the later run gave nothing that the earlier one did not have."""
     run = PrintedRun(earlier)
     return sum(not is_new(op, run) for op in later)
-
-
-def _aligned(before: Sequence[OpPrint], now: Sequence[OpPrint]) -> Iterator[tuple[OpPrint, int]]:
-    """Another device or version computes some calls by other ops: what is between is passed by."""
-    then, later = ([(one.op, text_of(one.place)) for one in run] for run in (before, now))
-    for block in SequenceMatcher(None, then, later, autojunk=False).get_matching_blocks():
-        yield from zip(before[block.a : block.a + block.size], range(block.b, block.b + block.size), strict=True)
 
 
 def _close(before: OpPrint, now: OpPrint, rtol: float) -> bool:
@@ -117,7 +113,9 @@ def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
             if edit is None or not words:
                 return updated
     edit = edit or _line_gone(earlier, later, edited) or edit_with(("seed",), earlier, later, edited)
-    return _of_inputs(earlier, later, first, edited, (before, now)) if edit is None else _of_edit(later, first, edit)
+    if edit is None:
+        return _of_inputs(earlier, later, first, edited)
+    return _of_edit(later, first, edit)
 
 
 def _of_strangers(earlier: PrintedRun, later: PrintedRun) -> Divergence | None:
@@ -135,9 +133,7 @@ def _line_gone(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str]
     return None if place is None or text_of(place) in later.lines else EditedLine(None, place)
 
 
-def _of_inputs(
-    earlier: PrintedRun, later: PrintedRun, first: int, edited: Mapping[str, str], prints: tuple[Fingerprint, Fingerprint]
-) -> Divergence:
+def _of_inputs(earlier: PrintedRun, later: PrintedRun, first: int, edited: Mapping[str, str]) -> Divergence:
     """No edited line is behind it: what came in from outside of torch, or an op that did not give the same on the same."""
     op = later.ops[first]
     foreign = _foreign(earlier, later, first)
@@ -154,7 +150,7 @@ def _of_inputs(
     runs = ((earlier, partner), (later, first))
     inputs = [[(run.ops[one].given, run.ops[one].gave) for one in run.reads[at]] for run, at in runs if at is not None]
     if partner is not None and inputs[0] == inputs[1]:
-        return divergence(later, first, *reason(*prints, op, "gave different bits"))
+        return divergence(later, first, *reason(earlier, later, op, "gave different bits"))
     edit = edit_with(("",), earlier, later, edited)
     said = f"`{op.op}` computes with different tensors than in the earlier run"
     if edit is not None:
@@ -185,16 +181,13 @@ def _foreign(earlier: PrintedRun, later: PrintedRun, number: int) -> int | None:
     return None
 
 
-def reason(before: Fingerprint, now: Fingerprint, op: OpPrint, beyond: str) -> tuple[Cause, str]:
+def reason(earlier: PrintedRun, later: PrintedRun, op: OpPrint, beyond: str) -> tuple[Cause, str]:
     """Why an op differs whose inputs do not."""
     if op.is_random:
         return "unseeded_generator", f"`{op.op}` drew different numbers than in the earlier run: a different seed, or an unseeded generator"
-    names = {
-        "torch": (before.torch_version, now.torch_version),
-        "the device": (before.device, now.device),
-        "the number of threads": (before.threads_count, now.threads_count),
-    }
-    changed = [f"{name} was {one} then and is {other} now" for name, (one, other) in names.items() if one != other]
+    names = "torch", "the device", "the number of threads"
+    settings = zip(names, earlier.settings, later.settings, strict=True)
+    changed = [f"{name} was {then} then and is {now} now" for name, then, now in settings if then != now]
     if changed:
         return "unknown", f"`{op.op}` {beyond} on equal inputs: {', '.join(changed)}"
     return "nondeterministic_op", f"`{op.op}` {beyond} on equal inputs"

@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.deterministic.replicas.replica import Group, Replica, digests_of, group_of, weights_of
-from torchdebug_magics.instruments.deterministic.replicas.sample_watch import SampleWatch
-from torchdebug_magics.instruments.deterministic.replicas.step_batches import StepBatches, line_here
+from torchdebug_magics.instruments.deterministic.replicas.step_batches import SampleWatch, StepBatches, line_here
 from torchdebug_magics.instruments.deterministic.report import ReplicaRecord
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
 from torchdebug_magics.probing.dispatch import is_being_compiled, is_being_traced

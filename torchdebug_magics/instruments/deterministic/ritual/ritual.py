@@ -21,8 +21,20 @@ import torch
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.deterministic.ops.op_recording import repair
 from torchdebug_magics.instruments.deterministic.report import Setting, Warned
-from torchdebug_magics.instruments.deterministic.ritual.status import Seedable, Sources, derived_seed, seedables, sow_numpy, too_late
-from torchdebug_magics.instruments.deterministic.ritual.switches import COMPILER, INDUCTOR, Switch, mode, switches
+from torchdebug_magics.instruments.deterministic.ritual.status import (
+    COMPILER,
+    DEFAULT_SEED,
+    INDUCTOR,
+    Seedable,
+    Sources,
+    Switch,
+    derived_seed,
+    mode,
+    seedables,
+    sow_numpy,
+    switches,
+    too_late,
+)
 from torchdebug_magics.probing.after_import import AfterImport
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.user_code import locate, user_frame
@@ -30,9 +42,6 @@ from torchdebug_magics.probing.state.rng import RandomState, same_state
 
 MOST = 2**32 - 1
 """NumPy and PYTHONHASHSEED take no larger one."""
-_FIRST_SEED = 67280421310721
-"""With which torch begins the generator of a device that nobody has seeded."""
-_FIELDS = ("manual_seed_all_cb", "manual_seed_cb", "call_order")
 _MESSAGE = r"(?P<op>[^\n]{1,80}?) (?:does not have a deterministic implementation|defaults to a non-deterministic algorithm)"
 _MOST = 1_000
 """Lines that are told apart."""
@@ -173,7 +182,7 @@ class Seeds:
         self._before = RandomState.take()
         self._queued.take()
         # All are read before the first is seeded: two may draw from the same source.
-        self._own = [(one, state) for one in own if (state := self._guard.run(f"reading {one.name}", one.read))]
+        self._own = [(one, state) for one in own if (state := self._guard.run(f"reading {one.name}", one.read)) is not None]
         self._is_open = True
         if not keep:
             stack.callback(self.put_back)
@@ -200,37 +209,29 @@ class Seeds:
 
 
 class QueuedSeeds:
-    """What waited at one moment for CUDA, and for Intel's GPUs."""
+    """What waited at one moment for CUDA, and for Intel's GPUs, of those that were not started."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Any, tuple[Any, ...]] = {}
+        self._waiting: dict[Any, dict[str, Any]] = {}
 
     def take(self) -> None:
-        """Of the devices that are not started."""
-        self._waiting = {device: _queue(device) for device in (torch.cuda, torch.xpu) if not device.is_initialized()}
+        """Note what waits now."""
+        devices: tuple[Any, ...] = (torch.cuda, torch.xpu)
+        self._waiting = {device: vars(device._lazy_seed_tracker).copy() for device in devices if not device.is_initialized()}
 
     def put_back(self) -> None:
         """Let the same wait again; of a device that was started meanwhile, let them be its seeds."""
         for device, waiting in self._waiting.items():
-            if device.is_initialized():
-                _begin(device, waiting[-1])
-            else:
-                for field, value in zip(_FIELDS, waiting, strict=True):
-                    setattr(device._lazy_seed_tracker, field, value)
+            if not device.is_initialized():
+                vars(device._lazy_seed_tracker).update(waiting)
+                continue
+            device.manual_seed_all(DEFAULT_SEED)
+            for call in filter(None, waiting["call_order"]):
+                call[0]()
 
     def are_back(self) -> bool:
         """Whether the same wait; a device that was started is asked for nothing."""
-        return all(device.is_initialized() or _queue(device) == waiting for device, waiting in self._waiting.items())
-
-
-def _queue(device: Any) -> tuple[Any, ...]:
-    return tuple(getattr(device._lazy_seed_tracker, field) for field in _FIELDS)
-
-
-def _begin(device: Any, calls: list[Any]) -> None:
-    device.manual_seed_all(_FIRST_SEED)
-    for call in filter(None, calls):
-        call[0]()
+        return all(device.is_initialized() or vars(device._lazy_seed_tracker) == waiting for device, waiting in self._waiting.items())
 
 
 class Alerts:

@@ -1,15 +1,23 @@
-"""What is run a second time: the body of a cell, or a function."""
+"""What is run a second time: the body of a cell, or a function; within bounds, and with the workers of DataLoaders in this process."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import copy
+import multiprocessing.process
+import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import worker
 
 from torchdebug_magics.probing.source.user_code import called_from, frames_above, owner, writes_of
 
@@ -68,7 +76,10 @@ def bounded(most_s: float) -> Iterator[None]:
     between two instructions of the user's code, or of a library that it calls; both handlers are gone before the user's own code goes on.
     """
     is_on, is_interrupted = True, False
-    has_timer = threading.current_thread() is threading.main_thread() and _is_free()
+    is_main = threading.current_thread() is threading.main_thread()
+    # Nobody else may measure CPU time by a signal; Windows has none.
+    has_timer = is_main and hasattr(signal, "setitimer") and signal.getsignal(signal.SIGPROF) is signal.SIG_DFL
+    has_timer = has_timer and not any(signal.getitimer(signal.ITIMER_PROF))
 
     def interrupted(number: int, frame: FrameType | None) -> None:
         nonlocal is_interrupted
@@ -84,25 +95,18 @@ def bounded(most_s: float) -> Iterator[None]:
 
     stack = ExitStack()
     try:
-        if threading.current_thread() is threading.main_thread():
-            if has_timer:
-                _handle(stack, signal.SIGPROF, ended)
-                stack.callback(_set_timer, 0.0)
-                _set_timer(most_s)
-            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                _handle(stack, signal.SIGINT, interrupted)
+        if has_timer:
+            _handle(stack, signal.SIGPROF, ended)
+            stack.callback(_set_timer, 0.0)
+            _set_timer(most_s)
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            _handle(stack, signal.SIGINT, interrupted)
         yield
     finally:
         is_on = False
         stack.close()
         if is_interrupted:  # and the user's code may have caught it
             raise KeyboardInterrupt
-
-
-def _is_free() -> bool:
-    """Whether nobody else measures CPU time by a signal; Windows has none."""
-    has_timers = hasattr(signal, "setitimer")
-    return has_timers and signal.getsignal(signal.SIGPROF) is signal.SIG_DFL and not any(signal.getitimer(signal.ITIMER_PROF))
 
 
 def _is_in_user_code(frame: FrameType | None) -> bool:
@@ -128,3 +132,37 @@ def _handle(stack: ExitStack, number: signal.Signals, handler: Callable[[int, Fr
             signal.signal(number, before)
 
     stack.callback(put_back)
+
+
+def workers_here(stack: ExitStack) -> None:
+    """From here until the stack closes. Each loop begins as a worker does: seeded, with `get_worker_info`, after `worker_init_fn`."""
+    kind: Any = DataLoader
+    ordinary = kind._get_iterator
+
+    def get_iterator(loader: Any) -> Any:
+        return _batches(loader, ordinary) if loader.num_workers else ordinary(loader)
+
+    stack.callback(setattr, kind, "_get_iterator", ordinary)
+    stack.callback(setattr, worker, "_worker_info", worker._worker_info)
+    kind._get_iterator = get_iterator
+
+
+def _batches(loader: Any, ordinary: Any) -> Iterator[Any]:
+    alone = copy.copy(loader)
+    alone.multiprocessing_context = None
+    alone.num_workers, alone.timeout = 0, 0
+    batches = ordinary(alone)
+    seed = int(batches._base_seed)
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    worker._worker_info = worker.WorkerInfo(id=0, num_workers=loader.num_workers, seed=seed, dataset=loader.dataset)
+    if loader.worker_init_fn is not None:
+        loader.worker_init_fn(0)
+    yield from batches
+
+
+def processes_count() -> str:
+    """How many processes were started so far, in words: it changes with each."""
+    return repr(getattr(multiprocessing.process, "_process_counter", None))

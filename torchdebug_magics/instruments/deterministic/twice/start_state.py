@@ -43,8 +43,8 @@ class StartState:
         self._stand_ins = StandIns(self._snapshot.objects())
 
     @property
-    def is_whole(self) -> bool:
-        """Whether a run that begins here can be undone: what is added to a sparse gradient is seen by nobody."""
+    def is_dense(self) -> bool:
+        """Whether no gradient is sparse."""
         return all(leaf.gradient is None or leaf.gradient.layout is torch.strided for leaf in self._snapshot.gradients)
 
     def contents(self) -> Contents:
@@ -107,14 +107,14 @@ class StandIns:
         """Whether it can be made anew."""
         if id(value) in self._found:
             return True
-        make = self._of_cache(value) if isinstance(value, functools._lru_cache_wrapper) else self._of_iterator(value)
+        if not isinstance(value, functools._lru_cache_wrapper):
+            make = self._of_iterator(value)
+        else:
+            results = _results_of(value)
+            make = None if results is None else lambda _: _cache(value, results)
         if make is not None:
             self._found[id(value)] = value, make
         return make is not None
-
-    def _of_cache(self, function: Any) -> _Make | None:
-        results = _results_of(function)
-        return None if results is None else lambda _: _cache(function, results)
 
     def _of_iterator(self, value: Any) -> _Make | None:
         if type(value) not in _ITERATORS:
@@ -126,7 +126,9 @@ class StandIns:
         except (TypeError, AttributeError, ValueError):
             return None
         state = [_copied(one) for one in state]
-        if not all(map(self._is_steady, (*given, *_inside(state)))):
+        parts = (*given, *_inside(state))
+        # No generator can be made as it was, nor what is only known to give one thing after the other.
+        if any(hasattr(type(part), "__next__") and attributes_of(part) is None and not self._take(part) for part in parts):
             return None
 
         def make(made: dict[int, Any]) -> Any:
@@ -136,11 +138,6 @@ class StandIns:
             return iterator
 
         return make
-
-    def _is_steady(self, part: Any) -> bool:
-        """Whether it is, or can be made, as it was: no generator can, nor what is only known to give one thing after the other."""
-        is_iterator = hasattr(type(part), "__next__") and attributes_of(part) is None
-        return not is_iterator or self._take(part)
 
     def _anew(self, part: Any, made: dict[int, Any]) -> Any:
         if isinstance(part, tuple):
@@ -164,11 +161,8 @@ def _inside(state: Any) -> Iterator[Any]:
 
 def _results_of(function: Any) -> dict[Any, Any] | None:
     """What a `functools.lru_cache` keeps, the oldest first; None where it keeps without a limit, or where that cannot be told."""
-    referents = [
-        referent
-        for referent in gc.get_referents(function)
-        if getattr(referent, "__name__", "") not in {"_lru_list_elem", "_lru_cache_wrapper"}
-    ]
+    kinds = {"_lru_list_elem", "_lru_cache_wrapper"}
+    referents = [referent for referent in gc.get_referents(function) if getattr(referent, "__name__", "") not in kinds]
     table = next((place for place, one in enumerate(referents) if type(one) is dict and one is not vars(function)), None)
     if function.cache_parameters()["maxsize"] is None or table is None or table != 2 * len(referents[table]):
         return None
@@ -180,12 +174,10 @@ def _results_of(function: Any) -> dict[Any, Any] | None:
 def _cache(function: Any, results: Mapping[Any, Any]) -> Any:
     """A new cache that gives what the other one kept: only calls put something in, so each result is handed over when it is asked for."""
     parameters, kept = function.cache_parameters(), dict(results)
-    mark = [referent for referent in gc.get_referents(function) if type(referent) is object][
-        -1:
-    ]  # stands between arguments and those with a name
+    marks = [referent for referent in gc.get_referents(function) if type(referent) is object]  # between arguments and those with a name
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        key: Any = functools._make_key(args, kwargs, parameters["typed"], tuple(mark))
+        key: Any = functools._make_key(args, kwargs, parameters["typed"], tuple(marks[-1:]))
         result = kept.pop(tuple(key) if isinstance(key, list) else key, ABSENT)
         if result is not ABSENT:
             return result
