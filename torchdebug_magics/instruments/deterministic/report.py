@@ -313,8 +313,8 @@ def standing(location: Location | None) -> str:
 
 def _placed(found: Dependence, first: Dependence) -> str:
     """The fix of a line that the page does not show, with its place."""
-    is_shown = found.location is None or found.location == first.location
-    return found.fix if is_shown or found.location is None else found.fix.replace("this line", found.location.place)
+    place = None if found.location is None or found.location == first.location else found.location.place
+    return found.fix if place is None else found.fix.replace("this line", place)
 
 
 def _with_text(location: Location, place: str) -> str:

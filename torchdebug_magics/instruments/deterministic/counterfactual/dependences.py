@@ -52,7 +52,6 @@ _MOST_NAMED = 3
 _ASKING = frozenset(
     {"listdir", "scandir", "iglob", "glob", "rglob", "iterdir", "walk", "as_completed", "imap_unordered", "getpid", "getppid"}
 )
-_MOST_NAMES = 3
 
 
 class DependenceSearch:
@@ -103,10 +102,9 @@ class DependenceSearch:
         return True
 
     def _of_the_next_run(self) -> Iterator[Dependence | None]:
-        if self._runs.can_go_on:
-            found, names = carried_by(self._runs, self._draws.sow_as_before)
-            yield found
-            self._carried = names if found is not None else ()
+        found, names = carried_by(self._runs, self._draws.sow_as_before) if self._runs.can_go_on else (None, ())
+        yield found
+        self._carried = names if found is not None else ()
 
 
 def of_divergence(found: Divergence | None) -> tuple[Dependence, ...]:
@@ -136,19 +134,16 @@ def on_settings(runs: Runs, ritual: Ritual) -> Dependence | None:
     if begin is None or begin.op is None or not _is_set(begin.op.plan.name):
         return None  # by chance in these two runs and not in the others: no setting does anything for it
     op = begin.op.plan
-    return Dependence(
-        on="settings",
-        op=op.name,
-        module=begin.module,
-        location=begin.location,
-        what=f"without the determinism settings, `{op.base}` adds in an order that varies",
-        fix="call `torch.use_deterministic_algorithms(True)` before this line",
-    )
+    what = f"without the determinism settings, `{op.base}` adds in an order that varies"
+    fix = "call `torch.use_deterministic_algorithms(True)` before this line"
+    return Dependence(on="settings", op=op.name, module=begin.module, location=begin.location, what=what, fix=fix)
 
 
 def on_arrival(runs: Runs) -> Dependence | None:
     """With folders listed and work finished in another order, and another process number; no run where nothing reached asks for one."""
-    if not _asks(runs):
+    in_body = {word for statement in runs.body.statements for word in re.findall(r"\w+", ast.unparse(statement))}
+    names = (written.loaded | written.loaded_attributes for written in map(writes_of, reached(runs.body)[1]))
+    if _ASKING.isdisjoint(in_body.union(*names)):
         return None
     answers = Answers(runs.body.namespace, turned=None)
     effect = effect_of(runs, answers.attach)
@@ -162,12 +157,6 @@ def on_arrival(runs: Runs) -> Dependence | None:
             asked = [one]
             break
     return replace(asked[0].dependence, op="" if begin.op is None else begin.op.plan.name, module=begin.module)
-
-
-def _asks(runs: Runs) -> bool:
-    _, codes = reached(runs.body)
-    in_body = {word for statement in runs.body.statements for word in re.findall(r"\w+", ast.unparse(statement))}
-    return bool(_ASKING & in_body) or any(_ASKING & (written.loaded | written.loaded_attributes) for written in map(writes_of, codes))
 
 
 def _is_set(op: str) -> bool:
@@ -207,7 +196,10 @@ class Draws:
             if effect.prints is not None:
                 found = _drawn_by(one, effect.prints, "the number printed here comes")
             else:
-                begin = _begin_of(effect)
+                # An op that draws is surer than what came to torch from Python, be it by way of the same generator.
+                begin = effect.first or effect.reached[0]
+                ops = [known for known in effect.begins if known.op is not None and known.op.plan.is_random and known.place <= begin.place]
+                begin = ops[-1] if ops else begin
                 plan = None if begin.op is None else begin.op.plan
                 is_op = plan is not None and plan.is_random
                 drawn = None if is_op else last_line_that_changes(runs, one.read, begin.place)
@@ -220,14 +212,6 @@ class Draws:
             if found.on == "carried_state":
                 self.carried += (_LIBRARY.get(one.name, one.name),)
             yield found
-
-
-def _begin_of(effect: Effect) -> Difference:
-    """Where the numbers are drawn: an op that draws is surer than what came to torch from Python, be it by way of the same generator."""
-    first = effect.first
-    assert first is not None
-    drawn = [one for one in effect.begins if one.op is not None and one.op.plan.is_random and one.place <= first.place]
-    return drawn[-1] if drawn else first
 
 
 def _drawn_by(generator: Seedable, at: Location | None, drawing: str, op: str = "", module: str | None = None) -> Dependence:
@@ -303,7 +287,7 @@ def carried_by(runs: Runs, same_seeds: Callable[[ExitStack], object]) -> tuple[D
     changed = start.changed(ends[0])
     places = ends[0].kept | start.kept
     variables = tuple(name for name in changed if not places[name].is_elsewhere)
-    if not variables and not runs.files:  # torch itself sets variables of the environment: it is the last to be named
+    if not variables and not runs.outside.changed:  # torch itself sets variables of the environment: it is the last to be named
         variables = changed
     begin, error = effect.first, effect.error
     at, other = effect.prints, None
@@ -318,7 +302,7 @@ def carried_by(runs: Runs, same_seeds: Callable[[ExitStack], object]) -> tuple[D
     else:
         return None, ()
     mode = None if begin is None or effect.has_backward else _of_mode(begin)
-    what, fix = mode or _in_words(runs, names[:_MOST_NAMES])
+    what, fix = mode or _in_words(runs, names[:_MOST_NAMED])
     if begin is None and isinstance(error, TooLong):
         what = f"{what}, so that it does not end"
     elif begin is None and error is not None:
@@ -326,7 +310,9 @@ def carried_by(runs: Runs, same_seeds: Callable[[ExitStack], object]) -> tuple[D
         what = f"the next run raises {type(error).__name__}{f': {text}' if text else ''}"
     op, module = ("", None) if begin is None else ("" if begin.op is None else begin.op.plan.name, begin.module)
     first, second = (at, None) if other is None or other == at else (other, at)
-    return Dependence(on="carried_state", op=op, module=module, location=first, other=second, what=what, fix=fix), names or runs.files
+    return Dependence(
+        on="carried_state", op=op, module=module, location=first, other=second, what=what, fix=fix
+    ), names or runs.outside.changed
 
 
 def _reaching(
@@ -368,12 +354,10 @@ def _of_mode(begin: Difference) -> tuple[str, str] | None:
 
 
 def _in_words(runs: Runs, names: tuple[str, ...]) -> tuple[str, str]:
-    if not names and runs.files:
-        files = listed([f"`{name}`" for name in runs.files[:_MOST_NAMES]])
-        return (
-            f"the next run starts with {files} as this run left it",
-            f"delete {files} at the top of this cell, or write it in another cell",
-        )
+    if not names and runs.outside.changed:
+        files = listed([f"`{name}`" for name in runs.outside.changed[:_MOST_NAMED]])
+        fix = f"delete {files} at the top of this cell, or write it in another cell"
+        return f"the next run starts with {files} as this run left it", fix
     if not names:
         return "the next run starts from state that this run changed", "create the objects that the cell changes in the cell itself"
     values = runs.body.left()

@@ -30,7 +30,6 @@ from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.source.syntax import names_in, read_before_bound
 from torchdebug_magics.probing.source.user_code import is_user_code, location, writes_of
 from torchdebug_magics.probing.state.attributes import attributes_of
-from torchdebug_magics.probing.state.contents import Contents
 from torchdebug_magics.probing.state.digest import of_plain, of_tensor
 from torchdebug_magics.probing.state.kinds import ABSENT
 from torchdebug_magics.probing.state.process_settings import SETTINGS
@@ -75,16 +74,13 @@ def _kept(body: Body) -> Iterator[tuple[str, KeptObject]]:
         if not isinstance(value, (type, ModuleType)):
             yield name, KeptObject(functools.partial(_value, body, name))
         if isinstance(value, torch.nn.Module):
-            yield f"{name}{OF_GRADIENTS}", KeptObject(functools.partial(_gradients, value))
+            gradients = functools.partial(lambda module: [parameter.grad for parameter in module.parameters()], value)
+            yield f"{name}{OF_GRADIENTS}", KeptObject(gradients)
     for kind in kinds:
         if kind.__module__ != "builtins" and is_users(kind):
             yield from ((f"{kind.__name__}.{name}", place) for name, place in _of_mapping(vars(kind)) if not name.startswith("__"))
     yield from ((name, KeptObject(setting.read, is_elsewhere=True)) for name, setting in SETTINGS.items() if setting.line)
     yield from ((f"os.environ[{name!r}]", place) for name, place in _of_mapping(os.environ))
-
-
-def _gradients(module: torch.nn.Module) -> list[torch.Tensor | None]:
-    return [parameter.grad for parameter in module.parameters()]
 
 
 def _value(body: Body, name: str) -> Any:
@@ -163,15 +159,11 @@ class _LineWatch:
         self.last: Line | None = None
         self._runs = runs
         self._recorder = DigestRecorder(Recording(), self._seen, runs.guard, runs.hooks)
+        self.contents = self._recorder.contents
         self._look, self._place = look, place
         self._is_over = self._is_found = False
         self._lines = 0
         self._begin_s = time.process_time()
-
-    @property
-    def contents(self) -> Contents:
-        """What the run has written."""
-        return self._recorder.contents
 
     def run(self) -> bool:
         """Whether a look has ended it."""
@@ -241,9 +233,6 @@ def _is_read_first(body: Body, name: str) -> bool:
     if name in names_in(*body.statements):
         return name in read_before_bound(body.statements)
     return any(name in writes_of(code).stored_globals & writes_of(code).loaded for code in reached(body)[1])
-
-
-# --- digests --------------------------------------------------------------------------------------------------------------------
 
 
 def digest_of(value: Any, level: int = 0) -> int:

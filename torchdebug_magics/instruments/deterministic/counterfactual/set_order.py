@@ -45,9 +45,8 @@ class Ordering(NamedTuple):
 def on_order(found: Iterable[Ordering]) -> tuple[Dependence, ...]:
     """Of objects; of strings, where Python draws their hashes anew in each process."""
     is_salted = sys.flags.hash_randomization and not (began_with("PYTHONHASHSEED") or "random").isdigit()
-    return tuple(
-        dependence_of(one) for one in found if one.place.keeps_order and (one.kind == "address" or (is_salted and one.kind == "salted"))
-    )
+    kinds = {"address", "salted"} if is_salted else {"address"}
+    return tuple(dependence_of(one) for one in found if one.place.keeps_order and one.kind in kinds)
 
 
 def dependence_of(found: Ordering) -> Dependence:
@@ -69,15 +68,11 @@ class OrderWatch:
     """Looks at values before and after the lines of the user's that give an order to what may be a set, while a run goes on."""
 
     def __init__(self, body: Body) -> None:
-        self._found: dict[tuple[str, int, str], Ordering] = {}
+        self.found: dict[tuple[str, int, str], Ordering] = {}
+        """Each place once, by file, line and text, in the order in which the run came to them."""
         self._asked = ordering_places(body)
         self._has_places: dict[CodeType, bool] = {}
         self._after: dict[FrameType, tuple[int, list[OrderingPlace]]] = {}
-
-    @property
-    def found(self) -> tuple[Ordering, ...]:
-        """Each place once, in the order in which the run came to them."""
-        return tuple(self._found.values())
 
     def attach(self, stack: ExitStack) -> None:
         """From here until the stack closes; not where the source has no such place, or a debugger follows the code."""
@@ -91,10 +86,9 @@ class OrderWatch:
         asked = self._asked.get(code.co_filename)
         if asked is None:
             return None
-        known = self._has_places.get(code)
-        if known is None:  # the lines of all other functions cost nothing
-            known = self._has_places[code] = any(line in asked for _, _, line in code.co_lines())
-        return self._line if known else None
+        if code not in self._has_places:  # the lines of all other functions cost nothing
+            self._has_places[code] = any(line in asked for _, _, line in code.co_lines())
+        return self._line if self._has_places[code] else None
 
     def _line(self, frame: FrameType, event: str, _arg: object) -> Any:
         if event not in {"line", "return"}:
@@ -116,8 +110,8 @@ class OrderWatch:
                 kind = "salted"
             elif kind is None and one.is_set:
                 kind = _kind_of(made) if (made := _held(frame, one.target)) is None or one.is_loop or type(made) in _HOLDING else None
-            if kind is not None and key not in self._found and not (one.is_hash and kind != "salted"):
-                self._found[key] = Ordering(kind, location(key[0], line, frame.f_code.co_name), one)
+            if kind is not None and key not in self.found and not (one.is_hash and kind != "salted"):
+                self.found[key] = Ordering(kind, location(key[0], line, frame.f_code.co_name), one)
 
 
 def _held(frame: FrameType, path: str) -> Any:

@@ -130,9 +130,8 @@ class Answers:
             called = outer.f_code
             parameter = called.co_varnames[1] if called.co_argcount > 1 else ""
             line, text = user.f_lineno or 1, _text(code, user.f_lasti)
-            self._places[key] = OutsideCall(
-                influence, code.co_filename, line, called.co_name, parameter, text, _seed_of_library(frame, user)
-            )
+            seed = _seed_of_library(frame, user)
+            self._places[key] = OutsideCall(influence, code.co_filename, line, called.co_name, parameter, text, seed)
         return self._places[key]
 
     # --- who is asked ------------------------------------------------------------------------------------------------------------
@@ -335,9 +334,6 @@ class _Scan(Iterator[Any], AbstractContextManager["_Scan"]):
 
     def close(self) -> None:
         pass
-
-
-# --- which answers matter ---------------------------------------------------------------------------------------------------------
 
 
 def asked_by(runs: Runs, place: int | None, also: Callable[[ExitStack], object] = lambda _: None) -> tuple[OutsideCall, ...]:

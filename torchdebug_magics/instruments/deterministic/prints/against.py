@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed
@@ -113,9 +113,7 @@ def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
             if edit is None or not words:
                 return updated
     edit = edit or _line_gone(earlier, later, edited) or edit_with(("seed",), earlier, later, edited)
-    if edit is None:
-        return _of_inputs(earlier, later, first, edited)
-    return _of_edit(later, first, edit)
+    return _of_inputs(earlier, later, first, edited) if edit is None else _of_edit(later, first, edit)
 
 
 def _of_strangers(earlier: PrintedRun, later: PrintedRun) -> Divergence | None:
@@ -174,11 +172,8 @@ def _foreign(earlier: PrintedRun, later: PrintedRun, number: int) -> int | None:
     known: dict[tuple[str, str], set[int]] = defaultdict(set)
     for op in earlier.ops:
         known[op.op, text_of(op.place)].add(op.given)
-    for one in sorted((*later.reads[number], number)):
-        then = known.get((later.ops[one].op, text_of(later.ops[one].place)))
-        if then is not None and later.ops[one].given not in then:
-            return one
-    return None
+    met = [(one, later.ops[one]) for one in sorted((*later.reads[number], number))]
+    return next((one for one, op in met if op.given not in known.get((op.op, text_of(op.place)), {op.given})), None)
 
 
 def reason(earlier: PrintedRun, later: PrintedRun, op: OpPrint, beyond: str) -> tuple[Cause, str]:
@@ -196,17 +191,9 @@ def reason(earlier: PrintedRun, later: PrintedRun, op: OpPrint, beyond: str) -> 
 def divergence(run: PrintedRun, number: int, cause: Cause, said: str, fix: str = "", *, other: Location | None = None) -> Divergence:
     """Of an op of the later run."""
     op = run.ops[number]
-    return Divergence(
-        op=op.op,
-        module=op.module or None,
-        location=op.place,
-        occurrence=run.occurrence(number),
-        cause=cause,
-        explanation=said,
-        fix=fix,
-        other=other,
-        phase="backward" if op.is_backward else "forward",
-    )
+    which, phase = run.occurrence(number), "backward" if op.is_backward else "forward"
+    at: dict[str, Any] = {"op": op.op, "module": op.module or None, "location": op.place, "occurrence": which, "phase": phase}
+    return Divergence(cause=cause, explanation=said, fix=fix, other=other, **at)
 
 
 def updated_otherwise(earlier: PrintedRun, later: PrintedRun, number: int) -> tuple[Divergence | None, tuple[str, ...]]:
@@ -241,11 +228,9 @@ def updated_otherwise(earlier: PrintedRun, later: PrintedRun, number: int) -> tu
 
 def _same_step(earlier: PrintedRun, later: PrintedRun, now: Update) -> Update | None:
     """The earlier run's step after the same gradients: the last results of a backward pass that both runs had."""
-    for number in reversed(range(now.first)):
-        op = later.ops[number]
-        if op.is_backward and op.gave in earlier.values:
-            return next((update for update in earlier.updates if update.first > earlier.values[op.gave]), None)
-    return None
+    known = (earlier.values[op.gave] for op in reversed(later.ops[: now.first]) if op.is_backward and op.gave in earlier.values)
+    number = next(known, None)
+    return None if number is None else next((update for update in earlier.updates if update.first > number), None)
 
 
 class _Draw(NamedTuple):
@@ -301,11 +286,10 @@ def repeated(earlier: PrintedRun, later: PrintedRun, last: int) -> Divergence | 
     if not drawn or later.ops[drawn[-1]].gave not in earlier.values:
         return None
     number = drawn[-1]
-    then = earlier.values[later.ops[number].gave]
-    loaded = [later.ops[given].gave for given in later.reads[last] if is_copy(later.ops[given])]
-    reached = max((earlier.values.get(value, -1) for value in loaded), default=-1)
+    loaded = (later.ops[given].gave for given in later.reads[last] if is_copy(later.ops[given]))
+    between = range(earlier.values[later.ops[number].gave] + 1, max((earlier.values.get(value, -1) for value in loaded), default=-1))
     text = text_of(later.ops[number].place)
-    since = [number for number in range(then + 1, reached) if earlier.ops[number].is_random and text_of(earlier.ops[number].place) == text]
+    since = [then for then in between if earlier.ops[then].is_random and text_of(earlier.ops[then].place) == text]
     if not since:
         return None
     said = f"`{later.ops[number].op}` draws the numbers that the earlier run drew much earlier: the RNG state was not restored"

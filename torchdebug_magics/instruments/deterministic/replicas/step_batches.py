@@ -47,8 +47,7 @@ class StepBatches:
     """
 
     def __init__(self, owner: object, guard: Guard) -> None:
-        self._owner = owner
-        self._guard = guard
+        self._owner, self._guard = owner, guard
         self._seeded: list[tuple[Seedable, Any]] = []
         """Generators that only the magic has seeded, with their states right after."""
         self.is_doubtful = False
@@ -96,15 +95,12 @@ class StepBatches:
         return batch
 
     def _seed(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """The user seeds a generator: only what was drawn before may depend on the magic's seed."""
         __tracebackhide__ = True
-        self._guard.run("the look at a seed", self._seeded_by_user, name, args or tuple(kwargs.values()))
-        return original(*args, **kwargs)
-
-    def _seeded_by_user(self, name: str, given: tuple[Any, ...]) -> None:
-        """Note that the user has seeded a generator: only what was drawn before may depend on the magic's seed."""
-        if given and given[0] is not None:
-            self._doubt(name)
+        if next(iter((*args, *kwargs.values())), None) is not None:
+            self._guard.run("the look at a seed", self._doubt, name)
             self._seeded = [(known, state) for known, state in self._seeded if known.name != name]
+        return original(*args, **kwargs)
 
     def _doubt(self, name: str = "") -> None:
         """Become doubtful if one of the generators, or the one of that name, was drawn from."""

@@ -62,11 +62,9 @@ class Ritual:
         self.seedables: tuple[Seedable, ...] = ()
         """As they were before the ritual seeded them."""
         self.threads_count = torch.get_num_threads()
-        self._strict = strict
-        self._keep_rng = keep_rng
-        self._guard = guard
+        self._strict, self.keep_rng, self._guard = strict, keep_rng, guard
         self._seeds = Seeds(self.seed, guard)
-        self._alerts = Alerts(guard)
+        self.alerts = Alerts(guard)
         self._switches: tuple[Switch, ...] = ()
         self._before: dict[str, Any] = {}
         self._during: dict[str, Any] = {}
@@ -81,11 +79,11 @@ class Ritual:
         self.seedables = self._guard.run("looking for seeds", seedables, sources.generators, self._guard) or ()
         self.threads_count = torch.get_num_threads()
         stack.callback(self.undo)
-        self._alerts.attach(stack)
+        self.alerts.attach(stack)
         self._turn_all()
         if COMPILER not in sys.modules:
             stack.enter_context(AfterImport(COMPILER, self._compiler_imported))
-        self._seeds.attach(stack, [seedable for seedable in self.seedables if not seedable.is_global], keep=self._keep_rng)
+        self._seeds.attach(stack, [seedable for seedable in self.seedables if not seedable.is_global], keep=self.keep_rng)
 
     @contextmanager
     def left_off(self) -> Iterator[None]:
@@ -107,19 +105,14 @@ class Ritual:
             if one.name in self._pending:
                 self._guard.run(f"putting back {one.name}", one.turn, self._before[one.name])
                 self._pending.discard(one.name)
-        self._alerts.remove()
-        if not self._keep_rng:
+        self.alerts.remove()
+        if not self.keep_rng:
             self._seeds.put_back()
-
-    @property
-    def warnings(self) -> tuple[Warned, ...]:
-        """The non-deterministic ops that torch has warned of."""
-        return self._alerts.warned
 
     @property
     def restored(self) -> bool:
         """Whether a look at all of it finds it as before."""
-        return all(switch.read() == self._before[switch.name] for switch in self._switches) and (self._keep_rng or self._seeds.are_back())
+        return all(switch.read() == self._before[switch.name] for switch in self._switches) and (self.keep_rng or self._seeds.are_back())
 
     def _turn_all(self) -> None:
         # Where the user has torch raise, it goes on to raise.
@@ -242,9 +235,8 @@ class Alerts:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._shown = False
+        self._shown = self._is_open = False
         self._met: dict[tuple[str, str, int], Warned] = {}
-        self._is_open = False
         self._before: Callable[..., None] = warnings.showwarning
         self._hook: Callable[..., None] = self._show
         # A comment makes it this session's own, so that a nested one takes away only its own.

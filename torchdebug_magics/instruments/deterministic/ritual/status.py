@@ -36,6 +36,7 @@ INDUCTOR = "inductor.deterministic"
 _MODES: Final = {"off": "default", "warn only": "warn", "on": "error"}
 _WORKSPACE = ":4096:8"
 """Of the two that NVIDIA calls deterministic, the one that is not slow."""
+_ATTENTION = ("math", "flash", "mem_efficient", "cudnn")
 _LESS = {"tf32": "ieee", "bf16": "ieee", "high": "highest", "medium": "highest", True: False}
 _BACKENDS: Any = torch.backends
 
@@ -136,19 +137,16 @@ def _source_of(found: Named) -> Source:
 
 
 def _seeded(seed: int | None) -> SeededBy:
-    if seed is None:
-        return "unknown"
-    if seed == DEFAULT_SEED:
-        return "default"
+    if seed is None or seed == DEFAULT_SEED:
+        return "unknown" if seed is None else "default"
     return "hand" if seed < _BY_HAND else "entropy"
 
 
 def _sow(generator: Any, seed: int) -> None:
     """Begin a generator of the user's anew."""
-    if not hasattr(generator, "bit_generator"):
+    if (source := getattr(generator, "bit_generator", None)) is None:
         generator.seed(seed)
     else:
-        source = generator.bit_generator
         source.state = type(source)(seed).state
 
 
@@ -166,14 +164,9 @@ def _under(on: LiveRitual, source: Source) -> Source:
 
 
 def _loader(found: Named, names: dict[int, str]) -> Loader:
-    loader = found.value
-    generator = loader.generator
-    return Loader(
-        name=found.name,
-        workers_count=loader.num_workers,
-        generator="" if generator is None else names.get(id(generator), "a generator of its own"),
-        workers_alive=has_workers(loader),
-    )
+    loader, own = found.value, found.value.generator
+    generator = "" if own is None else names.get(id(own), "a generator of its own")
+    return Loader(name=found.name, workers_count=loader.num_workers, generator=generator, workers_alive=has_workers(loader))
 
 
 class Sources(NamedTuple):
@@ -240,9 +233,6 @@ def has_workers(loader: Any) -> bool:
     return vars(loader).get("_iterator") is not None
 
 
-# --- switches -------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Switch:
     """One switch of torch's or of the environment."""
@@ -266,13 +256,7 @@ class Switch:
 def switches(seed: int, *, strict: bool) -> tuple[Switch, ...]:
     """In the order in which they are set, and put back: what a setter moves besides its own stands after it."""
     return (
-        # `use_deterministic_algorithms` would import the compiler for its flag, which takes seconds; see `COMPILER`.
-        Switch(
-            "deterministic_algorithms",
-            mode,
-            lambda value: torch.set_deterministic_debug_mode(_MODES[value]),
-            _always("on" if strict else "warn only"),
-        ),
+        Switch("deterministic_algorithms", mode, _set_mode, _always("on" if strict else "warn only")),
         Switch(INDUCTOR, _inductor, _set_inductor, lambda now: now if now is None else True),
         _attribute("fill_uninitialized_memory", torch.utils.deterministic, "fill_uninitialized_memory", _always(True)),  # noqa: FBT003 - the value
         _attribute("cudnn.deterministic", torch.backends.cudnn, "deterministic", _always(True)),  # noqa: FBT003 - the value
@@ -293,6 +277,11 @@ def mode() -> str:
     if not torch.are_deterministic_algorithms_enabled():
         return "off"
     return "warn only" if torch.is_deterministic_algorithms_warn_only_enabled() else "on"
+
+
+def _set_mode(mode: str) -> None:
+    # `use_deterministic_algorithms` would import the compiler for its flag, which takes seconds; see `COMPILER`.
+    torch.set_deterministic_debug_mode(_MODES[mode])
 
 
 def _inductor() -> bool | None:
@@ -319,18 +308,14 @@ def _attention(*, strict: bool) -> tuple[Switch, ...]:
     if strict or not torch.backends.cuda.is_built():
         return ()
     cuda: Any = torch.backends.cuda
-    names = {"math": True, "flash": False, "mem_efficient": False, "cudnn": False}
-    return tuple(
-        Switch(f"sdpa.{name}", getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp"), _always(on))
-        for name, on in names.items()
-    )
+    ways = ((name, getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp")) for name in _ATTENTION)
+    return tuple(Switch(f"sdpa.{name}", read, write, _always(name == "math")) for name, read, write in ways)
 
 
 def _variable(name: str, wanted: Callable[[Any], Any]) -> Switch:
     def write(value: str | None) -> None:
-        if value is None:
-            os.environ.pop(name, None)
-        else:
+        os.environ.pop(name, None)
+        if value is not None:
             os.environ[name] = value
 
     return Switch(name, lambda: os.environ.get(name), write, wanted)

@@ -18,7 +18,6 @@ from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLo
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, RunComparison, drawn_from, raised_at
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.source.syntax import enclosing, tree_of
-from torchdebug_magics.report import Location
 
 _FIRST_ALONE = "later runs agree with the second one: the first run left state that could not be restored, such as a cache entry"
 _IN_THE_CELL = "create what the cell consumes in the cell itself"
@@ -103,7 +102,7 @@ class Culprit:
 
     def _of_kernel(self, op: Op) -> Divergence:
         """Its inputs agree."""
-        if op.plan.is_view or op.plan.moves or op.plan.is_pointwise:
+        if op.plan.is_steady:
             alone = "which it cannot do by itself: something else wrote to its memory"
             return self._told("unknown", f"`{op.plan.name}` gave different numbers on equal inputs, {alone}")
         fix = repair(op.plan.base)
@@ -118,7 +117,9 @@ class Culprit:
             said += "torch's global generator, which the cell itself reseeded"
             fix = "remove `torch.seed()`, as this magic has already seeded the generator, or replace it with `torch.manual_seed(42)`"
         else:
-            name = difference.name_of(generator)
+            known: Any = generator  # in an op it is wrapped anew: it is known by what is behind it
+            held = {name: getattr(value, "_cdata", None) for name, value in difference.names.items() if isinstance(value, torch.Generator)}
+            name = next((name for name, behind in held.items() if behind == known._cdata), "")
             said += f"{f'`{name}`' if name else 'a `torch.Generator`'}, which has a different seed in each run"
             fix = f"use `{name or 'generator'}.manual_seed(42)` instead of `.seed()` or a varying seed"
         found = None if self._used_up else self._of_answers(op.place)
@@ -132,8 +133,8 @@ class Culprit:
         """The runs went different ways: another op, another line, or an end."""
         earlier = self._comparison.earlier
         before = earlier[difference.place] if difference.place < len(earlier) else None
-        line = None if before is None else earlier.places[before.line]
-        there, here = None if line is None else line.location, difference.location
+        made = None if before is None else earlier.places[before.line]
+        there, here = None if made is None else made.location, difference.location
         names = "" if before is None else earlier.op_name(before.op), "" if difference.op is None else difference.op.plan.name
         went = [f"to `{name}` ({at})" if name else "to its end" for name, at in zip(names, (there, here), strict=True)]
         said = f"the first run continued {went[0]}, the second one {went[1]}"
@@ -142,7 +143,8 @@ class Culprit:
             return replace(leak, cause="control_flow", op=names[0] or leak.op, location=there or leak.location, other=here)
         found = self._of_answers(None)
         at, other, name = (there, here, names[0]) if there is not None else (here, None, names[1])
-        if there is not None and found is not None and _depth(here) > _depth(there):
+        depths = [0 if line is None else len([*enclosing(tree_of(line.file), line.line)]) for line in (there, here)]
+        if there is not None and found is not None and depths[1] > depths[0]:
             at, name = here, names[1]  # which run is the longer one is chance; the op in the loop is told
         if found is not None:
             line_asked = found.other or found.location
@@ -226,8 +228,3 @@ class Culprit:
             DigestRecorder(self._comparison.earlier.another(), seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at)
         )
         return found[0] if found else None
-
-
-def _depth(location: Location | None) -> int:
-    """How many statements a line stands in."""
-    return 0 if location is None else len([*enclosing(tree_of(location.file), location.line)])

@@ -28,7 +28,7 @@ from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import binding, nodes
 from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, location, owner
-from torchdebug_magics.probing.state.contents import Contents, memory_of
+from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.state.digest import of_plain, of_tensor
 from torchdebug_magics.report import Location
 
@@ -71,12 +71,6 @@ class Difference:
         """The user's line that it was seen at."""
         return None if self.line is None else self.line.location
 
-    def name_of(self, generator: torch.Generator) -> str:
-        """In an op it is wrapped anew: it is known by what is behind it."""
-        held: list[tuple[str, Any]] = [(name, value) for name, value in self.names.items() if isinstance(value, torch.Generator)]
-        known: Any = generator
-        return next((name for name, value in held if value._cdata == known._cdata), "")
-
 
 class RunComparison:
     """Compares a run with an earlier recording, op by op while it goes on, and ends it at the first difference."""
@@ -101,6 +95,7 @@ class RunComparison:
         """Whether the run goes on after the difference: to end it kills the generators that it stands in."""
         self.difference: Difference | None = None
         self.recorder = DigestRecorder(earlier.another(), self._seen, guard, hooks, poison=poison)
+        self.contents = self.recorder.contents
         self._calls = ModuleCalls(modules, hooks)
         self._hooks, self._guard = hooks, guard
 
@@ -109,11 +104,6 @@ class RunComparison:
         self._calls.attach(stack)
         away_from_the_compiler(stack, self._hooks, self._guard)
         self.recorder.attach(stack)
-
-    @property
-    def contents(self) -> Contents:
-        """What the run has written."""
-        return self.recorder.contents
 
     def here(self) -> tuple[Line | None, str | None]:
         """The user's line that runs, and the path of its module; in a backward pass, of the forward that it belongs to."""
@@ -164,15 +154,11 @@ class RunComparison:
             return "given"
         if before.gave == seen.gave:
             return None
-        if op.empty is not None and op.plan.passes_on and not self._is_told_by_index(op):
+        index = op.args[op.plan.index_at : op.plan.index_at + 1] if op.plan.index_at > 0 else ()  # says which numbers are moved
+        if op.empty is not None and op.plan.passes_on and not any(map(self.recorder.is_unwritten, tensors(index))):
             self.recorder.taint(op)  # it holds what nobody has written, and may never be read
             return None
         return "gave"
-
-    def _is_told_by_index(self, op: Op) -> bool:
-        """Whether what nobody has written decides which numbers are moved."""
-        index = op.args[op.plan.index_at : op.plan.index_at + 1] if op.plan.index_at > 0 else ()
-        return any(map(self.recorder.is_unwritten, tensors(index)))
 
 
 def drawn_from(op: Op) -> torch.Generator:
@@ -194,13 +180,14 @@ def results_of(body: Body, is_unwritten: Callable[[torch.Tensor], bool]) -> dict
 
 def plain_results_of(body: Body) -> dict[str, int]:
     """A digest of each number, text and flat list that a name of the user's holds."""
-    return {name: of_plain(value) for name, value in body.left().items() if not name.startswith("_") and _is_plain(value)}
+    held = {name: value for name, value in body.left().items() if not name.startswith("_")}
+    parts = {name: [value] if (members := _members(value)) is None else members for name, value in held.items()}
+    return {name: of_plain(value) for name, value in held.items() if all(type(part) in _FLAT for part in parts[name])}
 
 
-def _is_plain(value: object) -> bool:
-    if type(value) in {list, tuple}:
-        return all(type(one) in _FLAT for one in list(value)[:_MOST])  # type: ignore[call-overload]  # a list or a tuple, as was asked
-    return type(value) in _FLAT
+def _members(value: object) -> list[object] | None:
+    """The first ones of a list or a tuple."""
+    return list(value)[:_MOST] if type(value) in {list, tuple} else None  # type: ignore[call-overload]  # one of the two
 
 
 def tensors_left(body: Body) -> Iterator[tuple[str, torch.Tensor]]:
@@ -213,15 +200,11 @@ def different(first: Mapping[str, int], second: Mapping[str, int], body: Body) -
     name = next((name for name, digest in first.items() if second.get(name, digest) != digest), None)
     if name is None:
         return None
-    return Divergence(
-        op="",
-        module=None,
-        location=_bound_at(body, name),
-        occurrence=1,
-        cause="outside_data",
-        explanation=f"`{name}` differs although all recorded ops agree: it was computed unseen, in a thread or in compiled code",
-        fix="",
-    )
+    root = name.partition(".")[0].partition("[")[0]
+    lines = [node.lineno for node in nodes(ast.Name, *body.statements) if root in binding(node)]
+    at = location(body.file, max(lines), "<module>") if lines else None
+    why = f"`{name}` differs although all recorded ops agree: it was computed unseen, in a thread or in compiled code"
+    return Divergence(op="", module=None, location=at, occurrence=1, cause="outside_data", explanation=why, fix="")
 
 
 def _tensors(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
@@ -229,19 +212,11 @@ def _tensors(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, value
     elif isinstance(value, torch.nn.Module):
         yield from ((f"{name}.{path}", one) for part in (value.named_parameters(), value.named_buffers()) for path, one in part)
-    elif type(value) in {list, tuple}:
-        members: list[object] = list(value)[:_MOST]  # type: ignore[call-overload]  # a list or a tuple, as was asked
+    elif (members := _members(value)) is not None:
         yield from ((f"{name}[{place}]", one) for place, one in enumerate(members) if isinstance(one, torch.Tensor))
     elif isinstance(value, dict):
         named = list(value.items())[:_MOST]
         yield from ((f"{name}[{key!r}]", one) for key, one in named if isinstance(key, (str, int)) and isinstance(one, torch.Tensor))
-
-
-def _bound_at(body: Body, name: str) -> Location | None:
-    """The last line of the body that names the variable."""
-    root = name.partition(".")[0].partition("[")[0]
-    lines = [node.lineno for node in nodes(ast.Name, *body.statements) if root in binding(node)]
-    return location(body.file, max(lines), "<module>") if lines else None
 
 
 class Effect(RunComparison):

@@ -25,8 +25,7 @@ from torchdebug_magics.errors import DeterminismError
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
-from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong, bounded
-from torchdebug_magics.instruments.deterministic.twice.start_state import StartState
+from torchdebug_magics.instruments.deterministic.twice.body import Enough, StartState, TooLong, bounded
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
@@ -65,9 +64,8 @@ class FirstRun(NamedTuple):
 class RunWatch(Protocol):
     """Sees the ops of one run."""
 
-    @property
-    def contents(self) -> Contents:
-        """What tensors held before that run has written them."""
+    contents: Contents
+    """What tensors held before that run has written them."""
 
     def attach(self, stack: ExitStack) -> None:
         """From here until the stack closes."""
@@ -81,12 +79,12 @@ class Runs:
         self.guard = guard
         self.hooks = hooks
         self.outside = outside
-        self._start = StartState(body, guard)
+        self.start = StartState(body, guard)
         self._imported = Imported()
         self._context = contextvars.copy_context()
         self._unheard = Unheard()
         # Compiled code writes where no op is seen: what it may write is copied whole.
-        self._unseen = self._start.contents() if _is_compiled(body) else Contents()
+        self._unseen = self.start.contents() if _is_compiled(body) else Contents()
         self._unseen_end = Contents()
         self._end: StartState | None = None
         self._written: Contents | None = None
@@ -110,32 +108,23 @@ class Runs:
         return self._end is not None and self._end.is_dense
 
     @property
-    def files(self) -> tuple[str, ...]:
-        """Names of the files that the first run has changed."""
-        return self.outside.changed
-
-    @property
     def written(self) -> frozenset[int]:
         """Where the storages are that the first run has written to, of those that were there before it."""
         kept = () if self._written is None else self._written.tensors()
         return frozenset(memory_of(tensor) for tensor in (*kept, *self._unseen_end.tensors()))
 
-    def is_found_again(self, value: object) -> bool:
-        """Whether a later run finds it as the first one did, though it cannot be put back in place."""
-        return self._start.is_found_again(value)
-
     def over(self, contents: Contents) -> None:
         """The first run has ended, having written what is in `contents`: back to the start."""
         self._first_s = time.process_time() - self._began_s
         with interrupts_held():
-            self._end = StartState(self.body, self.guard, also=self._start.names)
+            self._end = StartState(self.body, self.guard, also=self.start.names)
             for tensor in self._unseen.tensors():
                 self._unseen_end.keep(tensor)
             self._written = Contents()
             contents.exchange(self._written)
             self._unseen.put_back()
             self._imported.over()
-            self._start.put_back()
+            self.start.put_back()
 
     @contextmanager
     def otherwise(self, vary: Callable[[ExitStack], object] = nothing, *, from_end: bool = False) -> Iterator[None]:
@@ -170,7 +159,7 @@ class Runs:
                 self._undo = Contents()
                 self._unseen.put_back()
                 self._imported.drop()
-                self._start.put_back()
+                self.start.put_back()
         return None
 
     def unwatched(self) -> BaseException | None:
@@ -179,7 +168,7 @@ class Runs:
 
     def _run(self, watch: RunWatch, stack: ExitStack) -> None:
         self.count += 1
-        state = self._to_end() if self._from_end else self._start
+        state = self._to_end() if self._from_end else self.start
         self.heard = stack.enter_context(self._unheard.meanwhile())  # after the state, which holds the standard streams, too
         stack.enter_context(self.outside.rerun(from_end=self._from_end))
         state.stand_in()
