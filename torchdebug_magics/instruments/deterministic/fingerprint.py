@@ -93,18 +93,14 @@ class Fingerprint:
     @classmethod
     def from_dict(cls, held: Mapping[str, Any]) -> Fingerprint:
         """Of what `to_dict` wrote; a KeyError or a TypeError where it is something else."""
-        return cls(
-            torch_version=held["torch_version"],
-            device=held["device"],
-            threads_count=held["threads_count"],
-            ops=tuple(held["ops"]),
-            places=tuple(None if place is None else Location(**place) for place in held["places"]),
-            modules=tuple(held["modules"]),
-            records=base64.b64decode(held["records"]),
-            flow=base64.b64decode(held.get("flow", "")),
-            updates=tuple(
-                Update(first, end, optimizer, tuple(state), tuple((name, value) for name, value in settings))
-                for first, end, optimizer, state, settings in held.get("updates", ())
-            ),
-            code=tuple(Location(**place) for place in held.get("code", ())),
+        updates = (
+            Update(first, end, optimizer, tuple(state), tuple((name, value) for name, value in settings))
+            for first, end, optimizer, state, settings in held.get("updates", ())
         )
+        read: dict[str, Any] = {
+            **{name: held[name] for name in ("torch_version", "device", "threads_count")},
+            **{name: tuple(held[name]) for name in ("ops", "modules")},
+            **{name: base64.b64decode(held.get(name, "")) for name in ("records", "flow")},
+            "places": tuple(None if place is None else Location(**place) for place in held["places"]),
+        }
+        return cls(**read, updates=tuple(updates), code=tuple(Location(**place) for place in held.get("code", ())))

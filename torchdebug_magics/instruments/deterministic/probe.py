@@ -1,22 +1,55 @@
-"""Performs the ritual while the session is open, and reports what it set and met."""
+"""Performs the ritual while the session is open, and reports what it set and met; reruns and compares where that is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from queue import SimpleQueue
+from sys import intern
+from types import GeneratorType, TracebackType
+from typing import Any, NamedTuple, TypedDict, Unpack
 
+from torchdebug_magics.errors import DeterminismError, TorchDebugError
 from torchdebug_magics.instrument import SCRIPT, CellContext, finished
-from torchdebug_magics.instruments.deterministic.inquiry import Inquiry
+from torchdebug_magics.instruments.deterministic.counterfactual.dependences import DependenceSearch, Draws, of_divergence
+from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch, on_order
+from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
+from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder, Printer
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
+from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
 from torchdebug_magics.instruments.deterministic.replicas.replica_watch import ReplicaWatch
-from torchdebug_magics.instruments.deterministic.report import DeterministicReport, LiveRitual
+from torchdebug_magics.instruments.deterministic.report import DeterministicReport, Divergence, LiveRitual
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
 from torchdebug_magics.instruments.deterministic.twice.body import FunctionBody
+from torchdebug_magics.instruments.deterministic.twice.culprit import Culprit
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import RunComparison, different, plain_results_of, results_of
+from torchdebug_magics.instruments.deterministic.twice.runs import FirstRun, Outside, Runs
 from torchdebug_magics.probing import this_rank
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.modules import live_modules
+from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.source.user_code import local_values
+from torchdebug_magics.probing.state.attributes import attributes_of, referents
+from torchdebug_magics.probing.state.kinds import Kind, same
+from torchdebug_magics.probing.state.snapshot import Bound, reachable
+from torchdebug_magics.probing.state.states import ways_of
+from torchdebug_magics.probing.this_rank import collectives_count
 from torchdebug_magics.session import Session
+
+_TAKEN = "--strict: {} cannot be rewound for a second run: create it in the cell"
+_COLLECTIVES = "{} collective calls: a second run on this rank alone would wait for the other ranks"
+_NO_CELL = "--verify reruns the code: write `%%deterministic --verify` above a cell, or call `torchdebug_magics.verify(function)`"
+NOT_SEEN = "the ops could not be recorded"
+_NEAR = Bound(objects=10_000, levels=4)
+"""How far iterators are looked for."""
+_MOST_ITEMS = 64
+"""Of a list or a dict that may hold iterators."""
 
 
 class Options(TypedDict, total=False):
@@ -48,10 +81,9 @@ class DeterministicProbe:
     ) -> None:
         self._guard = Guard()
         self._ritual = Ritual(seed, strict=strict, keep_rng=keep_rng, guard=self._guard)
-        self._strict, self._keep_rng = strict, keep_rng
+        self._in_rank = {"seed": self._ritual.seed, "strict": strict, "keep_rng": keep_rng, "ranks": ranks, "in_rank": True}
         self._inquiry = Inquiry(asked, context, self._ritual, self._guard, strict=strict)
         self._live: LiveRitual | None = None
-        self._ranks = ranks
         is_rank = asked.get("in_rank") or this_rank.world_size() > 1
         self._replicas = ReplicaWatch(self._guard, every=ranks) if is_rank else None
 
@@ -67,7 +99,7 @@ class DeterministicProbe:
     def options_in_rank(self) -> dict[str, object]:
         """With which a rank runs that the cell launches: what runs the cell again is left out."""
         self._inquiry.launches_ranks()
-        return {"seed": self._ritual.seed, "strict": self._strict, "keep_rng": self._keep_rng, "ranks": self._ranks, "in_rank": True}
+        return dict(self._in_rank)
 
     def sweep(self) -> None:
         """Undo what an interrupt has left."""
@@ -89,14 +121,14 @@ class DeterministicProbe:
         ritual = self._ritual
         report = replace(
             self._inquiry.found,
-            keep_rng=self._keep_rng,
+            keep_rng=ritual.keep_rng,
             settings=dict(ritual.settings),
             restored=bool(self._guard.run("looking whether all is put back", lambda: ritual.restored)),
             overruled=ritual.overruled,
             generators=ritual.generators,
             threads_count=ritual.threads_count,
             too_late=ritual.too_late,
-            warnings=ritual.warnings,
+            warnings=ritual.alerts.warned,
             replica=self._guard.run("the record of the replicas", self._replicas.record) if self._replicas is not None else None,
             problems=tuple(self._guard.problems),
         )
@@ -136,3 +168,263 @@ def verify(
     with session:
         body.run()
     return session.report
+
+
+class Inquiry:
+    """Records the run where anything is asked; when the run is over, finds the answers: they stand in `found`."""
+
+    def __init__(self, asked: Mapping[str, Any], context: CellContext, ritual: Ritual, guard: Guard, *, strict: bool) -> None:
+        self.found = DeterministicReport(seed=ritual.seed)
+        self._ritual = ritual
+        self._guard = guard
+        self._strict, self._body = strict, context.body()
+        self._verify, self._quick, self._anyway = (bool(asked.get(name)) for name in ("verify", "quick", "anyway"))
+        self._save, self._rtol, self._against = asked.get("save"), asked.get("rtol"), asked.get("against")
+        self._earlier: Fingerprint | None = None
+        self._has_ranks = False
+        is_printed = bool(self._save or self._against or (context.keeps_output and self._body is not None))
+        self._recording = Recording()
+        self._hooks = Hooks(guard)
+        self._printer = Printer(self._recording, self._hooks) if is_printed else None
+        self._recorder = DigestRecorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify)
+        self._start: Start | None = None
+
+    def attach(self, stack: ExitStack) -> None:
+        """Look at what was asked, and record from here; when the stack closes, the answers are sought."""
+        self._refuse()
+        if self._against is not None:
+            self._earlier = earlier_print(self._against, {} if self._body is None else self._body.namespace)
+        is_repeated = self._verify and self._body is not None and not self._body.refusal
+        if self._verify and self._body is not None:
+            self._tell(not_verified=self._body.refusal)
+        if self._printer is not None or is_repeated:
+            stack.push(self._over)
+            if is_repeated:
+                self._prepare(stack)
+            if self._printer is not None:
+                self._printer.attach(stack, live_modules(), self._guard)
+            self._recorder.attach(stack)
+
+    def launches_ranks(self) -> None:
+        """A rank is launched: what is asked is asked of this process alone."""
+        self._has_ranks = True
+        if self._verify or self._save or self._against:
+            self._guard.note("--verify, --save and --against cover the process that launches the ranks, not the ranks")
+
+    def sweep(self) -> None:
+        """Finish what an interrupt cut short."""
+        self._hooks.sweep()
+        if self._start is not None:
+            self._start.runs.finish()
+
+    def forget(self) -> None:
+        """The answers are found: hold nothing of the user's any more."""
+        self._body = self._start = self._printer = self._earlier = None
+        self._recording = Recording()
+        self._recorder = DigestRecorder(self._recording, self._seen, self._guard, self._hooks)
+
+    def _refuse(self) -> None:
+        if self._verify and self._body is None:
+            raise TorchDebugError(_NO_CELL)
+        msg = ""
+        if self._rtol is not None and not 0 <= self._rtol < math.inf:
+            msg = f"--rtol must be a number >= 0, such as 1e-5, not {self._rtol:g}"
+        elif self._save is not None and not (folder := Path(self._save).expanduser().parent).is_dir():
+            msg = f"--save {self._save}: there is no folder {folder}"
+        elif self._rtol is not None and self._against is None:
+            msg = "--rtol requires --against: two runs of one cell are compared bit by bit"
+        if msg:
+            raise TorchDebugError(msg)
+
+    def _prepare(self, stack: ExitStack) -> None:
+        assert self._body is not None
+        outside = Outside(self._body, self._guard, strict=self._strict, anyway=self._anyway)
+        runs = Runs(self._body, outside, self._guard, self._hooks)
+        leftovers = Leftovers(self._body.variables, runs.start.stand_ins.__contains__)
+        if self._strict and (names := leftovers.at_risk()):
+            raise DeterminismError(_TAKEN.format(names[0]))
+        self._start = Start(runs, leftovers, Draws(self._ritual.seedables), collectives_count())
+        outside.first(stack)
+
+    def _seen(self, seen: Seen, op: Op) -> None:
+        if self._verify:
+            self._recording.add(seen)
+        if self._printer is not None:
+            self._printer.seen(seen, op)
+
+    def _over(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
+        if self._printer is not None:
+            self._compare(self._printer.fingerprint(), error)
+        if (start := self._start) is None:
+            return
+        if error is not None:
+            self._tell(not_verified=f"the cell raised {type(error).__name__}", ops_count=self._recorder.count)
+            start.runs.finish()
+            return
+        self._tell(not_verified="the second run did not finish")
+        begin_s = time.monotonic()
+        try:
+            self._guard.run("running the cell again", self._repeat, start)
+        except Irrevocable as act:  # a rerun was about to do what the first run has not done
+            self._tell(not_verified=str(act))
+        except KeyboardInterrupt:
+            self._tell(interrupted=True)  # what was found is shown; Stop stops Run All, too
+            raise
+        finally:
+            self._tell(runs_count=start.runs.count, runs_s=time.monotonic() - begin_s)
+            start.runs.finish()
+
+    def _repeat(self, start: Start) -> None:
+        runs = start.runs
+        runs.outside.over()
+        begun = collectives_count() - start.collectives_count
+        reason = NOT_SEEN if self._recorder.has_failed else runs.outside.refusal or (_COLLECTIVES.format(begun) if begun else "")
+        if reason:
+            self._tell(not_verified=reason)
+            return
+        start.draws.over()
+        runs.first = FirstRun(self._recording, results_of(runs.body, self._recorder.is_unwritten))
+        plain = plain_results_of(runs.body)
+        runs.over(self._recorder.contents)
+        runs.writers = self._recorder.writers
+        used_up = start.leftovers.names()
+        orders = OrderWatch(runs.body)
+        again = self._second_run(runs, used_up, orders)
+        if again is not None and not used_up:  # else a run takes from what no further one finds
+            steady = {name: digest for name, digest in plain.items() if again.get(name) == digest}  # what a clock wrote is no result
+            runs.first.results.update(steady)
+            search = DependenceSearch(runs, start.draws, self._ritual, on_order(orders.found.values()), quick=self._quick)
+            self._guard.run("searching for what the numbers depend on", self._search, search, runs)
+        self._tell(unrestorable=(*used_up, *runs.outside.said))
+        if used_up:
+            self._tell(carried=used_up)
+
+    def _second_run(self, runs: Runs, used_up: Sequence[str], orders: OrderWatch) -> Mapping[str, int] | None:
+        """A digest of each plain value that it leaves; None where the runs do not agree. `orders` watches it, too.
+
+        What is known is told as soon as it is: an interrupt may end the search for the cause.
+        """
+        comparison = RunComparison(self._recording, live_modules(), runs.guard, runs.hooks, to_its_end=bool(used_up), poison=True)
+        now: dict[str, int] = {}
+        plain: dict[str, int] = {}
+
+        def at_end() -> None:
+            now.update(results_of(runs.body, comparison.recorder.is_unwritten))
+            plain.update(plain_results_of(runs.body))
+
+        with runs.otherwise(orders.attach):
+            error = runs.again(comparison, at_end)
+        runs.second_heard = runs.heard
+        if comparison.recorder.has_failed and comparison.difference is None:
+            self._tell(not_verified=NOT_SEEN, depends_on=())
+            return None
+        if error is None:
+            comparison.end()
+        elif comparison.difference is not None:
+            error = None  # a consequence
+        if comparison.difference is None and error is None:
+            divergence = different(runs.first.results, now, runs.body)
+            self._conclude(divergence, len(self._recording))
+            return plain if divergence is None else None
+        culprit = Culprit(comparison, error, runs, used_up, orders.found.values())
+        ops_count = len(self._recording) if comparison.difference is None else comparison.difference.place + 1
+        for find in (culprit.unexplained, culprit.divergence):
+            self._conclude(find(), ops_count)
+        return None
+
+    def _tell(self, **fields: Any) -> None:
+        self.found = replace(self.found, **fields)
+
+    def _conclude(self, divergence: Divergence | None, ops_count: int) -> None:
+        """What the comparison of two runs has found; a difference between them is told first, then one from the earlier run."""
+        self._tell(depends_on=of_divergence(divergence), not_verified="")
+        if divergence is not None:
+            self._tell(against="", rtol=None)
+        if divergence is not None or self.found.verified is not False:
+            self._tell(verified=divergence is None, divergence=divergence, ops_count=ops_count)
+
+    def _search(self, search: DependenceSearch, runs: Runs) -> None:
+        try:
+            is_steady = search.run()
+        finally:
+            self._tell(depends_on=search.depends_on, carried=search.carried, unchecked=search.unchecked)
+        if not is_steady:  # two runs had agreed by chance
+            runs.first.results.clear()
+            self._second_run(runs, (), OrderWatch(runs.body))
+
+    def _compare(self, fingerprint: Fingerprint, error: BaseException | None) -> None:
+        self._tell(fingerprint=fingerprint, ops_count=len(fingerprint))
+        if self._save and error is not None:
+            self._guard.note(f"{self._save} was not written because the cell raised {type(error).__name__}")
+        elif self._save:
+            text = json.dumps({"fingerprint": fingerprint.to_dict()}) + "\n"
+            self._guard.run(f"writing {self._save}", Path(self._save).expanduser().write_text, text, encoding="utf-8")
+        if (earlier := self._earlier) is None or self._has_ranks:
+            return
+        self._tell(against=str(self._against) if isinstance(self._against, (str, Path)) else "the earlier run", rtol=self._rtol)
+        if error is not None:
+            self._tell(not_verified=f"the cell raised {type(error).__name__}")
+            return
+        divergence = compared(earlier, fingerprint, rtol=self._rtol)
+        agreeing = agreeing_count(earlier, fingerprint) if divergence is None and self._rtol is None else len(fingerprint)
+        self._tell(verified=divergence is None, divergence=divergence, ops_count=agreeing)
+
+
+class Leftovers:
+    """How far every iterator and queue is that some variables lead to, and in which order sets stand; to be asked back at the start."""
+
+    def __init__(self, variables: Mapping[str, object], is_found_again: Callable[[object], bool] = lambda _: False) -> None:
+        leads = ((name, one) for name, value in variables.items() for one, _ in reachable([value], lambda _: [_INSIDE], _NEAR))
+        found = ((name, one) for name, one in leads if _is_taken_from(type(one)) and not is_found_again(one))
+        self._places = [(f"the {'queue' if type(one) is SimpleQueue else 'iterator'} `{name}`", one, _place(one)) for name, one in found]
+        self._sets = [(name, value, list(value)) for name, value in variables.items() if type(value) is set]
+
+    def names(self) -> tuple[str, ...]:
+        """What is not where it was, such as ``the iterator `batches` ``."""
+        gone = (words for words, one, place in self._places if not same(_place(one), place))
+        turned = (f"the order of the set `{name}`" for name, value, before in self._sets if not same(list(value), before))
+        return tuple(dict.fromkeys((*gone, *turned)))
+
+    def at_risk(self) -> tuple[str, ...]:
+        """What could not be put back, should a run take from it."""
+        without_places = ((words, one) for words, one, _ in self._places if attributes_of(one) is None)
+        return tuple(words for words, one in without_places if not any(way.read(one) for way in ways_of(one)))
+
+
+def _is_taken_from(kind: type) -> bool:
+    """Whether what is taken from an object of that type is gone; of a file there is a way back."""
+    return kind is SimpleQueue or (hasattr(kind, "__next__") and not hasattr(kind, "read"))
+
+
+def _inside(value: Any) -> list[Any] | None:
+    """What a list, a tuple or a dict holds, and what an iterator takes from."""
+    kind = type(value)
+    if kind in {list, tuple, dict}:
+        return list(value.values() if kind is dict else value)[:_MOST_ITEMS]
+    if not _is_taken_from(kind):
+        return None
+    attributes = attributes_of(value)
+    return [] if kind in {SimpleQueue, GeneratorType} else list(referents(value) if attributes is None else attributes.values())
+
+
+_INSIDE = Kind(_inside)
+
+
+def _place(iterator: Any) -> list[object]:
+    """How far it is, and the objects that the variables of a generator hold: a loop is at the same place of its code each time round.
+
+    Of an iterator without a place of its own, what it takes from tells.
+    """
+    if type(iterator) is SimpleQueue:
+        return [intern(str(iterator.qsize()))]
+    frame = iterator.gi_frame if isinstance(iterator, GeneratorType) else None
+    return [] if frame is None else [intern(f"{frame.f_lasti} {[*local_values(frame)]}"), *local_values(frame).values()]
+
+
+class Start(NamedTuple):
+    """What the first run has begun with."""
+
+    runs: Runs
+    leftovers: Leftovers
+    draws: Draws
+    collectives_count: int

@@ -12,7 +12,6 @@ from torchdebug_magics.ranks.compared import Compared, Details, Moment, Samples
 from torchdebug_magics.ranks.report import RankFindingKind
 from torchdebug_magics.report import Finding, Location, Report
 
-LEAVES = "everything is as one run of your code left it"
 SeededBy: TypeAlias = Literal["hand", "ritual", "entropy", "default", "unknown"]
 """``"ritual"``: seeded by the ``%deterministic`` that is on.
 
@@ -203,17 +202,18 @@ class StatusReport(Report):
     @property
     def verdict(self) -> str:
         """How many generators differ in every run, and which."""
-        entropy = [f"`{source.name}`" for source in self.sources if source.seeded == "entropy"]
-        return f"{self.title}: {listed(entropy)}" if entropy else self.title
+        return f"{self.title}: {listed(names)}" if (names := self._from_entropy()) else self.title
 
     @property
     def title(self) -> str:
         """How many generators differ in every run."""
-        many = plural(len(self.sources), "random number generator")
-        entropy = sum(source.seeded == "entropy" for source in self.sources)
-        if not entropy:
+        many, count = plural(len(self.sources), "random number generator"), len(self._from_entropy())
+        if not count:
             return f"{many}, none known to be seeded from entropy"
-        return f"{entropy} of {many} {'is' if entropy == 1 else 'are'} seeded from entropy, different in every run"
+        return f"{count} of {many} {'is' if count == 1 else 'are'} seeded from entropy, different in every run"
+
+    def _from_entropy(self) -> list[str]:
+        return [f"`{source.name}`" for source in self.sources if source.seeded == "entropy"]
 
 
 @dataclass(frozen=True)
@@ -231,14 +231,10 @@ class ReplicaRecord:
 
 def compared(report: DeterministicReport) -> Compared:
     """Its batches, weights and buffers at some steps; and whether it differs from an earlier run."""
-    replica = report.replica
-    return Compared(
-        worked=bool(replica is not None or report.ops_count or report.warnings),
-        found_at=(0, 0) if report.verified is False else None,
-        moments=() if replica is None else replica.moments,
-        samples=() if replica is None else replica.samples,
-        details={} if replica is None else replica.details,
-    )
+    replica = report.replica or ReplicaRecord()
+    worked = bool(report.replica is not None or report.ops_count or report.warnings)
+    found_at = (0, 0) if report.verified is False else None
+    return Compared(worked=worked, found_at=found_at, moments=replica.moments, samples=replica.samples, details=replica.details)
 
 
 # --- in words -------------------------------------------------------------------------------------------------------------------
@@ -282,7 +278,8 @@ def rows_of(report: DeterministicReport) -> tuple[tuple[str, str], ...]:
     """Name and text of what belongs to the title: what to change, and why."""
     if report.divergence is not None:
         why, fixes = report.divergence.explanation, [report.divergence.fix, *(one.fix for one in report.divergence.further)]
-    elif (first := _first(report)) is not None:
+    elif report.verified and report.depends_on:
+        first = report.depends_on[0]
         why, fixes = first.what, [_placed(one, first) for one in report.depends_on if one.on == first.on]
     elif report.verified is None and report.warnings:
         warned = report.warnings[0]
@@ -311,23 +308,24 @@ def lines_of(found: Divergence | Dependence, *, of_another: bool = False) -> Lin
 
 def standing(location: Location | None) -> str:
     """A line and its text; empty where it is not known."""
-    if location is None:
-        return ""
-    return f"{location}: `{location.source}`" if location.source and "`" not in location.source else str(location)
+    return "" if location is None else _with_text(location, str(location))
 
 
 def _placed(found: Dependence, first: Dependence) -> str:
     """The fix of a line that the page does not show, with its place."""
-    if found.location is None or found.location == first.location:
-        return found.fix
-    return found.fix.replace("this line", found.location.place)
+    place = None if found.location is None or found.location == first.location else found.location.place
+    return found.fix if place is None else found.fix.replace("this line", place)
+
+
+def _with_text(location: Location, place: str) -> str:
+    return f"{place}: `{location.source}`" if location.source and "`" not in location.source else place
 
 
 def _headline(report: DeterministicReport) -> str:
     differs = f"Different from {_name(report.against)}" if report.against else "Different every run"
     if report.divergence is not None:
-        what, where = _what(report), _at(lines_of(report.divergence, of_another=bool(report.against))[0])
-        return f"{differs}{f': {what}' if what else ''}{f' · {where}' if where else ''}"
+        what, where = _what(report, report.divergence), lines_of(report.divergence, of_another=bool(report.against))[0]
+        return f"{differs}{f': {what}' if what else ''}{_at(where)}"
     if report.verified is False:
         return f"{differs}: no PyTorch op could be identified as the cause"
     if report.verified:
@@ -335,9 +333,7 @@ def _headline(report: DeterministicReport) -> str:
     return f"{_met(report) or _settings(report)}{' · runs not compared' if report.not_verified else ''}"
 
 
-def _what(report: DeterministicReport) -> str:
-    found = report.divergence
-    assert found is not None
+def _what(report: DeterministicReport, found: Divergence) -> str:
     if report.against:
         return _AGAINST.get(found.cause, "")
     if found.cause == "outside_data" and found.on is not None:
@@ -351,18 +347,12 @@ def _name(against: str) -> str:
     return short if len(short) <= _LONGEST_NAME else f"...{short[-_LONGEST_NAME:]}"
 
 
-def _first(report: DeterministicReport) -> Dependence | None:
-    """What equal numbers depend on most."""
-    return report.depends_on[0] if report.verified and report.depends_on else None
-
-
 def _agreement(report: DeterministicReport) -> str:
     if not report.ops_count and not report.depends_on:
         return f"Seeded with {report.seed}; no PyTorch op ran, so there was nothing to compare"
-    first = _first(report)
-    if first is not None and not report.against:
-        where = _at(first.location)
-        return f"{_ONLY.get(first.on, _NEXT_TIME)}{f' · {where}' if where else ''}"
+    if report.depends_on and not report.against:
+        first = report.depends_on[0]
+        return f"{_ONLY.get(first.on, _NEXT_TIME)}{_at(first.location)}"
     whom = f"as {_name(report.against)}" if report.against else "twice"
     how = "bit-identical" if report.rtol is None else f"equal to within {report.rtol:g}"
     ops = f": {plural(report.ops_count, 'op')} {'is' if report.ops_count == 1 else 'are'} {how}" if report.ops_count else ""
@@ -374,9 +364,8 @@ def _met(report: DeterministicReport) -> str:
     if not report.warnings:
         return ""
     many, first = len(report.warnings), report.warnings[0]
-    where = _at(first.location)
     what = f"Nondeterministic op {first.op}" if many == 1 else f"{many} nondeterministic ops, first {first.op}"
-    return f"{what}{f' · {where}' if where else ''}"
+    return f"{what}{_at(first.location)}"
 
 
 def _settings(report: DeterministicReport) -> str:
@@ -389,7 +378,5 @@ def _settings(report: DeterministicReport) -> str:
 
 
 def _at(location: Location | None) -> str:
-    """A line and its text, for a title: without the name of its function."""
-    if location is None:
-        return ""
-    return f"{location.place}: `{location.source}`" if location.source and "`" not in location.source else location.place
+    """A line and its text, at the end of a title: without the name of its function."""
+    return "" if location is None else f" · {_with_text(location, location.place)}"

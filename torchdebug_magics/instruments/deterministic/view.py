@@ -10,7 +10,6 @@ from torchdebug_magics.instruments.deterministic.report import (
     DeterministicReport,
     Lines,
     LiveRitual,
-    Loader,
     StatusReport,
     lines_of,
     rows_of,
@@ -48,14 +47,8 @@ def page_after_cell(before: LiveRitual | None, now: LiveRitual) -> Page | None:
 def _status(report: DeterministicReport) -> Status:
     if report.divergence is not None or report.verified is False:
         return "bad"
-    if (
-        any(one.on != "carried_state" for one in report.depends_on)
-        or report.warnings
-        or report.problems
-        or report.not_verified
-        or report.interrupted
-        or not report.restored
-    ):
+    depends = any(one.on != "carried_state" for one in report.depends_on)
+    if depends or report.warnings or report.problems or report.not_verified or report.interrupted or not report.restored:
         return "warn"
     return "good" if report.verified else "info"
 
@@ -91,16 +84,13 @@ def _lines(report: DeterministicReport) -> Lines:
 
 
 def _facts(report: DeterministicReport) -> tuple[tuple[str, str], ...]:
-    rows = [*rows_of(report)]
-    if report.unrestorable:
-        rows.append(("not restored for the second run", "; ".join(report.unrestorable)))
-    if report.runs_count and not rows:
-        rows.append(("checked", _reruns(report)))
-    return tuple(rows)
+    unrestored = ("not restored for the second run", "; ".join(report.unrestorable))
+    rows = (*rows_of(report), *([unrestored] if report.unrestorable else ()))
+    return rows or (_checked(report) if report.runs_count else ())
 
 
-def _reruns(report: DeterministicReport) -> str:
-    return f"reran the cell {plural(report.runs_count, 'time')}, {duration(report.runs_s)}"
+def _checked(report: DeterministicReport) -> tuple[tuple[str, str], ...]:
+    return (("checked", f"reran the cell {plural(report.runs_count, 'time')}, {duration(report.runs_s)}"),)
 
 
 def _excerpt(lines: Lines, words: str) -> Iterator[Block]:
@@ -141,7 +131,7 @@ def _details(report: DeterministicReport) -> tuple[tuple[str, str], ...]:
     if report.ops_count and (found is not None or report.depends_on):
         rows.append(("compared", f"{plural(report.ops_count, 'op')} with seed {report.seed}"))
     if report.runs_count and (found is not None or report.depends_on or report.not_verified or report.unrestorable):
-        rows.append(("checked", _reruns(report)))
+        rows += _checked(report)
     return tuple(row for row in rows if row[1])
 
 
@@ -176,15 +166,13 @@ def _state(report: StatusReport) -> Iterator[Block]:
     yield Table("Random number generators", tuple(_SOURCES), sources, _SOURCES, marked)
     yield from (Note(problem, "warn") for problem in report.problems)
     if report.loaders:
-        loaders = Table("DataLoaders", tuple(_LOADERS), tuple(map(_loader, report.loaders)), _LOADERS)
-        yield Fold(f"DataLoaders: {len(report.loaders)}", (loaders,))
+        alive = {True: "yes, with the seeds of an earlier loop", False: "no"}
+        loaders = tuple(
+            (one.name, one.workers_count, one.generator or "torch's global generator", alive[one.workers_alive]) for one in report.loaders
+        )
+        yield Fold(f"DataLoaders: {len(report.loaders)}", (Table("DataLoaders", tuple(_LOADERS), loaders, _LOADERS),))
     rows = tuple((name, _value(value)) for name, value in report.settings.items())
     is_random = report.hash_seed == "random"
     hash_seed = "random: the order of string sets changes with every start of the kernel" if is_random else report.hash_seed
     process = (("threads", f"{report.threads_count:,}"), ("hash seed", hash_seed))
     yield Fold(f"Settings: {len(rows)}", (Facts((*rows, *process)),))
-
-
-def _loader(one: Loader) -> tuple[str | int | None, ...]:
-    alive = "yes, with the seeds of an earlier loop" if one.workers_alive else "no"
-    return (one.name, one.workers_count, one.generator or "torch's global generator", alive)

@@ -45,6 +45,11 @@ def test_what_torch_documents_has_a_repair(documented: str) -> None:
     assert repair(NAMED[documented])
 
 
+@pytest.mark.parametrize("op", ["_histc_cuda", "upsample_bilinear2d_backward_out_cuda", "Memory Efficient attention"])
+def test_what_torch_warns_of_has_a_repair(op: str) -> None:
+    assert repair(op)
+
+
 @pytest.mark.parametrize("op", ["mm", "add", "relu", "native_layer_norm"])
 def test_of_any_other_op_nothing_is_said(op: str) -> None:
     assert not is_documented(op)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from torchdebug_magics.instruments.deterministic import inquiry
+from torchdebug_magics.instruments.deterministic import probe
 from torchdebug_magics.instruments.deterministic.ops import digest_recorder as recorder
 from torchdebug_magics.instruments.deterministic.twice import runs
 from torchdebug_magics.probing import dispatch
@@ -128,14 +128,14 @@ def test_a_failure_of_ours_is_no_error_of_the_users_op(
     assert ran.error_in_exec is None
     assert same(weights_of(ready), trained)
     found = ready.user_ns["d"]
-    assert (found.verified, found.not_verified) == (None, inquiry.NOT_SEEN)
+    assert (found.verified, found.not_verified) == (None, probe.NOT_SEEN)
     assert found.problems == ("recording an op failed: MemoryError: ",)
 
 
 def test_the_second_run_is_cut_short_by_a_failure_of_ours(
     ready: InteractiveShell, trained: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inquiry, "RunComparison", failing(inquiry.RunComparison, 1))
+    monkeypatch.setattr(probe, "RunComparison", failing(probe.RunComparison, 1))
     ran = ready.run_cell(f"%%deterministic --verify -q -o d\n{TRAIN}")
     assert ran.error_in_exec is None
     assert ready.user_ns["d"].not_verified == "the second run did not finish"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import operator
 import re
@@ -12,23 +13,34 @@ from dataclasses import replace
 from itertools import count
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import Body
-from torchdebug_magics.instruments.deterministic.counterfactual.carried_state import carried_by
-from torchdebug_magics.instruments.deterministic.counterfactual.effect import Effect, effect_of
-from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import last_line_that_changes, reached
+from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import (
+    IN,
+    OF_GRADIENTS,
+    KeptObject,
+    StateNow,
+    last_line_that_changes,
+    line_that_changes,
+    reached,
+)
 from torchdebug_magics.instruments.deterministic.influences.answers import Answers
 from torchdebug_magics.instruments.deterministic.influences.influence import ARRIVAL, LISTING, PROCESS
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
-from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, is_documented, repair
-from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence
+from torchdebug_magics.instruments.deterministic.ops.op_recording import is_documented, repair
+from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence, On
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
-from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, results_of
-from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-from torchdebug_magics.instruments.deterministic.twice.workers import processes_count
-from torchdebug_magics.probing.source.syntax import loops_around, nodes, tree_of
+from torchdebug_magics.instruments.deterministic.twice.body import TooLong, processes_count
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, Effect, effect_of, raised_at, results_of
+from torchdebug_magics.instruments.deterministic.twice.runs import FirstRun, Runs
+from torchdebug_magics.probing.names import Named, values_found
+from torchdebug_magics.probing.source.syntax import enclosing, loops_around, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location, writes_of
+from torchdebug_magics.probing.state.contents import memory_of
+from torchdebug_magics.probing.state.process_settings import SETTINGS
 from torchdebug_magics.probing.state.rng import same_state
 from torchdebug_magics.report import Location
 
@@ -45,28 +57,17 @@ _ASKING = frozenset(
 class DependenceSearch:
     """What the numbers of a cell depend on whose second run agreed. What is found before an interrupt stays."""
 
-    def __init__(
-        self,
-        runs: Runs,
-        earlier: Recording,
-        results: Mapping[str, int],
-        draws: Draws,
-        ritual: Ritual,
-        orders: Iterable[Dependence],
-        *,
-        quick: bool,
-    ) -> None:
-        self._runs, self._earlier, self._results = runs, earlier, results
-        self._draws = draws
+    def __init__(self, runs: Runs, draws: Draws, ritual: Ritual, orders: Iterable[Dependence], *, quick: bool) -> None:
+        self._runs, self._draws = runs, draws
         self._found = [(1, order) for order in orders]
         """How bad it is, and what; `orders` are those of sets."""
         self._carried: tuple[str, ...] = ()
         self._looks: dict[str, tuple[int, Callable[[], Iterable[Dependence | None]]]]
-        self._looks = {"other seeds": (0, lambda: draws.dependences(runs, earlier, results))}
+        self._looks = {"other seeds": (0, lambda: draws.dependences(runs))}
         if not quick:
             self._looks |= {
-                "the determinism settings": (3, lambda: [on_settings(runs, earlier, ritual)]),
-                "other orders of files and completed work": (2, lambda: [on_arrival(runs, earlier, results)]),
+                "the determinism settings": (3, lambda: [on_settings(runs, ritual)]),
+                "other orders of files and completed work": (2, lambda: [on_arrival(runs)]),
                 "the next run": (4, self._of_the_next_run),
             }
 
@@ -91,7 +92,7 @@ class DependenceSearch:
         for name, (badness, look) in list(self._looks.items()):
             for found in filter(None, look()):
                 if not is_steady:
-                    effect = effect_of(self._runs, self._earlier, self._results)
+                    effect = effect_of(self._runs)
                     if effect is not None and effect.reached:
                         self._found.clear()
                         return False
@@ -101,10 +102,9 @@ class DependenceSearch:
         return True
 
     def _of_the_next_run(self) -> Iterator[Dependence | None]:
-        if self._runs.can_go_on:
-            found, names = carried_by(self._runs, self._earlier, self._results, self._draws.sow_as_before)
-            yield found
-            self._carried = names if found is not None else ()
+        found, names = carried_by(self._runs, self._draws.sow_as_before) if self._runs.can_go_on else (None, ())
+        yield found
+        self._carried = names if found is not None else ()
 
 
 def of_divergence(found: Divergence | None) -> tuple[Dependence, ...]:
@@ -120,61 +120,43 @@ def of_divergence(found: Divergence | None) -> tuple[Dependence, ...]:
     )
 
 
-def on_settings(runs: Runs, earlier: Recording, ritual: Ritual) -> Dependence | None:
+def on_settings(runs: Runs, ritual: Ritual) -> Dependence | None:
     """The first op that differs between them; no run where the first one has had no op that the settings are for."""
+    earlier = runs.first.recording
     if not any(map(_is_set, earlier.ops)):
         return None
-    recording, results = earlier.another(), dict[str, int]()
-
-    def add(seen: Seen, _op: Op) -> None:
-        recording.add(seen)
-
+    first = FirstRun(earlier.another(), {})
     with ritual.left_off():
-        recorder = DigestRecorder(recording, add, runs.guard, runs.hooks)
-        error = runs.again(recorder, lambda: results.update(results_of(runs.body, recorder.is_unwritten)))
-        effect = effect_of(runs, recording, results) if error is None and not recorder.has_failed else None
-    if effect is None or not effect.reached:
-        return None
-    begin = min(effect.reached, key=lambda one: one.place)
-    if begin.op is None or not _is_set(begin.op.plan.name):
+        recorder = DigestRecorder(first.recording, lambda seen, _op: first.recording.add(seen), runs.guard, runs.hooks)
+        error = runs.again(recorder, lambda: first.results.update(results_of(runs.body, recorder.is_unwritten)))
+        effect = effect_of(runs, first=first) if error is None and not recorder.has_failed else None
+    begin = None if effect is None else effect.first
+    if begin is None or begin.op is None or not _is_set(begin.op.plan.name):
         return None  # by chance in these two runs and not in the others: no setting does anything for it
     op = begin.op.plan
-    return Dependence(
-        on="settings",
-        op=op.name,
-        module=begin.module,
-        location=begin.location,
-        what=f"without the determinism settings, `{op.base}` adds in an order that varies",
-        fix="call `torch.use_deterministic_algorithms(True)` before this line",
-    )
+    what = f"without the determinism settings, `{op.base}` adds in an order that varies"
+    fix = "call `torch.use_deterministic_algorithms(True)` before this line"
+    return Dependence(on="settings", op=op.name, module=begin.module, location=begin.location, what=what, fix=fix)
 
 
-def on_arrival(runs: Runs, earlier: Recording, results: Mapping[str, int]) -> Dependence | None:
+def on_arrival(runs: Runs) -> Dependence | None:
     """With folders listed and work finished in another order, and another process number; no run where nothing reached asks for one."""
-    if not _asks(runs):
+    in_body = {word for statement in runs.body.statements for word in re.findall(r"\w+", ast.unparse(statement))}
+    names = (written.loaded | written.loaded_attributes for written in map(writes_of, reached(runs.body)[1]))
+    if _ASKING.isdisjoint(in_body.union(*names)):
         return None
     answers = Answers(runs.body.namespace, turned=None)
-    with runs.otherwise(answers.attach):
-        effect = effect_of(runs, earlier, results)
-    if effect is None or not effect.reached:
-        return None
-    begin = min(effect.reached, key=lambda one: one.place)
+    effect = effect_of(runs, answers.attach)
     asked = [one for one in answers.given if one.influence in {ARRIVAL, LISTING, PROCESS}]
+    begin = None if effect is None else effect.first
+    if begin is None or not asked:
+        return None
     for one in asked if len(asked) > 1 else ():
-        with runs.otherwise(Answers(runs.body.namespace, turned=frozenset({one})).attach):
-            alone = effect_of(runs, earlier, results)
+        alone = effect_of(runs, Answers(runs.body.namespace, turned=frozenset({one})).attach)
         if alone is not None and alone.reached:
             asked = [one]
             break
-    if not asked:
-        return None
     return replace(asked[0].dependence, op="" if begin.op is None else begin.op.plan.name, module=begin.module)
-
-
-def _asks(runs: Runs) -> bool:
-    _, codes = reached(runs.body)
-    in_body = {word for statement in runs.body.statements for word in re.findall(r"\w+", ast.unparse(statement))}
-    return bool(_ASKING & in_body) or any(_ASKING & (written.loaded | written.loaded_attributes) for written in map(writes_of, codes))
 
 
 def _is_set(op: str) -> bool:
@@ -204,20 +186,27 @@ class Draws:
         for one, state in self._begin:
             one.write(state)
 
-    def dependences(self, runs: Runs, earlier: Recording, results: Mapping[str, int]) -> Iterator[Dependence]:
+    def dependences(self, runs: Runs) -> Iterator[Dependence]:
         """One for each generator whose seed moves the results; a run each, and a few more where Python hands the numbers to torch."""
         for one in self._drawn:
-            seed = next(self._seeds)
-            with runs.otherwise(lambda _, one=one, seed=seed: one.sow(seed)):  # type: ignore[misc]  # the names are bound anew in each round
-                effect = effect_of(runs, earlier, results, hears=True)
+            sow = functools.partial(one.sow, next(self._seeds))
+            effect = effect_of(runs, lambda _, sow=sow: sow(), hears=True)  # type: ignore[misc]  # the name is bound anew in each round
             if effect is None or not (effect.reached or effect.prints):
                 continue
             if effect.prints is not None:
-                found = _seeded(one, effect.prints, "the number printed here comes")
+                found = _drawn_by(one, effect.prints, "the number printed here comes")
             else:
-                begin = _begin_of(effect)
-                is_op = begin.op is not None and begin.op.plan.is_random
-                found = _dependence(one, begin, None if is_op else last_line_that_changes(runs, one.read, begin.place))
+                # An op that draws is surer than what came to torch from Python, be it by way of the same generator.
+                begin = effect.first or effect.reached[0]
+                ops = [known for known in effect.begins if known.op is not None and known.op.plan.is_random and known.place <= begin.place]
+                begin = ops[-1] if ops else begin
+                plan = None if begin.op is None else begin.op.plan
+                is_op = plan is not None and plan.is_random
+                drawn = None if is_op else last_line_that_changes(runs, one.read, begin.place)
+                drawing = f"`{plan.base}` draws" if plan is not None and is_op else "this line draws"
+                found = _drawn_by(one, drawn or begin.location, drawing, op="" if plan is None else plan.name, module=begin.module)
+                if found.on == "seed" and plan is not None and plan.base == "randperm" and one.name == "torch":
+                    found = replace(found, fix=f"{found.fix}, or pass `generator=torch.Generator().manual_seed(42)`")
                 if not effect.has_backward:
                     found = _of_dropout(found, begin) or unloaded(found, effect.differing, runs.body) or found
             if found.on == "carried_state":
@@ -225,32 +214,17 @@ class Draws:
             yield found
 
 
-def _begin_of(effect: Effect) -> Difference:
-    """Where the numbers are drawn: an op that draws is surer than what came to torch from Python, be it by way of the same generator."""
-    first = min(effect.reached, key=lambda one: one.place)
-    if first.op is not None and first.op.plan.is_random:
-        return first
-    drawn = [begin for begin in effect.begins if begin.op is not None and begin.op.plan.is_random and begin.place < first.place]
-    return drawn[-1] if drawn else first
-
-
-def _dependence(generator: Seedable, begin: Difference, drawn: Location | None) -> Dependence:
-    plan = None if begin.op is None else begin.op.plan
-    drawing = f"`{plan.base}` draws" if plan is not None and plan.is_random else "this line draws"
-    found = replace(_seeded(generator, drawn or begin.location, drawing), op="" if plan is None else plan.name, module=begin.module)
-    if found.on == "seed" and plan is not None and plan.base == "randperm" and generator.name == "torch":
-        return replace(found, fix=f"{found.fix}, or pass `generator=torch.Generator().manual_seed(42)`")
-    return found
-
-
-def _seeded(generator: Seedable, at: Location | None, drawing: str) -> Dependence:
+def _drawn_by(generator: Seedable, at: Location | None, drawing: str, op: str = "", module: str | None = None) -> Dependence:
     """By whom the generator was seeded."""
     whose = _LIBRARY.get(generator.name, f"`{generator.name}`")
     if generator.seeded in {"hand", "default", "ritual"} or (generator.seeded == "unknown" and not generator.is_global):
+        on: On = "carried_state"
         what = f"{drawing} from {whose}, which was seeded before this cell and continues from where the last run left off"
-        return Dependence(on="carried_state", op="", location=at, what=what, fix=f"add `{generator.fix}` at the top of this cell")
-    what = f"{drawing} from {whose}, which is not seeded"
-    return Dependence(on="seed", op="", location=at, what=what, fix=f"add `{generator.fix}` {_before_all_draws(at)}")
+        fix = f"add `{generator.fix}` at the top of this cell"
+    else:
+        on, what = "seed", f"{drawing} from {whose}, which is not seeded"
+        fix = f"add `{generator.fix}` {_before_all_draws(at)}"
+    return Dependence(on=on, op=op, module=module, location=at, what=what, fix=fix)
 
 
 def _before_all_draws(at: Location | None) -> str:
@@ -278,7 +252,8 @@ def unloaded(found: Dependence, differing: Mapping[str, type], body: Body) -> De
 
     None where the cell loads nothing into a model whose weights differ.
     """
-    for call, is_dropped in _calls(body):
+    discarded = {id(node.value) for node in nodes(ast.Expr, *body.statements)}
+    for call in nodes(ast.Call, *body.statements):
         if not isinstance(call.func, ast.Attribute):
             continue
         model, method = ast.unparse(call.func.value), call.func.attr
@@ -287,19 +262,122 @@ def unloaded(found: Dependence, differing: Mapping[str, type], body: Body) -> De
             continue
         names = ", ".join(f"`{name}`" for name in left[:_MOST_NAMED]) + (f" and {len(left) - _MOST_NAMED} more" * (len(left) > _MOST_NAMED))
         what = f"{names} still hold their random initial weights, although this line loads weights"
-        at = location(body.file, call.lineno, "<module>")
-        if is_dropped and isinstance(inspect.getattr_static(differing[left[0]], method, None), classmethod):
-            why = f"{what}: `{method}` returns a new model, which is discarded"
-            return replace(found, op="", location=at, what=why, fix=f"assign the result: `{model} = {ast.unparse(call)}`")
-        if method == "load_state_dict" and any(
-            keyword.arg == "strict" and ast.unparse(keyword.value) == "False" for keyword in call.keywords
-        ):
+        fix = ""
+        if id(call) in discarded and isinstance(inspect.getattr_static(differing[left[0]], method, None), classmethod):
+            what = f"{what}: `{method}` returns a new model, which is discarded"
+            fix = f"assign the result: `{model} = {ast.unparse(call)}`"
+        elif method == "load_state_dict" and any(word.arg == "strict" and ast.unparse(word.value) == "False" for word in call.keywords):
             fix = "check the `missing_keys` that `load_state_dict` returns, and rename the saved keys; `strict=True` raises for them"
-            return replace(found, op="", location=at, what=what, fix=fix)
+        if fix:
+            return replace(found, op="", location=location(body.file, call.lineno, "<module>"), what=what, fix=fix)
     return None
 
 
-def _calls(body: Body) -> Iterator[tuple[ast.Call, bool]]:
-    """The calls in the cell's own lines, and whether nothing is done with what they return."""
-    dropped = {id(node.value) for node in nodes(ast.Expr, *body.statements)}
-    return ((node, id(node) in dropped) for node in nodes(ast.Call, *body.statements))
+def carried_by(runs: Runs, same_seeds: Callable[[ExitStack], object]) -> tuple[Dependence | None, tuple[str, ...]]:
+    """The dependence, and the names of what the next run finds changed; None and nothing where the next run gives the same."""
+    start, ends = StateNow(runs.body), list[StateNow]()
+
+    def at_end(stack: ExitStack) -> None:
+        same_seeds(stack)
+        ends.append(StateNow(runs.body))
+
+    effect = effect_of(runs, at_end, from_end=True, hears=True)
+    if effect is None or not ends:
+        return None, ()
+    changed = start.changed(ends[0])
+    places = ends[0].kept | start.kept
+    variables = tuple(name for name in changed if not places[name].is_elsewhere)
+    if not variables and not runs.outside.changed:  # torch itself sets variables of the environment: it is the last to be named
+        variables = changed
+    begin, error = effect.first, effect.error
+    at, other = effect.prints, None
+    if effect.prints is not None and changed:
+        names = variables or changed
+        other = line_that_changes(runs, places[names[0]])
+    elif begin is not None:
+        names, other = _reaching(runs, effect, begin, variables, places)
+        at = _branch(begin) if other is None and begin.kind == "way" else begin.location
+    elif isinstance(error, (Exception, TooLong)):  # before anything else differs
+        names, at = changed, raised_at(error)
+    else:
+        return None, ()
+    mode = None if begin is None or effect.has_backward else _of_mode(begin)
+    what, fix = mode or _in_words(runs, names[:_MOST_NAMED])
+    if begin is None and isinstance(error, TooLong):
+        what = f"{what}, so that it does not end"
+    elif begin is None and error is not None:
+        text = (str(error).strip().splitlines() or [""])[0][:120]
+        what = f"the next run raises {type(error).__name__}{f': {text}' if text else ''}"
+    op, module = ("", None) if begin is None else ("" if begin.op is None else begin.op.plan.name, begin.module)
+    first, second = (at, None) if other is None or other == at else (other, at)
+    return Dependence(
+        on="carried_state", op=op, module=module, location=first, other=second, what=what, fix=fix
+    ), names or runs.outside.changed
+
+
+def _reaching(
+    runs: Runs, effect: Effect, begin: Difference, variables: tuple[str, ...], places: Mapping[str, KeptObject]
+) -> tuple[tuple[str, ...], Location | None]:
+    """The user's variables that reached an op changed, those of the op at which all begins first; and the line that changed them."""
+    tensors = (Named(name, value) for name, value in runs.body.left().items() if not name.startswith("_"))
+    found = reversed(values_found(tensors, lambda value: isinstance(value, torch.Tensor) and not is_lazy(value)))
+    known = {memory: one.name for one in found if (memory := memory_of(one.value)) in runs.written}
+    given = {one.place: sorted(effect.suspects.get(one.place, frozenset()) & known.keys()) for one in effect.begins}
+    ordered = sorted((one for one in effect.begins if one.kind == "given"), key=lambda one: one.place != begin.place)
+    paths = [known[memory] for one in ordered for memory in given[one.place]]
+    names = tuple(dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in paths))
+    lines = (runs.writers.get(memory) for memory in effect.suspects.get(begin.place, ()))
+    other = next((line.location for line in lines if line is not None), None)
+    if all(given.values()):
+        return names, other
+    gradients = tuple(name for name in variables if name.endswith(OF_GRADIENTS))
+    held = gradients if begin.phase == "backward" and gradients else tuple(name for name in variables if name not in gradients)
+    if held and not names and not gradients:
+        other = line_that_changes(runs, places[held[0]])
+    return tuple(dict.fromkeys((*names, *held))), other
+
+
+def _branch(begin: Difference) -> Location | None:
+    """The innermost `if` around the line where the next run goes another way; else the line."""
+    if (at := begin.location) is None:
+        return None
+    branches = [node.lineno for node in enclosing(tree_of(at.file), at.line) if isinstance(node, ast.If)]
+    return location(at.file, branches[-1], at.function) if branches else at
+
+
+def _of_mode(begin: Difference) -> tuple[str, str] | None:
+    """Running statistics that move where nothing is trained: the mode is the fault."""
+    if begin.module_kind is None or not issubclass(begin.module_kind, torch.nn.modules.batchnorm._NormBase):
+        return None
+    what = f"`{begin.module or begin.module_kind.__name__}` is in training mode and updates its running statistics in each run"
+    return what, "call `.eval()` on the model before the forward pass"
+
+
+def _in_words(runs: Runs, names: tuple[str, ...]) -> tuple[str, str]:
+    if not names and runs.outside.changed:
+        files = listed([f"`{name}`" for name in runs.outside.changed[:_MOST_NAMED]])
+        fix = f"delete {files} at the top of this cell, or write it in another cell"
+        return f"the next run starts with {files} as this run left it", fix
+    if not names:
+        return "the next run starts from state that this run changed", "create the objects that the cell changes in the cell itself"
+    values = runs.body.left()
+    gradients = [name for name in names if name.endswith(OF_GRADIENTS)]
+    if gradients:
+        model = gradients[0].removesuffix(OF_GRADIENTS)
+        return f"the next run adds to the gradients that this run left in `{model}`", f"`{model}.zero_grad()` before `backward()`"
+    parts = ((name, *name.partition(IN)) for name in names)
+    quoted = listed([f"`{var}` in `{holder}`" if holder else name if name in SETTINGS else f"`{var}`" for name, var, _, holder in parts])
+    if all(isinstance(values.get(name), (torch.nn.Module, torch.optim.Optimizer)) for name in names):
+        return f"the next run starts with {quoted} as this run left it", f"create {quoted} in this cell"
+    return f"this run changes {quoted}, and the next run starts from that", _fix_of(names[0], values.get(names[0]), quoted)
+
+
+def _fix_of(name: str, value: object, quoted: str) -> str:
+    if (setting := SETTINGS.get(name)) is not None:
+        return f"call `{setting.line.format(setting.read())}` at the top of this cell"
+    if IN in name:
+        return f"define `{name.rpartition(IN)[2]}` in this cell"
+    if callable(value) or isinstance(value, (int, float, str, bool, type(None))):
+        return f"set {quoted} at the top of this cell"
+    copied = f"{name}.clone()" if isinstance(value, torch.Tensor) else f"copy.deepcopy({name})"
+    return f"work on a copy, `{copied}`, or create {quoted} in this cell"

@@ -1,27 +1,36 @@
-"""What a body reaches by name and does not make itself: which of it a run changes, and at which line."""
+"""What a body reaches by name and does not make itself: a digest of each value, which of them a run changes, and at which line."""
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
+import fractions
 import functools
 import os
+import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import islice
+from pathlib import PurePath
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from torchdebug_magics.instrument import Body
-from torchdebug_magics.instruments.deterministic.counterfactual.digests import digest_of, is_users
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
 from torchdebug_magics.probing.source.syntax import names_in, read_before_bound
 from torchdebug_magics.probing.source.user_code import is_user_code, location, writes_of
-from torchdebug_magics.probing.state.contents import Contents
+from torchdebug_magics.probing.state.attributes import attributes_of
+from torchdebug_magics.probing.state.digest import of_plain, of_tensor
 from torchdebug_magics.probing.state.kinds import ABSENT
 from torchdebug_magics.probing.state.process_settings import SETTINGS
 from torchdebug_magics.probing.state.rng import same_state
@@ -29,7 +38,7 @@ from torchdebug_magics.report import Location
 
 OF_GRADIENTS = ".grad"
 """What is put behind the name of a module for the gradients of its parameters."""
-_IN = " in "
+IN = " in "
 """Between a variable that a function closes over, and the function."""
 _MOST_FUNCTIONS = 200
 _MOST_LINES = 20_000
@@ -37,6 +46,11 @@ _MOST_S = 3.0
 """CPU time: another process that uses the machine shortens no look."""
 Line: TypeAlias = "tuple[str, int, str]"
 """(file, line, function)"""
+_DEEPEST = 4
+_MOST_ITEMS = 1024
+_MOST_BYTES = 1 << 20
+_BY_REPR = (dt.date, dt.time, dt.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID, PurePath, torch.dtype, torch.device, range)
+_PLAIN = frozenset({int, float, complex, bool, str, type(None)})
 
 
 class KeptObject(NamedTuple):
@@ -60,10 +74,8 @@ def _kept(body: Body) -> Iterator[tuple[str, KeptObject]]:
         if not isinstance(value, (type, ModuleType)):
             yield name, KeptObject(functools.partial(_value, body, name))
         if isinstance(value, torch.nn.Module):
-            yield (
-                f"{name}{OF_GRADIENTS}",
-                KeptObject(functools.partial(lambda module: [parameter.grad for parameter in module.parameters()], value)),
-            )
+            gradients = functools.partial(lambda module: [parameter.grad for parameter in module.parameters()], value)
+            yield f"{name}{OF_GRADIENTS}", KeptObject(gradients)
     for kind in kinds:
         if kind.__module__ != "builtins" and is_users(kind):
             yield from ((f"{kind.__name__}.{name}", place) for name, place in _of_mapping(vars(kind)) if not name.startswith("__"))
@@ -81,7 +93,7 @@ def _of_function(name: str, function: FunctionType) -> Iterator[tuple[str, KeptO
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             place = KeptObject(functools.partial(getattr, cell, "cell_contents", ABSENT), is_elsewhere=True)
             if not _is_code(place.read()):
-                yield f"{variable}{_IN}{name}", place
+                yield f"{variable}{IN}{name}", place
 
 
 def _of_mapping(held: Mapping[str, Any]) -> Iterator[tuple[str, KeptObject]]:
@@ -147,15 +159,11 @@ class _LineWatch:
         self.last: Line | None = None
         self._runs = runs
         self._recorder = DigestRecorder(Recording(), self._seen, runs.guard, runs.hooks)
+        self.contents = self._recorder.contents
         self._look, self._place = look, place
         self._is_over = self._is_found = False
         self._lines = 0
         self._begin_s = time.process_time()
-
-    @property
-    def contents(self) -> Contents:
-        """What the run has written."""
-        return self._recorder.contents
 
     def run(self) -> bool:
         """Whether a look has ended it."""
@@ -225,3 +233,65 @@ def _is_read_first(body: Body, name: str) -> bool:
     if name in names_in(*body.statements):
         return name in read_before_bound(body.statements)
     return any(name in writes_of(code).stored_globals & writes_of(code).loaded for code in reached(body)[1])
+
+
+def digest_of(value: Any, level: int = 0) -> int:
+    """A number for a value that is the same in two runs of one process whenever the value is.
+
+    Of objects of the user's, their attributes count; of a layer or an optimizer, its settings; of anything else, its type.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return of_plain(value)
+    if isinstance(value, torch.Tensor):
+        return of_tensor(value)
+    if hasattr(value, "tobytes") and hasattr(value, "dtype") and not value.dtype.hasobject:
+        step = max(1, value.nbytes // _MOST_BYTES)
+        return hash((str(value.dtype), value.shape, zlib.crc32(value.ravel()[::step].tobytes())))
+    if level >= _DEEPEST or isinstance(value, type):
+        return hash(kind.__qualname__)
+    return hash((kind.__qualname__, *_parts(value, level + 1)))
+
+
+def _parts(value: Any, level: int) -> Iterable[int]:
+    """Digests of what is in it. A set has no order."""
+    if isinstance(value, (bytes, bytearray, *_BY_REPR)):
+        return (hash(repr(value)),)
+    if isinstance(value, (set, frozenset)):
+        return (len(value), *sorted(digest_of(one, level) for one in islice(value, _MOST_ITEMS)))
+    if isinstance(value, (dict, Mapping)):
+        pairs = islice(dict.items(value) if isinstance(value, dict) else value.items(), _MOST_ITEMS)
+        return (len(value), *(digest_of(one, level) for pair in pairs for one in pair))
+    if isinstance(value, (list, tuple, deque)):
+        return (len(value), *(digest_of(one, level) for one in (*islice(value, _MOST_ITEMS), *list(value)[-_MOST_ITEMS:])))
+    state = _state_of(value)
+    return _attributes(value, level) if state is None else (hash(state),)
+
+
+def _state_of(value: Any) -> object:
+    """Of a generator, what its next draw depends on."""
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return random.Random.getstate(value)
+    if isinstance(value, torch.Generator):
+        return of_tensor(value.get_state())
+    if type(value).__module__.startswith("numpy.random"):
+        return str(value.get_state() if hasattr(value, "get_state") else getattr(value, "bit_generator", value).state)
+    return None
+
+
+def _attributes(value: Any, level: int) -> Iterable[int]:
+    if isinstance(value, torch.optim.Optimizer):
+        return [digest_of([part for name, part in group.items() if name != "params"], level) for group in value.param_groups]
+    if isinstance(value, torch.nn.Module):
+        return [of_plain([name, part]) for module in value.modules() for name, part in vars(module).items() if type(part) in _PLAIN]
+    if isinstance(value, FunctionType):
+        return (digest_of(value.__defaults__, level), digest_of(value.__kwdefaults__, level))
+    held = attributes_of(value) if is_users(type(value)) else None
+    return [digest_of(one, level) for pair in islice((held or {}).items(), _MOST_ITEMS) for one in pair]
+
+
+def is_users(kind: type) -> bool:
+    """Whether the class is the user's own: one of its methods, or where it stands, tells."""
+    methods = (method for method in vars(kind).values() if hasattr(method, "__code__"))
+    known = next((is_user_code(method.__code__) for method in methods), None)
+    return kind.__module__ == "__main__" if known is None else known

@@ -38,7 +38,6 @@ class Ordering(NamedTuple):
     """Such a place that a run has come to."""
 
     kind: Kind
-    text: str
     location: Location
     place: OrderingPlace
 
@@ -46,22 +45,22 @@ class Ordering(NamedTuple):
 def on_order(found: Iterable[Ordering]) -> tuple[Dependence, ...]:
     """Of objects; of strings, where Python draws their hashes anew in each process."""
     is_salted = sys.flags.hash_randomization and not (began_with("PYTHONHASHSEED") or "random").isdigit()
-    return tuple(
-        dependence_of(one) for one in found if one.place.keeps_order and (one.kind == "address" or (is_salted and one.kind == "salted"))
-    )
+    kinds = {"address", "salted"} if is_salted else {"address"}
+    return tuple(dependence_of(one) for one in found if one.place.keeps_order and one.kind in kinds)
 
 
 def dependence_of(found: Ordering) -> Dependence:
     """In words."""
+    text = found.place.text
     if found.place.is_hash:
         what, fix = "`hash()` of a string differs in each process", "use `zlib.crc32(text.encode())` instead"
     elif found.kind == "salted":
-        what, fix = f"the iteration order of `{found.text}`, a set of strings, differs in each process", f"use `sorted({found.text})`"
+        what, fix = f"the iteration order of `{text}`, a set of strings, differs in each process", f"use `sorted({text})`"
         if found.place.is_pop:
-            fix = f"replace `{found.text}.pop()` with `min({found.text})`, and remove that element"
+            fix = f"replace `{text}.pop()` with `min({text})`, and remove that element"
     else:
-        what = f"the iteration order of the set `{found.text}` depends on object addresses, which differ in each run"
-        fix = f"replace the set `{found.text}` with a list or `dict.fromkeys(...)`"
+        what = f"the iteration order of the set `{text}` depends on object addresses, which differ in each run"
+        fix = f"replace the set `{text}` with a list or `dict.fromkeys(...)`"
     return Dependence(on="order", op="", location=found.location, what=what, fix=fix)
 
 
@@ -69,15 +68,11 @@ class OrderWatch:
     """Looks at values before and after the lines of the user's that give an order to what may be a set, while a run goes on."""
 
     def __init__(self, body: Body) -> None:
-        self._found: dict[tuple[str, int, str], Ordering] = {}
+        self.found: dict[tuple[str, int, str], Ordering] = {}
+        """Each place once, by file, line and text, in the order in which the run came to them."""
         self._asked = ordering_places(body)
         self._has_places: dict[CodeType, bool] = {}
         self._after: dict[FrameType, tuple[int, list[OrderingPlace]]] = {}
-
-    @property
-    def found(self) -> tuple[Ordering, ...]:
-        """Each place once, in the order in which the run came to them."""
-        return tuple(self._found.values())
 
     def attach(self, stack: ExitStack) -> None:
         """From here until the stack closes; not where the source has no such place, or a debugger follows the code."""
@@ -91,10 +86,9 @@ class OrderWatch:
         asked = self._asked.get(code.co_filename)
         if asked is None:
             return None
-        known = self._has_places.get(code)
-        if known is None:  # the lines of all other functions cost nothing
-            known = self._has_places[code] = any(line in asked for _, _, line in code.co_lines())
-        return self._line if known else None
+        if code not in self._has_places:  # the lines of all other functions cost nothing
+            self._has_places[code] = any(line in asked for _, _, line in code.co_lines())
+        return self._line if self._has_places[code] else None
 
     def _line(self, frame: FrameType, event: str, _arg: object) -> Any:
         if event not in {"line", "return"}:
@@ -116,8 +110,8 @@ class OrderWatch:
                 kind = "salted"
             elif kind is None and one.is_set:
                 kind = _kind_of(made) if (made := _held(frame, one.target)) is None or one.is_loop or type(made) in _HOLDING else None
-            if kind is not None and key not in self._found and not (one.is_hash and kind != "salted"):
-                self._found[key] = Ordering(kind, one.text, location(key[0], line, frame.f_code.co_name), one)
+            if kind is not None and key not in self.found and not (one.is_hash and kind != "salted"):
+                self.found[key] = Ordering(kind, location(key[0], line, frame.f_code.co_name), one)
 
 
 def _held(frame: FrameType, path: str) -> Any:
@@ -175,56 +169,34 @@ def ordering_places(body: Body) -> dict[str, dict[int, list[OrderingPlace]]]:
             files[code.co_filename] = tree.body
     found: dict[str, dict[int, list[OrderingPlace]]] = {}
     for file, statements in files.items():
-        for line, one in _Places(statements).found():
+        for line, one in _places(statements):
             found.setdefault(file, {}).setdefault(line, []).append(one)
     return found
 
 
-class _Places:
-    """Of one file."""
-
-    def __init__(self, statements: list[ast.stmt]) -> None:
-        self._nodes = list(nodes(ast.AST, *statements))
-        self._statement = {id(node): one for one in nodes(ast.stmt, *statements) for node in ast.walk(one)}
-        """The innermost around each node."""
-        calls = list(nodes(ast.Call, *statements))
-        self._settled = {id(inner) for node in calls if called(node) in _SETTLED for inner in nodes(ast.AST, *node.args)}
-        sorted_names = {dotted(argument) for node in calls if called(node) == "sorted" for argument in node.args}
-        sorted_names |= {dotted(node.func).removesuffix(".sort") for node in calls if method(node) == "sort"}
-        self._sorted = sorted_names - {""}
-
-    def _target(self, node: ast.AST) -> str:
-        """The first variable that a node's statement assigns to."""
-        return dotted(next(iter(targets_of(self._statement.get(id(node)))), None))
-
-    def _line(self, node: ast.AST) -> int:
-        line: int = self._statement[id(node)].lineno
-        return line
-
-    def found(self) -> Iterator[tuple[int, OrderingPlace]]:
-        for node in self._nodes:
-            if id(node) in self._settled or self._target(node) in self._sorted:
-                continue
-            for one in _ordered(node):
-                is_set, path = _is_set(one), dotted(_inside(one))
-                if is_set or path:
-                    yield (
-                        self._line(node),
-                        OrderingPlace(
-                            ast.unparse(one),
-                            path,
-                            self._target(node),
-                            is_set,
-                            isinstance(node, ast.For),
-                            is_pop=method(node) == "pop",
-                            keeps_order=not isinstance(node, (ast.For, ast.DictComp)) or any(map(_keeps_order, ast.walk(node))),
-                        ),
-                    )
-            if isinstance(node, ast.Call) and dotted(node.func) == "hash" and len(node.args) == 1:
-                argument = node.args[0]
-                is_text = isinstance(argument, ast.JoinedStr) or isinstance(getattr(argument, "value", None), (str, bytes))
-                place = OrderingPlace(ast.unparse(argument), dotted(argument), "", is_set=True, is_hash=True, is_text=is_text)
-                yield self._line(node), place
+def _places(statements: list[ast.stmt]) -> Iterator[tuple[int, OrderingPlace]]:
+    """Those of one file, with their lines."""
+    statement_of = {id(node): statement for statement in nodes(ast.stmt, *statements) for node in ast.walk(statement)}  # the innermost
+    calls = list(nodes(ast.Call, *statements))
+    settled = {id(inner) for node in calls if called(node) in _SETTLED for inner in nodes(ast.AST, *node.args)}
+    in_order = {dotted(argument) for node in calls if called(node) == "sorted" for argument in node.args}
+    in_order |= {dotted(node.func).removesuffix(".sort") for node in calls if method(node) == "sort"}
+    for node in nodes(ast.AST, *statements):
+        statement = statement_of.get(id(node))
+        target = dotted(next(iter(targets_of(statement)), None))  # the first variable that the statement assigns to
+        if statement is None or id(node) in settled or (target and target in in_order):
+            continue
+        keeps_order = not isinstance(node, (ast.For, ast.DictComp)) or any(map(_keeps_order, ast.walk(node)))
+        for one in _ordered(node):
+            is_set, path = _is_set(one), dotted(_inside(one))
+            if is_set or path:
+                kind = {"is_loop": isinstance(node, ast.For), "is_pop": method(node) == "pop", "keeps_order": keeps_order}
+                yield statement.lineno, OrderingPlace(ast.unparse(one), path, target, is_set, **kind)
+        if isinstance(node, ast.Call) and dotted(node.func) == "hash" and len(node.args) == 1:
+            argument = node.args[0]
+            is_text = isinstance(argument, ast.JoinedStr) or isinstance(getattr(argument, "value", None), (str, bytes))
+            place = OrderingPlace(ast.unparse(argument), dotted(argument), "", is_set=True, is_hash=True, is_text=is_text)
+            yield statement.lineno, place
 
 
 def _ordered(node: ast.AST) -> Iterator[ast.expr]:

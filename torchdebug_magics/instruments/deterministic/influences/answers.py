@@ -1,4 +1,7 @@
-"""What a run is answered: noted by the call in the user's code that asks, given again as an earlier run had it, or turned round."""
+"""What a run is answered: noted by the call in the user's code that asks, given again as an earlier run had it, or turned round.
+
+`asked_by` finds the calls whose answers make two runs differ: with these held, the runs agree.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,12 @@ from torchdebug_magics.instruments.deterministic.influences.influence import (
     Influence,
     OutsideCall,
 )
+from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
+from torchdebug_magics.instruments.deterministic.twice.body import Enough
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import RunComparison
+from torchdebug_magics.instruments.deterministic.twice.runs import Runs, is_users
+from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, owner, span
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime")
@@ -54,6 +63,8 @@ _WAITING = frozenset({"threading", "queue", "concurrent", "multiprocessing", "as
 _SEEDS = ("seed", "random_state", "rng", "generator")
 """How parameters of libraries are called that take a seed."""
 _MOST_BYTES = 1 << 24
+_LEAST_TRIES, _MOST_TRIES, _MOST_S = 2, 8, 3.0
+"""Of runs that are to agree, as two may by chance; only long ones are made less often."""
 
 
 class Answers:
@@ -82,7 +93,7 @@ class Answers:
             new[id(ordinary)] = stand_in
             stack.callback(setattr, holder, name, ordinary)
             setattr(holder, name, stand_in)
-        for names in (self._names, *_names_of_users_modules()):
+        for names in (self._names, *(vars(module) for module in list(sys.modules.values()) if is_users(module))):
             for name, value in list(names.items()):
                 stand_in = new.get(id(value))
                 if isinstance(value, functools.partial) and id(value.func) in new:
@@ -119,9 +130,8 @@ class Answers:
             called = outer.f_code
             parameter = called.co_varnames[1] if called.co_argcount > 1 else ""
             line, text = user.f_lineno or 1, _text(code, user.f_lasti)
-            self._places[key] = OutsideCall(
-                influence, code.co_filename, line, called.co_name, parameter, text, _seed_of_library(frame, user)
-            )
+            seed = _seed_of_library(frame, user)
+            self._places[key] = OutsideCall(influence, code.co_filename, line, called.co_name, parameter, text, seed)
         return self._places[key]
 
     # --- who is asked ------------------------------------------------------------------------------------------------------------
@@ -190,7 +200,9 @@ class Answers:
             return iter(self._ask(ARRIVAL, lambda: results, _backwards))
 
         def scanned(*args: Any, **kwargs: Any) -> Any:
-            return _Scan(self._ask(LISTING, lambda: _entries(scandir, *args, **kwargs), _backwards))
+            with scandir(*args, **kwargs) as entries:
+                found = [*entries]
+            return _Scan(self._ask(LISTING, lambda: found, _backwards))
 
         scandir = os.scandir
         yield concurrent.futures, "as_completed", completed
@@ -244,13 +256,6 @@ class Answers:
             return array
 
         return asked
-
-
-def _names_of_users_modules() -> Iterator[MutableMapping[str, Any]]:
-    for module in list(sys.modules.values()):
-        file = vars(module).get("__file__")
-        if isinstance(file, str) and file.endswith(".py") and owner(file) == "user":
-            yield vars(module)
 
 
 def _asking_frame(caller: FrameType, *, is_direct: bool) -> FrameType | None:
@@ -315,19 +320,11 @@ def _backwards(answer: list[Any]) -> list[Any]:
     return answer[::-1]
 
 
-def _entries(scandir: Any, *args: Any, **kwargs: Any) -> list[Any]:
-    with scandir(*args, **kwargs) as entries:
-        return [*entries]
-
-
-class _Scan(AbstractContextManager["_Scan"]):
-    """As `os.scandir` gives it: an iterator, and a context of itself."""
+class _Scan(Iterator[Any], AbstractContextManager["_Scan"]):
+    """As `os.scandir` gives it: an iterator, and a context of itself; nothing is open."""
 
     def __init__(self, entries: list[Any]) -> None:
         self._entries = iter(entries)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         return next(self._entries)
@@ -336,4 +333,70 @@ class _Scan(AbstractContextManager["_Scan"]):
         self.close()
 
     def close(self) -> None:
-        """Nothing is open."""
+        pass
+
+
+def asked_by(runs: Runs, place: int | None, also: Callable[[ExitStack], object] = lambda _: None) -> tuple[OutsideCall, ...]:
+    """Those that make what comes before and at the op at `place` differ, in the order in which they ask; none where no answer does.
+
+    Without a place, what the whole run does. Each run begins after `also`.
+    """
+    search = _Search(runs, sys.maxsize if place is None else place, also)
+    every = tuple(search.asked)
+    for influence in dict.fromkeys(one.influence for one in every):
+        asked = tuple(one for one in every if one.influence is influence)
+        if len(asked) < len(every) and search.agrees(frozenset(asked)) and (found := search.needed(asked, frozenset(asked))):
+            return found
+    if not every or not search.agrees(frozenset(every)):
+        return ()
+    # Runs one right after the other are often given the same memory: what agrees though no address is held has not agreed with the first.
+    return search.needed(every, frozenset(every)) or tuple(one for one in every if one.influence is ADDRESS)
+
+
+class _Search:
+    """Against one run, whose answers are given again."""
+
+    def __init__(self, runs: Runs, place: int, also: Callable[[ExitStack], object]) -> None:
+        self._runs, self._place, self._also = runs, place, also
+        self._recording = Recording()
+        self._modules = list(live_modules())
+        answers = Answers(runs.body.namespace)
+        with self._answered(answers):
+            self._error = runs.again(DigestRecorder(self._recording, self._first, runs.guard, runs.hooks))
+        self.asked = answers.given
+
+    def _answered(self, answers: Answers) -> AbstractContextManager[None]:
+        def vary(stack: ExitStack) -> None:
+            self._also(stack)
+            answers.attach(stack)
+
+        return self._runs.otherwise(vary)
+
+    def _first(self, seen: Seen, op: Op) -> None:
+        self._recording.add(seen)
+        if op.place >= self._place:
+            raise Enough
+
+    def agrees(self, held: frozenset[OutsideCall]) -> bool:
+        """Whether runs with these answers do what the first one did."""
+        begin_s = time.monotonic()
+        for count in range(_MOST_TRIES):
+            if count >= _LEAST_TRIES and time.monotonic() - begin_s > _MOST_S:
+                break
+            run = RunComparison(self._recording, self._modules, self._runs.guard, self._runs.hooks, until=self._place)
+            with self._answered(Answers(self._runs.body.namespace, self.asked, held)):
+                error = self._runs.again(run)
+            if error is None and not run.is_over:
+                run.end()
+            if run.difference is not None or type(error) is not type(self._error):
+                return False
+        return True
+
+    def needed(self, group: tuple[OutsideCall, ...], held: frozenset[OutsideCall]) -> tuple[OutsideCall, ...]:
+        """Those of a group without which runs that hold all others differ."""
+        if self.agrees(held.difference(group)):
+            return ()
+        if len(group) == 1:
+            return group
+        half = len(group) // 2
+        return (*self.needed(group[:half], held), *self.needed(group[half:], held)) or group[:1]

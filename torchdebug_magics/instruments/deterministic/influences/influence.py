@@ -23,7 +23,7 @@ class Influence:
     on: On | None
     what: str
     """A clause, with ``{text}`` for the call."""
-    fix: Callable[[OutsideCall], str]
+    fix: str | Callable[[OutsideCall], str]
 
 
 class OutsideCall(NamedTuple):
@@ -60,7 +60,8 @@ class OutsideCall(NamedTuple):
         """In words."""
         influence = self.influence
         what = influence.what.format(text=f"`{self.text}`" if self.text else "this line")
-        return Dependence(on=influence.on or "entropy", op="", location=self.location, what=what, fix=influence.fix(self))
+        fix = influence.fix.replace("{text}", self.text) if isinstance(influence.fix, str) else influence.fix(self)
+        return Dependence(on=influence.on or "entropy", op="", location=self.location, what=what, fix=fix)
 
 
 def _seeded(otherwise: str) -> Callable[[OutsideCall], str]:
@@ -79,20 +80,19 @@ def _seeded(otherwise: str) -> Callable[[OutsideCall], str]:
 
 
 def _manual(asked: OutsideCall) -> str:
-    return f"use `{asked.path.removesuffix('seed')}manual_seed({_SEED})`" if asked.path else f"use `torch.Generator().manual_seed({_SEED})`"
-
-
-def _in_order(asked: OutsideCall) -> str:
-    name = called(asked.call)
-    if name == "imap_unordered":
-        return "use `imap` instead of `imap_unordered`, or sort the results"
-    if name == "as_completed":
-        return "iterate over the futures in submission order, or use `map`, or sort the results"
-    return "collect the results in submission order, or sort the results"
+    return f"use `{asked.path.removesuffix('seed') or 'torch.Generator().'}manual_seed({_SEED})`"
 
 
 def _zeros(asked: OutsideCall) -> str:
     return f"use `{asked.path.replace('empty', 'zeros') if 'empty' in asked.path else 'np.zeros'}`, or write every element before reading"
+
+
+def _in_order(asked: OutsideCall) -> str:
+    ways = {
+        "imap_unordered": "use `imap` instead of `imap_unordered`",
+        "as_completed": "iterate over the futures in submission order, or use `map`",
+    }
+    return f"{ways.get(called(asked.call), 'collect the results in submission order')}, or sort the results"
 
 
 def _sorted(asked: OutsideCall) -> str:
@@ -107,31 +107,18 @@ def _sorted(asked: OutsideCall) -> str:
             return f"`sorted({asked.text})`"
 
 
-CLOCK = Influence(
-    "wall_clock", "clock", "{text} reads the clock", lambda asked: f"replace `{asked.text}` with a constant: it reads the clock"
-)
-ENTROPY = Influence(
-    "os_entropy",
-    "entropy",
-    "{text} reads the operating system's entropy",
-    lambda asked: f"replace `{asked.text}` with a draw from a seeded generator, such as `random.Random({_SEED})`",
-)
 _UNSEEDED = "{text} has no seed and takes one from the operating system"
+CLOCK = Influence("wall_clock", "clock", "{text} reads the clock", "replace `{text}` with a constant: it reads the clock")
+_DRAW = f"replace `{{text}}` with a draw from a seeded generator, such as `random.Random({_SEED})`"
+ENTROPY = Influence("os_entropy", "entropy", "{text} reads the operating system's entropy", _DRAW)
 NUMPY = Influence("numpy_random", "seed", _UNSEEDED, _seeded("np.random.default_rng"))
 PYTHON = Influence("python_random", "seed", _UNSEEDED, _seeded("random.Random"))
 TORCH = Influence("unseeded_generator", "seed", "{text} takes a new seed from the operating system", _manual)
 ARRIVAL = Influence("outside_data", "order", "{text} returns results in completion order, which varies", _in_order)
 LISTING = Influence("outside_data", "order", "{text} returns entries in file-system order, which differs between machines", _sorted)
-ADDRESS = Influence(
-    "hash_order",
-    "order",
-    "{text} gives a number that is computed from memory addresses, which differ in each run",
-    lambda asked: f"replace `{asked.text}` with a stable key, such as an index",
-)
+_HASHED = "{text} gives a number that is computed from memory addresses, which differ in each run"
+ADDRESS = Influence("hash_order", "order", _HASHED, "replace `{text}` with a stable key, such as an index")
 MEMORY = Influence("uninitialized_memory", "memory", "{text} is uninitialized memory", _zeros)
-OUTSIDE = Influence(
-    "outside_data", None, "{text} comes from outside the program, and may change", lambda _: "read it once, in an earlier cell"
-)
-PROCESS = Influence(
-    "os_entropy", "entropy", "{text} differs in each process", lambda asked: f"replace `{asked.text}` with a constant, such as {_SEED}"
-)
+_READ = "{text} comes from outside the program, and may change"
+OUTSIDE = Influence("outside_data", None, _READ, "read it once, in an earlier cell")
+PROCESS = Influence("os_entropy", "entropy", "{text} differs in each process", f"replace `{{text}}` with a constant, such as {_SEED}")

@@ -1,11 +1,14 @@
-"""Sees every op of a run, as it is dispatched."""
+"""Sees every op of a run, as it is dispatched; and takes the fingerprint of the run."""
 
 from __future__ import annotations
 
+import linecache
+import math
 import sys
 import weakref
-from collections.abc import Callable
-from itertools import takewhile
+from array import array
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from os import getpid
 from types import FrameType
 from typing import Any
@@ -13,38 +16,41 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
+from torchdebug_magics.instruments.deterministic.fingerprint import OVERWRITTEN, RECORD, Fingerprint, Update
 from torchdebug_magics.instruments.deterministic.ops.op_recording import (
     Empty,
     Op,
     Plan,
     Recording,
     Seen,
-    numbers,
     plan_of,
-    size_bytes,
     tensors,
     view_of,
 )
 from torchdebug_magics.probing import dispatch
+from torchdebug_magics.probing.compiler import away_from_the_compiler
 from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.ops import written_by
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.user_code import frames_above, owner
+from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, location, owner
 from torchdebug_magics.probing.state.contents import Contents, memory_of
 from torchdebug_magics.probing.state.digest import EMPTY, folded, of_plain, of_tensor
 from torchdebug_magics.probing.tape import OpRecorder
+from torchdebug_magics.probing.tensors import tensors_in
 
 _RESIZING = frozenset({"resize_", "resize_as_"})
 """They keep what was there."""
 _BETWEEN = frozenset({dispatch.__file__, torch._ops.__file__, torch._tensor.__file__, torch.functional.__file__})
 """Files whose code does no more than to pass a call on."""
-_CALL_THE_USERS = ("/twice/body.py", "/twice/function.py")
+_CALL_THE_USERS = "/twice/body.py"
 """Our own that call what the user has given us."""
 _COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/_aot_autograd/", "/torchinductor_")
 _COMPILED = ("<eval_with_key>", *_COMPILERS)
 _SHARDING = "/torch/distributed/tensor/_sharding_prop.py"
 """Where ops on DTensors are first tried on tensors without data; what came of it is then known, so that no later run does it again."""
+_COMPILE = torch._compile.__file__
 _DISABLED = "DisableContext."
 """In the name of what torch puts around functions of its own that are not to be compiled, such as `zero_grad`, and around compiled ones."""
 
@@ -105,7 +111,9 @@ class DigestRecorder(OpRecorder[Plan]):
     def begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> Plan | None:
         """None for an op of a forked worker, of compiled code, of another instrument, or of unpickling what a worker sent."""
         plan = plan_of(func)
-        if self.has_failed or plan.is_marker or getpid() != self._process or is_passed_by(caller):
+        if self.has_failed or plan.base.startswith("profiler::") or getpid() != self._process:
+            return None
+        if _is_ours(caller) or _is_torchs_own(caller):
             return None
         self._look_at(plan, func, args, kwargs)
         return plan
@@ -133,9 +141,7 @@ class DigestRecorder(OpRecorder[Plan]):
             args, kwargs = self._without_overwritten(args, kwargs)
         elif plan.base in _RESIZING:
             self._kept_count = args[0].numel()
-        for value in args:
-            self._take_in(value)
-        for value in kwargs.values():
+        for value in (*args, *kwargs.values()):
             self._take_in(value)
 
     def _without_overwritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -157,7 +163,8 @@ class DigestRecorder(OpRecorder[Plan]):
             memory = memory_of(value)
             self.inputs.add(memory)
             if memory not in self._known or self.count == self._thorough_at:
-                self._given = folded(self._given, self._met(value, memory))
+                self._meet(value, memory)
+                self._given = folded(self._given, of_tensor(value))
             elif (views := self._in_part.get(memory)) is not None and view_of(value) not in views:
                 views.add(view_of(value))
                 self._given = folded(self._given, of_tensor(value))
@@ -166,11 +173,6 @@ class DigestRecorder(OpRecorder[Plan]):
                 self._take_in(one)
         elif not isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator)):
             self._given = folded(self._given, of_plain(value))
-
-    def _met(self, tensor: torch.Tensor, memory: int) -> int:
-        """What a tensor holds that no op before has made."""
-        self._meet(tensor, memory)
-        return of_tensor(tensor)
 
     def _meet(self, tensor: torch.Tensor, memory: int) -> None:
         if not memory:
@@ -187,8 +189,9 @@ class DigestRecorder(OpRecorder[Plan]):
         results = list(tensors(result))
         empty = next((self._tainted[number] for number in self.inputs if number in self._tainted), None) if self._tainted else None
         for tensor in self._written if self._overwritten else ():
-            if tensor.numel() * tensor.element_size() >= size_bytes(tensor):
-                self._tainted.pop(memory_of(tensor), None)
+            memory = memory_of(tensor)
+            if tensor.numel() * tensor.element_size() >= (tensor.untyped_storage().nbytes() if memory else 0):
+                self._tainted.pop(memory, None)
         for tensor in results:
             memory = memory_of(tensor)
             if memory and memory not in self.inputs and memory not in self._overwritten and not (plan.is_view or plan.is_collective):
@@ -201,7 +204,8 @@ class DigestRecorder(OpRecorder[Plan]):
         if plan.is_empty and any(tensor.numel() > kept_count for tensor in results):
             self._new_memory(results, Empty(plan, line), kept_count)
         elif not (plan.is_view or plan.is_collective):
-            for tensor in numbers(results) or self._written:
+            # Without the bytes that an op keeps for its backward: scratch memory, of which a part is never written.
+            for tensor in [result for result in results if result.dtype is not torch.uint8] or results or self._written:
                 gave = folded(gave, of_tensor(tensor))
             if not results and not self._written:
                 gave = folded(gave, of_plain(result))
@@ -236,11 +240,6 @@ class DigestRecorder(OpRecorder[Plan]):
         self._tainted.pop(memory, None)
 
 
-def is_passed_by(frame: FrameType | None) -> bool:
-    """Whether the op that is called from `frame` is none of the cell's own."""
-    return _is_ours(frame) or _is_compilers(frame) or _is_of_sharding(frame)
-
-
 def _is_ours(frame: FrameType | None) -> bool:
     """Whether an op is called by this package itself, or by torch where a tensor comes from a worker: which worker is first, none can say.
 
@@ -256,32 +255,22 @@ def _is_ours(frame: FrameType | None) -> bool:
     return name == torch._utils.__file__ and above is not None and above.f_code.co_filename == reductions.__file__
 
 
-def _is_compilers(frame: FrameType | None) -> bool:
-    """Whether an op is called by the compiler, or inside what it has compiled: that is one piece, and made in the first run alone."""
-    if "torch._dynamo.convert_frame" not in sys.modules:
+def _is_torchs_own(frame: FrameType | None) -> bool:
+    """Whether an op is called by the compiler or inside what it has compiled, which is one piece, or to try how to shard another one."""
+    if sys.modules.keys().isdisjoint({"torch._dynamo.convert_frame", "torch.distributed.tensor"}):
         return False
     inner = ""
     for one in frames_above(frame):
-        file = one.f_code.co_filename
-        if owner(file) != "torch":
+        file = one.f_code.co_filename.replace("\\", "/")
+        if owner(one.f_code.co_filename) != "torch":
             return False
-        if any(part in file for part in _COMPILERS) and not (_is_disabled(one) and not any(part in inner for part in _COMPILED)):
+        # What torch only keeps from the compiler is called as ever.
+        is_disabled = _DISABLED in one.f_code.co_qualname or (one.f_back is not None and one.f_back.f_code.co_filename == _COMPILE)
+        is_compilers = any(part in file for part in _COMPILERS) and not (is_disabled and not any(part in inner for part in _COMPILED))
+        if is_compilers or file.endswith(_SHARDING):
             return True
         inner = file
     return False
-
-
-def _is_of_sharding(frame: FrameType | None) -> bool:
-    if "torch.distributed.tensor" not in sys.modules:
-        return False
-    files = (frame.f_code.co_filename.replace("\\", "/") for frame in frames_above(frame))
-    return any(file.endswith(_SHARDING) for file in takewhile(lambda file: owner(file) == "torch", files))
-
-
-def _is_disabled(frame: FrameType) -> bool:
-    """Whether it only keeps the compiler away from what it calls."""
-    caller = frame.f_back
-    return _DISABLED in frame.f_code.co_qualname or (caller is not None and caller.f_code.co_filename == torch._compile.__file__)
 
 
 def fill_otherwise(tensor: torch.Tensor) -> None:
@@ -291,3 +280,104 @@ def fill_otherwise(tensor: torch.Tensor) -> None:
         tensor.detach().fill_(False if tensor.dtype is torch.bool else 113)
     if not tensor.is_inference():
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+class Printer:
+    """Writes down every op that a recorder sees."""
+
+    def __init__(self, recording: Recording, hooks: Hooks) -> None:
+        self._recording = recording
+        self._hooks = hooks
+        self._calls = ModuleCalls((), hooks)
+        self._modules: dict[str, int] = {"": 0}
+        self._records = bytearray()
+        self._devices: set[str] = set()
+        self._flow = array("I")
+        self._makers: dict[int, tuple[weakref.ref[Any], int]] = {}
+        """Storage, by address, and the number of the op that made, wrote or first met what it holds."""
+        self._count = 0
+        self._updates: list[Update] = []
+        self._files: dict[str, None] = {}
+        """Those that the first op was called through."""
+
+    def attach(self, stack: ExitStack, modules: Iterable[torch.nn.Module], guard: Guard) -> None:
+        """Follow the calls of modules and the steps of optimizers from here until the stack closes."""
+        self._calls = ModuleCalls(modules, self._hooks)
+        self._calls.attach(stack)
+        away_from_the_compiler(stack, self._hooks, guard)
+        self._hooks.optimizer_steps(stack, self._before_update, self._after_update)
+
+    def fingerprint(self) -> Fingerprint:
+        """Of all ops so far."""
+        places = [None if line is None else line.location for line in self._recording.places]
+        files = (*self._files, *sorted({place.file for place in places if place is not None} - self._files.keys()))
+        lines = (location(file, number, "") for file in files for number in range(1, len(linecache.getlines(file)) + 1))
+        return Fingerprint(
+            torch_version=torch.__version__,
+            device=", ".join(sorted(self._devices - {"cpu"})) or "cpu",
+            threads_count=torch.get_num_threads(),
+            ops=tuple(self._recording.ops),
+            places=tuple(places),
+            modules=tuple(self._modules),
+            records=bytes(self._records),
+            flow=self._flow.tobytes(),
+            updates=tuple(self._updates),
+            code=tuple(line for line in lines if line.cell is not None and line.source),
+        )
+
+    def seen(self, seen: Seen, op: Op) -> None:
+        """One more op."""
+        if not self._count:
+            self._files = dict.fromkeys(frame.f_code.co_filename for frame in frames_above(sys._getframe(1)) if is_user_code(frame.f_code))
+        running = self._calls.current
+        module = self._modules.setdefault("" if running is None else running.path, len(self._modules))
+        is_backward = torch._C._current_autograd_node() is not None
+        bits = is_backward | op.plan.is_random << 1 | (op.empty is not None and op.plan.passes_on) << 2
+        self._records += RECORD.pack(seen.op, seen.line, module, bits, seen.given, seen.gave, *self._summary(op))
+        self._follow(op)
+        self._count += 1
+
+    def _follow(self, op: Op) -> None:
+        written = {id(tensor) for tensor in op.written}
+        given: dict[int, None] = {}
+        met = []
+        for tensor in (*tensors(op.args), *tensors(tuple(op.kwargs.values()))):
+            if (maker := self._maker(tensor)) is None:
+                met.append(tensor)
+            else:
+                given[maker | OVERWRITTEN if op.plan.is_overwriting and id(tensor) in written else maker] = None
+        self._flow.extend((len(given), *given))
+        made = [tensor for tensor in tensors(op.result) if id(tensor) not in written and self._maker(tensor) is None]
+        for tensor in (*met, *made, *op.written):
+            if memory := memory_of(tensor):
+                self._makers[memory] = weakref.ref(tensor.untyped_storage()), self._count
+
+    def _maker(self, tensor: torch.Tensor) -> int | None:
+        known = self._makers.get(memory_of(tensor))
+        return known[1] if known is not None and known[0]() is tensor.untyped_storage() else None
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        state: dict[str, Any] = next(iter(optimizer.state.values()), {})
+        names = tuple(sorted(name for name, value in state.items() if value is not None and name != "step"))
+        settings: dict[str, str] = {}
+        for number, group in enumerate(optimizer.param_groups):
+            for name, value in group.items():
+                if isinstance(value, (bool, int, float)) or (isinstance(value, tuple) and all(isinstance(one, float) for one in value)):
+                    settings[f"{name} of group {number}" if len(optimizer.param_groups) > 1 else name] = repr(value)
+        self._updates.append(Update(self._count, self._count, type(optimizer).__name__, names, tuple(settings.items())))
+
+    def _after_update(self, *_: object) -> None:
+        if self._updates:
+            self._updates[-1] = self._updates[-1]._replace(end=self._count)
+
+    def _summary(self, op: Op) -> tuple[float, float]:
+        if op.plan.is_view or op.plan.is_empty or op.plan.is_collective:
+            return 0.0, 0.0
+        total = magnitude = 0.0
+        for tensor in tensors_in(op.result) if op.result is not None else op.written:
+            self._devices.add(tensor.device.type)
+            if tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta:
+                plain: Any = tensor.detach()
+                total += plain.sum(dtype=torch.float64).item()
+                magnitude += plain.abs().sum(dtype=torch.float64).item()
+        return total, magnitude if not math.isnan(total) else math.nan

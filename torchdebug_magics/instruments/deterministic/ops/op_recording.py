@@ -13,7 +13,6 @@ import torch
 
 from torchdebug_magics.probing.ops import is_movement, is_overwriting, is_pointwise, is_uninitialised, is_writing_in_part, op_name
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.state.contents import memory_of
 
 _COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 _INDEX_AT = {"index": 1, "index_put": 1, "masked_select": 1, "masked_fill": 1, "take": 1, "embedding": 1} | dict.fromkeys(
@@ -65,15 +64,12 @@ class Plan:
     """Whether it gives memory that nobody has written."""
     is_overwriting: bool
     """Whether what it writes does not depend on what was there."""
-    moves: bool
-    """Whether it only moves numbers."""
+    is_steady: bool
+    """Whether equal inputs always give equal results: it moves numbers, or computes each by itself."""
     passes_on: bool
     """Whether memory that nobody has written may be in what it gives, and it has not looked at it."""
     index_at: int
     """The place of the argument that says which numbers to move, and so is read; -1 where there is none."""
-    is_pointwise: bool
-    is_marker: bool
-    """Whether it computes nothing, as the profiler's own."""
     is_collective: bool
     """Whether it gives what other ranks have sent, perhaps later: nothing is read of it, and who reads it is given it from outside."""
 
@@ -86,21 +82,19 @@ def is_collective(name: str) -> bool:
 @cache
 def plan_of(func: Any) -> Plan:
     """The plan of an op."""
-    schema = func._schema
-    returns = [one.alias_info for one in schema.returns]
+    returns = [one.alias_info for one in func._schema.returns]
     base = op_name(func)
+    is_view = base == "set_" or (bool(returns) and all(alias is not None and not alias.is_write for alias in returns))
     return Plan(
         name=str(func),
         base=base,
-        is_view=base == "set_" or (bool(returns) and all(alias is not None and not alias.is_write for alias in returns)),
+        is_view=is_view,
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
         is_empty=is_uninitialised(base) and base != "_efficientzerotensor",
         is_overwriting=is_overwriting(func),
-        moves=is_movement(func),
+        is_steady=is_view or is_movement(func) or is_pointwise(func),
         passes_on=is_movement(func) or is_writing_in_part(func),
         index_at=_INDEX_AT.get(base.removesuffix("_"), -1),
-        is_pointwise=is_pointwise(func),
-        is_marker=base.startswith("profiler::"),
         is_collective=is_collective(str(func)),
     )
 
@@ -130,16 +124,6 @@ class Op(NamedTuple):
 def view_of(tensor: torch.Tensor) -> tuple[object, ...]:
     """Which part of its memory it is."""
     return tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
-
-
-def size_bytes(tensor: torch.Tensor) -> int:
-    """Of all the memory that it is a part of; 0 where it has none of its own."""
-    return tensor.untyped_storage().nbytes() if memory_of(tensor) else 0
-
-
-def numbers(results: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Without the bytes beside them that an op keeps for its backward: scratch memory, of which a part is never written."""
-    return [result for result in results if result.dtype is not torch.uint8] or results
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -226,9 +210,8 @@ class Recording:
         """The same for the same line of the same file, whichever code object it is in."""
         if line is None:
             return 0
-        number = self.lines.get((line.file, line.line))
-        if number is None:
-            number = self.lines[line.file, line.line] = len(self.places)
+        number = self.lines.setdefault((line.file, line.line), len(self.places))
+        if number == len(self.places):
             self.places.append(line)
         return number
 

@@ -7,11 +7,11 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed
@@ -61,15 +61,18 @@ def compared(earlier: Fingerprint, later: Fingerprint, *, rtol: float | None) ->
     """The op from which the later run has other results; with `rtol`, the first whose sums are further apart."""
     if rtol is None:
         return None if earlier.records == later.records and earlier.ops == later.ops else difference(earlier, later)
-    run, foreign = PrintedRun(later), None
-    for before, now in _aligned(tuple(earlier), run.ops):
+    then, run, foreign = PrintedRun(earlier), PrintedRun(later), None
+    before_lines, now_lines = ([(op.op, text_of(op.place)) for op in one.ops] for one in (then, run))
+    blocks = SequenceMatcher(None, before_lines, now_lines, autojunk=False).get_matching_blocks()
+    # Another device or version computes some calls by other ops: what is between is passed by.
+    for before, now in ((then.ops[block.a + place], block.b + place) for block in blocks for place in range(block.size)):
         if foreign is None and before.given != run.ops[now].given:
             foreign = run.ops[now]
         if not (before.is_unread or _close(before, run.ops[now], rtol)):
             if foreign is not None:
                 said = f"its input differs from the earlier run, first at `{foreign.op}`, and was created outside PyTorch"
                 return divergence(run, now, "outside_data", said, MADE_ANEW)
-            return divergence(run, now, *reason(earlier, later, run.ops[now], f"differs by more than {rtol:g}"))
+            return divergence(run, now, *reason(then, run, run.ops[now], f"differs by more than {rtol:g}"))
     return None
 
 
@@ -77,13 +80,6 @@ def agreeing_count(earlier: Fingerprint, later: Fingerprint) -> int:
     """How many ops of the later run gave nothing that the earlier one did not have."""
     run = PrintedRun(earlier)
     return sum(not is_new(op, run) for op in later)
-
-
-def _aligned(before: Sequence[OpPrint], now: Sequence[OpPrint]) -> Iterator[tuple[OpPrint, int]]:
-    """Another device or version computes some calls by other ops: what is between is passed by."""
-    then, later = ([(one.op, text_of(one.place)) for one in run] for run in (before, now))
-    for block in SequenceMatcher(None, then, later, autojunk=False).get_matching_blocks():
-        yield from zip(before[block.a : block.a + block.size], range(block.b, block.b + block.size), strict=True)
 
 
 def _close(before: OpPrint, now: OpPrint, rtol: float) -> bool:
@@ -117,7 +113,7 @@ def difference(before: Fingerprint, now: Fingerprint) -> Divergence | None:
             if edit is None or not words:
                 return updated
     edit = edit or _line_gone(earlier, later, edited) or edit_with(("seed",), earlier, later, edited)
-    return _of_inputs(earlier, later, first, edited, (before, now)) if edit is None else _of_edit(later, first, edit)
+    return _of_inputs(earlier, later, first, edited) if edit is None else _of_edit(later, first, edit)
 
 
 def _of_strangers(earlier: PrintedRun, later: PrintedRun) -> Divergence | None:
@@ -135,9 +131,7 @@ def _line_gone(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str]
     return None if place is None or text_of(place) in later.lines else EditedLine(None, place)
 
 
-def _of_inputs(
-    earlier: PrintedRun, later: PrintedRun, first: int, edited: Mapping[str, str], prints: tuple[Fingerprint, Fingerprint]
-) -> Divergence:
+def _of_inputs(earlier: PrintedRun, later: PrintedRun, first: int, edited: Mapping[str, str]) -> Divergence:
     """No edited line is behind it: what came in from outside of torch, or an op that did not give the same on the same."""
     op = later.ops[first]
     foreign = _foreign(earlier, later, first)
@@ -154,7 +148,7 @@ def _of_inputs(
     runs = ((earlier, partner), (later, first))
     inputs = [[(run.ops[one].given, run.ops[one].gave) for one in run.reads[at]] for run, at in runs if at is not None]
     if partner is not None and inputs[0] == inputs[1]:
-        return divergence(later, first, *reason(*prints, op, "gave different bits"))
+        return divergence(later, first, *reason(earlier, later, op, "gave different bits"))
     edit = edit_with(("",), earlier, later, edited)
     said = f"`{op.op}` computes with different tensors than in the earlier run"
     if edit is not None:
@@ -178,23 +172,17 @@ def _foreign(earlier: PrintedRun, later: PrintedRun, number: int) -> int | None:
     known: dict[tuple[str, str], set[int]] = defaultdict(set)
     for op in earlier.ops:
         known[op.op, text_of(op.place)].add(op.given)
-    for one in sorted((*later.reads[number], number)):
-        then = known.get((later.ops[one].op, text_of(later.ops[one].place)))
-        if then is not None and later.ops[one].given not in then:
-            return one
-    return None
+    met = [(one, later.ops[one]) for one in sorted((*later.reads[number], number))]
+    return next((one for one, op in met if op.given not in known.get((op.op, text_of(op.place)), {op.given})), None)
 
 
-def reason(before: Fingerprint, now: Fingerprint, op: OpPrint, beyond: str) -> tuple[Cause, str]:
+def reason(earlier: PrintedRun, later: PrintedRun, op: OpPrint, beyond: str) -> tuple[Cause, str]:
     """Why an op differs whose inputs do not."""
     if op.is_random:
         return "unseeded_generator", f"`{op.op}` drew different numbers than in the earlier run: a different seed, or an unseeded generator"
-    names = {
-        "torch": (before.torch_version, now.torch_version),
-        "the device": (before.device, now.device),
-        "the number of threads": (before.threads_count, now.threads_count),
-    }
-    changed = [f"{name} was {one} then and is {other} now" for name, (one, other) in names.items() if one != other]
+    names = "torch", "the device", "the number of threads"
+    settings = zip(names, earlier.settings, later.settings, strict=True)
+    changed = [f"{name} was {then} then and is {now} now" for name, then, now in settings if then != now]
     if changed:
         return "unknown", f"`{op.op}` {beyond} on equal inputs: {', '.join(changed)}"
     return "nondeterministic_op", f"`{op.op}` {beyond} on equal inputs"
@@ -203,17 +191,9 @@ def reason(before: Fingerprint, now: Fingerprint, op: OpPrint, beyond: str) -> t
 def divergence(run: PrintedRun, number: int, cause: Cause, said: str, fix: str = "", *, other: Location | None = None) -> Divergence:
     """Of an op of the later run."""
     op = run.ops[number]
-    return Divergence(
-        op=op.op,
-        module=op.module or None,
-        location=op.place,
-        occurrence=run.occurrence(number),
-        cause=cause,
-        explanation=said,
-        fix=fix,
-        other=other,
-        phase="backward" if op.is_backward else "forward",
-    )
+    which, phase = run.occurrence(number), "backward" if op.is_backward else "forward"
+    at: dict[str, Any] = {"op": op.op, "module": op.module or None, "location": op.place, "occurrence": which, "phase": phase}
+    return Divergence(cause=cause, explanation=said, fix=fix, other=other, **at)
 
 
 def updated_otherwise(earlier: PrintedRun, later: PrintedRun, number: int) -> tuple[Divergence | None, tuple[str, ...]]:
@@ -248,11 +228,9 @@ def updated_otherwise(earlier: PrintedRun, later: PrintedRun, number: int) -> tu
 
 def _same_step(earlier: PrintedRun, later: PrintedRun, now: Update) -> Update | None:
     """The earlier run's step after the same gradients: the last results of a backward pass that both runs had."""
-    for number in reversed(range(now.first)):
-        op = later.ops[number]
-        if op.is_backward and op.gave in earlier.values:
-            return next((update for update in earlier.updates if update.first > earlier.values[op.gave]), None)
-    return None
+    known = (earlier.values[op.gave] for op in reversed(later.ops[: now.first]) if op.is_backward and op.gave in earlier.values)
+    number = next(known, None)
+    return None if number is None else next((update for update in earlier.updates if update.first > number), None)
 
 
 class _Draw(NamedTuple):
@@ -308,11 +286,10 @@ def repeated(earlier: PrintedRun, later: PrintedRun, last: int) -> Divergence | 
     if not drawn or later.ops[drawn[-1]].gave not in earlier.values:
         return None
     number = drawn[-1]
-    then = earlier.values[later.ops[number].gave]
-    loaded = [later.ops[given].gave for given in later.reads[last] if is_copy(later.ops[given])]
-    reached = max((earlier.values.get(value, -1) for value in loaded), default=-1)
+    loaded = (later.ops[given].gave for given in later.reads[last] if is_copy(later.ops[given]))
+    between = range(earlier.values[later.ops[number].gave] + 1, max((earlier.values.get(value, -1) for value in loaded), default=-1))
     text = text_of(later.ops[number].place)
-    since = [number for number in range(then + 1, reached) if earlier.ops[number].is_random and text_of(earlier.ops[number].place) == text]
+    since = [then for then in between if earlier.ops[then].is_random and text_of(earlier.ops[then].place) == text]
     if not since:
         return None
     said = f"`{later.ops[number].op}` draws the numbers that the earlier run drew much earlier: the RNG state was not restored"

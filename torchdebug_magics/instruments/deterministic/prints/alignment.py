@@ -33,6 +33,7 @@ class PrintedRun:
         flows = tuple(fingerprint.flows())
         self.reads: tuple[tuple[int, ...], ...] = tuple(read for read, _ in flows)
         self.updates = fingerprint.updates
+        self.settings = fingerprint.torch_version, fingerprint.device, fingerprint.threads_count
         self._overwritten = {number for _, overwritten in flows for number in overwritten}
         self.values = {op.gave: number for number, op in enumerate(self.ops) if _has_value(op)}
         """What each op gave -> the last op that did."""
@@ -132,14 +133,13 @@ def is_copy(op: OpPrint) -> bool:
 def _differing(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str]) -> set[int]:
     """Results that stand where the earlier run has others. What one of them has besides, such as further epochs, does not differ."""
     lines: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for number, op in enumerate(earlier.ops):
-        if _has_value(op):
-            lines[text_of(op.place)][0].append(number)
+    for op in filter(_has_value, earlier.ops):
+        lines[text_of(op.place)][0].append(op.gave)
     for number, op in enumerate(later.ops):
         if _has_value(op):
             text = text_of(op.place)
             lines[edited.get(text, text)][1].append(number)
-    return {one for before, now in lines.values() for one in _replaced([earlier.ops[number].gave for number in before], now, later)}
+    return {number for before, now in lines.values() for number in _replaced(before, now, later)}
 
 
 def _replaced(before: Sequence[int], now: Iterable[int], later: PrintedRun) -> list[int]:
@@ -209,15 +209,10 @@ def edit_behind(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str
 
 def edit_with(words: Iterable[str], earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str]) -> EditedLine | None:
     """The first line that was edited, or else is gone, with one of the words in it."""
-    for word in words:
-        now = [_edit(text, line, earlier, edited) for text, line in later.lines.items() if word in text and text not in earlier.lines]
-        old = set(edited.values())
-        gone = [
-            EditedLine(None, line) for text, line in earlier.lines.items() if word in text and text not in later.lines and text not in old
-        ]
-        if now or gone:
-            return (*now, *gone)[0]
-    return None
+    new = [(text, _edit(text, line, earlier, edited)) for text, line in later.lines.items() if text not in earlier.lines]
+    kept = {*later.lines, *edited.values()}
+    gone = [(text, EditedLine(None, line)) for text, line in earlier.lines.items() if text not in kept]
+    return next((edit for word in words for text, edit in (*new, *gone) if word in text), None)
 
 
 def _edit(text: str, line: Location, earlier: PrintedRun, edited: Mapping[str, str]) -> EditedLine:
@@ -230,18 +225,14 @@ def _bound(place: Location) -> frozenset[str]:
     return frozenset() if found is None else frozenset(re.findall(r"(\w+)\s*(?![\w.])", found.group(1)))
 
 
-def target_of(place: Location | None) -> str:
-    """What a line binds, such as ``conv`` of ``self.conv = nn.Conv2d(1, 8, 3)``; empty where it binds nothing."""
-    found = re.match(r"(?:self\.)?([\w.]+)\s*(?::[^=]+)?=(?!=)", "" if place is None else place.source)
-    return "" if found is None else found.group(1)
-
-
 def quoted(place: Location | None) -> str:
     """A line, by what it binds or loops over, else by its text."""
     if place is None:
         return "code outside the cell"
+    if target := re.match(r"(?:self\.)?([\w.]+)\s*(?::[^=]+)?=(?!=)", place.source):  # `conv` of `self.conv = nn.Conv2d(1, 8, 3)`
+        return f"`{target.group(1)}`"
     loop = re.match(r"(?:async )?for\b.*?\bin\b\s*(.+):", place.source)
-    return f"`{target_of(place) or (f'for ... in {loop.group(1)}' if loop else _plain(place))}`"
+    return f"`for ... in {loop.group(1)}`" if loop else f"`{_plain(place)}`"
 
 
 def _plain(place: Location) -> str:

@@ -69,7 +69,7 @@ class Replica:
         """The DistributedDataParallel around the model; none if the user's loop averages its gradients."""
         self._is_wrapped = wrapper is not None
         self._names, self._but = names, frozenset() if wrapper is None else frozenset(wrapper.parameters_to_ignore)
-        self._forgotten = frozenset(forgotten)
+        self.forgotten = frozenset(forgotten)
         """Weights that are not averaged while most are: meant to be, where they begin alike, and else each rank's own."""
         self.label = ""
         """Before the names of its tensors, where there are several replicas."""
@@ -135,11 +135,6 @@ class Replica:
             self._first_buffers = self._last_buffers
 
     @property
-    def is_whole(self) -> bool:
-        """Whether nothing of the model is the rank's own: then its batches are, or should be."""
-        return not self._forgotten
-
-    @property
     def is_local(self) -> bool:
         """Whether its gradients stay on this rank on purpose, and weights are averaged now and then."""
         hooks = getattr(self._wrapper(), "_comm_hooks", ())
@@ -160,7 +155,7 @@ class Replica:
         """Its weights as they were made, which are those of now if they are not given."""
         model = self.model()
         digests = digests_of(self._weights(model)) if digests is None and model is not None else digests or {}
-        self.initial = {name: value for name, value in digests.items() if name not in self._but | self._forgotten}
+        self.initial = {name: value for name, value in digests.items() if name not in self._but | self.forgotten}
 
     def moments(self, *, with_batches: bool) -> Iterator[tuple[Moment, Details]]:
         """States that should be equal on the ranks of its group, in order of time."""
@@ -172,7 +167,7 @@ class Replica:
         begun: int | None = None
         for step, (names, values) in self._noted.held.items():
             weights = dict(zip(names, values, strict=True))
-            own = {name: weights.pop(name, 0) for name in sorted(self._forgotten)}
+            own = {name: weights.pop(name, 0) for name in sorted(self.forgotten)}
             begun = number_of(own.values()) & 0x7FFFFFFF if begun is None else begun
             yield self._moment("replicas_part", step, weights, self.step_place)
             if own:

@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.deterministic.replicas.replica import Group, Replica, digests_of, group_of, weights_of
-from torchdebug_magics.instruments.deterministic.replicas.sample_watch import SampleWatch
-from torchdebug_magics.instruments.deterministic.replicas.step_batches import StepBatches, line_here
+from torchdebug_magics.instruments.deterministic.replicas.step_batches import SampleWatch, StepBatches, line_here
 from torchdebug_magics.instruments.deterministic.report import ReplicaRecord
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
 from torchdebug_magics.probing.dispatch import is_being_compiled, is_being_traced
@@ -78,7 +77,8 @@ class ReplicaWatch:
         details: dict[Any, dict[str, int]] = {}
         for moment, digests in noted:
             details.setdefault((moment.kind, moment.step), {}).update(digests)
-        whole = next((replica for replica in self._replicas if replica.is_whole), None)
+        # Where nothing of a model is the rank's own, its batches are, or should be.
+        whole = next((replica for replica in self._replicas if not replica.forgotten), None)
         samples = () if whole is None else self._samples.samples(whole.of, with_rows=not self._batches.is_doubtful)
         return ReplicaRecord(moments, samples, details) if self._has_worked else None
 
@@ -104,8 +104,7 @@ class ReplicaWatch:
             self._look("the look at a replica", self._replicate, wrapper, model, before)
 
     def _replicate(self, wrapper: Any, model: torch.nn.Module, before: dict[str, int]) -> None:
-        replica = self._add(model, group_of(wrapper.process_group), line_here(), wrapper=wrapper)
-        if replica is not None:
+        if (replica := self._add(model, group_of(wrapper.process_group), line_here(), wrapper=wrapper)) is not None:
             replica.begins_with(before)
 
     def _entered(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -192,8 +191,7 @@ class ReplicaWatch:
         if 2 * sum(weights[name].numel() for name in averaged) < sum(weight.numel() for weight in weights.values()):
             return
         place = self._made.get(id(model), (None, None))[1] or line_here()
-        replica = self._add(model, group, place, names=set(weights), forgotten=weights.keys() - averaged)
-        if replica is not None:
+        if (replica := self._add(model, group, place, names=set(weights), forgotten=weights.keys() - averaged)) is not None:
             replica.begins_with()
 
     def _group(self, gradient: torch.Tensor | None) -> Group:

@@ -21,8 +21,20 @@ import torch
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.deterministic.ops.op_recording import repair
 from torchdebug_magics.instruments.deterministic.report import Setting, Warned
-from torchdebug_magics.instruments.deterministic.ritual.status import Seedable, Sources, derived_seed, seedables, sow_numpy, too_late
-from torchdebug_magics.instruments.deterministic.ritual.switches import COMPILER, INDUCTOR, Switch, mode, switches
+from torchdebug_magics.instruments.deterministic.ritual.status import (
+    COMPILER,
+    DEFAULT_SEED,
+    INDUCTOR,
+    Seedable,
+    Sources,
+    Switch,
+    derived_seed,
+    mode,
+    seedables,
+    sow_numpy,
+    switches,
+    too_late,
+)
 from torchdebug_magics.probing.after_import import AfterImport
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.user_code import locate, user_frame
@@ -30,9 +42,6 @@ from torchdebug_magics.probing.state.rng import RandomState, same_state
 
 MOST = 2**32 - 1
 """NumPy and PYTHONHASHSEED take no larger one."""
-_FIRST_SEED = 67280421310721
-"""With which torch begins the generator of a device that nobody has seeded."""
-_FIELDS = ("manual_seed_all_cb", "manual_seed_cb", "call_order")
 _MESSAGE = r"(?P<op>[^\n]{1,80}?) (?:does not have a deterministic implementation|defaults to a non-deterministic algorithm)"
 _MOST = 1_000
 """Lines that are told apart."""
@@ -53,11 +62,9 @@ class Ritual:
         self.seedables: tuple[Seedable, ...] = ()
         """As they were before the ritual seeded them."""
         self.threads_count = torch.get_num_threads()
-        self._strict = strict
-        self._keep_rng = keep_rng
-        self._guard = guard
+        self._strict, self.keep_rng, self._guard = strict, keep_rng, guard
         self._seeds = Seeds(self.seed, guard)
-        self._alerts = Alerts(guard)
+        self.alerts = Alerts(guard)
         self._switches: tuple[Switch, ...] = ()
         self._before: dict[str, Any] = {}
         self._during: dict[str, Any] = {}
@@ -72,11 +79,11 @@ class Ritual:
         self.seedables = self._guard.run("looking for seeds", seedables, sources.generators, self._guard) or ()
         self.threads_count = torch.get_num_threads()
         stack.callback(self.undo)
-        self._alerts.attach(stack)
+        self.alerts.attach(stack)
         self._turn_all()
         if COMPILER not in sys.modules:
             stack.enter_context(AfterImport(COMPILER, self._compiler_imported))
-        self._seeds.attach(stack, [seedable for seedable in self.seedables if not seedable.is_global], keep=self._keep_rng)
+        self._seeds.attach(stack, [seedable for seedable in self.seedables if not seedable.is_global], keep=self.keep_rng)
 
     @contextmanager
     def left_off(self) -> Iterator[None]:
@@ -98,19 +105,14 @@ class Ritual:
             if one.name in self._pending:
                 self._guard.run(f"putting back {one.name}", one.turn, self._before[one.name])
                 self._pending.discard(one.name)
-        self._alerts.remove()
-        if not self._keep_rng:
+        self.alerts.remove()
+        if not self.keep_rng:
             self._seeds.put_back()
-
-    @property
-    def warnings(self) -> tuple[Warned, ...]:
-        """The non-deterministic ops that torch has warned of."""
-        return self._alerts.warned
 
     @property
     def restored(self) -> bool:
         """Whether a look at all of it finds it as before."""
-        return all(switch.read() == self._before[switch.name] for switch in self._switches) and (self._keep_rng or self._seeds.are_back())
+        return all(switch.read() == self._before[switch.name] for switch in self._switches) and (self.keep_rng or self._seeds.are_back())
 
     def _turn_all(self) -> None:
         # Where the user has torch raise, it goes on to raise.
@@ -173,7 +175,7 @@ class Seeds:
         self._before = RandomState.take()
         self._queued.take()
         # All are read before the first is seeded: two may draw from the same source.
-        self._own = [(one, state) for one in own if (state := self._guard.run(f"reading {one.name}", one.read))]
+        self._own = [(one, state) for one in own if (state := self._guard.run(f"reading {one.name}", one.read)) is not None]
         self._is_open = True
         if not keep:
             stack.callback(self.put_back)
@@ -200,37 +202,29 @@ class Seeds:
 
 
 class QueuedSeeds:
-    """What waited at one moment for CUDA, and for Intel's GPUs."""
+    """What waited at one moment for CUDA, and for Intel's GPUs, of those that were not started."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Any, tuple[Any, ...]] = {}
+        self._waiting: dict[Any, dict[str, Any]] = {}
 
     def take(self) -> None:
-        """Of the devices that are not started."""
-        self._waiting = {device: _queue(device) for device in (torch.cuda, torch.xpu) if not device.is_initialized()}
+        """Note what waits now."""
+        devices: tuple[Any, ...] = (torch.cuda, torch.xpu)
+        self._waiting = {device: vars(device._lazy_seed_tracker).copy() for device in devices if not device.is_initialized()}
 
     def put_back(self) -> None:
         """Let the same wait again; of a device that was started meanwhile, let them be its seeds."""
         for device, waiting in self._waiting.items():
-            if device.is_initialized():
-                _begin(device, waiting[-1])
-            else:
-                for field, value in zip(_FIELDS, waiting, strict=True):
-                    setattr(device._lazy_seed_tracker, field, value)
+            if not device.is_initialized():
+                vars(device._lazy_seed_tracker).update(waiting)
+                continue
+            device.manual_seed_all(DEFAULT_SEED)
+            for call in filter(None, waiting["call_order"]):
+                call[0]()
 
     def are_back(self) -> bool:
         """Whether the same wait; a device that was started is asked for nothing."""
-        return all(device.is_initialized() or _queue(device) == waiting for device, waiting in self._waiting.items())
-
-
-def _queue(device: Any) -> tuple[Any, ...]:
-    return tuple(getattr(device._lazy_seed_tracker, field) for field in _FIELDS)
-
-
-def _begin(device: Any, calls: list[Any]) -> None:
-    device.manual_seed_all(_FIRST_SEED)
-    for call in filter(None, calls):
-        call[0]()
+        return all(device.is_initialized() or vars(device._lazy_seed_tracker) == waiting for device, waiting in self._waiting.items())
 
 
 class Alerts:
@@ -241,9 +235,8 @@ class Alerts:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._shown = False
+        self._shown = self._is_open = False
         self._met: dict[tuple[str, str, int], Warned] = {}
-        self._is_open = False
         self._before: Callable[..., None] = warnings.showwarning
         self._hook: Callable[..., None] = self._show
         # A comment makes it this session's own, so that a nested one takes away only its own.

@@ -1,4 +1,4 @@
-"""Looks at every source of random numbers that can be found, and changes none."""
+"""Every source of random numbers that can be found, and every switch that the ritual turns: how each is read, and how it is set."""
 
 from __future__ import annotations
 
@@ -7,28 +7,38 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import torch
 from torch.utils.data import DataLoader
 
 from torchdebug_magics.instruments.deterministic.report import LiveRitual, Loader, SeededBy, Source, StatusReport
-from torchdebug_magics.instruments.deterministic.ritual.switches import switches
 from torchdebug_magics.probing.names import Named, user_names, values_found
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.state.states import is_generator, ways_of
 
-_DEFAULT_SEED = 67280421310721
+DEFAULT_SEED = 67280421310721
 """Torch's own, for a generator that nobody has seeded."""
 _BY_HAND = 2**48
 """People give smaller seeds than the system's entropy does: torch takes 53 bits of it, NumPy 128."""
 _ENVIRONMENT = Path("/proc/self/environ")
-_MADE = {"Generator": "np.random.default_rng(42)", "RandomState": "np.random.RandomState(42)", "Random": "random.Random(42)"}
-"""How the user makes one with a seed, by its class; torch's own is told by its module."""
+_FIXES = {"Generator": "np.random.default_rng(42)", "RandomState": "np.random.RandomState(42)", "Random": "random.Random(42)"}
+"""How the user makes one with a seed, by its class; torch's have a name of their own."""
+COMPILER = "torch._inductor.config"
+"""The module of the compiler's settings, which is imported with the compiler: that takes seconds."""
+INDUCTOR = "inductor.deterministic"
+_MODES: Final = {"off": "default", "warn only": "warn", "on": "error"}
+_WORKSPACE = ":4096:8"
+"""Of the two that NVIDIA calls deterministic, the one that is not slow."""
+_ATTENTION = ("math", "flash", "mem_efficient", "cudnn")
+_LESS = {"tf32": "ieee", "bf16": "ieee", "high": "highest", "medium": "highest", True: False}
+_BACKENDS: Any = torch.backends
 
 
 def status(on: LiveRitual | None = None) -> StatusReport:
@@ -36,8 +46,10 @@ def status(on: LiveRitual | None = None) -> StatusReport:
     guard = Guard()
     found = guard.run("looking for generators and loaders", Sources.found_from, sys._getframe()) or Sources((), ())
     names = {id(generator.value): generator.name for generator in found.generators}
-    own = (guard.run(f"looking at {generator.name}", source_of, generator) for generator in found.generators)
-    sources = (*global_sources(), *filter(None, own))
+    own = (guard.run(f"looking at {generator.name}", _source_of, generator) for generator in found.generators)
+    cuda = enumerate(torch.cuda.default_generators if torch.cuda.is_initialized() else ())
+    shared = (*_global_generators(), *(_torch(f"torch.cuda:{index}", generator, is_global=True) for index, generator in cuda))
+    sources = (*(generator.source for generator in shared), *filter(None, own))
     return StatusReport(
         sources=sources if on is None else tuple(_under(on, source) for source in sources),
         settings={switch.name: switch.read() for switch in switches(0, strict=False)},
@@ -48,40 +60,100 @@ def status(on: LiveRitual | None = None) -> StatusReport:
     )
 
 
-def global_sources() -> Iterator[Source]:
+class Seedable(NamedTuple):
+    """One generator."""
+
+    name: str
+    """``"torch"``, ``"numpy.random"``, ``"random"``, or as the user writes it."""
+    kind: str
+    seeded: SeededBy
+    """Before the magic seeded it."""
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    sow: Callable[[int], object]
+    fix: str
+    """The user's line that seeds it."""
+    seed: int | None = None
+    is_global: bool = False
+
+    @property
+    def source(self) -> Source:
+        """As it stands now."""
+        state = self.read()
+        letters = f"{crc32(repr(state.tolist() if isinstance(state, torch.Tensor) else state).encode()):08x}"
+        return Source(name=self.name, kind=self.kind, is_global=self.is_global, seed=self.seed, seeded=self.seeded, state=letters)
+
+
+def seedables(named: Iterable[Named], guard: Guard) -> tuple[Seedable, ...]:
+    """The global generators, and the user's own; to be asked before the magic seeds them."""
+    shared = {one.name: one for one in _global_generators()}
+    if "numpy.random" in shared and shared["torch"].seeded == shared["numpy.random"].seeded == "hand":
+        shared["random"] = shared["random"]._replace(seeded="hand")  # who seeds both by hand seeds all three
+    own = (guard.run(f"reading {one.name}", _own, one) for one in named)
+    return (*shared.values(), *filter(None, own))
+
+
+def _global_generators() -> Iterator[Seedable]:
     """Those that a library draws from by itself."""
-    yield Source(name="random", kind="Python", is_global=True, seed=None, seeded="unknown", state=_letters(random.getstate()))
-    numpy: Any = sys.modules.get("numpy.random")
-    if numpy is not None:
-        yield Source(
-            name="numpy.random", kind="NumPy", is_global=True, seed=None, seeded=_of_numpy(numpy), state=_letters(numpy.get_state())
-        )
-    yield _torch("torch", torch.default_generator)
-    if torch.cuda.is_initialized():
-        yield from (_torch(f"torch.cuda:{index}", one) for index, one in enumerate(torch.cuda.default_generators))
+    yield _torch("torch", torch.default_generator, "torch.manual_seed(42)", is_global=True)._replace(sow=torch.manual_seed)
+    if "numpy" in sys.modules:
+        numpy: Any = importlib.import_module("numpy.random")  # which NumPy itself puts off until somebody draws
+        # `np.random.seed` takes away the sequence from the system that it began with.
+        bits = getattr(getattr(numpy.mtrand, "_rand", None), "_bit_generator", None)
+        seeded: SeededBy = "hand" if getattr(bits, "seed_seq", None) is None else "entropy"
+        yield Seedable("numpy.random", "NumPy", seeded, numpy.get_state, numpy.set_state, sow_numpy, "np.random.seed(42)", is_global=True)
+    yield Seedable("random", "Python", "unknown", random.getstate, random.setstate, random.seed, "random.seed(42)", is_global=True)
 
 
-def _of_numpy(numpy: Any) -> SeededBy:
-    """`np.random.seed` takes away the sequence from the system that it began with."""
-    generator: Any = getattr(numpy.mtrand, "_rand", None)
-    return "entropy" if getattr(getattr(generator, "_bit_generator", None), "seed_seq", None) is not None else "hand"
+def _torch(name: str, generator: torch.Generator, fix: str = "", *, is_global: bool = False) -> Seedable:
+    seed = generator.initial_seed()
+    ways = generator.get_state, generator.set_state, generator.manual_seed
+    return Seedable(name, f"torch, {generator.device}", _seeded(seed), *ways, fix, seed, is_global)
 
 
-def source_of(found: Named) -> Source:
+def _own(found: Named) -> Seedable:
     """What can be told of a generator of the user's."""
-    if isinstance(found.value, torch.Generator):
-        return _torch(found.name, found.value)
-    sequence: Any = getattr(getattr(found.value, "bit_generator", None), "seed_seq", None)
+    value, kind = found.value, type(found.value)
+    if isinstance(value, torch.Generator):
+        return _torch(found.name, value, f"{found.name} = torch.Generator().manual_seed(42)")
+    way = ways_of(value)[0]
+    sequence: Any = getattr(getattr(value, "bit_generator", None), "seed_seq", None)
     entropy = getattr(sequence, "entropy", None)
     seed = entropy if isinstance(entropy, int) else None
-    kind = type(found.value)
-    return Source(
+    return Seedable(
         name=found.name,
         kind=f"{kind.__module__.partition('.')[0]}.{kind.__name__}",
-        seed=None if seed is None or seed >= _BY_HAND or sequence.spawn_key else seed,
         seeded=_seeded(seed),
-        state=_letters(ways_of(found.value)[0].read(found.value)),
+        read=partial(way.read, value),
+        write=partial(way.write, value),
+        sow=partial(_sow, value),
+        fix=f"{found.name} = {_FIXES[kind.__name__]}",
+        seed=None if seed is None or seed >= _BY_HAND or sequence.spawn_key else seed,
     )
+
+
+def _source_of(found: Named) -> Source:
+    return _own(found).source
+
+
+def _seeded(seed: int | None) -> SeededBy:
+    if seed is None or seed == DEFAULT_SEED:
+        return "unknown" if seed is None else "default"
+    return "hand" if seed < _BY_HAND else "entropy"
+
+
+def _sow(generator: Any, seed: int) -> None:
+    """Begin a generator of the user's anew."""
+    if (source := getattr(generator, "bit_generator", None)) is None:
+        generator.seed(seed)
+    else:
+        source.state = type(source)(seed).state
+
+
+def sow_numpy(seed: int) -> None:
+    """Seed NumPy's global generator. `np.random.seed` would also hide whether the user has seeded it, see `seed_seq`."""
+    numpy: Any = sys.modules["numpy"]
+    numpy.random.set_state(numpy.random.RandomState(seed).get_state())
 
 
 def _under(on: LiveRitual, source: Source) -> Source:
@@ -91,39 +163,10 @@ def _under(on: LiveRitual, source: Source) -> Source:
     return replace(source, seed=derived_seed(on.seed, source.name), seeded="ritual") if source.name in on.generators else source
 
 
-def _torch(name: str, generator: torch.Generator) -> Source:
-    seed = generator.initial_seed()
-    return Source(
-        name=name,
-        kind=f"torch, {generator.device}",
-        is_global=is_shared(generator),
-        seed=seed,
-        seeded=_seeded(seed),
-        state=_letters(generator.get_state().tolist()),
-    )
-
-
-def _seeded(seed: int | None) -> SeededBy:
-    if seed is None:
-        return "unknown"
-    if seed == _DEFAULT_SEED:
-        return "default"
-    return "hand" if seed < _BY_HAND else "entropy"
-
-
-def _letters(state: object) -> str:
-    return f"{crc32(repr(state).encode()):08x}"
-
-
 def _loader(found: Named, names: dict[int, str]) -> Loader:
-    loader = found.value
-    generator = loader.generator
-    return Loader(
-        name=found.name,
-        workers_count=loader.num_workers,
-        generator="" if generator is None else names.get(id(generator), "a generator of its own"),
-        workers_alive=has_workers(loader),
-    )
+    loader, own = found.value, found.value.generator
+    generator = "" if own is None else names.get(id(own), "a generator of its own")
+    return Loader(name=found.name, workers_count=loader.num_workers, generator=generator, workers_alive=has_workers(loader))
 
 
 class Sources(NamedTuple):
@@ -149,29 +192,11 @@ def derived_seed(seed: int, name: str) -> int:
     return crc32(name.encode(), seed)
 
 
-def _sow(generator: Any, seed: int) -> None:
-    """Begin a generator of the user's anew."""
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(seed)
-    elif isinstance(generator, random.Random) or not hasattr(generator, "bit_generator"):
-        generator.seed(seed)
-    else:
-        source = generator.bit_generator
-        source.state = type(source)(seed).state
-
-
 def is_shared(generator: object) -> bool:
     """Whether it is one of the global ones, which are seeded by their own functions."""
-    return any(generator is one for one in _shared())
-
-
-def _shared() -> Iterator[object]:
-    yield getattr(random, "_inst", None)
-    yield torch.default_generator
-    yield from torch.cuda.default_generators
     numpy: Any = sys.modules.get("numpy.random")
-    if numpy is not None:
-        yield numpy.mtrand._rand
+    shared = (getattr(random, "_inst", None), torch.default_generator, *torch.cuda.default_generators, numpy and numpy.mtrand._rand)
+    return any(generator is one for one in shared)
 
 
 def too_late(loaders: Iterable[Named]) -> Iterator[str]:
@@ -208,56 +233,119 @@ def has_workers(loader: Any) -> bool:
     return vars(loader).get("_iterator") is not None
 
 
-class Seedable(NamedTuple):
-    """One generator."""
+@dataclass(frozen=True)
+class Switch:
+    """One switch of torch's or of the environment."""
 
     name: str
-    """``"torch"``, ``"numpy.random"``, ``"random"``, or as the user writes it."""
-    seeded: SeededBy
-    """Before the magic seeded it."""
     read: Callable[[], Any]
     write: Callable[[Any], object]
-    sow: Callable[[int], object]
-    fix: str
-    """The user's line that seeds it."""
-    is_global: bool = True
+    wanted: Callable[[Any], Any]
+    """From its value to the one for the same numbers twice: the very same where nothing has to change."""
+
+    def set(self) -> None:
+        """Set it as it is wanted."""
+        self.turn(self.wanted(self.read()))
+
+    def turn(self, value: object) -> None:
+        """Set it to a value, if it stands otherwise."""
+        if self.read() != value:
+            self.write(value)
 
 
-def seedables(named: Iterable[Named], guard: Guard) -> tuple[Seedable, ...]:
-    """The global generators, and the user's own; to be asked before the magic seeds them."""
-    own = (guard.run(f"reading {one.name}", _own, one) for one in named)
-    return (*_global(), *filter(None, own))
-
-
-def _global() -> Iterator[Seedable]:
-    if "numpy" in sys.modules:
-        importlib.import_module("numpy.random")  # which NumPy itself puts off until somebody draws
-    seeded = {source.name: source.seeded for source in global_sources()}
-    yield Seedable("torch", seeded["torch"], torch.get_rng_state, torch.set_rng_state, torch.manual_seed, "torch.manual_seed(42)")
-    if "numpy.random" in seeded:
-        numpy: Any = sys.modules["numpy.random"]
-        yield Seedable("numpy.random", seeded["numpy.random"], numpy.get_state, numpy.set_state, sow_numpy, "np.random.seed(42)")
-    is_by_hand = seeded["torch"] == seeded.get("numpy.random") == "hand"  # who seeds both by hand seeds all three
-    yield Seedable("random", "hand" if is_by_hand else "unknown", random.getstate, random.setstate, random.seed, "random.seed(42)")
-
-
-def _own(found: Named) -> Seedable:
-    value, way = found.value, ways_of(found.value)[0]
-    is_torchs = isinstance(value, torch.Generator)
-    make = "torch.Generator().manual_seed(42)" if is_torchs else _MADE.get(type(value).__name__, "torch.Generator().manual_seed(42)")
-    seeded = source_of(found).seeded
-    return Seedable(
-        name=found.name,
-        seeded=seeded,
-        read=lambda: way.read(value),
-        write=lambda state: way.write(value, state),
-        sow=lambda seed: _sow(value, seed),
-        fix=f"{found.name} = {make}",
-        is_global=False,
+def switches(seed: int, *, strict: bool) -> tuple[Switch, ...]:
+    """In the order in which they are set, and put back: what a setter moves besides its own stands after it."""
+    return (
+        Switch("deterministic_algorithms", mode, _set_mode, _always("on" if strict else "warn only")),
+        Switch(INDUCTOR, _inductor, _set_inductor, lambda now: now if now is None else True),
+        _attribute("fill_uninitialized_memory", torch.utils.deterministic, "fill_uninitialized_memory", _always(True)),  # noqa: FBT003 - the value
+        _attribute("cudnn.deterministic", torch.backends.cudnn, "deterministic", _always(True)),  # noqa: FBT003 - the value
+        _attribute("cudnn.benchmark", torch.backends.cudnn, "benchmark", _always(False)),  # noqa: FBT003 - the value
+        *_PRECISIONS,
+        *_attention(strict=strict),
+        _variable("CUBLAS_WORKSPACE_CONFIG", lambda now: now or _WORKSPACE),
+        _variable("PYTHONHASHSEED", _always(str(seed))),
     )
 
 
-def sow_numpy(seed: int) -> None:
-    """Seed NumPy's global generator. `np.random.seed` would also hide whether the user has seeded it, see `seed_seq`."""
-    numpy: Any = sys.modules["numpy"]
-    numpy.random.set_state(numpy.random.RandomState(seed).get_state())
+def _always(value: object) -> Callable[[Any], Any]:
+    return lambda _: value
+
+
+def mode() -> str:
+    """What torch does of a non-deterministic op: nothing, warn, or raise."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return "off"
+    return "warn only" if torch.is_deterministic_algorithms_warn_only_enabled() else "on"
+
+
+def _set_mode(mode: str) -> None:
+    # `use_deterministic_algorithms` would import the compiler for its flag, which takes seconds; see `COMPILER`.
+    torch.set_deterministic_debug_mode(_MODES[mode])
+
+
+def _inductor() -> bool | None:
+    """The compiler's own, which `use_deterministic_algorithms` moves as well; None where it is not imported, or this torch has none."""
+    value: bool | None = getattr(sys.modules.get(COMPILER), "deterministic", None)
+    return value
+
+
+def _set_inductor(value: bool | None) -> None:
+    config: Any = sys.modules.get(COMPILER)
+    if value is not None and config is not None:
+        config.deterministic = value
+
+
+def _attribute(name: str, owner: Any, attribute: str, wanted: Callable[[Any], Any]) -> Switch:
+    return Switch(name, lambda: getattr(owner, attribute), lambda value: setattr(owner, attribute, value), wanted)
+
+
+def _attention(*, strict: bool) -> tuple[Switch, ...]:
+    """While torch only warns, it keeps the backward of its fused attention as it is, which sums in any order; strictly, it takes another.
+
+    On the CPU all are deterministic, so they are left alone in a torch that knows no GPU.
+    """
+    if strict or not torch.backends.cuda.is_built():
+        return ()
+    cuda: Any = torch.backends.cuda
+    ways = ((name, getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp")) for name in _ATTENTION)
+    return tuple(Switch(f"sdpa.{name}", read, write, _always(name == "math")) for name, read, write in ways)
+
+
+def _variable(name: str, wanted: Callable[[Any], Any]) -> Switch:
+    def write(value: str | None) -> None:
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+    return Switch(name, lambda: os.environ.get(name), write, wanted)
+
+
+# Both must say the same: once only the new ones are changed, whoever reads an old one, as ``cudnn.flags()`` does, gets a RuntimeError.
+# So the old ones are set first, where they can be read; the new ones then say what is left to say, from the whole to the part.
+def _full(now: object) -> object:
+    """The same, or what is as precise as float32 is."""
+    return _LESS.get(now, now) if isinstance(now, (str, bool)) else now
+
+
+def _old(name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> Switch:
+    """It reads as None where old and new ones are at odds: then the old ones are nothing that could be kept."""
+
+    def readable() -> Any:
+        try:
+            return read()
+        except RuntimeError:  # "mix of the legacy and new APIs"
+            return None
+
+    return Switch(name, readable, lambda value: None if value is None else write(value), _full)
+
+
+def _new(path: str) -> Switch:
+    return _attribute(f"{path}.fp32_precision".lstrip("."), attrgetter(path)(_BACKENDS) if path else _BACKENDS, "fp32_precision", _full)
+
+
+_PRECISIONS = (
+    _old("float32_matmul_precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _old("cudnn.allow_tf32", lambda: _BACKENDS.cudnn.allow_tf32, lambda value: setattr(_BACKENDS.cudnn, "allow_tf32", value)),
+    *map(_new, ("", "cudnn", "mkldnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")),
+)

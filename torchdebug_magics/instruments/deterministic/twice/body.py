@@ -1,22 +1,49 @@
-"""What is run a second time: the body of a cell, or a function."""
+"""What is run a second time, within bounds: a cell or a function, with the workers of DataLoaders; and what its run begins with."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import copy
+import functools
+import gc
+import itertools
+import multiprocessing.process
+import random
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from queue import Queue
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
-from torchdebug_magics.probing.source.user_code import called_from, frames_above, owner, writes_of
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import worker
+
+from torchdebug_magics.instrument import Body
+from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.source.user_code import called_from, frames_above, owner, runs_alone, writes_of
+from torchdebug_magics.probing.state.attributes import Names, attributes_of
+from torchdebug_magics.probing.state.contents import Contents
+from torchdebug_magics.probing.state.kinds import ABSENT, hashes_by_itself
+from torchdebug_magics.probing.state.snapshot import Bound, Snapshot
 
 _AGAIN_S = 0.02
 """How soon the run is ended once more, should its code have caught the first attempt."""
 _GRACE_S = 1.0
 """CPU time that code has which catches an interrupt to leave in good order."""
+_OF_COMPILERS = "__"
+"""How the names begin that a compiler puts beside the user's: what it has compiled stays, and looks for them."""
+_ALL = Bound(objects=2_000_000, bytes=4 << 30)
+_Make: TypeAlias = Callable[["dict[int, Any]"], Any]
+"""Makes one anew; those that were made already, by the number of what they stand for."""
+_GONE_THROUGH: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "\xe9", b"", bytearray(), {}, {}.values(), {}.items(), set())
+_GONE_BACK: tuple[Any, ...] = ([], {}, {}.values(), {}.items())
 
 
 class FunctionBody:
@@ -28,8 +55,7 @@ class FunctionBody:
         self.roots = (function,)
         self.variables = dict(_named_by(function))
         self.statements: tuple[ast.stmt, ...] = ()
-        self.file = ""
-        self.refusal = ""
+        self.file = self.refusal = ""
         self._function = function
         self._given: object = None
 
@@ -68,7 +94,10 @@ def bounded(most_s: float) -> Iterator[None]:
     between two instructions of the user's code, or of a library that it calls; both handlers are gone before the user's own code goes on.
     """
     is_on, is_interrupted = True, False
-    has_timer = threading.current_thread() is threading.main_thread() and _is_free()
+    is_main = threading.current_thread() is threading.main_thread()
+    # Nobody else may measure CPU time by a signal; Windows has none.
+    has_timer = is_main and hasattr(signal, "setitimer") and signal.getsignal(signal.SIGPROF) is signal.SIG_DFL
+    has_timer = has_timer and not any(signal.getitimer(signal.ITIMER_PROF))
 
     def interrupted(number: int, frame: FrameType | None) -> None:
         nonlocal is_interrupted
@@ -84,25 +113,18 @@ def bounded(most_s: float) -> Iterator[None]:
 
     stack = ExitStack()
     try:
-        if threading.current_thread() is threading.main_thread():
-            if has_timer:
-                _handle(stack, signal.SIGPROF, ended)
-                stack.callback(_set_timer, 0.0)
-                _set_timer(most_s)
-            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                _handle(stack, signal.SIGINT, interrupted)
+        if has_timer:
+            _handle(stack, signal.SIGPROF, ended)
+            stack.callback(_set_timer, 0.0)
+            _set_timer(most_s)
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            _handle(stack, signal.SIGINT, interrupted)
         yield
     finally:
         is_on = False
         stack.close()
         if is_interrupted:  # and the user's code may have caught it
             raise KeyboardInterrupt
-
-
-def _is_free() -> bool:
-    """Whether nobody else measures CPU time by a signal; Windows has none."""
-    has_timers = hasattr(signal, "setitimer")
-    return has_timers and signal.getsignal(signal.SIGPROF) is signal.SIG_DFL and not any(signal.getitimer(signal.ITIMER_PROF))
 
 
 def _is_in_user_code(frame: FrameType | None) -> bool:
@@ -128,3 +150,199 @@ def _handle(stack: ExitStack, number: signal.Signals, handler: Callable[[int, Fr
             signal.signal(number, before)
 
     stack.callback(put_back)
+
+
+def workers_here(stack: ExitStack) -> None:
+    """From here until the stack closes. Each loop begins as a worker does: seeded, with `get_worker_info`, after `worker_init_fn`."""
+    kind: Any = DataLoader
+    ordinary = kind._get_iterator
+
+    def get_iterator(loader: Any) -> Any:
+        return _batches(loader, ordinary) if loader.num_workers else ordinary(loader)
+
+    stack.callback(setattr, kind, "_get_iterator", ordinary)
+    stack.callback(setattr, worker, "_worker_info", worker._worker_info)
+    kind._get_iterator = get_iterator
+
+
+def _batches(loader: Any, ordinary: Any) -> Iterator[Any]:
+    alone = copy.copy(loader)
+    alone.multiprocessing_context = None
+    alone.num_workers, alone.timeout = 0, 0
+    batches = ordinary(alone)
+    seed = int(batches._base_seed)
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    worker._worker_info = worker.WorkerInfo(id=0, num_workers=loader.num_workers, seed=seed, dataset=loader.dataset)
+    if loader.worker_init_fn is not None:
+        loader.worker_init_fn(0)
+    yield from batches
+
+
+def processes_count() -> str:
+    """How many processes were started so far, in words: it changes with each."""
+    return repr(getattr(multiprocessing.process, "_process_counter", None))
+
+
+class StartState:
+    """Of everything that a body can reach, at one moment. What tensors hold is not in it: see `Contents`."""
+
+    def __init__(self, body: Body, guard: Guard, also: Iterable[str] = ()) -> None:
+        self._body = body
+        self._guard = guard
+        self.names = frozenset(body.namespace.keys() - body.hidden)
+        self._has_figures = bool(figures())
+        self._snapshot = Snapshot([Names(body.namespace, self.names | frozenset(also)), *body.roots, figures()], _ALL)
+        self.stand_ins = StandIns(self._snapshot.objects())
+        """For what a later run finds as the first one did, though it cannot be put back in place."""
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether no gradient is sparse."""
+        return all(leaf.gradient is None or leaf.gradient.layout is torch.strided for leaf in self._snapshot.gradients)
+
+    def contents(self) -> Contents:
+        """What all tensors hold now."""
+        contents = Contents()
+        for tensor in self._snapshot.of_kind(torch.Tensor):
+            if not is_lazy(tensor):
+                contents.keep(tensor)
+        return contents
+
+    def stand_in(self) -> None:
+        """Let new objects stand where those are that cannot be put back in place; to be followed by `put_back`."""
+        self._snapshot.put_in_place(self.stand_ins.made(), self._guard)
+
+    def put_back(self) -> None:
+        """Make all of it as it was; names that are new are gone."""
+        for name in self._body.namespace.keys() - self._body.hidden - self.names:
+            if not name.startswith(_OF_COMPILERS):
+                del self._body.namespace[name]
+        if runs_alone():  # else what a thread has put there meanwhile stays
+            for queue in self._snapshot.of_kind(Queue):
+                with queue.mutex:
+                    queue.queue.clear()
+        self._snapshot.put_back(self._guard)
+        if not self._has_figures:  # pyplot itself may be new
+            figures().clear()
+
+
+_ITERATORS = frozenset(
+    {enumerate, zip, map, filter, reversed, type(iter(int, 1)), type(itertools.tee(())[0])}
+    | {var for var in vars(itertools).values() if isinstance(var, type)}
+    | {type(iter(one)) for one in _GONE_THROUGH}
+    | {type(reversed(one)) for one in _GONE_BACK}
+)
+
+
+class StandIns:
+    """For some objects at one moment; the objects themselves stay as they are."""
+
+    def __init__(self, objects: Iterable[object]) -> None:
+        self._found: dict[int, tuple[Any, _Make]] = {}  # also keeps the objects alive, so that no id is given away
+        for one in objects:
+            self._take(one)
+
+    def __contains__(self, value: object) -> bool:
+        return id(value) in self._found
+
+    def made(self) -> dict[int, Any]:
+        """New ones, by the `id` of what they stand for."""
+        made: dict[int, Any] = {}
+        for value, _ in self._found.values():
+            self._anew(value, made)
+        return made
+
+    def _take(self, value: Any) -> bool:
+        """Whether it can be made anew."""
+        if id(value) in self._found:
+            return True
+        if not isinstance(value, functools._lru_cache_wrapper):
+            make = self._of_iterator(value)
+        else:
+            results = _results_of(value)
+            make = None if results is None else lambda _: _cache(value, results)
+        if make is not None:
+            self._found[id(value)] = value, make
+        return make is not None
+
+    def _of_iterator(self, value: Any) -> _Make | None:
+        if type(value) not in _ITERATORS:
+            return None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # some Pythons warn that this will go
+                function, given, *state = value.__reduce__()
+        except (TypeError, AttributeError, ValueError):
+            return None
+        state = [_copied(one) for one in state]
+        parts = (*given, *_inside(state))
+        # No generator can be made as it was, nor what is only known to give one thing after the other.
+        if any(hasattr(type(part), "__next__") and attributes_of(part) is None and not self._take(part) for part in parts):
+            return None
+
+        def make(made: dict[int, Any]) -> Any:
+            iterator = function(*(self._anew(one, made) for one in given))
+            for one in state:
+                iterator.__setstate__(self._anew(_copied(one), made))
+            return iterator
+
+        return make
+
+    def _anew(self, part: Any, made: dict[int, Any]) -> Any:
+        if isinstance(part, tuple):
+            return tuple(self._anew(one, made) for one in part)
+        if id(part) in self._found and id(part) not in made:
+            made[id(part)] = self._found[id(part)][1](made)
+        return made.get(id(part), part)
+
+
+def _copied(state: Any) -> Any:
+    return [*state] if type(state) is list else tuple(map(_copied, state)) if type(state) is tuple else state
+
+
+def _inside(state: Any) -> Iterator[Any]:
+    for one in state:
+        if type(one) is tuple:
+            yield from _inside(one)
+        else:
+            yield one
+
+
+def _results_of(function: Any) -> dict[Any, Any] | None:
+    """What a `functools.lru_cache` keeps, the oldest first; None where it keeps without a limit, or where that cannot be told."""
+    kinds = {"_lru_list_elem", "_lru_cache_wrapper"}
+    referents = [referent for referent in gc.get_referents(function) if getattr(referent, "__name__", "") not in kinds]
+    table = next((place for place, one in enumerate(referents) if type(one) is dict and one is not vars(function)), None)
+    if function.cache_parameters()["maxsize"] is None or table is None or table != 2 * len(referents[table]):
+        return None
+    keys = referents[:table:2]
+    is_known = {*map(id, keys)} == {*map(id, referents[table])} and all(map(hashes_by_itself, keys))
+    return dict(zip(keys, referents[1:table:2], strict=True)) if is_known else None
+
+
+def _cache(function: Any, results: Mapping[Any, Any]) -> Any:
+    """A new cache that gives what the other one kept: only calls put something in, so each result is handed over when it is asked for."""
+    parameters, kept = function.cache_parameters(), dict(results)
+    marks = [referent for referent in gc.get_referents(function) if type(referent) is object]  # between arguments and those with a name
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        key: Any = functools._make_key(args, kwargs, parameters["typed"], tuple(marks[-1:]))
+        result = kept.pop(tuple(key) if isinstance(key, list) else key, ABSENT)
+        if result is not ABSENT:
+            return result
+        if kept and len(kept) + cache.cache_info().currsize >= parameters["maxsize"]:
+            del kept[next(iter(kept))]
+        return function.__wrapped__(*args, **kwargs)
+
+    cache: Any = functools.lru_cache(**parameters)(called)
+    vars(cache).update(vars(function))
+    return cache
+
+
+def figures() -> dict[Any, Any]:
+    """By number, the very dict; one of nobody's where pyplot was not imported."""
+    helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
+    return {} if helpers is None else helpers.Gcf.figs

@@ -9,17 +9,15 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import Ordering, dependence_of
+from torchdebug_magics.instruments.deterministic.influences.answers import asked_by
 from torchdebug_magics.instruments.deterministic.influences.influence import CLOCK, ENTROPY, OutsideCall
-from torchdebug_magics.instruments.deterministic.influences.search import asked_by
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Empty, Op, Seen, repair
 from torchdebug_magics.instruments.deterministic.report import Cause, Divergence
-from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong
+from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong, processes_count, workers_here
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, RunComparison, drawn_from, raised_at
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs
-from torchdebug_magics.instruments.deterministic.twice.workers import processes_count, workers_here
 from torchdebug_magics.probing.source.syntax import enclosing, tree_of
-from torchdebug_magics.report import Location
 
 _FIRST_ALONE = "later runs agree with the second one: the first run left state that could not be restored, such as a cache entry"
 _IN_THE_CELL = "create what the cell consumes in the cell itself"
@@ -45,7 +43,14 @@ class Culprit:
     def divergence(self) -> Divergence:
         """The op, and the cause: mostly by a few further runs."""
         difference = self._comparison.difference
-        return self._of_error() if difference is None else self._of(difference)
+        if difference is None:
+            return self._of_error()
+        op = difference.op
+        if difference.kind == "way" or op is None:
+            return self._of_way(difference)
+        if difference.kind == "given":
+            return self._of_outside(op, difference)
+        return self._of_generator(op, difference) if op.plan.is_random else self._of_result(op, difference)
 
     def _told(self, cause: Cause, explanation: str, fix: str = "", **more: Any) -> Divergence:
         """`more` are fields of a `Divergence` that are not those of the op."""
@@ -71,18 +76,7 @@ class Culprit:
         text = str(error).strip().splitlines()
         said = f"the second run raised {type(error).__name__}: {text[0][:200] if text else ''}"
         found = self._of_leak(said) or self._of_answers(len(self._comparison.earlier))
-        if found is None and self._raises_again(error):
-            return self._told("state_leak", f"{said}: {_FIRST_ALONE}", _IN_THE_CELL)
-        return found or self._told("outside_data", said)
-
-    def _of(self, difference: Difference) -> Divergence:
-        if difference.kind == "way":
-            return self._of_way(difference)
-        op = difference.op
-        assert op is not None
-        if difference.kind == "gave" and op.plan.is_random:
-            return self._of_generator(op, difference)
-        return self._of_outside(op, difference) if difference.kind == "given" else self._of_result(op, difference)
+        return found or self._of_first_run("outside_data", said, type(self._runs.unwatched()) is type(error))
 
     def _of_result(self, op: Op, difference: Difference) -> Divergence:
         agree = self._inputs_agree(difference.place)
@@ -98,11 +92,9 @@ class Culprit:
 
     def _of_empty(self, op: Op, empty: Empty, difference: Difference) -> Divergence:
         """It reads memory that another op has made."""
-        made = None if empty.line is None else empty.line.location
-        base = empty.plan.base
-        said = (
-            f"`{op.plan.name}` reads uninitialized memory from `{'torch.empty' if base == 'empty' else base}`{f' ({made})' if made else ''}"
-        )
+        made, base = None if empty.line is None else empty.line.location, empty.plan.base
+        origin = f"`{'torch.empty' if base == 'empty' else base}`{f' ({made})' if made else ''}"
+        said = f"`{op.plan.name}` reads uninitialized memory from {origin}"
         zeros = f"use `torch.{base.replace('empty', 'zeros')}` instead of `torch.{base}`, or " if base in {"empty", "empty_like"} else ""
         fix = f"{zeros}write every element before reading"
         at = made or difference.location
@@ -110,11 +102,9 @@ class Culprit:
 
     def _of_kernel(self, op: Op) -> Divergence:
         """Its inputs agree."""
-        if op.plan.is_view or op.plan.moves or op.plan.is_pointwise:
-            said = (
-                f"`{op.plan.name}` gave different numbers on equal inputs, which it cannot do by itself: something else wrote to its memory"
-            )
-            return self._told("unknown", said)
+        if op.plan.is_steady:
+            alone = "which it cannot do by itself: something else wrote to its memory"
+            return self._told("unknown", f"`{op.plan.name}` gave different numbers on equal inputs, {alone}")
         fix = repair(op.plan.base)
         known = "as PyTorch's documentation says it may" if fix else "and no workaround is known"
         return self._told("nondeterministic_op", f"`{op.plan.name}` gave different numbers on equal inputs, {known}", fix, on="race")
@@ -127,7 +117,9 @@ class Culprit:
             said += "torch's global generator, which the cell itself reseeded"
             fix = "remove `torch.seed()`, as this magic has already seeded the generator, or replace it with `torch.manual_seed(42)`"
         else:
-            name = difference.name_of(generator)
+            known: Any = generator  # in an op it is wrapped anew: it is known by what is behind it
+            held = {name: getattr(value, "_cdata", None) for name, value in difference.names.items() if isinstance(value, torch.Generator)}
+            name = next((name for name, behind in held.items() if behind == known._cdata), "")
             said += f"{f'`{name}`' if name else 'a `torch.Generator`'}, which has a different seed in each run"
             fix = f"use `{name or 'generator'}.manual_seed(42)` instead of `.seed()` or a varying seed"
         found = None if self._used_up else self._of_answers(op.place)
@@ -141,8 +133,8 @@ class Culprit:
         """The runs went different ways: another op, another line, or an end."""
         earlier = self._comparison.earlier
         before = earlier[difference.place] if difference.place < len(earlier) else None
-        line = None if before is None else earlier.places[before.line]
-        there, here = None if line is None else line.location, difference.location
+        made = None if before is None else earlier.places[before.line]
+        there, here = None if made is None else made.location, difference.location
         names = "" if before is None else earlier.op_name(before.op), "" if difference.op is None else difference.op.plan.name
         went = [f"to `{name}` ({at})" if name else "to its end" for name, at in zip(names, (there, here), strict=True)]
         said = f"the first run continued {went[0]}, the second one {went[1]}"
@@ -151,26 +143,26 @@ class Culprit:
             return replace(leak, cause="control_flow", op=names[0] or leak.op, location=there or leak.location, other=here)
         found = self._of_answers(None)
         at, other, name = (there, here, names[0]) if there is not None else (here, None, names[1])
-        if there is not None and found is not None and _depth(here) > _depth(there):
+        depths = [0 if line is None else len([*enclosing(tree_of(line.file), line.line)]) for line in (there, here)]
+        if there is not None and found is not None and depths[1] > depths[0]:
             at, name = here, names[1]  # which run is the longer one is chance; the op in the loop is told
         if found is not None:
             line_asked = found.other or found.location
             other = None if line_asked == at else line_asked
             return replace(found, cause="control_flow", explanation=f"{said}: {found.explanation}", op=name, location=at, other=other)
-        is_leak = self._is_first_alone(difference)
-        said, fix = (f"{said}: {_FIRST_ALONE}", _IN_THE_CELL) if is_leak else (said, "")
-        return self._told("state_leak" if is_leak else "control_flow", said, fix, op=name, location=at, other=other)
+        return self._of_first_run("control_flow", said, self._is_first_alone(difference), op=name, location=at, other=other)
 
     def _of_outside(self, op: Op, difference: Difference) -> Divergence:
         """What came into the op was not made by an op."""
         said = f"`{op.plan.name}` received different input, created outside PyTorch"
-        if (
-            found := self._of_leak(said) or self._of_answers(op.place) or self._of_set()
-        ) is not None:  # after a leak, each run uses up more
-            return found
-        if self._is_first_alone(difference):
-            return self._told("state_leak", f"{said}: {_FIRST_ALONE}", _IN_THE_CELL)
-        return self._told("outside_data", said)
+        found = self._of_leak(said) or self._of_answers(op.place) or self._of_set()  # after a leak, each run uses up more
+        return found or self._of_first_run("outside_data", said, self._is_first_alone(difference))
+
+    def _of_first_run(self, otherwise: Cause, said: str, is_first_alone: bool, **more: Any) -> Divergence:
+        """No answer is behind it: the first run has left something that later ones find, or nothing more is known."""
+        if is_first_alone:
+            return self._told("state_leak", f"{said}: {_FIRST_ALONE}", _IN_THE_CELL, **more)
+        return self._told(otherwise, said, **more)
 
     def _of_set(self) -> Divergence | None:
         """Objects in a set stand where their addresses put them, and those differ in each run."""
@@ -205,19 +197,13 @@ class Culprit:
 
     @staticmethod
     def _of_worker(asked: OutsideCall, told: Divergence) -> Divergence:
+        why = "the DataLoader seeds torch in each worker"
         if asked.influence in {CLOCK, ENTROPY}:
-            fix = f"in a worker, replace `{asked.text}` with `torch.initial_seed() % 2**32`: the DataLoader seeds torch in each worker"
-            return replace(told, fix=fix)
-        if asked.function == "__getitem__":
-            return replace(told, cause="worker_seed")
-        fix = f"replace `{asked.text}` with a draw from torch (`torch.rand`, `torch.randint`): the DataLoader seeds torch in each worker"
-        return replace(told, cause="worker_seed", fix=fix)
+            return replace(told, fix=f"in a worker, replace `{asked.text}` with `torch.initial_seed() % 2**32`: {why}")
+        fix = f"replace `{asked.text}` with a draw from torch (`torch.rand`, `torch.randint`): {why}"
+        return replace(told, cause="worker_seed", fix=told.fix if asked.function == "__getitem__" else fix)
 
     # --- further runs
-
-    def _raises_again(self, error: BaseException | None) -> bool:
-        """Whether one more run raises an error of that kind, too."""
-        return type(self._runs.unwatched()) is type(error)
 
     def _is_first_alone(self, difference: Difference) -> bool:
         """Whether two more runs do what the second one did: then the first one has left something that it did not find itself."""
@@ -242,8 +228,3 @@ class Culprit:
             DigestRecorder(self._comparison.earlier.another(), seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at)
         )
         return found[0] if found else None
-
-
-def _depth(location: Location | None) -> int:
-    """How many statements a line stands in."""
-    return 0 if location is None else len([*enclosing(tree_of(location.file), location.line)])

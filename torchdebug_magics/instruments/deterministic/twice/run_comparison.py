@@ -1,14 +1,15 @@
-"""Finds the first op at which a run goes another way than the one before it."""
+"""Finds the first op at which a run goes another way than the one before it; and, to its end, all that such differences reach."""
 
 from __future__ import annotations
 
 import ast
-import functools
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import attrgetter
+from types import FrameType
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -19,14 +20,15 @@ from torchdebug_magics.instruments.deterministic.ops.digest_recorder import Dige
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
 from torchdebug_magics.instruments.deterministic.report import Divergence
 from torchdebug_magics.instruments.deterministic.twice.body import Enough
+from torchdebug_magics.instruments.deterministic.twice.runs import FirstRun, Runs, nothing
 from torchdebug_magics.probing.compiler import away_from_the_compiler
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.modules import ModuleCalls, live_modules
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import binding, nodes
-from torchdebug_magics.probing.source.user_code import is_user_code, location
-from torchdebug_magics.probing.state.contents import Contents
+from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, location, owner
+from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.state.digest import of_plain, of_tensor
 from torchdebug_magics.report import Location
 
@@ -35,6 +37,13 @@ Kind: TypeAlias = Literal["way", "given", "gave"]
 _FLAT = frozenset({int, float, bool, str})
 _MOST = 64
 """Members of a list or a dict that are looked at."""
+_LEAVING = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
+"""They hand a number to Python, where it may be printed."""
+_MOST_TIMES, _MOST_MORE = 5, 1_000
+"""How many more ops than the first run another one may have: a loop may not end otherwise."""
+_PASSING = ("_tensor.py", "_python_dispatch.py")
+_ENTERING = "lift_fresh"
+"""Data that enters torch is told as such."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +71,6 @@ class Difference:
         """The user's line that it was seen at."""
         return None if self.line is None else self.line.location
 
-    def name_of(self, generator: torch.Generator) -> str:
-        """In an op it is wrapped anew: it is known by what is behind it."""
-        held: list[tuple[str, Any]] = [(name, value) for name, value in self.names.items() if isinstance(value, torch.Generator)]
-        known: Any = generator
-        return next((name for name, value in held if value._cdata == known._cdata), "")
-
 
 class RunComparison:
     """Compares a run with an earlier recording, op by op while it goes on, and ends it at the first difference."""
@@ -92,19 +95,15 @@ class RunComparison:
         """Whether the run goes on after the difference: to end it kills the generators that it stands in."""
         self.difference: Difference | None = None
         self.recorder = DigestRecorder(earlier.another(), self._seen, guard, hooks, poison=poison)
+        self.contents = self.recorder.contents
         self._calls = ModuleCalls(modules, hooks)
-        self._keep_away = functools.partial(away_from_the_compiler, hooks=hooks, guard=guard)
+        self._hooks, self._guard = hooks, guard
 
     def attach(self, stack: ExitStack) -> None:
         """Begin to compare."""
         self._calls.attach(stack)
-        self._keep_away(stack)
+        away_from_the_compiler(stack, self._hooks, self._guard)
         self.recorder.attach(stack)
-
-    @property
-    def contents(self) -> Contents:
-        """What the run has written."""
-        return self.recorder.contents
 
     def here(self) -> tuple[Line | None, str | None]:
         """The user's line that runs, and the path of its module; in a backward pass, of the forward that it belongs to."""
@@ -146,9 +145,6 @@ class RunComparison:
         nodes, running = self.recorder.lines.nodes, self._calls.current
         if nodes.has_new_node():
             nodes.add((op.line, running.path if running is not None else ""))
-        return self._compared(seen, op)
-
-    def _compared(self, seen: Seen, op: Op) -> Kind | None:
         if op.place >= len(self.earlier):
             return "way"
         before = self.earlier[op.place]
@@ -158,22 +154,17 @@ class RunComparison:
             return "given"
         if before.gave == seen.gave:
             return None
-        if op.empty is not None and op.plan.passes_on and not self._is_told_by_index(op):
+        index = op.args[op.plan.index_at : op.plan.index_at + 1] if op.plan.index_at > 0 else ()  # says which numbers are moved
+        if op.empty is not None and op.plan.passes_on and not any(map(self.recorder.is_unwritten, tensors(index))):
             self.recorder.taint(op)  # it holds what nobody has written, and may never be read
             return None
         return "gave"
 
-    def _is_told_by_index(self, op: Op) -> bool:
-        """Whether what nobody has written decides which numbers are moved."""
-        index = op.args[op.plan.index_at : op.plan.index_at + 1] if op.plan.index_at > 0 else ()
-        return any(map(self.recorder.is_unwritten, tensors(index)))
-
 
 def drawn_from(op: Op) -> torch.Generator:
     """The generator that an op takes its numbers from."""
-    return next(
-        (argument for argument in (*op.args, *op.kwargs.values()) if isinstance(argument, torch.Generator)), torch.default_generator
-    )
+    given = (argument for argument in (*op.args, *op.kwargs.values()) if isinstance(argument, torch.Generator))
+    return next(given, torch.default_generator)
 
 
 def raised_at(error: BaseException) -> Location | None:
@@ -189,13 +180,14 @@ def results_of(body: Body, is_unwritten: Callable[[torch.Tensor], bool]) -> dict
 
 def plain_results_of(body: Body) -> dict[str, int]:
     """A digest of each number, text and flat list that a name of the user's holds."""
-    return {name: of_plain(value) for name, value in body.left().items() if not name.startswith("_") and _is_plain(value)}
+    held = {name: value for name, value in body.left().items() if not name.startswith("_")}
+    parts = {name: [value] if (members := _members(value)) is None else members for name, value in held.items()}
+    return {name: of_plain(value) for name, value in held.items() if all(type(part) in _FLAT for part in parts[name])}
 
 
-def _is_plain(value: object) -> bool:
-    if type(value) in {list, tuple}:
-        return all(type(one) in _FLAT for one in list(value)[:_MOST])  # type: ignore[call-overload]  # a list or a tuple, as was asked
-    return type(value) in _FLAT
+def _members(value: object) -> list[object] | None:
+    """The first ones of a list or a tuple."""
+    return list(value)[:_MOST] if type(value) in {list, tuple} else None  # type: ignore[call-overload]  # one of the two
 
 
 def tensors_left(body: Body) -> Iterator[tuple[str, torch.Tensor]]:
@@ -208,15 +200,11 @@ def different(first: Mapping[str, int], second: Mapping[str, int], body: Body) -
     name = next((name for name, digest in first.items() if second.get(name, digest) != digest), None)
     if name is None:
         return None
-    return Divergence(
-        op="",
-        module=None,
-        location=_bound_at(body, name),
-        occurrence=1,
-        cause="outside_data",
-        explanation=f"`{name}` differs although all recorded ops agree: it was computed unseen, in a thread or in compiled code",
-        fix="",
-    )
+    root = name.partition(".")[0].partition("[")[0]
+    lines = [node.lineno for node in nodes(ast.Name, *body.statements) if root in binding(node)]
+    at = location(body.file, max(lines), "<module>") if lines else None
+    why = f"`{name}` differs although all recorded ops agree: it was computed unseen, in a thread or in compiled code"
+    return Divergence(op="", module=None, location=at, occurrence=1, cause="outside_data", explanation=why, fix="")
 
 
 def _tensors(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
@@ -224,16 +212,155 @@ def _tensors(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, value
     elif isinstance(value, torch.nn.Module):
         yield from ((f"{name}.{path}", one) for part in (value.named_parameters(), value.named_buffers()) for path, one in part)
-    elif type(value) in {list, tuple}:
-        members: list[object] = list(value)[:_MOST]  # type: ignore[call-overload]  # a list or a tuple, as was asked
+    elif (members := _members(value)) is not None:
         yield from ((f"{name}[{place}]", one) for place, one in enumerate(members) if isinstance(one, torch.Tensor))
     elif isinstance(value, dict):
         named = list(value.items())[:_MOST]
         yield from ((f"{name}[{key!r}]", one) for key, one in named if isinstance(key, (str, int)) and isinstance(one, torch.Tensor))
 
 
-def _bound_at(body: Body, name: str) -> Location | None:
-    """The last line of the body that names the variable."""
-    root = name.partition(".")[0].partition("[")[0]
-    lines = [node.lineno for node in nodes(ast.Name, *body.statements) if root in binding(node)]
-    return location(body.file, max(lines), "<module>") if lines else None
+class Effect(RunComparison):
+    """Where each difference began, by the memory that holds its consequences; what is written over with equal numbers is forgotten."""
+
+    def __init__(self, runs: Runs, first: FirstRun) -> None:
+        super().__init__(first.recording, live_modules(), runs.guard, runs.hooks, to_its_end=True)
+        self.begins: list[Difference] = []
+        """Every difference that follows from no other, in order."""
+        self.reached: list[Difference] = []
+        """Of these, the ones that reach Python, a name of the user's, the last op, or another way."""
+        self.way: Difference | None = None
+        """Where the runs went different ways: from there on only what they leave is compared."""
+        self.error: BaseException | None = None
+        """What the run raised."""
+        self.prints: Location | None = None
+        """Where the run prints another number, though none of its ops differs."""
+        self.suspects: dict[int, frozenset[int]] = {}
+        """By the place of a beginning, the storages that its op was given, less those that were written over with equal numbers."""
+        self._settled: set[int] = set()
+        self._most_ops = _MOST_TIMES * len(first.recording) + _MOST_MORE
+        self.has_backward = False
+        """Whether the run computes gradients."""
+        self.differing: dict[str, type] = {}
+        """Tensors that the run has left otherwise, by name, with the type of the variable that leads to each."""
+        self._holds: dict[int, Difference] = {}
+        self._last: Difference | None = None
+        self._handed: set[tuple[int, int, int]] | None = None
+
+    @property
+    def first(self) -> Difference | None:
+        """The earliest that reaches the results."""
+        return min(self.reached, key=attrgetter("place"), default=None)
+
+    def _seen(self, seen: Seen, op: Op) -> None:
+        if op.place > self._most_ops:
+            self.reached += [self.way] if self.way is not None else []
+            raise Enough
+        if self.way is not None:
+            self._look_at_handed(seen, op)
+            return
+        kind = self.kind_of(seen, op)
+        self.has_backward = self.has_backward or torch._C._current_autograd_node() is not None
+        changed = [memory for tensor in (*tensors(op.result), *op.written) if (memory := memory_of(tensor))]
+        if kind is None:
+            if op.plan.is_view:
+                return
+            self._last = None
+            for memory in changed:
+                self._holds.pop(memory, None)
+            self._settled.update(changed)
+            return
+        begin = min(
+            (self._holds[number] for number in self.recorder.inputs if number in self._holds), key=attrgetter("place"), default=None
+        )
+        if begin is None or op.plan.is_random:
+            begin = self.described(kind, seen, op)
+            self.begins.append(begin)
+            self.suspects[begin.place] = frozenset(self.recorder.inputs - self._settled)
+        elif begin.op is not None and begin.op.plan.is_view and begin.op.plan.base != _ENTERING:  # the op that computes with it says more
+            begin = self._instead(begin, self.described("given", seen, op))
+        self._last = begin
+        self._holds |= dict.fromkeys(changed, begin)
+        if kind == "way":
+            self.way, self._last = begin, None
+        elif op.plan.base in _LEAVING and _is_asked_by_user(sys._getframe(1)):
+            self.reached.append(begin)
+
+    def _look_at_handed(self, seen: Seen, op: Op) -> None:
+        """After the runs have gone different ways: a number that Python gets at a line where it never got that one in the first run."""
+        if op.plan.base not in _LEAVING or not _is_asked_by_user(sys._getframe(2)) or self.way is None:
+            return
+        if self._handed is None:
+            seen_first = (self.earlier[place] for place in range(len(self.earlier)))
+            self._handed = {(one.op, one.line, one.gave) for one in seen_first}
+        if (seen.op, seen.line, seen.gave) not in self._handed:
+            self.reached.append(self.way)
+
+    def _instead(self, begin: Difference, better: Difference) -> Difference:
+        self.begins = [better if one is begin else one for one in self.begins]
+        self._holds = {memory: better if one is begin else one for memory, one in self._holds.items()}
+        self.suspects[better.place] = self.suspects.get(begin.place, frozenset())
+        return better
+
+    def over(self) -> None:
+        """The run has ended by itself."""
+        self.end()
+        if self.difference is not None:  # it was shorter
+            self.begins.append(self.difference)
+            self.way = self.difference
+        elif self._last is not None:
+            self.reached.append(self._last)
+
+    def left(self, differing: Iterable[torch.Tensor | None]) -> None:
+        """What the run has left otherwise by name, after its end: a tensor, or None for a plain value."""
+        unknown = self.way or next(iter(self.begins), None)
+        for one in differing:
+            begin = unknown if one is None else self._holds.get(memory_of(one), unknown if self.way is not None else None)
+            self.reached += [begin] if begin is not None else []
+
+
+def effect_of(
+    runs: Runs, vary: Callable[[ExitStack], object] = nothing, *, first: FirstRun | None = None, from_end: bool = False, hears: bool = False
+) -> Effect | None:
+    """One more run after `vary`, compared with the first to its end, by what it prints, too, if it `hears`.
+
+    None where it could not be looked at.
+    """
+    first = first or runs.first
+    effect = Effect(runs, first)
+
+    def at_end() -> None:
+        now = results_of(runs.body, effect.recorder.is_unwritten) | plain_results_of(runs.body)
+        held = dict(tensors_left(runs.body))
+        effect.over()
+        names = [name for name, digest in now.items() if first.results.get(name, digest) != digest]
+        variables = runs.body.left()
+        effect.differing = {name: type(variables.get(name.partition(".")[0])) for name in names}
+        effect.left(held.get(name) for name in names)
+
+    with runs.otherwise(vary, from_end=from_end):
+        effect.error = runs.again(effect, at_end)
+        if effect.error is not None:
+            effect.reached += effect.begins[:1]
+        elif hears and not effect.reached and not effect.recorder.has_failed:
+            effect.prints = _printed_otherwise(runs)
+    return None if effect.recorder.has_failed else effect
+
+
+def _printed_otherwise(runs: Runs) -> Location | None:
+    """The first line that has printed another number, does so again, and does not in a run with nothing otherwise: no clock then."""
+    heard = runs.heard
+    found = set(heard.other_numbers(runs.second_heard))
+    if found and runs.unwatched() is None:
+        found -= set(runs.heard.other_numbers(heard))
+    if found:
+        with runs.otherwise():
+            found = found - set(runs.heard.other_numbers(runs.second_heard)) if runs.unwatched() is None else set()
+    place = heard.lines[min(found)][0] if found else None
+    return None if place is None else location(*place)
+
+
+def _is_asked_by_user(frame: FrameType) -> bool:
+    """Whether a number is handed to other code than torch's own, such as a DataLoader's, which makes nothing of it without workers."""
+    files = (frame.f_code.co_filename for frame in frames_above(frame))
+    asking = next((file for file in files if owner(file) != "own" and not file.endswith(_PASSING)), "")
+    return owner(asking) != "torch" or asking.endswith("_tensor_str.py")

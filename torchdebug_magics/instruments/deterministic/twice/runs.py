@@ -1,18 +1,23 @@
-"""Runs a body again and again from the same start, and leaves everything as the first run has left it."""
+"""Runs a body again and again from the same start, in silence, and leaves everything as the first run has left it."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import contextvars
+import io
+import logging
+import re
 import sys
 import time
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FunctionType, ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -20,16 +25,14 @@ from torchdebug_magics.errors import DeterminismError
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
-from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong, bounded
-from torchdebug_magics.instruments.deterministic.twice.silent_run import Heard, Unheard
-from torchdebug_magics.instruments.deterministic.twice.start_state import StartState
+from torchdebug_magics.instruments.deterministic.twice.body import Enough, StartState, TooLong, bounded
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import Guard, interrupts_held
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import nodes
-from torchdebug_magics.probing.source.user_code import owner
+from torchdebug_magics.probing.source.user_code import is_user_code, owner, user_frame
 from torchdebug_magics.probing.state.contents import Contents, memory_of
 from torchdebug_magics.probing.state.rng import RandomState
 
@@ -39,18 +42,30 @@ _TRACED_TIMES = 6
 """As many times that where the lines of the user's code are followed."""
 _STRICT = "--strict: the cell {}, which cannot be undone for a second run: move it to its own cell"
 REPEATS = "the cell {}, which a second run would repeat: `--anyway` runs it all the same"
+_HANDLE = logging.Handler.handle
+_NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?")
+_MOST_LINES, _MOST_LETTERS = 2_000, 10_000
+Place: TypeAlias = "tuple[str, int, str]"
+"""(file, line, function)"""
 
 
-def _nothing(_stack: ExitStack) -> None:
-    return None
+def nothing(_stack: ExitStack) -> None:
+    """Run as the first run did."""
+
+
+class FirstRun(NamedTuple):
+    """What a later run is compared with."""
+
+    recording: Recording
+    results: dict[str, int]
+    """A digest of each tensor, number and text that it left, by the user's name."""
 
 
 class RunWatch(Protocol):
     """Sees the ops of one run."""
 
-    @property
-    def contents(self) -> Contents:
-        """What tensors held before that run has written them."""
+    contents: Contents
+    """What tensors held before that run has written them."""
 
     def attach(self, stack: ExitStack) -> None:
         """From here until the stack closes."""
@@ -63,20 +78,21 @@ class Runs:
         self.body = body
         self.guard = guard
         self.hooks = hooks
-        self._outside = outside
-        self._start = StartState(body, guard)
+        self.outside = outside
+        self.start = StartState(body, guard)
         self._imported = Imported()
         self._context = contextvars.copy_context()
         self._unheard = Unheard()
         # Compiled code writes where no op is seen: what it may write is copied whole.
-        self._unseen = self._start.contents() if _is_compiled(body) else Contents()
+        self._unseen = self.start.contents() if _is_compiled(body) else Contents()
         self._unseen_end = Contents()
         self._end: StartState | None = None
         self._written: Contents | None = None
         self._undo = Contents()
         """What tensors held at the start, while a run begins at the end of the first one."""
-        self._vary: Callable[[ExitStack], object] = _nothing
+        self._vary: Callable[[ExitStack], object] = nothing
         self._from_end = False
+        self.first = FirstRun(Recording(), {})
         self.heard = self.second_heard = Heard()
         """What the last run has printed, and what the second one has."""
         self.writers: Mapping[int, Line] = {}
@@ -88,13 +104,8 @@ class Runs:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a run may begin where the first one ended."""
-        return self._end is not None and self._end.is_whole
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Names of the files that the first run has changed."""
-        return self._outside.changed
+        """Whether a run may begin where the first one ended: what is added to a sparse gradient is seen by nobody, and cannot be undone."""
+        return self._end is not None and self._end.is_dense
 
     @property
     def written(self) -> frozenset[int]:
@@ -102,25 +113,21 @@ class Runs:
         kept = () if self._written is None else self._written.tensors()
         return frozenset(memory_of(tensor) for tensor in (*kept, *self._unseen_end.tensors()))
 
-    def is_found_again(self, value: object) -> bool:
-        """Whether a later run finds it as the first one did, though it cannot be put back in place."""
-        return self._start.is_found_again(value)
-
     def over(self, contents: Contents) -> None:
         """The first run has ended, having written what is in `contents`: back to the start."""
         self._first_s = time.process_time() - self._began_s
         with interrupts_held():
-            self._end = StartState(self.body, self.guard, also=self._start.names)
+            self._end = StartState(self.body, self.guard, also=self.start.names)
             for tensor in self._unseen.tensors():
                 self._unseen_end.keep(tensor)
             self._written = Contents()
             contents.exchange(self._written)
             self._unseen.put_back()
             self._imported.over()
-            self._start.put_back()
+            self.start.put_back()
 
     @contextmanager
-    def otherwise(self, vary: Callable[[ExitStack], object] = _nothing, *, from_end: bool = False) -> Iterator[None]:
+    def otherwise(self, vary: Callable[[ExitStack], object] = nothing, *, from_end: bool = False) -> Iterator[None]:
         """Meanwhile each run begins after `vary`, which may register what to undo; if `from_end`, it begins where the first run ended."""
         before = self._vary, self._from_end
         self._vary, self._from_end = vary, from_end
@@ -152,7 +159,7 @@ class Runs:
                 self._undo = Contents()
                 self._unseen.put_back()
                 self._imported.drop()
-                self._start.put_back()
+                self.start.put_back()
         return None
 
     def unwatched(self) -> BaseException | None:
@@ -161,9 +168,9 @@ class Runs:
 
     def _run(self, watch: RunWatch, stack: ExitStack) -> None:
         self.count += 1
-        state = self._to_end() if self._from_end else self._start
+        state = self._to_end() if self._from_end else self.start
         self.heard = stack.enter_context(self._unheard.meanwhile())  # after the state, which holds the standard streams, too
-        self._outside.again(stack, as_left=self._from_end)
+        stack.enter_context(self.outside.rerun(from_end=self._from_end))
         state.stand_in()
         self.guard.run("changing one thing", self._vary, stack)
         watch.attach(stack)
@@ -189,7 +196,7 @@ class Runs:
         return self._end
 
     def finish(self) -> None:
-        """Everything as the first run has left it. Harmless the second time."""
+        """Everything as the first run has left it, the disk, too. Harmless the second time."""
         with interrupts_held():
             self._imported.finish()
             if self._end is not None and self._written is not None:
@@ -197,6 +204,7 @@ class Runs:
                 self._unseen_end.put_back()
                 self._end.put_back()
             self._end = self._written = None  # last: what an interrupt cut short is finished by another call
+        self.outside.finish()
 
 
 def _is_compiled(body: Body) -> bool:
@@ -233,41 +241,31 @@ class Imported:
         self._first = {}  # last: what an interrupt cut short is finished by another call
 
     def _new(self) -> dict[str, ModuleType]:
-        return {name: one for name, one in list(sys.modules.items()) if name not in self._before and _is_users(one)}
+        """What is written in C, or gives torch new ops, may not be loaded a second time."""
+        new = {name: module for name, module in list(sys.modules.items()) if name not in self._before and is_users(module)}
+        return {name: one for name, one in new.items() if not any(isinstance(var, torch.library.Library) for var in [*vars(one).values()])}
 
 
-def _is_users(module: ModuleType) -> bool:
-    """Whether it is written in Python, by the user. What is written in C, or gives torch new ops, may not be loaded a second time."""
-    file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or not file.endswith(".py") or owner(file) != "user":
-        return False
-    return not any(isinstance(var, torch.library.Library) for var in list(vars(module).values()))
+def is_users(module: ModuleType) -> bool:
+    """Whether it is written in Python, by the user."""
+    file = vars(module).get("__file__")
+    return isinstance(file, str) and file.endswith(".py") and owner(file) == "user"
 
 
-class Outside:
-    """Questions are asked by the first run alone: later ones hear the same answers. Files are put back around each later run."""
+class Outside(Effects):
+    """The disk and the outside world of a body; what the first run was answered by `input()` is what later ones are answered."""
 
-    def __init__(self, body: Body | None, guard: Guard, *, strict: bool, anyway: bool = False) -> None:
+    def __init__(self, body: Body, guard: Guard, *, strict: bool, anyway: bool) -> None:
         self._strict = strict
         """Whether an act that cannot be undone raises at the user's line."""
         self._answers: list[str] = []
-        roots = () if body is None else (body.namespace, body.variables, *body.statements, *body.roots)
-        self._effects = Effects(guard, *roots, sentence=REPEATS, anyway=anyway, prevent=self._prevent)
+        roots = (body.namespace, body.variables, *body.statements, *body.roots)
+        super().__init__(guard, *roots, sentence=REPEATS, anyway=anyway, prevent=self._raise_if_strict)
 
     @property
     def said(self) -> tuple[str, ...]:
         """What a second run does not find as the first one did."""
         return ("the answer typed for `input()`",) if self._answers else ()
-
-    @property
-    def changed(self) -> tuple[str, ...]:
-        """Names of the files that the first run has written, made or removed."""
-        return self._effects.changed
-
-    @property
-    def refusal(self) -> str:
-        """Why there can be no later run, now that the first one has ended; or nothing."""
-        return self._effects.refusal
 
     def first(self, stack: ExitStack) -> None:
         """Note what happens, from here until the stack closes."""
@@ -275,20 +273,17 @@ class Outside:
 
         def asked(*prompt: Any) -> str:
             __tracebackhide__ = True
-            self._prevent("asks for an answer by `input()`")
+            self._raise_if_strict("asks for an answer by `input()`")
             self._answers.append(ask(*prompt))
             return self._answers[-1]
 
-        self._effects.begin()
-        self._effects.first(stack)
+        self.begin()
+        super().first(stack)
         _stand_in(stack, asked)
 
-    def over(self) -> None:
-        """The first run has ended."""
-        self._effects.over()
-
-    def again(self, stack: ExitStack, *, as_left: bool = False) -> None:
-        """Nothing gets out, from here until the stack closes; the disk is as the first run found it, or, `as_left`, has left it."""
+    @contextmanager
+    def rerun(self, *, from_end: bool = False) -> Iterator[None]:
+        """The same, and what was typed in the first run is the answer once more."""
         answers = deque(self._answers)
 
         def asked(*_prompt: Any) -> str:
@@ -296,14 +291,11 @@ class Outside:
                 raise EOFError
             return answers.popleft()
 
-        stack.enter_context(self._effects.rerun(from_end=as_left))
-        _stand_in(stack, asked)
+        with super().rerun(from_end=from_end), ExitStack() as stack:
+            _stand_in(stack, asked)
+            yield
 
-    def finish(self) -> None:
-        """Everything is as the first run has left it. Harmless the second time."""
-        self._effects.finish()
-
-    def _prevent(self, what: str) -> None:
+    def _raise_if_strict(self, what: str) -> None:
         __tracebackhide__ = True
         if self._strict:
             raise DeterminismError(_STRICT.format(what))
@@ -318,3 +310,61 @@ def _stand_in(stack: ExitStack, asked: Any) -> None:
 
     stack.callback(undo)
     builtins.input = asked
+
+
+class Heard(io.TextIOBase):
+    """What a run prints."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[Place | None, str]] = []
+        """The line of the user's code, and what it printed without another line in between; only the first so many."""
+
+    def writable(self) -> bool:
+        """As any stream for output."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Keep it."""
+        frame = user_frame(sys._getframe(1))
+        place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        if self.lines and self.lines[-1][0] == place and len(self.lines[-1][1]) < _MOST_LETTERS:
+            self.lines[-1] = place, self.lines[-1][1] + text
+        elif len(self.lines) < _MOST_LINES:
+            self.lines.append((place, text))
+        return len(text)
+
+    def other_numbers(self, before: Heard) -> Iterator[int]:
+        """Where this one prints another number than the one before, at the same lines and in the same words."""
+        if [place for place, _ in self.lines] == [place for place, _ in before.lines]:
+            for number, ((_, text), (_, was)) in enumerate(zip(self.lines, before.lines, strict=True)):
+                if text != was and "0x" not in text and _NUMBER.sub("", text) == _NUMBER.sub("", was):
+                    yield number
+
+
+class Unheard:
+    """To be made before the first run: what is warned of later is what was warned of then."""
+
+    def __init__(self) -> None:
+        self._filters = list(warnings.filters)
+
+    @contextlib.contextmanager
+    def meanwhile(self) -> Iterator[Heard]:
+        """A handler of the user's own is called; what Python's would show or send is not."""
+        held: Any = logging.Handler
+        before, heard = held.handle, Heard()
+        with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.filters[:] = self._filters  # type: ignore[index]  # a list, whatever its stub says
+            warnings.showwarning = lambda *_, **__: None
+            held.handle = _handled
+            try:
+                yield heard
+            finally:
+                held.handle = before
+
+
+def _handled(handler: logging.Handler, record: logging.LogRecord) -> bool:
+    __tracebackhide__ = True
+    code = getattr(type(handler).emit, "__code__", None)
+    if code is not None and is_user_code(code):
+        return bool(_HANDLE(handler, record))
+    return bool(handler.filter(record))

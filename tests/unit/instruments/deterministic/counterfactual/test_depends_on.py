@@ -15,8 +15,8 @@ import torch
 
 import torchdebug_magics
 from tests.unit.instruments.deterministic.planted import IMPORTS
-from torchdebug_magics.instruments.deterministic.counterfactual import dependences, effect
-from torchdebug_magics.instruments.deterministic.twice import culprit, runs
+from torchdebug_magics.instruments.deterministic.counterfactual import dependences
+from torchdebug_magics.instruments.deterministic.twice import culprit, run_comparison, runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
     from torchdebug_magics.instruments.deterministic.report import DeterministicReport
 
 
@@ -555,9 +554,8 @@ def test_a_loop_without_ops_that_does_not_end_otherwise_is_ended(
 
 @pytest.mark.parametrize("is_caught", [False, True], ids=["plain", "caught-by-the-cell"])
 def test_an_interrupt_keeps_what_was_found(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, *, is_caught: bool) -> None:
-    def interrupting(ran: runs.Runs, earlier: Recording, _ritual: object) -> None:
-        with ran.otherwise(lambda _: signal.setitimer(signal.ITIMER_REAL, 0.05)):
-            effect.effect_of(ran, earlier, {})
+    def interrupting(ran: runs.Runs, _ritual: object) -> None:
+        run_comparison.effect_of(ran, lambda _: signal.setitimer(signal.ITIMER_REAL, 0.05))
 
     monkeypatch.setattr(dependences, "on_settings", interrupting)
     before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))

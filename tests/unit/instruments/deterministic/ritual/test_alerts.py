@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import torchdebug_magics
-from torchdebug_magics.instruments.deterministic.ops.op_recording import repair
 
 if TYPE_CHECKING:
     from tests.doors import Observe
@@ -72,22 +71,6 @@ def test_a_hook_that_the_cell_puts_on_top_stays_and_ours_is_silent_below_it():
         torch.zeros(4).put_(torch.tensor([0]), torch.ones(1))
     assert session.report.warnings == ()
     warnings.showwarning = before
-
-
-@pytest.mark.parametrize(
-    ("op", "begin"),
-    [
-        ("put_", "assign to the flat view"),
-        ("_histc_cuda", "count on the CPU"),
-        ("upsample_bilinear2d_backward_out_cuda", "use `mode='nearest'`"),
-        ("Memory Efficient attention", "run it under `sdpa_kernel"),
-        ("nll_loss2d_forward_out_cuda_template", "flatten first"),
-        ("an_op_of_tomorrow", ""),
-    ],
-)
-def test_the_repair_for_an_op(op: str, begin: str):
-    assert repair(op).startswith(begin)
-    assert bool(repair(op)) == bool(begin)
 
 
 def test_what_the_repairs_say_is_so():

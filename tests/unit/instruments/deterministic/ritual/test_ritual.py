@@ -16,7 +16,6 @@ import torch
 import torchdebug_magics
 from tests.unit.instruments.deterministic.everything import flags, random_states
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.deterministic.ritual import switches
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -287,7 +286,7 @@ def test_a_numpy_integer_is_a_seed():
 
 
 def test_a_setting_that_refuses_is_a_problem_and_not_the_cells_error(monkeypatch: pytest.MonkeyPatch, observe: Observe):
-    monkeypatch.setattr(switches.torch, "set_deterministic_debug_mode", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(torch, "set_deterministic_debug_mode", lambda *_, **__: 1 / 0)
     observed = observe("deterministic", "x = 1")
     assert observed.error is None
     assert observed.report.problems == ("setting deterministic_algorithms failed: ZeroDivisionError: division by zero",)
