@@ -87,25 +87,22 @@ def test_what_a_worker_process_says_is_told() -> None:
 
 
 CHECKPOINTS = {
-    "another number of classes": ("net = Net(9)\nnet.load_state_dict(saved)", "net.head[0] = nn.Linear(8, 5)", "or `Net(5)`"),
+    "another number of classes": ("net = Net(9)\nnet.load_state_dict(saved)", "net.head[0] = nn.Linear(8, 5)"),
     "another width": (
         "net = Net(5, 6)\nnet.load_state_dict(saved)",
         "net.conv = nn.Conv2d(3, 8, 3)\nnet.norm = nn.BatchNorm2d(8)\nnet.head[0] = nn.Linear(8, 5)",
-        "or `Net(5, 8)`",
     ),
     "a list of layers": (
         "net = nn.Sequential(nn.Linear(3, 4))\nnet.load_state_dict(nn.Sequential(nn.Linear(2, 4)).state_dict())",
         "net[0] = nn.Linear(2, 4)",
-        "",
     ),
 }
 
 
-@pytest.mark.parametrize(("cell", "code", "why"), CHECKPOINTS.values(), ids=CHECKPOINTS)
-def test_the_modules_of_other_sizes_are_named(shell: InteractiveShell, cell: str, code: str, why: str) -> None:
+@pytest.mark.parametrize(("cell", "code"), CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_the_modules_of_other_sizes_are_named(shell: InteractiveShell, cell: str, code: str) -> None:
     failure = after(shell, cell)
     assert "in the checkpoint" in failure.explanation
     assert failure.fixes[0].code == code
-    assert why in failure.fixes[0].why
     load = cell.splitlines()[1]
     assert shell.run_cell(f"{code}\n{load}").success

@@ -12,34 +12,6 @@ from torch import nn
 import torchdebug_magics
 
 
-class Dense(nn.Linear):
-    """A class of the user's own."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs)
-        nn.init.zeros_(self.bias)
-
-
-class Same(nn.Conv2d):
-    """One with an argument of its own default."""
-
-    def __init__(self, channels: int, filters: int, size: int = 3) -> None:
-        super().__init__(channels, filters, size, padding=size // 2)
-
-
-class Net(nn.Module):
-    """A head that does not fit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Sequential(Same(3, 16), nn.ReLU(), nn.MaxPool2d(2))
-        self.fc = Dense(300, 10)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        """Flatten, and give the scores."""
-        return self.fc(self.conv(x).flatten(1))
-
-
 class Stated(nn.Module):
     """A hidden state for a batch of four."""
 
@@ -55,18 +27,6 @@ class Stated(nn.Module):
 
 def failure(model: nn.Module, *sizes: int) -> Any:
     return torchdebug_magics.shapes(model, torch.zeros(sizes)).failure
-
-
-def test_a_class_of_the_users_own_is_made_with_its_own_arguments() -> None:
-    found = failure(Net(), 1, 3, 16, 16)
-    assert [one.code for one in found.fixes if one.verified][:1] == ["fc = Dense(1024, 10)"]
-    assert "from `conv.0` through `conv.2`" in found.explanation
-    assert "1024 = 16 x 8 x 8 " in found.explanation  # and not 1 x 16 x 8 x 8
-
-
-def test_another_class_of_the_users_own() -> None:
-    found = failure(nn.Sequential(Same(3, 16), Same(8, 4)), 2, 3, 9, 9)
-    assert "model[1] = Same(16, 4)" in [one.code for one in found.fixes if one.verified]
 
 
 def test_a_size_of_this_batch_alone_is_not_written() -> None:

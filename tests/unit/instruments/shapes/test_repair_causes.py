@@ -147,16 +147,6 @@ def batchnorm_btc() -> tuple[Any, ...]:
     return M(fc=nn.Linear(5, 16), bn=nn.BatchNorm1d(16), out=nn.Linear(16, 2)), torch.randn(4, 10, 5)
 
 
-@case(
-    "1",
-    "batch_norm",
-    "`1` expects 16 channels, gets 10 from `0`: its channels are last in 4 x 10 x 16",
-    fix="model[1] = nn.LayerNorm(16)",
-)
-def batchnorm_btc_sequential() -> tuple[Any, ...]:
-    return nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)), torch.randn(4, 10, 5)
-
-
 @case("1", "prelu", "`1` expects 16 channels, gets 8 from `0`", fix="model[1] = nn.PReLU(8)")
 def prelu() -> tuple[Any, ...]:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.PReLU(16)), torch.randn(2, 3, 8, 8)
@@ -241,9 +231,8 @@ def mha_all_at_fault() -> tuple[Any, ...]:
 @case(
     "",
     "zeros",
-    "`torch.zeros(x.shape[0], 10 - x.shape[1])` requests a tensor of 2 x -2: `10 - x.shape[1]` is",
-    " -2, as `x` is 2 x 12",
-    fix="x = x[:, :10]",
+    "`torch.zeros(x.shape[0], 10 - x.shape[1])` requests a tensor of 2 x -2",
+    fix="",
 )
 def negative_sizes() -> tuple[Any, ...]:
     class M(Parts):
@@ -285,8 +274,8 @@ def script_part() -> tuple[Any, ...]:
 @case(
     "",
     "view",
-    "`self.q(x).view(b, t, self.heads, c // self.heads)` cannot split 2 x 5 x 20: `c",
-    " // self.heads` is 20 // 3, with a remainder of 2; 2 and 4 divide 20",
+    "`self.q(x).view(b, t, self.heads, c // self.heads)` cannot split 20 into 3 x 6 = 18: `self.q(x)` of",
+    " 2 x 5 x 20 from `q`",
     fix="",
 )
 def heads_not_dividing() -> tuple[Any, ...]:
@@ -423,30 +412,9 @@ def unet_decoder_two_levels() -> tuple[Any, ...]:
 
 @case(
     "",
-    "add",
-    "`u + s2` cannot broadcast `u` of 2 x 8 x 16 x 16 with `s2` of 2 x 16 x 8 x 8 (from `e2`): 16 and 8",
-    " in the last dimension",
-    fix="u + s1",
-)
-def unet_wrong_skip() -> tuple[Any, ...]:
-    class M(Parts):
-        def forward(self, x: Any) -> Any:
-            s1 = self.e1(x)
-            s2 = self.e2(F.max_pool2d(s1, 2))
-            u = self.up(s2)
-            return u + s2
-
-    def c(i: int, o: int) -> nn.Module:
-        return nn.Conv2d(i, o, 3, padding=1)
-
-    return M(e1=c(3, 8), e2=c(8, 16), up=nn.ConvTranspose2d(16, 8, 2, 2)), torch.randn(2, 3, 16, 16)
-
-
-@case(
-    "",
     "reshape",
-    "`img.reshape(b, c, h // p, p, w // p, p)` cannot split 2 x 3 x 30 x 30: `h // p` is 30 // 8,",
-    " with a remainder of 6; 6 and 10 divide 30",
+    "`img.reshape(b, c, h // p, p, w // p, p)` cannot reshape 2 x 3 x 30 x 30: `img` of 2 x 3 x 30 x 30",
+    " has 5,400 elements, not 3,456",
     fix="input of 32 x 32",
 )
 def patches_not_dividing() -> tuple[Any, ...]:
@@ -574,16 +542,6 @@ def gnn_edge_index() -> tuple[Any, ...]:
             return out.index_add(0, dst, messages)
 
     return M(lin=nn.Linear(7, 4)), torch.randn(10, 7), torch.randint(0, 10, (2, 15))
-
-
-@case("", None, "`src, dst = edges` unpacks 2 values, and gets a tensor of 15 x 2", fix="edges = edges.t()")
-def gnn_edge_columns() -> tuple[Any, ...]:
-    class M(Parts):
-        def forward(self, x: Any, edges: Any) -> Any:
-            src, dst = edges
-            return self.lin(x)[src] - self.lin(x)[dst]
-
-    return M(lin=nn.Linear(7, 4)), torch.randn(10, 7), torch.randint(0, 10, (15, 2))
 
 
 @case("dec", "linear", "`dec` expects 16 features, gets 8 from `enc`", fix="dec = nn.Linear(8, 20)")
@@ -829,22 +787,6 @@ def cgan_label() -> tuple[Any, ...]:
             return self.fc(torch.cat([z, self.emb(label)], 1))
 
     return M(emb=nn.Embedding(10, 6), fc=nn.Linear(26, 30)), torch.randn(4, 20), torch.randint(0, 10, (4, 1))
-
-
-@case(
-    "rnn",
-    None,
-    "`rnn` is a LSTM, which expects 2 or 3 dimensions, gets 4: `h` is 2 x 16 x 8 x 40",
-    fix="self.rnn(h.permute(0, 3, 1, 2).flatten(2))",
-)
-def crnn() -> tuple[Any, ...]:
-    class M(Parts):
-        def forward(self, x: Any) -> Any:
-            h = self.conv(x)
-            out, _ = self.rnn(h)
-            return self.fc(out)
-
-    return M(conv=nn.Conv2d(1, 16, 3, padding=1), rnn=nn.LSTM(16 * 8, 32, batch_first=True), fc=nn.Linear(32, 11)), torch.randn(2, 1, 8, 40)
 
 
 @case(
@@ -1114,22 +1056,6 @@ def squeezed_batch() -> tuple[Any, ...]:
 
 
 @case(
-    "head",
-    "linear",
-    "`head` expects 16 features, gets 24 = 3 x 8 from `stack`: `stack` put its 2 tensors in front of the",
-    " batch of 3",
-    fix="torch.stack([self.enc(a), self.enc(b)], dim=1)",
-)
-def stacked_views() -> tuple[Any, ...]:
-    class M(Parts):
-        def forward(self, a: Any, b: Any) -> Any:
-            h = torch.stack([self.enc(a), self.enc(b)])
-            return self.head(h.flatten(1))
-
-    return M(enc=nn.Linear(5, 8), head=nn.Linear(16, 2)), torch.randn(3, 5), torch.randn(3, 5)
-
-
-@case(
     "",
     "einsum",
     "`torch.einsum('bhid,bhjd->bhij', q, k)` cannot take `q` of 3 x 2 x 5 x 8, `k` of 3 x 5 x 2 x",
@@ -1295,15 +1221,6 @@ def mha_by_name() -> tuple[Any, ...]:
             return self.att(value=m, key=m, query=self.q(q))[0]
 
     return M(q=nn.Linear(8, 24), att=nn.MultiheadAttention(16, 4, batch_first=True)), torch.randn(2, 5, 8), torch.randn(2, 7, 16)
-
-
-@case("fc", "linear", "`fc` expects 16 features, gets 7", ": `mean` reduced the last dimension of 5 x 7 x 16", fix="x.mean(1)")
-def mean_over_the_features() -> tuple[Any, ...]:
-    class M(Parts):
-        def forward(self, x: Any) -> Any:
-            return self.fc(x.mean(2))
-
-    return M(fc=nn.Linear(16, 4)), torch.randn(5, 7, 16)
 
 
 @case("fc", "linear", "`fc` expects 100 features, gets 144 = 4 x 6 x 6 from `conv`", fix="fc = nn.Linear(144, 3)")

@@ -16,34 +16,6 @@ CASES, case = PLANTED.cases, PLANTED.case
 
 
 @case(
-    "norm",
-    "layer_norm",
-    "`view` split 2 x 16 x 8 x 8 from `patch` as if it were channels-last",
-    fix="self.patch(x).permute(0, 2, 3, 1)",
-)
-def windows_of_channels_first() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            x = self.patch(x)
-            b, h, w, c = x.shape
-            windows = x.view(b, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, c)
-            return self.norm(windows)
-
-    return Net(patch=nn.Conv2d(3, 16, 4, stride=4), norm=nn.LayerNorm(16)), torch.randn(2, 3, 32, 32)
-
-
-@case("", "reshape", "`h // 4` is 3 // 4, which is 0", fix="img = img.permute(0, 2, 3, 1)")
-def patches_of_a_picture_with_channels_first() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, img: Any) -> Any:
-            b, h, w, c = img.shape
-            patches = img.reshape(b, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(b, -1, 16 * c)
-            return self.proj(patches)
-
-    return Net(proj=nn.Linear(48, 8)), torch.randn(2, 3, 32, 32)
-
-
-@case(
     "rnn",
     None,
     "expects a hidden state of 4 x 5 x 16",
@@ -101,35 +73,6 @@ def a_batch_as_a_number_that_divides() -> tuple[Any, ...]:
             return self.fc(x)
 
     return Net(conv=nn.Conv2d(1, 4, 3), fc=nn.Linear(4 * 6 * 6, 10)), torch.randn(32, 1, 8, 8)
-
-
-@case("fc", "linear", "`div` of 5 and 5 x 1 paired every sample with every other", fix="")
-def a_broadcast_by_accident() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            weight = self.weigh(x)
-            return self.fc(weight.squeeze(-1) / weight)
-
-    return Net(weigh=nn.Linear(6, 1), fc=nn.Linear(8, 2)), torch.randn(5, 6)
-
-
-@case(
-    "decoder.layers.0.multihead_attn",
-    "multi_head_attention_forward",
-    "`decoder.layers.0.multihead_attn` expects 16 features (embed_dim) in its key, gets 8 from the",
-    " input `source`, the last dimension of 2 x 7 x 8",
-    fix="memory_projection = nn.Linear(8, 16)\nself.decoder(self.embed(target), self.memory_projection(memory))",
-)
-def a_decoder_wider_than_its_memory() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, source: Any, target: Any) -> Any:
-            memory = self.encoder(source)
-            return self.decoder(self.embed(target), memory)
-
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
-    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 16, batch_first=True), 1)
-    net = Net(encoder=encoder, decoder=decoder, embed=nn.Embedding(9, 16))
-    return net, torch.randn(2, 7, 8), torch.ones(2, 5, dtype=torch.long)
 
 
 @case(
@@ -225,23 +168,6 @@ class Block(Parts):
 def a_short_way_that_does_nothing() -> tuple[Any, ...]:
     first = Block(conv=nn.Conv2d(8, 8, 3, padding=1), shortcut=nn.Identity())
     return nn.Sequential(first, Block(conv=nn.Conv2d(8, 16, 3, 2, 1), shortcut=nn.Identity())), torch.randn(2, 8, 8, 8)
-
-
-class Rows(Parts):
-    def forward(self, x: Any) -> Any:
-        h = self.second(F.relu(self.first(x)))
-        return F.relu(h + x)
-
-
-@case(
-    "1",
-    "add",
-    "`h + x` cannot broadcast",
-    fix="model[0].shortcut = nn.Identity()\nmodel[1].shortcut = nn.Linear(8, 16)\nh + self.shortcut(x)",
-)
-def a_short_way_of_rows() -> tuple[Any, ...]:
-    first, second = (Rows(first=nn.Linear(8, wide), second=nn.Linear(wide, wide)) for wide in (8, 16))
-    return nn.Sequential(first, second, nn.Linear(16, 2)), torch.randn(4, 8)
 
 
 @case("", "add", "10 and 8 in the last dimension", fix="first = nn.Conv2d(8, 8, 3, padding=1)")

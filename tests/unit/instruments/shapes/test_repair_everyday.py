@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - as users write it
 import transformers
 from torch import nn
 
-from tests.unit.instruments.shapes.planted import Case, Parts, Planted, check
+from tests.unit.instruments.shapes.planted import Case, Parts, Planted, broken, check
 
 PLANTED = Planted()
 CASES, case = PLANTED.cases, PLANTED.case
@@ -178,6 +178,52 @@ def a_decoder_without_its_input() -> tuple[Any, ...]:
     return transformers.T5ForConditionalGeneration(config).eval(), torch.ones(1, 6, dtype=torch.long)
 
 
+@case("", "mul", "4 and 6 in dimension -2", fix="q * self.cos[:6][None, :, None, :]")
+def rotations_beside_heads() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            q = self.q(x).view(2, 6, 4, 8)
+            return q * self.cos[:6]
+
+    return Net(q=nn.Linear(32, 32), cos=torch.rand(64, 8)), torch.randn(2, 6, 32)
+
+
+@case("", "mul", "16 and 9 in the last dimension", fix="self.scale[:, None, None] * y")
+def a_scale_for_each_channel() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            y = self.conv(x)
+            return x + self.scale * y
+
+    return Net(conv=nn.Conv2d(16, 16, 3, padding=1), scale=nn.Parameter(torch.ones(16))), torch.randn(2, 16, 9, 9)
+
+
+@case(
+    "",
+    "cat",
+    "`torch.cat([self.token, h.transpose(1, 2)], 1)` cannot take `token` of 1 x 1 x 16,",
+    " `h.transpose(1, 2)` of 1 x 16 x 8 from `conv`: the last dimension of `h.transpose(1, 2)` is",
+    " 8, and 16 would fit",
+    fix="token = nn.Parameter(torch.zeros(1, 1, 8))",
+)
+def a_token_wider_than_the_patches() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            h = self.conv(x).flatten(2)
+            return torch.cat([self.token, h.transpose(1, 2)], 1)
+
+    return Net(conv=nn.Conv2d(3, 8, 4, 4), token=nn.Parameter(torch.zeros(1, 1, 16))), torch.randn(1, 3, 16, 16)
+
+
 @pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)
 def test_an_everyday_mistake_is_explained_and_repaired(one: Case) -> None:
     check(one)
+
+
+def test_features_are_not_cut_away_from_a_table_of_unknown_numbers() -> None:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.q(x).view(2, 6, 4, 8).transpose(1, 2) * self.cos[: x.size(1)]
+
+    _, failure = broken(lambda: (Net(q=nn.Linear(32, 32), cos=torch.rand(64, 16)), torch.randn(2, 6, 32)))
+    assert failure.fixes == ()

@@ -1139,7 +1139,7 @@ def too_many_subscripts() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 5)
 
 
-@case("", "__getitem__", "`at`, which is float32", fix="table[at.long()]")
+@case("", "__getitem__", "gets `at` in float32", fix="table[at.long()]")
 def a_subscript_of_floats() -> tuple[Any, ...]:
     class Net(nn.Module):
         def forward(self, table: Any, at: Any) -> Any:

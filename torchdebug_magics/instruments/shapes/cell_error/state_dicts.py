@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import traceback
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ from torchdebug_magics.format import listed, shape
 from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
-from torchdebug_magics.probing.source.syntax import dotted, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code
 
 _SHOWN = 2
@@ -45,34 +43,17 @@ def refused_checkpoint(error: BaseException) -> Failure | None:
 
 
 def _fixes(model: torch.nn.Module, given: Mapping[str, Sizes], wrong: list[str], frames: list[FrameType]) -> list[Fix]:
-    """The parts made as the checkpoint has them, where that is known of all; beside it, the user's call that made the model."""
+    """The parts made as the checkpoint has them, where that is known of all."""
     name = _name_of(model, frames)
     lines: list[str] = []
-    changed: list[tuple[int, int]] = []
     for path in dict.fromkeys(one.rpartition(".")[0] for one in wrong):
-        found = _remade(model.get_submodule(path), path, given)
-        if found is None:
+        code = _remade(model.get_submodule(path), path, given)
+        if not code:
             return []
-        code, changes = found
-        lines.append(_typed(name, code, is_whole=not path))
-        changed += changes
-    made = _made_with(model, changed, frames)
-    beside = f"before the checkpoint is loaded; or `{made}` where the model is made" if made else "before the checkpoint is loaded"
-    return [Fix(code="\n".join(lines), verified=True, why=beside, edits=len(lines))]
-
-
-def _typed(name: str, code: str, *, is_whole: bool) -> str:
-    """The code of a part with the user's name of the model before it."""
-    where, _, made = code.partition(" = ")
-    if not name:
-        return code
-    return (
-        f"{name} = {made}"
-        if is_whole
-        else f"{name}{where.removeprefix('model')} = {made}"
-        if where.startswith("model[")
-        else f"{name}.{code}"
-    )
+        where, _, made = code.partition(" = ")
+        part = "" if not path else where.removeprefix("model") if where.startswith("model[") else f".{where}"
+        lines.append(f"{name}{part} = {made}" if name else code)
+    return [Fix(code="\n".join(lines), verified=True, why="before the checkpoint is loaded", edits=len(lines))]
 
 
 def _name_of(model: torch.nn.Module, frames: list[FrameType]) -> str:
@@ -80,15 +61,15 @@ def _name_of(model: torch.nn.Module, frames: list[FrameType]) -> str:
     return next(names, "")
 
 
-def _remade(module: torch.nn.Module, path: str, given: Mapping[str, Sizes]) -> tuple[str, list[tuple[int, int]]] | None:
-    """(what to type, each number that changes and the new one) for a part whose tensors are to have the sizes in the checkpoint."""
+def _remade(module: torch.nn.Module, path: str, given: Mapping[str, Sizes]) -> str:
+    """What to type for a part whose tensors are to have the sizes in the checkpoint; empty where that is not known."""
     prefix = f"{path}." if path else ""
     wanted = {
         name: given.get(f"{prefix}{name}") for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     }
     found = arguments(module)
     if found is None or None in wanted.values():
-        return None
+        return ""
     kind, made_with = found
     numbers = [name for name, value in made_with.items() if type(value) is int and value > 0]
     sizes = sorted({size for one in wanted.values() if one for size in one})
@@ -97,32 +78,11 @@ def _remade(module: torch.nn.Module, path: str, given: Mapping[str, Sizes]) -> t
             for values in itertools.product(sizes, repeat=many):
                 changes = dict(zip(names, values, strict=True))
                 if _has_sizes(kind, {**made_with, **changes}, wanted):
-                    edits = rebuilt_module(module, path, **dict[str, Any](changes))
-                    pairs = [(made_with[name], value) for name, value in changes.items()]
-                    return (edits[0].code, pairs) if edits else None
-    return None
+                    return "".join(edit.code for edit in rebuilt_module(module, path, **dict[str, Any](changes)))
+    return ""
 
 
 def _has_sizes(kind: type[torch.nn.Module], made_with: Mapping[str, Any], wanted: Mapping[str, Sizes | None]) -> bool:
     new = made_on_meta(kind, made_with)
     tensors = (*new.named_parameters(recurse=False), *new.named_buffers(recurse=False)) if new is not None else ()
     return new is not None and {name: tuple(one.shape) for name, one in tensors} == wanted
-
-
-def _made_with(model: torch.nn.Module, changed: list[tuple[int, int]], frames: list[FrameType]) -> str:
-    """The user's call of the model's class with the one number that differs, where there is one such call and one such number."""
-    if len(set(changed)) != 1:
-        return ""
-    old, new = changed[0]
-    files = dict.fromkeys(frame.f_code.co_filename for frame in frames if is_user_code(frame.f_code))
-    name = type(model).__name__
-    calls = {ast.unparse(node): node for node in nodes(ast.Call, *map(tree_of, files)) if dotted(node.func) == name}
-    if len(calls) != 1:
-        return ""
-    call = next(iter(calls.values()))
-    numbers = [
-        argument
-        for argument in (*call.args, *(word.value for word in call.keywords))
-        if isinstance(argument, ast.Constant) and argument.value == old
-    ]
-    return ast.unparse(call).replace(str(old), str(new), 1) if len(numbers) == 1 else ""

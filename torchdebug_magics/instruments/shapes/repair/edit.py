@@ -184,11 +184,17 @@ def _in_place(facts: FailureFacts, at: int, change: ValueChange) -> Repair | Non
     if node is None or (at == 0 and _writes(facts.op) and not isinstance(site.expression, ast.AugAssign)):
         return None  # what is written into another tensor is lost
 
+    return Repair(site.changed(node, change.text), ops=(_op_edit(site, facts.op, at, change),))
+
+
+def _op_edit(site: EditSite, op: str, at: int, change: ValueChange) -> OpEdit:
+    """The op with its tensor at this place changed."""
+
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = at_tensor(at, change.apply, args, kwargs)
         return func(*args, **kwargs)
 
-    return Repair(site.changed(node, change.text), ops=(OpEdit(site, facts.op, run),))
+    return OpEdit(site, op, run)
 
 
 def _writes(op: str) -> bool:
@@ -208,14 +214,8 @@ def _argument(facts: FailureFacts, at: int, change: ValueChange) -> Repair | Non
     name = getattr(node, "id", "")
     code = f"{name} = {change.text(name)}" if name and site.assigns_over(name) else site.changed(node, change.text)
     if is_loss(facts.module) and facts.op is not None:  # it may be one that is made in the line
-        return Repair(
-            code, ops=(OpEdit(site, facts.op, lambda func, args, kwargs: _called(func, *at_tensor(at, change.apply, args, kwargs))),)
-        )
+        return Repair(code, ops=(_op_edit(site, facts.op, at, change),))
     return Repair(code, calls=(CallEdit(facts.path, site, lambda args, kwargs: at_tensor(at, change.apply, args, kwargs)),))
-
-
-def _called(func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
 
 
 def _insertion(facts: FailureFacts, at: int, change: ValueChange) -> Repair | None:

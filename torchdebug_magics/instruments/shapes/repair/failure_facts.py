@@ -72,7 +72,7 @@ class FailureFacts:
     given: tuple[Operand, ...] = ()
     """The tensors that this module was called with."""
     call: FailedCall | None = None
-    outer: tuple[tuple[int | str, Operand], ...] = ()
+    outer: tuple[tuple[int | str, torch.Tensor], ...] = ()
     """The tensors in the user's own call where the failing module stands inside what was called: by place or name."""
     outer_path: str = ""
     modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
@@ -103,6 +103,11 @@ class FailureFacts:
     def calls_module(self) -> bool:
         """Whether a part of torch's own failed, rather than an op in the user's code."""
         return self.module is not None and owner(_file(self.module)) == "torch"
+
+    @property
+    def batches(self) -> set[int]:
+        """The first sizes of its inputs, but for rows of single numbers."""
+        return {tensor.shape[0] for _, tensor in self.inputs if tensor.dim() > 1}
 
     @property
     def written(self) -> str:
@@ -165,7 +170,7 @@ def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | Non
         module=inner.module if inner is not None else None,
         given=given,
         call=call,
-        outer=_outer(run, below),
+        outer=_outer(below),
         outer_path=next((one.path for one in running if len(below) > 1 and one.module is below[0].module), ""),
         modules={one.path: one.module for one in run.calls.made},
         gave={one.path: tuple(sizes for _, sizes, _, _ in one.outputs) for one in run.calls.made if one.outputs is not None},
@@ -177,11 +182,11 @@ def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | Non
     )
 
 
-def _outer(run: Forward, below: list[FailedCall]) -> tuple[tuple[int | str, Operand], ...]:
+def _outer(below: list[FailedCall]) -> tuple[tuple[int | str, torch.Tensor], ...]:
     if len(below) < 2:
         return ()
     given: list[tuple[int | str, Any]] = [*enumerate(below[0].args), *below[0].kwargs.items()]
-    return tuple((key, Operand(one, "", owned=False, made=run.made(one))) for key, one in given if isinstance(one, torch.Tensor))
+    return tuple((key, value) for key, value in given if isinstance(value, torch.Tensor))
 
 
 def _said(run: Forward, error: BaseException) -> str:

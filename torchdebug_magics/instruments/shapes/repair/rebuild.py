@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import itertools
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,17 +11,11 @@ from torch import nn
 
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
 from torchdebug_magics.probing.safety import quiet
-from torchdebug_magics.probing.source.user_code import is_user_code, owner
+from torchdebug_magics.probing.source.user_code import owner
 from torchdebug_magics.probing.state.rng import RandomState
 
 _FROZEN = 25
 """What it adds to the rank that weights are not trained: whoever froze them does not want new ones."""
-_MOST_MADE = 64
-"""How often a class of the user's own is made to find out what it was called with."""
-_LONGEST_S = 0.5
-"""How long that may compute."""
-_LARGEST = 1 << 22
-"""Elements of all its tensors."""
 _WITHOUT_OWN = (nn.Flatten, nn.Transformer)
 """What holds no weights itself, and decides sizes all the same."""
 _PLACES = frozenset(["self", "device", "dtype", "process_group"])
@@ -36,16 +27,11 @@ def arguments(module: nn.Module) -> tuple[type[nn.Module], dict[str, Any]] | Non
     kind: Any = type(module)
     if hasattr(module, "parametrizations"):  # torch makes a class for what it parametrizes
         kind = kind.__mro__[1]
-    if not _is_torchs(kind) or _wrapper(module) is None or not (module._parameters or kind in _WITHOUT_OWN):
+    if owner(kind.__init__.__code__.co_filename) != "torch" or _wrapper(module) is None or not (module._parameters or kind in _WITHOUT_OWN):
         return None
     values = {name: _value(module, name, one.default) for name, one in _parameters(kind).items()}
     unknown = any(value is inspect.Parameter.empty or isinstance(value, torch.Tensor) for value in values.values())
     return None if not values or unknown else (kind, values)
-
-
-def _is_torchs(kind: Any) -> bool:
-    """Whether it is made as a class of torch's is."""
-    return owner(kind.__init__.__code__.co_filename) == "torch"
 
 
 def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
@@ -99,8 +85,6 @@ def _value(module: Any, name: str, default: Any) -> Any:
 def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20, why: str = "", **changes: Any) -> list[Repair]:
     """The edit that makes this part anew with some arguments changed; none where it is unknown how it was made."""
     found = arguments(module) if module is not None else None
-    if module is not None and found is None and (own := _own_class(module, changes)) is not None:
-        return [Repair(f"{as_typed(path or '')} = {own[0]}", why, rank, modules={path or "": own[1]})]
     if found is None or module is None:
         return []
     kind, made_with = found
@@ -115,124 +99,26 @@ def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20
     return [Repair(code, why, rank, modules={path or "": _maker(kind, new)})]
 
 
-def _own_class(module: nn.Module, changes: dict[str, Any]) -> tuple[str, Callable[[nn.Module], nn.Module]] | None:
-    """(what to type, what makes it) for a class of the user's own that is one of torch's with another ``__init__``."""
-    kind = type(module)
-    base: Any = next(one for one in kind.mro() if _is_torchs(one))
-    wanted = {**{name: getattr(module, name, None) for name in _parameters(base)}, **changes}
-    numbers = called_with(module) if all(getattr(module, name, None) is not None for name in changes) else None
-    for names in itertools.permutations(numbers or (), len(changes)):
-        new = {**(numbers or {}), **dict(zip(names, changes.values(), strict=True))}
-        made = made_on_meta(kind, new)
-        if made is not None and all(_is_alike(getattr(made, name, None), value) for name, value in wanted.items()):
-            return typed(kind, new), functools.partial(made_like, kind, new)
-    return None
-
-
-def _is_alike(value: Any, wanted: Any) -> bool:
-    """Whether two settings are the same; of weights, that both are there."""
-    return isinstance(value, torch.Tensor) if isinstance(wanted, torch.Tensor) else bool(value == wanted)
-
-
-def called_with(module: nn.Module) -> dict[str, Any] | None:
-    """The arguments with which a class of the user's makes the very same settings, shapes and tables; None where none is found.
-
-    What a module was called with, it seldom keeps: the values that it may have been are tried.
-    """
-    kind = type(module)
-    if hasattr(module, "parametrizations") or not is_user_code(kind.__init__.__code__):
-        return None
-    state = _state(module)
-    tensors = [one for one in state.values() if isinstance(one, torch.Tensor)]
-    choices = _choices(module, state)
-    if not choices or any(tensor.is_meta for tensor in tensors) or sum(tensor.numel() for tensor in tensors) > _LARGEST:
-        return None
-    until = time.thread_time() + _LONGEST_S
-    for values in itertools.islice(itertools.product(*choices.values()), _MOST_MADE):
-        if time.thread_time() > until:
-            return None
-        numbers = dict(zip(choices, values, strict=True))
-        new = quietly(functools.partial(made_like, kind, numbers, module))
-        if new is not None and _are_same(_state(new), state):
-            return numbers
-    return None
-
-
-def _state(module: nn.Module) -> dict[str, Any]:
-    """Its own numbers, and all its tensors."""
-    own = {name: value for name, value in vars(module).items() if type(value) in {int, float, bool, str} or isinstance(value, torch.Tensor)}
-    return {**own, **dict(module.named_parameters()), **dict(module.named_buffers()), "training": True}
-
-
-def _are_same(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    return new.keys() == old.keys() and all(_is_same(new[name], value) for name, value in old.items())
-
-
-def _is_same(new: Any, old: Any) -> bool:
-    if not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
-        return type(new) is type(old) and bool(new == old)
-    if new.dtype != old.dtype or new.shape != old.shape:
-        return False
-    return new.is_meta or torch.equal(new.detach(), old.detach())
-
-
-def _choices(module: nn.Module, state: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The values that each argument may have had, the likeliest first; empty where one may be anything."""
-    found: dict[str, list[Any]] = {}
-    numbers = [one for name, one in state.items() if type(one) is int and name != "training"]
-    sizes = [size for one in state.values() if isinstance(one, torch.Tensor) for size in reversed(one.shape) if size > 1]  # the width first
-    for name, one in inspect.signature(type(module)).parameters.items():
-        if one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD}:
-            continue
-        kept = vars(module).get(name)
-        usual = [] if one.default is one.empty else [one.default]
-        if type(kept) in {int, float, bool, str}:
-            found[name] = [kept]
-        elif not usual or type(usual[0]) is int:
-            found[name] = list(dict.fromkeys([*usual, *numbers, *sizes, *(2 * size for size in sizes)]))
-        else:
-            found[name] = usual
-    return found if all(found.values()) else {}
-
-
-def quietly(make: Callable[[], nn.Module]) -> nn.Module | None:
-    """A module made so that nobody notices; None where its constructor, torch's or the user's, refuses what it was not meant for."""
+def made_on_meta(kind: type[nn.Module], given: Mapping[str, Any]) -> nn.Module | None:
+    """The module on ``meta``; None where it cannot be."""
     try:
         with RandomState.kept(), quiet(), torch.no_grad():
-            return make()
+            return _on_meta(kind, given)
     except Exception:  # noqa: BLE001 - any: a constructor says in its own way that such a module cannot be
         return None
 
 
-def made_like(kind: type[nn.Module], given: Mapping[str, Any], old: nn.Module) -> nn.Module:
-    """One in the place of another: its tables with their numbers, or all of it on ``meta`` where it has weights."""
-    if next(old.parameters(), None) is not None:
-        return _on_meta(kind, **given).train(old.training)
-    place = next((buffer.device for buffer in old.buffers()), torch.device("cpu"))
-    return kind(**given).to(place).train(old.training)
-
-
-def _on_meta(kind: Any, *args: Any, **kwargs: Any) -> nn.Module:
+def _on_meta(kind: type[nn.Module], given: Mapping[str, Any]) -> nn.Module:
+    # Some classes refuse what they cannot do, even by its usual value.
+    needed = {name: given[name] for name, one in _parameters(kind).items() if name in given and given[name] != one.default}
     with torch.device("meta"):
-        made: nn.Module = kind(*args, **kwargs)
-    return made
-
-
-def made_on_meta(kind: type[nn.Module], arguments: Mapping[str, Any]) -> nn.Module | None:
-    """The module on ``meta``; None where it cannot be."""
-    return quietly(lambda: _on_meta(kind, **_needed(kind, arguments)))
-
-
-def _needed(kind: type[nn.Module], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are not the default: some classes refuse what they cannot do, even by its usual value."""
-    named = inspect.signature(kind).parameters if is_user_code(kind.__init__.__code__) else _parameters(kind)
-    return {name: given[name] for name, one in named.items() if name in given and given[name] != one.default}
+        return kind(**needed)
 
 
 def _maker(kind: type[nn.Module], new: dict[str, Any]) -> Callable[[nn.Module], nn.Module]:
     def made(old: nn.Module) -> nn.Module:
         like = next(old.parameters(), None)
-        module = _on_meta(kind, **_needed(kind, new))
+        module = _on_meta(kind, new)
         if like is not None and like.is_floating_point():
             module = module.to(like.dtype)
         return module.train(old.training)
@@ -242,10 +128,9 @@ def _maker(kind: type[nn.Module], new: dict[str, Any]) -> Callable[[nn.Module], 
 
 def typed(kind: type[nn.Module], new: Mapping[str, Any]) -> str:
     """The call that makes it; what has a default is named, but for the first argument."""
-    named = inspect.signature(kind).parameters if is_user_code(kind.__init__.__code__) else _parameters(kind)
     shown = [
         repr(_short(new[name])) if one.default is one.empty or not at else f"{name}={_short(new[name])!r}"
-        for at, (name, one) in enumerate(named.items())
+        for at, (name, one) in enumerate(_parameters(kind).items())
         if name in new and new[name] != one.default
     ]
     prefix = "nn." if kind.__module__.startswith("torch.nn") else ""
@@ -253,4 +138,4 @@ def typed(kind: type[nn.Module], new: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> Any:
-    return tuple(value) if isinstance(value, (tuple, torch.Size)) else value
+    return tuple(value) if isinstance(value, torch.Size) else value

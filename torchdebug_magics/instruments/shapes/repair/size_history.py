@@ -44,28 +44,23 @@ def same_input(made: Made | None) -> Made | None:
 
 def of_inputs(made: Made | None) -> bool:
     """Whether it depends on what the model was called with."""
-    todo, seen = [made], set()
-    while todo:
-        one = todo.pop()
-        if one is not None and id(one) not in seen:
-            if one.number == 0:
-                return True
-            seen.add(id(one))
-            todo += [inner for _, inner in one.inputs]
-    return False
+    return any(step.number == 0 for step in _every_step(made))
 
 
 def comes_from(made: Made | None, first: Made) -> bool:
     """Whether a step is among those that led to another."""
+    return any(step is first for step in _every_step(made))
+
+
+def _every_step(made: Made | None) -> Iterator[Made]:
+    """Each once, along all operands."""
     todo, seen = [made], set()
     while todo:
-        one = todo.pop()
-        if one is first:
-            return True
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            todo += [inner for _, inner in one.inputs]
-    return False
+        step = todo.pop()
+        if step is not None and id(step) not in seen:
+            seen.add(id(step))
+            yield step
+            todo += [inner for _, inner in step.inputs]
 
 
 def before(made: Made) -> Made | None:

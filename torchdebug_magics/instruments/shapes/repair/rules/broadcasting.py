@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import re
 
 import torch
 
@@ -13,7 +14,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import subscript
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.residual import from_another_level, padded, projected, resized, stretched, strided
+from torchdebug_magics.instruments.shapes.repair.rules.residual import padded, projected, resized, stretched, strided
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
     anywhere,
@@ -23,7 +24,6 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     reorder,
     shown,
 )
-from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
 from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, features_last, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.probing.source.syntax import expression
@@ -33,11 +33,12 @@ _PICTURES = (4, 5)
 _ROWS = 2
 """Dimensions of a row of steps, and how far from the end the steps stand where features are behind them."""
 _UNPACKS = "_pad_packed_sequence"
+_ABOUT_SIZES = re.compile("must match the size of tensor|broadcast|match the existing")
 
 
 def broadcast(facts: FailureFacts) -> Diagnosis | None:
     """Any op with two operands that do not broadcast; the last rule, as it looks only at shapes."""
-    if facts.op is None or facts.op.startswith("__get") or "attention" in facts.op or not _is_about_sizes(facts.text):
+    if facts.op is None or facts.op.startswith("__get") or "attention" in facts.op or not _ABOUT_SIZES.search(facts.text):
         return None
     pair = _pair(facts)
     if pair is None or not _is_elementwise(facts):
@@ -69,12 +70,6 @@ def _is_elementwise(facts: FailureFacts) -> bool:
     largest = (2, *max((operand.sizes for operand in facts.operands), key=len), 3)
     gives = LocalCall(facts).gives(dict.fromkeys(range(len(facts.operands)), lambda tensor: tensor.new_empty(largest)))
     return gives == [largest]
-
-
-def _is_about_sizes(text: str) -> bool:
-    return any(
-        word in text for word in ("must match the size of tensor", "broadcast", "match the existing size", "must match the existing")
-    )
 
 
 def _place(at: int, many: int, others: int) -> str:
@@ -109,7 +104,6 @@ def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
         edits += padded(facts, one, other)
         edits += unpacked_to(facts, one, other)
         edits += stretched(facts, one, other, rank=12)
-        edits += from_another_level(facts, at, other, 7 + later)
         edits += projected(facts, at, other, 9 + later)
         edits += resized(facts, at, other, 14 + later)
         edits += _cut(facts, at, other, 30 + later) if not unspread else []
@@ -117,8 +111,6 @@ def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
         pairs = {(one.sizes[dim], other.sizes[dim]) for dim in dims}
         if len(pairs) == 1 and not of_inputs(one.made):  # a table of positions, or a mask of them
             has, wants = pairs.pop()
-            if wants > has or not all(_is_length(facts, one, other, dim) for dim in dims):  # else it is cut where it is used
-                edits += fitted(facts, one, has, wants, rank=16)
             edits += shortened(facts, wants, has, rank=18)
         if len(dims) == 1 and dims[0] + len(one.sizes) and not unspread:  # no layer decides how many samples there are
             edits += producer_edits(facts, one, one.sizes[dims[0]], other.sizes[dims[0]], rank=20 + later)

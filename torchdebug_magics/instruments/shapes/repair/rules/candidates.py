@@ -20,7 +20,6 @@ from torchdebug_magics.instruments.shapes.follow.seen import Made
 from torchdebug_magics.instruments.shapes.repair.edit import (
     Repair,
     ValueChange,
-    as_typed,
     method,
     on_operand,
     parameter_edit,
@@ -31,17 +30,15 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import created
-from torchdebug_magics.instruments.shapes.repair.rules.residual import interpolated, padded, stretched
+from torchdebug_magics.instruments.shapes.repair.rules.residual import interpolated, padded, size_of, stretched
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     anywhere,
-    in_outer_call,
     orders,
     producer_edits,
     reorder,
     reordered,
     there_and_back,
 )
-from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted as tabled
 from torchdebug_magics.instruments.shapes.repair.size_history import (
     JOINS,
     TURNS,
@@ -137,8 +134,7 @@ def fits_others(local: LocalCall, at: int, change: ValueChange) -> bool:
 
 def keeps_batch(local: LocalCall, gives: list[Sizes]) -> bool:
     """Whether the batch that goes in first comes out first."""
-    batches = {one.shape[0] for _, one in local.facts.inputs if one.dim() > 1}
-    batches &= {operand.sizes[0] for operand in local.operands if operand.sizes and of_inputs(operand.made)}
+    batches = local.facts.batches & {operand.sizes[0] for operand in local.operands if operand.sizes and of_inputs(operand.made)}
     return len(batches) != 1 or not gives or not gives[0] or gives[0][0] in batches
 
 
@@ -183,12 +179,7 @@ def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     if len(x.sizes) == _IMAGES and dim == -1 and x.sizes[1] * x.sizes[3] == wanted and not channels_first(x.made):
         heads = then(method("transpose", 1, 2), method("flatten", 2))
         yield from anywhere(facts, at, heads, rank=2, why=f"the {x.sizes[1]} heads of {x.sizes[3]} side by side")
-    last = is_channel and x.sizes[-1] == wanted and features_last(x.made)
-    if last and isinstance(facts.module, nn.modules.batchnorm._BatchNorm):
-        norm = made_on_meta(nn.LayerNorm, {"normalized_shape": wanted, "eps": facts.module.eps})
-        why = "normalizes each row over its features"
-        yield from rebuilt_module(norm, facts.path, rank=30, why=f"{why}; a {type(facts.module).__name__} expects channels in dimension 1")
-    elif is_picture(x) and dim == -1 and isinstance(facts.module, nn.Linear):  # the last dimension alone is seldom what is meant
+    if is_picture(x) and dim == -1 and isinstance(facts.module, nn.Linear):  # the last dimension alone is seldom what is meant
         yield from (replace(edit, rank=45) for edit in remade(local, mismatch))
     elif not (moved and ((is_channel and not square) or channels_first(x.made))):  # made for its height, it would only come through
         yield from remade(local, mismatch)
@@ -196,27 +187,7 @@ def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
         sizes = [wanted if place == many + dim else -1 for place in range(many)]
         yield from anywhere(facts, at, method("expand", *sizes), rank=25, why=f"the one channel {wanted} times")
     yield from fitted(local, mismatch)
-    around = _is_inside(facts)
-    if around and mismatch.at:
-        yield from _projected(facts, x, got, wanted)
-    yield from producer_edits(facts, x, got, wanted, rank=15 if around else 40)
-
-
-def _projected(facts: FailureFacts, x: Operand, got: int, wanted: int) -> list[Repair]:
-    """What a decoder attends to, made as wide as the decoder, in the user's call of it."""
-    typed: list[str] = []
-
-    def text(name: str) -> str:
-        typed.append(f"{name if name.isidentifier() else 'memory'}_projection")
-        return f"self.{typed[-1]}({name})"
-
-    change = ValueChange(text, lambda tensor: tensor.new_zeros((*tensor.shape[:-1], wanted)))
-    edits = in_outer_call(facts, x, change, rank=22, why="as wide as the decoder")
-    place = facts.outer_path.rpartition(".")[0]
-    return [
-        replace(edit, code=f"{as_typed(f'{place}.{name}'.lstrip('.'))} = nn.Linear({got}, {wanted})\n{edit.code}", many=2)
-        for edit, name in zip(edits, typed, strict=False)
-    ]
+    yield from producer_edits(facts, x, got, wanted, rank=15 if _is_inside(facts) else 40)
 
 
 def is_picture(x: Operand) -> bool:
@@ -250,13 +221,9 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
     """The failing module, made with other arguments, as it takes its operands then."""
     facts, module = local.facts, local.facts.module
     made = arguments(module) if module is not None else None
-    if module is None or (made is None and not mismatch):
+    if module is None or made is None:
         return []
     ranks: list[tuple[int, dict[str, Any], str]] = []
-    if made is None:
-        assert mismatch is not None
-        names = [name for name in ("in_features", "in_channels", "num_features") if getattr(module, name, None) == mismatch.wanted]
-        return [edit for name in names for edit in rebuilt_module(module, facts.path, **dict[str, Any]({name: mismatch.got}))]
     numbers = made[1]
     if not _is_inside(facts) and "batch_first" in numbers:
         ranks.append(
@@ -266,7 +233,7 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
         ranks.append((21, {"bidirectional": not numbers["bidirectional"]}, "both directions, as the state has"))
     if mismatch is not None:
         ranks += _other_numbers(numbers, mismatch.got, mismatch.wanted)
-        if any("kernel_size" in one for one in ({*numbers},)):
+        if "kernel_size" in numbers:
             ranks.append((20, {"padding": _half(numbers.get("kernel_size"))}, "padded to keep the size"))
     weight = getattr(module, "weight", None)
     tied = (
@@ -328,8 +295,6 @@ def _beside_others(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
             why = f"each of the {mismatch.got} heads for {times} of the {mismatch.wanted}"
             yield from anywhere(facts, at, method("repeat_interleave", times, 1), rank=3, why=why)
         yield from _turned_parameter(facts, x, mismatch)
-    if not of_inputs(x.made):
-        yield from tabled(facts, x, mismatch.got, mismatch.wanted, rank=8)
 
 
 def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
@@ -369,7 +334,7 @@ def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     yield from stretched(facts, x, other, rank=12)
     # What was made later is fitted to what it is joined with: a picture on its way up to one on the way down.
     later = other.made is None or comes_from(x.made, other.made) or local.operands.index(x) == 0
-    change = interpolated(other.name, other.sizes)
+    change = interpolated(size_of(other), other.sizes)
     why = f"{shape(x.sizes[2:])} becomes {shape(other.sizes[2:])}"
     yield from anywhere(facts, mismatch.at, change, rank=6 if later else 7, why=why) if len(local.operands) == _MATRIX else ()
 
@@ -392,19 +357,6 @@ def _turned_parameter(facts: FailureFacts, x: Operand, mismatch: Mismatch) -> li
 def _is_prefixed(step: Made, many: int) -> bool:
     """Whether it put so many steps in front, such as a class token."""
     return step.op in JOINS and len(step.inputs) > 1 and many in step.inputs[0][0][:-1]
-
-
-def steps_of_columns(local: LocalCall, at: int) -> Iterator[tuple[ValueChange, str]]:
-    """The columns, or the rows, of a picture one step after the other, each with all its channels."""
-    if len(local.operands[at].sizes) == _IMAGES and local.by_module:
-        for order in ((0, 3, 1, 2), (0, 2, 1, 3), (3, 0, 1, 2), (2, 0, 1, 3)):
-            change = ValueChange(f"{{}}.permute{order}.flatten(2)".format, functools.partial(_as_steps, order))
-            if local.gives({at: change.apply}) is not None:
-                yield change, f"a step for each {'column' if 3 in order[:2] else 'row'}"
-
-
-def _as_steps(order: tuple[int, ...], tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.permute(order).flatten(2)
 
 
 def other_kind(local: LocalCall, at: int) -> list[Repair]:

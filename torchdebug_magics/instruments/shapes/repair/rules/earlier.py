@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,25 +14,18 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
-from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, method, on_operand, then, together
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, on_operand, then, together
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.size_history import (
     JOINS,
     RESHAPES,
-    came_from,
     channels_first,
     joined_along,
-    of_inputs,
     steps,
 )
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.probing.source.syntax import expression
-
-_REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "logsumexp"])
-_IMAGES = 4
-_LAST = (0, 2, 3, 1)
-"""The order that puts the channels last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,17 +41,11 @@ class Earlier:
 
 def earlier(facts: FailureFacts, x: Operand, wanted: int, dim: int = -1) -> Earlier | None:
     """Why another size than the wanted one came, where the last op is not to blame."""
-    if (
-        len(x.sizes) <= 2
-        and dim == -1
-        and (found := _unbatched(x) or _flattened(facts, x, wanted) or _rebatched(facts, x, wanted) or _stacked(facts, x))
-    ):
+    if len(x.sizes) <= 2 and dim == -1 and (found := _unbatched(x) or _flattened(facts, x, wanted) or _rebatched(facts, x, wanted)):
         return found
-    if dim == -1 and (known := _crossed(facts, x) or _unjoined(facts, x, wanted) or _unpooled(x, wanted)):
+    if dim == -1 and (known := _unjoined(facts, x, wanted) or _unpooled(x, wanted)):
         return known
-    if dim == -1 and (apart := taken_apart(x, wanted)):
-        return Earlier(*apart, wanted)
-    return _joined(x, wanted, dim) or (_reduced(x, wanted) if dim == -1 else None)
+    return _joined(x, wanted, dim)
 
 
 def with_size(facts: FailureFacts, found: Earlier, wanted: int, name: str) -> tuple[Repair, ...]:
@@ -98,25 +86,12 @@ def _flattened(facts: FailureFacts, x: Operand, wanted: int) -> Earlier | None:
 
     That the first dimension was a batch is sure where its rows have the wanted size, or a convolution took it for one.
     """
-    for step in _rows(x.made):
+    for step in itertools.takewhile(lambda step: len(step.shape) == 1, steps(x.made)):
         before: Sizes = step.inputs[0][0] if step.inputs else ()
         sure = math.prod(before[1:]) == wanted or any(_is_of_pictures(step) and not _is_unbatched(step) for step in steps(x.made))
-        if step.op in RESHAPES and len(before) > 1 and before[0] in _batches(facts) and sure:
-            edits = _of_module(facts, step) or at_step(step, _flat_rows, lambda _, args, __: args[0].flatten(1))
+        if step.op in RESHAPES and len(before) > 1 and before[0] in facts.batches and sure:
+            edits = _of_module(facts, step) or instead_of(step, method("flatten", 1))
             return Earlier(f": `{step.op}` merged the batch of {before[0]} into the features", edits, math.prod(before[1:]))
-    return None
-
-
-def _crossed(facts: FailureFacts, x: Operand) -> Earlier | None:
-    """``5`` with ``5 x 1``: each sample with each, which runs without an error and is probably unintended."""
-    for step in steps(x.made):
-        if step.shape != x.sizes:
-            return None
-        met = [sizes for sizes, made in step.inputs if of_inputs(made)]
-        many = step.shape[0] if step.shape else 0
-        if many > 1 and many in _batches(facts) and sorted(met) == [(many,), (many, 1)] and step.shape == (many, many):
-            words = f": `{step.op.strip('_')}` of {shape(met[0])} and {shape(met[1])} paired every sample with every other"
-            return Earlier(words, (), 0)
     return None
 
 
@@ -127,10 +102,10 @@ def _rebatched(facts: FailureFacts, x: Operand, wanted: int) -> Earlier | None:
             return None
         before: Sizes = step.inputs[0][0] if step.inputs else ()
         if step.op in RESHAPES and len(before) > len(step.shape) and before[0] != step.shape[0]:
-            if before[0] not in _batches(facts) or math.prod(before[1:]) != wanted:
+            if before[0] not in facts.batches or math.prod(before[1:]) != wanted:
                 return None
             words = f": `{step.op}` made {step.shape[0]} rows of a batch of {before[0]}"
-            return Earlier(words, at_step(step, _flat_rows, lambda _, args, __: args[0].flatten(1)), wanted)
+            return Earlier(words, instead_of(step, method("flatten", 1)), wanted)
     return None
 
 
@@ -142,42 +117,12 @@ def squeezed(facts: FailureFacts, x: Operand) -> Earlier | None:
         if len(step.shape) != many:
             return None
         many -= step.op == "stack"
-        if step.op == "squeeze" and not step.args and before[:1] == (1,) and 1 in _batches(facts):
+        if step.op == "squeeze" and not step.args and before[:1] == (1,) and 1 in facts.batches:
             kept = tuple(dim for dim, size in enumerate(before) if dim and size == 1)
             kept = (-1,) if kept == (len(before) - 1,) else kept
-            return Earlier(": `squeeze` removed the batch dimension", _squeezed(step, kept), math.prod(before[1:]))
+            edits = instead_of(step, method("squeeze", kept[0] if len(kept) == 1 else kept))
+            return Earlier(": `squeeze` removed the batch dimension", edits, math.prod(before[1:]))
     return None
-
-
-def _squeezed(step: Made, dims: Sizes) -> tuple[Repair, ...]:
-    told = dims[0] if len(dims) == 1 else dims
-    return at_step(step, lambda _, x: f"{x}.squeeze({told})", lambda _, args, __: args[0].squeeze(dims))
-
-
-def _rows(made: Made | None) -> Iterator[Made]:
-    """The steps since there is one dimension alone."""
-    for step in steps(made):
-        if len(step.shape) != 1:
-            return
-        yield step
-
-
-def _batches(facts: FailureFacts) -> set[int]:
-    return {one.shape[0] for _, one in facts.inputs if one.dim() > 1}
-
-
-def _stacked(facts: FailureFacts, x: Operand) -> Earlier | None:
-    """``torch.stack`` that put its parts before the batch."""
-    step = next((step for step in steps(x.made) if step.op == "stack"), None)
-    parts = [] if step is None else [sizes for sizes, _ in step.inputs]
-    if step is None or not parts or step.shape != (len(parts), *parts[0]) or x.sizes[0] != len(parts):
-        return None
-    batch = parts[0][:1]
-    if not batch or batch[0] not in _batches(facts) or batch[0] == len(parts):
-        return None
-    words = f": `stack` put its {len(parts)} tensors in front of the batch of {batch[0]}"
-    edits = at_step(step, lambda call, _: _along(call, 1), lambda func, args, _: func(args[0], dim=1))
-    return Earlier(words, edits, math.prod(parts[0][1:]) * len(parts))
 
 
 def _joined(x: Operand, wanted: int, dim: int) -> Earlier | None:
@@ -192,29 +137,6 @@ def _joined(x: Operand, wanted: int, dim: int) -> Earlier | None:
     words = f": `{step.op}` joined {' and '.join(map(shape, parts[:3]))} along dimension {now}"
     edits = at_step(step, lambda call, _: _along(call, dim), lambda _, args, __: torch.cat(args[0], dim=dim))
     return Earlier(words, edits, wanted)
-
-
-def _reduced(x: Operand, wanted: int) -> Earlier | None:
-    """A mean over the features of each step, where it was to be one over the steps."""
-    step = next((step for step in steps(x.made) if step.shape != x.sizes or step.op in _REDUCTIONS), None)
-    if step is None or step.op not in _REDUCTIONS or step.shape != x.sizes or len(x.sizes) != 2:
-        return None
-    before = step.inputs[0][0]
-    if before[:-1] != step.shape or before[-1] != wanted:
-        return None
-    words = f": `{step.op}` reduced the last dimension of {shape(before)}"
-    return Earlier(words, at_step(step, _over_steps, lambda func, args, _: func(args[0], 1)), wanted)
-
-
-def _over_steps(call: ast.Call, _: str) -> str:
-    """The call with dimension 1 instead, where it names a single one."""
-    of_torch = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "torch"
-    places = call.args[1:] if of_torch else call.args
-    named = [keyword.value for keyword in call.keywords if keyword.arg in {"dim", "axis"}]
-    if len(places) + len(call.keywords) != 1 or not isinstance([*places, *named][0], (ast.Constant, ast.UnaryOp)):
-        return ""
-    kept = call.args[:1] if of_torch else []
-    return ast.unparse(ast.Call(call.func, [*kept, ast.Constant(1)], []))
 
 
 def _of_module(facts: FailureFacts, step: Made) -> tuple[Repair, ...]:
@@ -237,50 +159,15 @@ def at_step(step: Made, text: Callable[[ast.Call, str], str], run: Callable[[Any
     return (Repair(code, rank=1, ops=(OpEdit(site, step.op, run),)),) if code else ()
 
 
-def _flat_rows(_: ast.Call, x: str) -> str:
-    return f"{x}.flatten(1)"
+def instead_of(step: Made, change: ValueChange) -> tuple[Repair, ...]:
+    """What the op of this step was given, changed in this way instead."""
+    return at_step(step, lambda _, x: change.text(x), lambda _, args, __: change.apply(args[0]))
 
 
 def _along(call: ast.Call, dim: int) -> str:
     rest = [ast.keyword(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg not in {"dim", "axis"}]
     number = expression(str(dim))
     return ast.unparse(ast.Call(call.func, call.args[:1], [*rest, ast.keyword("dim", number)])) if call.args else ""
-
-
-def taken_apart(x: Operand, wanted: int) -> tuple[str, tuple[Repair, ...]] | None:
-    """Where the width of a picture became the features, and its channels are as many as were wanted: in words, and turned in time."""
-    for step in steps(x.made):
-        sizes, before = step.inputs[0] if step.inputs else ((), None)
-        if step.op not in RESHAPES or len(sizes) != _IMAGES or before is None:
-            continue
-        if sizes[1] != wanted or sizes[-1] == wanted or step.shape[-1] != sizes[-1] or step.shape[:-1] == sizes[:-1]:
-            return None
-        if before.number and not channels_first(before):
-            return None
-        source = came_from(before)
-        words = f": `{step.op}` split {shape(sizes)}{f' {source}' if source else ''} as if it were channels-last"
-        return words, channels_last(before)
-    return None
-
-
-def channels_last(made: Made | None) -> tuple[Repair, ...]:
-    """A picture with its channels last, from where it was made."""
-    if made is None or len(made.shape) != _IMAGES:
-        return ()
-    turn = method("permute", *_LAST)
-    why = "the channels last"
-    if made.number == 0:
-        return (Repair(f"{made.op} = {turn.text(made.op)}", why, 1, inputs={made.op: turn}),) if made.op.isidentifier() else ()
-    if made.line is None:
-        return ()
-    site = site_at(*made.line)
-    if not isinstance(site.expression, ast.Call):
-        return ()
-
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        return turn.apply(func(*args, **kwargs))
-
-    return (Repair(turn.text(site.text), why, 1, ops=(OpEdit(site, made.op, run),)),)
 
 
 def _unpooled(x: Operand, wanted: int) -> Earlier | None:
@@ -290,7 +177,10 @@ def _unpooled(x: Operand, wanted: int) -> Earlier | None:
         if step.shape != x.sizes or step.op not in RESHAPES:
             return None
         if len(before[0]) > 2 and before[0][:2] == (x.sizes[0], wanted) and len(x.sizes) == 2 and channels_first(before[1]):
-            return Earlier(f": its {wanted} channels were not pooled", _pooled(step, tuple(range(2, len(before[0])))), wanted, fits=True)
+            why = f"each channel as one value, instead of `{step.op}`"
+            pooled = instead_of(step, method("mean", tuple(range(2, len(before[0])))))
+            edits = tuple(replace(edit, why=why) for edit in pooled)
+            return Earlier(f": its {wanted} channels were not pooled", edits, wanted, fits=True)
     return None
 
 
@@ -316,12 +206,6 @@ def _side_by_side(facts: FailureFacts, x: Operand, step: Made) -> tuple[Repair, 
     change = then(method("transpose", 0, 1), method("flatten", 1))
     squeezes = next((step for step in steps(x.made) if step.op == "squeeze"), None)
     if squeezes is not None:
-        return at_step(squeezes, lambda _, y: change.text(y), lambda _, args, __: change.apply(args[0]))
+        return instead_of(squeezes, change)
     at = next((at for at, one in enumerate(facts.given or facts.operands) if one.tensor is x.tensor), 0)
     return tuple(on_operand(replace(facts, operands=facts.given or facts.operands), at, change, rank=1)) if x.sizes == step.shape else ()
-
-
-def _pooled(step: Made, places: Sizes) -> tuple[Repair, ...]:
-    why = f"each channel as one value, instead of `{step.op}`"
-    edits = at_step(step, lambda _, x: f"{x}.mean({places})", lambda _, args, __: args[0].mean(places))
-    return tuple(replace(edit, why=why) for edit in edits)

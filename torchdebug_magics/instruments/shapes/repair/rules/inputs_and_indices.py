@@ -15,7 +15,7 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
 from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, elements
 from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, TURNS, came_from, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.probing.source.syntax import expression
@@ -36,10 +36,10 @@ def created(facts: FailureFacts, operand: Operand, wanted: Sizes, *, rank: int) 
     call = site.expression
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != step.op:
         return []
-    if len(_elements(call)) != len(wanted):
+    if len(elements(call)) != len(wanted):
         return []
     new = copy.deepcopy(call)
-    parts = _elements(new)
+    parts = elements(new)
     for at, (now, then) in enumerate(zip(step.shape, wanted, strict=True)):
         if now != then:
             names = site.code.co_varnames[: site.code.co_argcount]
@@ -52,13 +52,6 @@ def created(facts: FailureFacts, operand: Operand, wanted: Sizes, *, rank: int) 
     named = site.statement if isinstance(site.statement, ast.Assign) and site.statement.value is call else None
     targets = "".join(f"{ast.unparse(target)} = " for target in named.targets) if named is not None else ""
     return [Repair(f"{targets}{ast.unparse(new)}", "", rank, ops=(OpEdit(site, step.op, run),))]
-
-
-def _elements(call: ast.Call) -> list[ast.expr]:
-    """The parts of the call that are its sizes."""
-    first = call.args[0] if len(call.args) == 1 else None
-    parts = first.elts if isinstance(first, (ast.Tuple, ast.List)) else call.args
-    return [] if any(isinstance(part, ast.Starred) for part in parts) else parts
 
 
 def _told(facts: FailureFacts, node: ast.expr, now: int, then: int, names: Sequence[str]) -> str:
@@ -166,13 +159,5 @@ def _alike(name: str, first: torch.Tensor, other: str, one: torch.Tensor) -> lis
         cut = ValueChange(lambda x: f"{x}[:, :{length}]", lambda tensor: tensor[:, :length])
         return [Repair(f"{other} = {cut.text(other)}", f"as long as `{name}`", 5, inputs={other: cut})]
     fill = "ones" if "mask" in other else "zeros" if "type" in other else ""
-    if not fill:
-        return []
-    return [
-        Repair(f"{other} = torch.{fill}_like({name})", f"as large as `{name}`", 6, inputs={other: ValueChange(str, _filled(fill, first))})
-    ]
-
-
-def _filled(fill: str, first: torch.Tensor) -> Any:
-    sizes = tuple(first.shape)
-    return lambda one: one.new_ones(sizes) if fill == "ones" else one.new_zeros(sizes)
+    filled = ValueChange(str, lambda tensor: tensor.new_full((rows, length), fill == "ones"))
+    return [Repair(f"{other} = torch.{fill}_like({name})", f"as large as `{name}`", 6, inputs={other: filled})] if fill else []

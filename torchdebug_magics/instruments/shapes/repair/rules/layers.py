@@ -13,11 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import number_named
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.candidates import subscript
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, counted, is_rounded, shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, named, producer_edits, short_dtype, told
 from torchdebug_magics.instruments.shapes.repair.size_history import maker
@@ -45,47 +43,11 @@ def negative(facts: FailureFacts) -> Diagnosis | None:
     sizes = given[0] if given and isinstance(given[0], (tuple, list)) else given
     if not all(isinstance(size, int) for size in sizes) or min(sizes, default=0) >= 0:
         return None
-    text = facts.written
-    return Diagnosis(f"{text} requests a tensor of {shape(tuple(sizes))}{_why(facts, min(sizes))}", tuple(_cut(facts)))
-
-
-def _cut(facts: FailureFacts) -> list[Repair]:
-    """The input from whose size the negative one came, such as ``8 - x.size(1)``, cut to the other number of the difference."""
-    call, given = facts.written_call, dict(facts.inputs)
-    names = facts.site.names if facts.site is not None else {}
-    for part in ast.walk(call) if call is not None else ():
-        if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.Sub):
-            continue
-        left, right = ast.unparse(part.left), ast.unparse(part.right)
-        for name, dim in ((name, dim) for name, one in given.items() if name.isidentifier() for dim in range(one.dim())):
-            size = given[name].shape[dim]
-            if right not in {f"{name}.size({dim})", f"{name}.shape[{dim}]"} or (many := number_named(part.left, names)) is None:
-                continue
-            if 0 < many < size:
-                ends = (*(slice(None),) * dim, slice(many))
-                change = subscript(f"{':, ' * dim}:{left}", ends)
-                return [Repair(f"{name} = {change.text(name)}", f"as long as what it is filled up to: {many}", 10, inputs={name: change})]
-    return []
+    return Diagnosis(f"{facts.written} requests a tensor of {shape(tuple(sizes))}")
 
 
 def _plain(value: Any) -> Any:
     return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
-
-
-def _why(facts: FailureFacts, size: int) -> str:
-    """The tensors of which the expression for the size speaks."""
-    site, call = facts.site, facts.written_call
-    if site is None or call is None:
-        return ""
-    differences = [node for node in nodes(ast.BinOp, call) if isinstance(node.op, ast.Sub)]
-    names = dict.fromkeys(node.id for node in nodes(ast.Name, *differences))
-    known = [f"`{name}` is {shape(tuple(site.names[name].shape))}" for name in names if isinstance(site.names.get(name), torch.Tensor)]
-    whole = [f"`{name}` is {site.names[name]}" for name in names if type(site.names.get(name)) is int]
-    return (
-        f": `{ast.unparse(differences[0])}` is {size}, as {' and '.join((*known, *whole))}"
-        if len(differences) == 1 and (known or whole)
-        else ""
-    )
 
 
 def embedding(facts: FailureFacts) -> Diagnosis | None:
@@ -93,8 +55,6 @@ def embedding(facts: FailureFacts) -> Diagnosis | None:
     if facts.op not in {"embedding", "embedding_bag"}:
         return None
     ids, table = facts.operands[0], facts.operands[1]
-    if facts.op == "embedding_bag" and not table.owned and ids.owned:
-        ids, table = table, ids
     if ids.tensor.dtype not in {torch.int64, torch.int32}:
         at = facts.operands.index(ids)
         sentence = f"{facts.who} expects integer indices, and {named(ids)} is {short_dtype(ids)}"

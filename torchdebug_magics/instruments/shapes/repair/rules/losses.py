@@ -14,9 +14,9 @@ from torchdebug_magics.instruments.shapes.follow.suspects import PAIRED_LOSSES
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, method, on_operand, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, is_loss
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.earlier import at_step, squeezed
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import instead_of, squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond
-from torchdebug_magics.instruments.shapes.repair.rules.residual import padded, stretched
+from torchdebug_magics.instruments.shapes.repair.rules.residual import interpolated, padded, size_of, stretched
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
     anywhere,
@@ -93,7 +93,7 @@ def _same_rank(facts: FailureFacts, scores: Operand, target: Operand) -> list[Re
     edits: list[Repair] = []
     if len(scores.sizes) == len(target.sizes):
         differ = [dim for dim, pair in enumerate(zip(scores.sizes, target.sizes, strict=True)) if pair[0] != pair[1]]
-        edits += resized_output(facts, scores, target, f"{target.name}.shape[2:]" if target.name else str(target.sizes[2:]))
+        edits += resized_output(facts, scores, target, size_of(target))
         if differ == [len(scores.sizes) - 1] or len(differ) == 1:
             edits += producer_edits(facts, scores, scores.sizes[differ[0]], target.sizes[differ[0]], rank=15)
         if sorted(scores.sizes) == sorted(target.sizes):
@@ -180,12 +180,8 @@ def resized_output(facts: FailureFacts, scores: Operand, like: Operand, size: st
     is_output = step is not None and step.module in facts.modules and not (like.made is not None and like.made.of_model)
     if edits or not is_output or len(scores.sizes) != 4 or scores.sizes[:2] != like.sizes[:2] or scores.sizes == like.sizes:
         return edits
-    whole = like.sizes[2:]
-    change = ValueChange(
-        lambda x: f"F.interpolate({x}, size={size}, mode='bilinear')",
-        lambda one: nn.functional.interpolate(one, size=whole, mode="bilinear"),
-    )
-    return on_operand(facts, 0, change, rank=20, why=f"{shape(scores.sizes[2:])} becomes {shape(whole)}")
+    change = interpolated(size, like.sizes, "bilinear")
+    return on_operand(facts, 0, change, rank=20, why=f"{shape(scores.sizes[2:])} becomes {shape(like.sizes[2:])}")
 
 
 def last_step(facts: FailureFacts, scores: Operand, wanted: tuple[int, ...]) -> list[Repair]:
@@ -204,10 +200,8 @@ def _next_words(scores: Operand, target: Operand) -> list[Repair]:
     before = step.inputs[0][0] if step is not None and step.inputs else ()
     if step is None or step.op not in RESHAPES or len(before) != 2 or scores.sizes[0] != before[0] * (before[1] - 1):
         return []
-    return [
-        replace(edit, why="the next word for each")
-        for edit in at_step(step, lambda _, x: f"{x}[:, 1:].reshape(-1)", lambda _, args, __: args[0][:, 1:].reshape(-1))
-    ]
+    behind = ValueChange(lambda x: f"{x}[:, 1:].reshape(-1)", lambda one: one[:, 1:].reshape(-1))
+    return [replace(edit, why="the next word for each") for edit in instead_of(step, behind)]
 
 
 def _one_hot(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
@@ -219,7 +213,7 @@ def _one_hot(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis
     rows = values.reshape(scores.sizes)
     if not bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all()):
         return None
-    edits = at_step(step, lambda _, x: f"{x}.argmax(1)", lambda _, args, __: args[0].argmax(1))
+    edits = instead_of(step, method("argmax", 1))
     sentence = f"`{facts.op}` of scores {shape(scores.sizes)} expects class indices, and the target is one-hot, {shape(scores.sizes)}"
     return Diagnosis(f"{sentence}: `{step.op}` made {target.sizes[0]} of it", edits, target)
 
@@ -230,7 +224,7 @@ def _other_rows(facts: FailureFacts, scores: Operand, target: Operand) -> Diagno
     for step in steps(scores.made):
         before = step.inputs[0][0] if step.inputs else ()
         if step.op in RESHAPES and before[:1] == (many,) and step.shape[:1] == scores.sizes[:1] and len(before) > 2:
-            edits = at_step(step, lambda _, x: f"{x}.flatten(1)", lambda _, args, __: args[0].flatten(1))
+            edits = instead_of(step, method("flatten", 1))
             went = f"`{step.op}`{f' in `{step.module}`' if step.module else ''} made {shape(step.shape)} of {shape(before)}"
             return Diagnosis(f"`{facts.op}` gets {scores.sizes[0]} rows of scores for {many} targets: {went}", edits, scores)
     return None

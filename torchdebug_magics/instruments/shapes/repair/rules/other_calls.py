@@ -32,8 +32,7 @@ def swapped(local: LocalCall) -> list[Repair]:
     if local.gives({0: lambda tensor: tensor.new_empty(b.sizes), 1: lambda tensor: tensor.new_empty(a.sizes)}) is None:
         return []
     square = len(b.sizes) == 2 and b.sizes[0] == b.sizes[1]
-    batches = {one.shape[0] for _, one in facts.inputs if one.dim() > 1}
-    if not square and of_inputs(a.made) and of_inputs(b.made) and b.sizes[-1] in batches:
+    if not square and of_inputs(a.made) and of_inputs(b.made) and b.sizes[-1] in facts.batches:
         return []
     code = ast.unparse(ast.BinOp(written.right, ast.MatMult(), written.left))
     run = OpEdit(site, facts.op, lambda func, args, _: func(args[1], args[0]))

@@ -5,21 +5,23 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from torchdebug_magics.format import plural, shape
+from torchdebug_magics.instruments.shapes.cell_error.side_effects import value_named
 from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, OpEdit, Repair, ValueChange, as_typed, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
 from torchdebug_magics.instruments.shapes.repair.source import EditSite, assignments
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors
-from torchdebug_magics.probing.source.syntax import dotted, last_name
+from torchdebug_magics.probing.source.syntax import last_name
 
 _IMAGE = 4
 _SIZE = re.compile(r"(\d+) ?[*x,] ?(\d+)")
@@ -38,17 +40,17 @@ def unpacking(facts: FailureFacts) -> Diagnosis | None:
         return None
     many = len(statement.targets[0].elts)
     text = ast.unparse(statement)
-    owner = _owner_of_shape(statement.value)
-    tensor = _held(site.names, owner) if owner is not None else None
-    if isinstance(tensor, torch.Tensor) and owner is not None:
+    node = _owner_of_shape(statement.value)
+    tensor = value_named(node, site.names) if node is not None else None
+    if isinstance(tensor, torch.Tensor) and node is not None:
+        owner = ast.unparse(node)
         x = _operand(facts, tensor, owner)
-        cut = _cut(statement.value, len(x.sizes))
+        cut = "after the slice fewer than its " if isinstance(statement.value, ast.Subscript) and x.sizes else ""
         sentence = f"`{text}` unpacks {many} sizes, and `{owner}` has {cut}{plural(len(x.sizes), 'dimension')}: {shape(x.sizes)}"
         return Diagnosis(sentence, tuple(_edits(facts, x, many) if not cut else []), x)
-    value = _held(site.names, ast.unparse(statement.value))
+    value = value_named(statement.value, site.names)
     if isinstance(value, torch.Tensor):
-        turned = _turned_input(facts, value, many)
-        return Diagnosis(f"`{text}` unpacks {many} values, and gets a tensor of {shape(tuple(value.shape))}", tuple(turned))
+        return Diagnosis(f"`{text}` unpacks {many} values, and gets a tensor of {shape(tuple(value.shape))}")
     path = called(facts, site, statement.value)
     gave = facts.gave.get(path) if path is not None else None
     if gave is not None and len(gave) == 1:
@@ -70,33 +72,12 @@ def _chunks(site: EditSite, statement: ast.Assign, many: int) -> list[Repair]:
     return [Repair(code, "a piece for each name", 5, ops=(run,))]
 
 
-def _turned_input(facts: FailureFacts, value: torch.Tensor, many: int) -> list[Repair]:
-    name = next((name for name, tensor in facts.inputs if tensor is value and name.isidentifier()), None)
-    if name is None or value.dim() != 2 or value.shape[1] != many:
-        return []
-    change = method("t")
-    why = f"{shape(tuple(value.shape))} becomes {shape(tuple(value.shape)[::-1])}"
-    return [Repair(f"{name} = {change.text(name)}", why, 5, inputs={name: change})]
-
-
-def _cut(value: ast.expr, many: int) -> str:
-    return "" if not isinstance(value, ast.Subscript) or not many else "after the slice fewer than its "
-
-
-def _owner_of_shape(value: ast.expr) -> str | None:
+def _owner_of_shape(value: ast.expr) -> ast.expr | None:
     if isinstance(value, ast.Subscript):
         value = value.value
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "size" and not value.args:
-        return ast.unparse(value.func.value)
-    return ast.unparse(value.value) if isinstance(value, ast.Attribute) and value.attr == "shape" else None
-
-
-def _held(names: Any, text: str) -> object:
-    root, *rest = text.split(".")
-    value = names.get(root)
-    for name in rest:
-        value = getattr(value, name, None) if name.isidentifier() else None
-    return value
+        return value.func.value
+    return value.value if isinstance(value, ast.Attribute) and value.attr == "shape" else None
 
 
 def _operand(facts: FailureFacts, tensor: torch.Tensor, name: str) -> Operand:
@@ -108,15 +89,8 @@ def _operand(facts: FailureFacts, tensor: torch.Tensor, name: str) -> Operand:
 
 def _edits(facts: FailureFacts, x: Operand, many: int) -> list[Repair]:
     """Of the model's own input only: elsewhere it is not known which dimension was lost."""
-    own = next((name for name, tensor in facts.inputs if tensor is x.tensor), None)
-    if own is None:
-        return []
-    at = (
-        [operand.tensor for operand in facts.operands].index(x.tensor)
-        if any(operand.tensor is x.tensor for operand in facts.operands)
-        else None
-    )
-    if at is None:
+    at = next((at for at, operand in enumerate(facts.operands) if operand.tensor is x.tensor), None)
+    if at is None or all(tensor is not x.tensor for _, tensor in facts.inputs):
         return []
     found = replace(facts, op=None)
     edits: list[Repair] = []
@@ -192,7 +166,7 @@ def called(facts: FailureFacts, site: EditSite, node: ast.expr) -> str | None:
     """The path of the module that the expression calls."""
     if not isinstance(node, ast.Call):
         return None
-    module = _held(site.names, dotted(node.func))
+    module = value_named(node.func, site.names)
     return next((path for path, one in facts.modules.items() if one is module), None)
 
 
@@ -215,31 +189,34 @@ def tuples(facts: FailureFacts) -> Diagnosis | None:
         return None
     given = facts.call.args[0] if facts.call is not None and facts.call.args else None
     what = f"a {found['kind']}"
-    makers = [path for path, one in facts.modules.items() if isinstance(one, (torch.nn.RNNBase, torch.nn.MultiheadAttention))]
+    first = itemgetter(0), "only the output"
+    makers = [path for path, one in facts.modules.items() if isinstance(one, _RETURN_TUPLES)]
     if parts := _parts(given):
         shapes = ", ".join(f"`{name}` {shape(tuple(part.shape))}" for name, part in list(parts.items())[:4])
-        return Diagnosis(f"{facts.who} expects a tensor, gets {what}, which holds {shapes}", tuple(_one_of(facts, given, parts)))
+        written = {name: f".{name}" if getattr(given, name, None) is part else f"[{name!r}]" for name, part in parts.items()}
+        ways = [(text, itemgetter(name), shape(tuple(parts[name].shape))) for name, text in written.items()]
+        return Diagnosis(f"{facts.who} expects a tensor, gets {what}, which holds {shapes}", tuple(_taken(facts, *ways)))
     if isinstance(given, tuple) and isinstance(values := getattr(given, "values", None), torch.Tensor):  # as of `torch.max` along one
         what = f"two tensors: `values` of {shape(tuple(values.shape))} and their `indices`"
-        return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_first_of(facts, ".values")))
+        return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_taken(facts, (".values", *first))))
     if isinstance(given, tuple) and given and not makers and all(isinstance(one, torch.Tensor) for one in given):
         what = f"a tuple of {' and '.join(shape(tuple(one.shape)) for one in given[:3])}"
-        return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_first_of(facts)))
+        return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_taken(facts, ("[0]", *first))))
     if not isinstance(given, tuple) or not makers:
         return Diagnosis(f"{facts.who} expects a tensor, gets {what}")
     rest = "state" if isinstance(facts.modules[makers[-1]], torch.nn.RNNBase) else "weights"
     what = f"a tuple, as `{makers[-1]}` returns it: (output, {rest})"
-    return Diagnosis(f"{facts.who} expects a tensor, gets {what}", (*_first_of(facts), *_hooked(facts, makers[-1])))
+    return Diagnosis(f"{facts.who} expects a tensor, gets {what}", (*_taken(facts, ("[0]", *first)), *_hooked(facts, makers[-1])))
 
 
-def _first_of(facts: FailureFacts, taken: str = "[0]") -> list[Repair]:
-    """The first of the tuple, in the user's call."""
+def _taken(facts: FailureFacts, *ways: tuple[str, Callable[[Any], Any], str]) -> list[Repair]:
+    """Each of these parts of what is given, as (what is written behind it, what takes it, why), in the user's call."""
     site, call = facts.site, facts.written_call
     if site is None or facts.path is None or call is None or not call.args or isinstance(call.args[0], ast.Starred):
         return []
-    code = site.changed(call.args[0], lambda text: f"{text}{taken}")
-    first = CallEdit(facts.path, site, lambda args, kwargs: ((args[0][0], *args[1:]), kwargs))
-    return [Repair(code, "only the output", 2, calls=(first,))]
+    edits = [CallEdit(facts.path, site, partial(_with_part, take)) for _, take, _ in ways]
+    codes = [site.changed(call.args[0], f"{{}}{behind}".format) for behind, _, _ in ways]
+    return [Repair(code, why, 2 + at, calls=(edit,)) for at, (code, edit, (_, _, why)) in enumerate(zip(codes, edits, ways, strict=True))]
 
 
 def _hooked(facts: FailureFacts, maker: str) -> list[Repair]:
@@ -261,19 +238,5 @@ def _parts(given: object) -> dict[str, torch.Tensor]:
     return {key: value for key, value in given.items() if isinstance(key, str) and isinstance(value, torch.Tensor)}
 
 
-def _one_of(facts: FailureFacts, given: object, parts: Mapping[str, torch.Tensor]) -> list[Repair]:
-    """Each of its tensors, in the user's call."""
-    site, call = facts.site, facts.written_call
-    if site is None or facts.path is None or call is None or not call.args or isinstance(call.args[0], ast.Starred):
-        return []
-    edits = []
-    for rank, (name, part) in enumerate(parts.items()):
-        written = "{}." + name if getattr(given, name, None) is part else "{}[" + repr(name) + "]"
-        code = site.changed(call.args[0], written.format)
-        taken = CallEdit(facts.path, site, partial(_with_part, name))
-        edits.append(Repair(code, shape(tuple(part.shape)), 2 + rank, calls=(taken,)))
-    return edits
-
-
-def _with_part(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    return (args[0][name], *args[1:]), kwargs
+def _with_part(take: Callable[[Any], Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return (take(args[0]), *args[1:]), kwargs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,10 +19,7 @@ from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.size_history import (
     channels_first,
     comes_from,
-    features_last,
     maker,
-    makers,
-    of_inputs,
     steps,
 )
 
@@ -31,10 +27,6 @@ _IMAGES = 4
 """Dimensions."""
 _CONVOLUTIONS: dict[int, Any] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 """By the dimensions of what they take."""
-_DEEP = 2
-"""Layers of a long way that make a short one worth a layer of its own; a single one would be made to fit."""
-_NEXT_LEVEL = 1.5
-"""How many times larger a picture of another level is, at least."""
 
 
 def strided(facts: FailureFacts, one: Operand, other: Operand) -> list[Repair]:
@@ -50,38 +42,6 @@ def strided(facts: FailureFacts, one: Operand, other: Operand) -> list[Repair]:
     return rebuilt_module(module, step.module, stride=module.stride[0] * ratio, rank=5, why="the stride of the other path")
 
 
-def from_another_level(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
-    """The one other picture among the user's variables that has the wanted shape: a skip connection from the wrong level."""
-    one, site = facts.operands[at], facts.site
-    if (
-        len(one.sizes) != _IMAGES
-        or len(other.sizes) != _IMAGES
-        or site is None
-        or facts.op is None
-        or not facts.direct
-        or not of_inputs(one.made)
-    ):
-        return []
-    if one.sizes[1] == other.sizes[1] and is_rounded(one, other):
-        return []
-    found = {
-        name: value
-        for name, value in site.names.items()
-        if isinstance(value, torch.Tensor) and tuple(value.shape) == other.sizes and value is not other.tensor and name.isidentifier()
-    }
-    if len(found) != 1 or one.name not in site.names:
-        return []
-    name, value = found.popitem()
-    change = ValueChange(lambda _: name, lambda tensor: tensor.new_zeros(value.shape))
-    return on_operand(facts, at, change, rank=rank, why=f"`{name}` is {shape(other.sizes)}")
-
-
-def is_rounded(one: Operand, other: Operand) -> bool:
-    """Whether they are as wide as each other but for the rounding of an odd size."""
-    pairs = zip(one.sizes[2:], other.sizes[2:], strict=True)
-    return all(max(pair) < _NEXT_LEVEL * min(pair) for pair in pairs)
-
-
 def projected(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
     """The short way of a residual block, through a convolution of one pixel that changes channels and size.
 
@@ -91,10 +51,6 @@ def projected(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[R
     if one.made is None or len(one.sizes) != len(other.sizes) or not comes_from(other.made, one.made):
         return []
     convolution = _CONVOLUTIONS.get(len(one.sizes)) if channels_first(other.made) else None
-    if convolution is None and len(one.sizes) in {2, 3} and one.sizes[:-1] == other.sizes[:-1] and one.sizes[-1] != 1:
-        if not features_last(other.made) or len(list(itertools.takewhile(lambda step: step is not one.made, makers(other.made)))) < _DEEP:
-            return []
-        return _through(facts, at, nn.Linear(one.sizes[-1], other.sizes[-1], device="meta"), other, rank)
     if convolution is None or one.sizes[0] != other.sizes[0] or one.sizes[1] == other.sizes[1]:
         return []
     strides = {-(-here // there) for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True) if there}
@@ -142,7 +98,7 @@ def resized(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Rep
     if len(one.sizes) != _IMAGES or len(other.sizes) != _IMAGES or one.sizes[:2] != other.sizes[:2] or not one.tensor.is_floating_point():
         return []
     return on_operand(
-        facts, at, interpolated(other.name, other.sizes), rank=rank, why=f"{shape(one.sizes[2:])} becomes {shape(other.sizes[2:])}"
+        facts, at, interpolated(size_of(other), other.sizes), rank=rank, why=f"{shape(one.sizes[2:])} becomes {shape(other.sizes[2:])}"
     )
 
 
@@ -202,9 +158,14 @@ def stretched(facts: FailureFacts, one: Operand, other: Operand, *, rank: int = 
     return [functools.reduce(together, edits)] if edits and not short else []
 
 
-def interpolated(other: str, sizes: tuple[int, ...]) -> ValueChange:
-    """As high and wide as another tensor, whose name is `other`."""
+def size_of(picture: Operand) -> str:
+    """Its height and width, as they are written."""
+    return f"{picture.name}.shape[2:]" if picture.name else str(picture.sizes[2:])
+
+
+def interpolated(size: str, sizes: tuple[int, ...], mode: str = "nearest") -> ValueChange:
+    """As high and wide as something of these sizes, which is written as `size`."""
+    shown = "" if mode == "nearest" else f", mode={mode!r}"
     return ValueChange(
-        lambda x: f"F.interpolate({x}, size={f'{other}.shape[2:]' if other else sizes[2:]})",
-        lambda tensor: functional.interpolate(tensor, size=sizes[2:]),
+        lambda x: f"F.interpolate({x}, size={size}{shown})", lambda tensor: functional.interpolate(tensor, size=sizes[2:], mode=mode)
     )

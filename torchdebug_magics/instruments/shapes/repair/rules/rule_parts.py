@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
@@ -66,10 +67,8 @@ def reorder(order: tuple[int, ...]) -> ValueChange:
 
 def anywhere(facts: FailureFacts, at: int, change: ValueChange, *, rank: int, why: str = "", owned: bool = False) -> list[Repair]:
     """The operand changed where the op or module takes it, or in the user's call around that, of which it is an argument."""
-    operand = facts.operands[at]
-    passed_on = any(one.tensor is operand.tensor for _, one in facts.outer)
     edits = on_operand(facts, at, change, rank=rank, why=why, owned=owned)
-    return edits or (in_outer_call(facts, operand, change, rank=rank, why=why) if passed_on else [])
+    return edits or _in_outer_call(facts, facts.operands[at].tensor, change, rank=rank, why=why)
 
 
 def reordered(facts: FailureFacts, at: int, dim: int, size: int, *, rank: int = 5, batched: bool = False) -> list[Repair]:
@@ -150,6 +149,13 @@ def _parts(made: Made | None, size: int, whole: int) -> int:
     return 0
 
 
+def elements(call: ast.Call) -> list[ast.expr]:
+    """The parts of a call that are its sizes, one by one or in a tuple; none where some are unpacked."""
+    first = call.args[0] if len(call.args) == 1 else None
+    parts = first.elts if isinstance(first, (ast.Tuple, ast.List)) else call.args
+    return [] if any(isinstance(part, ast.Starred) for part in parts) else parts
+
+
 def clashes(a: tuple[int, ...], b: tuple[int, ...]) -> list[int]:
     """Where two shapes do not broadcast, counted from the end: -1 is the last dimension."""
     pairs = zip(reversed(a), reversed(b), strict=False)
@@ -185,9 +191,9 @@ def rewritten(
     return [Repair(code, why, rank, ops=(OpEdit(facts.site, facts.op, run),))]
 
 
-def in_outer_call(facts: FailureFacts, operand: Operand, change: ValueChange, *, rank: int = 10, why: str = "") -> list[Repair]:
+def _in_outer_call(facts: FailureFacts, tensor: torch.Tensor, change: ValueChange, *, rank: int, why: str) -> list[Repair]:
     """The same tensor, changed in the user's call of a module around the failing one."""
-    key = next((key for key, one in facts.outer if one.tensor is operand.tensor or _is_made_of(operand, one)), None)
+    key = next((key for key, given in facts.outer if given is tensor), None)
     site = facts.site
     call = site.expression if site is not None else None
     if key is None or site is None or not isinstance(call, ast.Call) or any(isinstance(argument, ast.Starred) for argument in call.args):
@@ -200,10 +206,6 @@ def in_outer_call(facts: FailureFacts, operand: Operand, change: ValueChange, *,
         return args, {**kwargs, key: change.apply(kwargs[key])}
 
     return [] if node is None else [Repair(site.changed(node, change.text), why, rank, calls=(CallEdit(facts.outer_path, site, changed),))]
-
-
-def _is_made_of(operand: Operand, one: Operand) -> bool:
-    return one.made is not None and any(step is one.made and step.shape == operand.sizes for step in steps(operand.made))
 
 
 def wrapped(facts: FailureFacts, change: ValueChange, back: ValueChange, *, rank: int = 10, why: str = "") -> list[Repair]:

@@ -13,7 +13,7 @@ from torchdebug_magics.instruments.shapes.repair.rebuild import arguments
 from torchdebug_magics.instruments.shapes.repair.rules import candidates, other_calls
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, squeezed, with_size
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, anywhere, gets, named, producer_edits, told
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, gets, named, producer_edits, told
 from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, is_flattened, of_inputs, product
 
 _NOUNS = {
@@ -101,12 +101,8 @@ def _counted(local: LocalCall, mismatch: Mismatch, argument: str) -> Diagnosis:
     fit = (got, wanted) if dim == -1 and (product(x.made, got, dim) or is_flattened(x.made)) else None
     if before := earlier(facts, x, wanted, dim):
         edits = with_size(facts, before, wanted, argument) if dim == -1 else before.edits
-        return Diagnosis(
-            sentence + before.words,
-            edits or tuple(candidates.for_size(local, mismatch) if before.size else ()),
-            x,
-            fit if before.fits else None,
-        )
+        edits = edits or tuple(candidates.for_size(local, mismatch))
+        return Diagnosis(sentence + before.words, edits, x, fit if before.fits else None)
     if dim < -1 and not channels_first(x.made) and x.sizes[-1] == wanted:
         sentence += f": its channels are last in {shape(x.sizes)}"
     elif dim == -many < -1:
@@ -152,15 +148,10 @@ def _laid_out(local: LocalCall) -> Diagnosis | None:
     said: tuple[int, list[Sizes]] | None = None
     for at in reversed(range(len(local.operands))):
         x = local.operands[at]
-        columns = [*candidates.steps_of_columns(local, at)]
-        changes = [*(change for change, _, __ in candidates.layouts(x.sizes)), *(change for change, _ in columns)]
+        changes = [change for change, _, __ in candidates.layouts(x.sizes)]
         shapes = [candidates.shape_of(x, change) for change in changes if local.gives({at: change.apply}) is not None]
-        own = [
-            *candidates.relaid(local, at, later=0 if said is None else 1),
-            *candidates.lifted(local, at),
-            *candidates.other_kind(local, at),
-            *(edit for change, why in columns for edit in anywhere(facts, at, change, rank=2, why=why)),
-        ]
+        relaid = candidates.relaid(local, at, later=0 if said is None else 1)
+        own = [*relaid, *candidates.lifted(local, at), *candidates.other_kind(local, at)]
         edits += own
         said = (at, shapes) if said is None and (shapes or own) else said
     if said is None and not edits:

@@ -16,8 +16,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, counted, created, shortened
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
-from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, named, producer_edits, told
 from torchdebug_magics.instruments.shapes.repair.size_history import maker, of_inputs
 
 _OPS = frozenset(
@@ -37,13 +36,6 @@ def subscript(facts: FailureFacts) -> Diagnosis | None:
     text = f"`{facts.site.text}`" if facts.site is not None and facts.direct and facts.site.text else "the subscript"
     if len(facts.args) > 2 and (found := _assigned(facts, text, x)):
         return found
-    floats = [at for at, one in enumerate(facts.operands) if at and one.tensor.is_floating_point()]
-    if floats and "indices" in facts.text:
-        one = facts.operands[floats[0]]
-        edits = on_operand(facts, floats[0], method("long"), rank=2, why="indices are int64")
-        return Diagnosis(
-            f"{text} indexes with {named(one, 'a tensor')}, which is {short_dtype(one)}: indices must be integers", tuple(edits), one
-        )
     if "too many indices" in facts.text:
         given = facts.args[1] if len(facts.args) > 1 else ()
         many = sum(one is not None and one is not Ellipsis for one in given) if isinstance(given, tuple) else 1
@@ -57,9 +49,6 @@ def subscript(facts: FailureFacts) -> Diagnosis | None:
         return Diagnosis(f"{text} indexes {many} dimensions, and {told(x)} has {len(x.sizes)}{words}", (*before, *edits), x)
     if "out of bounds" in facts.text or "out of range" in facts.text:
         return _bounds(facts, text, x)
-    if "The shape of the mask" in facts.text or ("mask" in facts.text and len(facts.operands) > 1):
-        mask = facts.operands[1]
-        return Diagnosis(f"{text}: the mask of {shape(mask.sizes)} does not fit {told(x)}", (), mask)
     return None
 
 
@@ -101,8 +90,7 @@ def _bounds(facts: FailureFacts, text: str, x: Operand) -> Diagnosis:
         return Diagnosis(sentence, (*_directions(facts, x, dim, position), *_last(facts, position, size)), x)
     if beyond := _beyond_rows(facts, text, x):
         return beyond
-    values = _values(facts, facts.operands[1]) if len(facts.operands) > 1 else ""
-    return Diagnosis(f"{text} selects a position that {told(x)} does not have{values}", (), x)
+    return Diagnosis(f"{text} selects a position that {told(x)} does not have", (), x)
 
 
 def _beyond_rows(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None:
@@ -120,7 +108,7 @@ def _beyond_rows(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None
     if found is not None and found.many > size:
         sentence += f"; `{found.op}` returns one of {found.many}{f' {found.source}' if found.source else ''}"
     many = max(wrong + 1, found.many if found is not None else 0)
-    edits = [*fitted(facts, x, size, many, rank=6), *parameter_edit(x, (many, *x.sizes[1:]), rank=12)] if wrong >= 0 else []
+    edits = parameter_edit(x, (many, *x.sizes[1:]), rank=12) if wrong >= 0 else []
     return Diagnosis(sentence, (*edits, *(shortened(facts, many, size) if not of_inputs(x.made) else ())), index)
 
 
@@ -143,7 +131,7 @@ def _last(facts: FailureFacts, position: int, size: int) -> list[Repair]:
         return []
     new = copy.deepcopy(node)
     parts = new.slice.elts if isinstance(new.slice, ast.Tuple) else [new.slice]
-    places = list(given) if isinstance(given, tuple) else [given]
+    places = given if isinstance(given, tuple) else (given,)
     at = [index for index, one in enumerate(places) if type(one) is int and one == position]
     if len(at) != 1 or len(parts) != len(places):
         return []
@@ -151,7 +139,7 @@ def _last(facts: FailureFacts, position: int, size: int) -> list[Repair]:
     parts[at[0]] = ast.BinOp(parts[at[0]], ast.Sub(), ast.Constant(1)) if computed else ast.UnaryOp(ast.USub(), ast.Constant(1))
     if not isinstance(new.slice, ast.Tuple):
         new.slice = parts[0]
-    index = tuple(-1 if place == at[0] else one for place, one in enumerate(given)) if isinstance(given, tuple) else -1
+    index = (*places[: at[0]], -1, *places[at[0] + 1 :])
     run = OpEdit(site, "__getitem__", lambda func, args, _: func(args[0], index))
     return [Repair(ast.unparse(new), f"the last one: positions start at 0, and the last of {size} is {size - 1}", 8, ops=(run,))]
 
@@ -167,18 +155,6 @@ def _beyond(given: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[int, int] |
                 return dim, one
             dim += 1
     return None
-
-
-def _values(facts: FailureFacts, one: Operand) -> str:
-    values = facts.values(one.tensor)
-    if values is None or not values.numel() or values.is_floating_point():
-        return ""
-    return f": {named(one, 'the index')} holds {int(values.min())} to {int(values.max())}"
-
-
-def index(facts: FailureFacts) -> Diagnosis | None:
-    """``x.gather(1, picked)`` and its like."""
-    return _op(facts) if facts.op in _OPS and facts.operands else None
 
 
 def _added(facts: FailureFacts, x: Operand, dim: Any) -> Diagnosis | None:
@@ -228,16 +204,14 @@ def _spread_change(index: tuple[slice | None, ...], sizes: list[int], source: Op
     return ValueChange(lambda x: f"{x}{lift}{grow}", lambda one: one[index].expand(sizes))
 
 
-def _op(facts: FailureFacts) -> Diagnosis | None:
+def index(facts: FailureFacts) -> Diagnosis | None:
+    """``x.gather(1, picked)`` and its like."""
+    if facts.op not in _OPS or not facts.operands:
+        return None
     x = facts.operands[0]
     at = next((at for at, one in enumerate(facts.operands) if at and one.tensor.dtype in {torch.int64, torch.int32}), None)
     if at is None:
-        at = next((at for at in range(1, len(facts.operands))), None)
-        if at is None or ("int64" not in facts.text and "Long" not in facts.text and "index" not in facts.text):
-            return None
-        one = facts.operands[at]
-        casts = on_operand(facts, at, method("long"), rank=2, why="indices are int64")
-        return Diagnosis(f"`{facts.op}` expects an integer index, and {named(one, 'it')} is {short_dtype(one)}", tuple(casts), one)
+        return None
     one = facts.operands[at]
     dim = facts.argument(1, "dim", 0)
     if isinstance(dim, int) and x.sizes and not -len(x.sizes) <= dim < len(x.sizes):

@@ -10,17 +10,13 @@ from typing import Any
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import number_named
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
-from torchdebug_magics.instruments.shapes.repair.rules.earlier import channels_last
 from torchdebug_magics.instruments.shapes.repair.rules.residual import padded
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, producer_edits, rewritten, told
-from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
-from torchdebug_magics.instruments.shapes.repair.size_history import channels_first, of_inputs, steps
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, elements, producer_edits, rewritten, told
+from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.probing.source.syntax import as_atom, expression
 
-_RGB = 3
 _COMPUTED = 10
 """How much less likely a size is the wrong one, where it is computed."""
 _VIEWS = frozenset({"view", "reshape", "view_as", "reshape_as", "unflatten"})
@@ -51,20 +47,17 @@ def view(facts: FailureFacts) -> Diagnosis | None:
         sentence = f"{text} cannot reshape {shape(x.sizes)}: {whole}, not divisible by {factors}"
     else:
         sentence = f"{text} cannot reshape {shape(x.sizes)}: {whole}, not {known:,}"
-    if left := leaves_rest(facts):
-        return Diagnosis(
-            f"{text} cannot split {shape(x.sizes)}: {left}", channels_last(x.made) if _is_channels_first(x) else (), x, rounded=x.is_input
-        )
     if split := _split(x, wanted):
         size, into = split
         sentence = f"{text} cannot split {size} into {shape(into)} = {math.prod(into)}: {told(x)}"
-        edits = [*other_heads(facts, size, into), *_sizes(facts, x, wanted), *producer_edits(facts, x, size, math.prod(into), rank=12)]
-        return Diagnosis(sentence, tuple(edits), x)
-    if not of_inputs(x.made) and -1 not in wanted and x.sizes[-1] != wanted[-1]:  # a table
-        edits = [*fitted(facts, x, x.sizes[-1], wanted[-1], rank=6), *_sizes(facts, x, wanted)]
+        edits = other_heads(facts, size, into)
+        if not _is_divided(facts):
+            edits += [*_sizes(facts, x, wanted), *producer_edits(facts, x, size, math.prod(into), rank=12)]
         return Diagnosis(sentence, tuple(edits), x)
     edits = _padded_to(facts, x, wanted) or _sizes(facts, x, wanted)
-    return Diagnosis(sentence, tuple(edits), x, (math.prod(x.sizes[1:]), _per_row(wanted)))
+    if x.is_input and -1 not in wanted:
+        return Diagnosis(sentence, tuple(edits), x, rounded=True)
+    return Diagnosis(sentence, tuple(edits), x, (math.prod(x.sizes[1:]), math.prod(size for size in wanted[1:] if size != -1)))
 
 
 def _padded_to(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> list[Repair]:
@@ -73,11 +66,6 @@ def _padded_to(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> list
     if spatial not in {2, 3} or len(wanted) < len(x.sizes) or any(one < 1 for one in wanted[-spatial:]):
         return []
     return padded(facts, x, replace(x, tensor=torch.empty((*x.sizes[:2], *wanted[-spatial:]), device="meta")))
-
-
-def _is_channels_first(x: Operand) -> bool:
-    """Whether it is a picture as a convolution returns it, or an input that looks like one."""
-    return channels_first(x.made) or (x.is_input and x.sizes[1:2] in {(1,), (_RGB,)} and len(set(x.sizes[2:])) == 1)
 
 
 def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
@@ -90,12 +78,7 @@ def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] |
     return x.sizes[before], into
 
 
-def _per_row(wanted: tuple[int, ...]) -> int:
-    return math.prod(one for one in wanted[1:] if one != -1)
-
-
 def _turner(x: Operand) -> str:
-
     turns = ("transpose", "permute", "t", "mT", "T", "__getitem__", "expand", "swapaxes", "movedim", "flip")
     return next((step.op.strip("_") for step in steps(x.made) if step.op in turns), "an op before")
 
@@ -167,11 +150,16 @@ def _made_to_fit(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> li
     return edits
 
 
+def _is_divided(facts: FailureFacts) -> bool:
+    """Whether a size is a quotient, such as ``c // self.heads``: what leaves a rest is as wide as it is meant to be."""
+    nodes = elements(facts.written_call) if facts.written_call is not None else []
+    return any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv) for node in nodes)
+
+
 def _is_computed(facts: FailureFacts, at: int) -> bool:
     """Whether the size is an expression, such as ``5 + self.classes``: what the model is to have, and no slip of a number."""
     call = facts.site.expression if facts.site is not None else None
-    nodes = call.args if isinstance(call, ast.Call) else []
-    nodes = nodes[0].elts if len(nodes) == 1 and isinstance(nodes[0], (ast.Tuple, ast.List)) else nodes
+    nodes = elements(call) if isinstance(call, ast.Call) else []
     return at < len(nodes) and isinstance(nodes[at], ast.BinOp)
 
 
@@ -195,14 +183,11 @@ def _with_sizes(facts: FailureFacts, sizes: tuple[int, ...], *, rank: int, text:
 
 def _call_with(call: ast.Call, sizes: tuple[int, ...]) -> str:
     """The same call with other sizes; those that stay are written as they were."""
-    new = [expression(str(size)) for size in sizes]
-    old: list[ast.expr] = list(call.args)
-    if len(old) == 1 and isinstance(old[0], (ast.Tuple, ast.List)):
-        inner = [was if _same(was, size) else one for was, one, size in zip(old[0].elts, new, sizes, strict=False)]
-        return ast.unparse(ast.Call(call.func, [ast.Tuple(inner, ast.Load())], [])) if len(inner) == len(sizes) else ""
+    old = elements(call)
     if len(old) != len(sizes):
         return ""
-    return ast.unparse(ast.Call(call.func, [was if _same(was, size) else one for was, one, size in zip(old, new, sizes, strict=True)], []))
+    new = [was if _same(was, size) else expression(str(size)) for was, size in zip(old, sizes, strict=True)]
+    return ast.unparse(ast.Call(call.func, new if old is call.args else [ast.Tuple(new, ast.Load())], []))
 
 
 def _same(node: ast.expr, size: int) -> bool:
@@ -217,8 +202,9 @@ def other_heads(facts: FailureFacts, size: int, into: tuple[int, ...]) -> list[R
         return []
     path = next((path for path, one in facts.modules.items() if one is facts.site.names.get("self")), "")
     own: dict[str, Any] = vars(facts.modules[path]) if path in facts.modules else {}
-    nodes = [node for argument in call.args for node in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else [argument])]
-    named = [node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in own]
+    named = [
+        node.attr for node in elements(call) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in own
+    ]
     numbers = [own[name] for name in named]
     if len(set(named)) != 2 or len(named) != 2 or not all(type(number) is int and number in into for number in numbers):
         return []
@@ -233,22 +219,3 @@ def other_heads(facts: FailureFacts, size: int, into: tuple[int, ...]) -> list[R
         code = "\n".join(f"{as_typed(path)}.{name} = {number}" for name, number in new.items())
         edits.append(Repair(code, f"{many} divides {size}, and {heads} does not", 10 + rank, attributes={path: new}))
     return edits
-
-
-def leaves_rest(facts: FailureFacts) -> str:
-    """``c // self.heads`` among the sizes, which leaves a rest."""
-    call = facts.written_call
-    if facts.site is None or call is None:
-        return ""
-    for part in (part for argument in call.args for part in ast.walk(argument)):
-        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.FloorDiv):
-            size, by = (number_named(one, facts.site.names) for one in (part.left, part.right))
-            if size is not None and by and size < by:
-                return f"`{ast.unparse(part)}` is {size} // {by}, which is 0"
-            if size is not None and by and size % by:
-                fits = [
-                    max(number for number in range(1, by) if not size % number),
-                    min(number for number in range(by, size + 1) if not size % number),
-                ]
-                return f"`{ast.unparse(part)}` is {size} // {by}, with a remainder of {size % by}; {fits[0]} and {fits[1]} divide {size}"
-    return ""
