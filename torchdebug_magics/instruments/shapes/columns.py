@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import Format, listed, shape
@@ -105,14 +104,13 @@ _ALSO = {
 }
 
 
-def layout(*, columns: str = "", sort: str = "", **options: Any) -> Layout:
+def layout(*, depth: int | None = None, columns: str = "", sort: str = "", plot: bool = False, **_: object) -> Layout:
     """From the options of the magic; the columns by their own names."""
-    depth = options.get("depth")
-    if isinstance(depth, int) and depth < 0:
+    if depth is not None and depth < 0:
         msg = f"--depth must be 0 or more, not {depth}: 0 shows the model alone"
         raise TorchDebugError(msg)
-    asked = Layout.of(columns=columns, sort=sort, **options)
-    return replace(asked, columns=tuple(map(column_named, asked.columns)), sort=column_named(sort) if sort else "")
+    named = tuple(map(column_named, columns.replace(",", " ").split()))
+    return Layout(depth=depth, columns=named, sort=column_named(sort) if sort else "", plot=plot)
 
 
 def column_named(word: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import CodeType
 from typing import NamedTuple
 
@@ -40,18 +41,15 @@ def explained(seen: Seen) -> Failure:
 def diagnosed(facts: FailureFacts, error: BaseException, *, reached: int = 0, trials: Trials | None = None) -> Failure:
     """Build the failure from these facts, with the text of `error`. Without `trials` the fixes are not tried."""
     found = diagnosis(facts)
-    return Failure(
-        module=facts.path,
+    failure = refusal(
+        facts.error,
+        found.sentence,
         op=facts.op,
-        location=place(facts.error),
-        underlined=underlined(facts.error),
-        operand_shapes=tuple(operand.sizes for operand in facts.operands),
-        operand_names=tuple(operand.name for operand in facts.operands),
-        explanation=found.sentence,
+        sizes=[operand.sizes for operand in facts.operands],
+        names=tuple(operand.name for operand in facts.operands),
         fixes=_fixes(facts, found, reached, trials),
-        error=f"{type(error).__name__}: {error}",
-        chain=chain(_history(facts, found)),
     )
+    return replace(failure, module=facts.path, error=f"{type(error).__name__}: {error}", chain=chain(_history(facts, found)))
 
 
 def refusal(
@@ -136,12 +134,13 @@ def _history(facts: FailureFacts, found: Diagnosis) -> Made | None:
 
 def chain(made: Made | None) -> tuple[Step, ...]:
     """The ops that computed a tensor, from the input on."""
-    return tuple(_step(step) for step in reversed(list(steps(made))))
-
-
-def _step(made: Made) -> Step:
-    line = made.line
-    where = location(line[0].co_filename, line[1], line[0].co_name) if line is not None else None
-    return Step(
-        op=made.op, module=made.module, input_shapes=tuple(sizes for sizes, _ in made.inputs), output_shape=made.shape, location=where
+    return tuple(
+        Step(
+            op=step.op,
+            module=step.module,
+            input_shapes=tuple(sizes for sizes, _ in step.inputs),
+            output_shape=step.shape,
+            location=location(step.line[0].co_filename, step.line[1], step.line[0].co_name) if step.line is not None else None,
+        )
+        for step in reversed(list(steps(made)))
     )

@@ -47,7 +47,7 @@ def examine_model(
 ) -> Examined:
     """The report on ``model(*args, **keywords)``; a tuple of sizes stands for a tensor. The model is left exactly as it was.
 
-    Further options are those of `Layout.of`. Raises `TorchDebugError` where the first value is no module. A forward that fails does not
+    Further options are those of `layout`. Raises `TorchDebugError` where the first value is no module. A forward that fails does not
     raise: see ``report.failure``.
     """
     if not isinstance(model, torch.nn.Module):

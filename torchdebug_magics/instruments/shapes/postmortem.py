@@ -54,8 +54,10 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
 def _of_model(called: Called, error: Exception, layout: Layout) -> ShapesReport | None:
     """The report on the call of a model, made again without data."""
     seen = see(called.model, called.args, called.kwargs, site=called.site)
-    if seen.error is None or not (_is_of_compiler(error) or _is_same(seen, error)):
+    if seen.error is None or seen.run.error is None:
         return None
+    if not _is_of_compiler(error) and _deepest(seen.run.error) != _deepest(error):
+        return None  # the call on fakes did not fail where the real one did
     seen.notes.append("read from the error of the previous cell; the cell was not run again")
     return _in_the_words_of(error, tabulated(seen, layout))
 
@@ -107,11 +109,6 @@ def _user_line(error: BaseException) -> tuple[str, int] | None:
     """The innermost line of the user's."""
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     return lines[-1] if lines else None
-
-
-def _is_same(seen: Seen, error: BaseException) -> bool:
-    """Whether the call on fakes failed where the real one did."""
-    return seen.run.error is not None and _deepest(seen.run.error) == _deepest(error)
 
 
 def _is_of_compiler(error: BaseException) -> bool:

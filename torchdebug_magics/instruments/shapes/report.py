@@ -194,11 +194,6 @@ class Layout:
     sort: str = ""
     plot: bool = False
 
-    @classmethod
-    def of(cls, *, depth: int | None = None, columns: str = "", sort: str = "", plot: bool = False, **_: object) -> Layout:
-        """Read the options of the magic."""
-        return cls(depth=depth, columns=tuple(columns.replace(",", " ").split()), sort=sort, plot=plot)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShapesReport(Report):
@@ -265,7 +260,8 @@ class ShapesReport(Report):
         if self.mode == "params":
             return f"{size}, {plural(len(self.rows), 'module')}; {self.advice}"
         ends = f", {self.inputs} → {_outputs(self.rows)}" if self.inputs else ""
-        return f"{size}{ends}, {self.cost}{_idle(self.unused)}"
+        idle = f"; never called: {listed([f'`{path}`' for path in self.unused])}" if self.unused else ""
+        return f"{size}{ends}, {self.cost}{idle}"
 
     @property
     def title(self) -> str:
@@ -316,12 +312,6 @@ def _failed(failure: Failure) -> str:
 
 def _quoted(failure: Failure) -> str:
     return f": `{failure.location.source}`" if failure.location is not None and failure.location.source else ""
-
-
-def _idle(unused: tuple[str, ...]) -> str:
-    if not unused:
-        return ""
-    return f"; never called: {listed([f'`{path}`' for path in unused])}"
 
 
 def _outputs(rows: tuple[Row, ...]) -> str:

@@ -37,12 +37,9 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
         model=type(seen.model).__name__,
         inputs=str(seen.run.given),
         rows=run.calls.rows() + further,
-        total_flops=run.flops,
-        uncounted_ops=run.formulas.names(),
+        **_counted(run),
         unchecked_ops=run.unchecked if seen.error is None else (),
         checked_ops=run.checked,
-        **_held(run.parameters, run.has_shared_flops),
-        activation_bytes=run.saved_bytes,
         unused=unused,
         mode=seen.mode,
         failure=failure,
@@ -76,19 +73,22 @@ def of_cell(watched: WatchedForward, layout: Layout, failure: Failure | None, gu
         notes=(*guard.notes, *notes),
         model=", ".join(names),
         rows=watched.calls.rows(),
-        total_flops=watched.flops,
-        uncounted_ops=watched.formulas.names(),
-        **_held(watched.parameters, watched.has_shared_flops),
-        activation_bytes=watched.saved_bytes,
+        **_counted(watched),
         mode="real",
         failure=failure,
         layout=layout,
     )
 
 
-def _held(parameters: Parameters, has_shared_flops: bool = False) -> dict[str, Any]:
+def _counted(run: Forward | WatchedForward) -> dict[str, Any]:
+    """What the modules hold, computed and saved."""
+    held = _held(run.parameters)
+    flops = {"total_flops": run.flops, "uncounted_ops": run.formulas.names(), "activation_bytes": run.saved_bytes}
+    return {**held, **flops, "has_shared_flops": run.has_shared_flops and run.parameters.sharded_over > 1}
+
+
+def _held(parameters: Parameters) -> dict[str, Any]:
     """What the modules hold, and what of it is in this process."""
-    is_sharded = parameters.sharded_over > 1
     return {
         "total_params": parameters.total,
         "trainable_params": parameters.trainable,
@@ -96,8 +96,7 @@ def _held(parameters: Parameters, has_shared_flops: bool = False) -> dict[str, A
         "buffer_bytes": parameters.buffer_bytes,
         "param_bytes": parameters.bytes,
         "sharded_over": parameters.sharded_over,
-        "local_param_bytes": parameters.local_bytes if is_sharded else None,
-        "has_shared_flops": has_shared_flops and is_sharded,
+        "local_param_bytes": parameters.local_bytes if parameters.sharded_over > 1 else None,
     }
 
 
@@ -106,12 +105,6 @@ def params_only(model: torch.nn.Module, layout: Layout) -> ShapesReport:
     parameters = Parameters(model)
     rows = [row_of(path, module, parameters.take(path, module)) for path, module in named_followed(model)]
     return ShapesReport(model=type(model).__name__, rows=tuple(rows), **_held(parameters), mode="params", layout=layout)
-
-
-@dataclass(frozen=True)
-class _Limit:
-    size_bytes: int | None
-    name: str
 
 
 def needs(model: torch.nn.Module, parameters: Parameters, activation_bytes: int, inputs: Inputs) -> tuple[Need, ...]:
@@ -123,7 +116,7 @@ def needs(model: torch.nn.Module, parameters: Parameters, activation_bytes: int,
     return tuple(_need(name, tensors, parameters, activation_bytes, batch, limit) for name, tensors in _STATE.items())
 
 
-def _need(name: str, tensors: int, parameters: Parameters, activation_bytes: int, batch: int | None, limit: _Limit) -> Need:
+def _need(name: str, tensors: int, parameters: Parameters, activation_bytes: int, batch: int | None, limit: tuple[int | None, str]) -> Need:
     held_bytes = parameters.local_bytes + parameters.buffer_bytes
     state_bytes = tensors * parameters.trainable_bytes
     fixed_bytes = held_bytes + parameters.trainable_bytes + state_bytes
@@ -133,10 +126,10 @@ def _need(name: str, tensors: int, parameters: Parameters, activation_bytes: int
         gradients_bytes=parameters.trainable_bytes,
         optimizer_bytes=state_bytes,
         activations_bytes=activation_bytes,
-        limit_bytes=limit.size_bytes,
-        limit=limit.name,
+        limit_bytes=limit[0],
+        limit=limit[1],
         batch=batch,
-        largest_batch=_largest(fixed_bytes, activation_bytes, batch, limit.size_bytes),
+        largest_batch=_largest(fixed_bytes, activation_bytes, batch, limit[0]),
     )
 
 
@@ -152,18 +145,18 @@ def _batch(inputs: Inputs) -> int | None:
     return next((shape[0] for _, tensor in named_tensors(inputs.named_values()) if (shape := sizes(tensor))), None)
 
 
-def _limit(model: torch.nn.Module) -> _Limit:
-    """Of the device that the model is on; for one that is not on a GPU yet, of the first GPU there is, or of this machine."""
+def _limit(model: torch.nn.Module) -> tuple[int | None, str]:
+    """(bytes, whose) of the device that the model is on; for one that is not on a GPU yet, of the first GPU there is, or this machine."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if device.type == "cuda" and torch.cuda.is_initialized():
         properties = torch.cuda.get_device_properties(device)
-        return _Limit(int(properties.total_memory), str(properties.name))
+        return int(properties.total_memory), str(properties.name)
     with Gpus() as gpus:
         gpu = next(iter(gpus.read()), None)
     if gpu is not None:
-        return _Limit(gpu.total_bytes, gpu.name)
+        return gpu.total_bytes, gpu.name
     found = smallest_limit()
-    return _Limit(None, "") if found is None else _Limit(found.limit_bytes, found.whose)
+    return (None, "") if found is None else (found.limit_bytes, found.whose)
 
 
 def uncalled(model: torch.nn.Module, run: Forward) -> tuple[tuple[Row, ...], tuple[str, ...]]:

@@ -258,15 +258,10 @@ def totals_of(report: ShapesReport) -> list[tuple[str, str]]:
         found.append(("symbols", f"{fixed} are sizes of the input, such as `B` for the batch size"))
     if report.unused:
         found.append(("never called", f"{', '.join(f'`{path}`' for path in report.unused)}: the forward does not use their parameters"))
-    return [*found, ("method", f"{_HOW[report.mode]}{_unchecked(report.unchecked_ops)}{_checked(report.checked_ops)}")]
-
-
-def _unchecked(ops: Sequence[str]) -> str:
-    return f"; {', '.join(f'`{op}`' for op in ops)} may reject values, which only `--real` checks" if ops else ""
-
-
-def _checked(ops: Sequence[str]) -> str:
-    return f"; then once on real tensors, as {', '.join(f'`{op}`' for op in ops)} may reject values" if ops else ""
+    unchecked, checked = (", ".join(f"`{op}`" for op in ops) for ops in (report.unchecked_ops, report.checked_ops))
+    unchecked = f"; {unchecked} may reject values, which only `--real` checks" if unchecked else ""
+    checked = f"; then once on real tensors, as {checked} may reject values" if checked else ""
+    return [*found, ("method", f"{_HOW[report.mode]}{unchecked}{checked}")]
 
 
 def legend(report: ShapesReport, nodes: Sequence[Node]) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException
 
 from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
-from torchdebug_magics.instruments.shapes.follow.origins import Instead, Origins
+from torchdebug_magics.instruments.shapes.follow.origins import Origins
 from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
 from torchdebug_magics.instruments.shapes.follow.saved import Saved
 from torchdebug_magics.instruments.shapes.follow.seen import Failed, Forward
@@ -43,13 +43,13 @@ def forward(
     inputs: Inputs,
     fakes: Fakes | None,
     *,
-    instead: Instead | None = None,
+    instead: Callable[[Any], Any] | None = None,
     trial: bool = False,
     symbolic: bool = False,
 ) -> Forward:
     """Call ``model(*inputs.args, **inputs.kwargs)`` on fakes, or on real tensors where there are none.
 
-    ``instead`` replaces single functions by their number in the run. A trial prints nothing. In a `symbolic` one sizes may be symbols: they
+    ``instead`` gives what runs in the place of a function. A trial prints nothing. In a `symbolic` one sizes may be symbols: they
     are kept as such, and neither FLOPs are counted nor what a backward pass would need.
     """
     began, computing = time.monotonic(), time.thread_time()
@@ -124,8 +124,8 @@ def forward(
 def _checks(fakes: Fakes) -> Callable[..., None]:
     """What real ops refuse and fake ones let through."""
 
-    def check(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        check_dtypes(func, args, kwargs)
+    def check(func: Any, args: tuple[Any, ...], _: dict[str, Any]) -> None:
+        check_dtypes(func, args)
         check_bounds(fakes, func, args)
         check_strictly(fakes, func, args)
         check_kernels(fakes, func, args)

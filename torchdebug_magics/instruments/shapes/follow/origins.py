@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -43,15 +44,8 @@ _BY_INDEX = frozenset(
 _INDICES = frozenset([torch.int64, torch.int32])
 
 
-class Instead(Protocol):
-    """Which function runs as the op of a number: another one, or `func` itself. A dict by number is one."""
-
-    def get(self, number: int, func: Any, /) -> Any:
-        """What is called."""
-
-
 class Origins(TorchFunctionMode):
-    """Follows functions as the user calls them. `instead` may replace one call, by its number, with another function.
+    """Follows functions as the user calls them. `instead` gives what runs in the place of a function.
 
     Lines of the user's are looked for above the function of ours whose code is `below`: what called that asked for a report.
     """
@@ -59,7 +53,7 @@ class Origins(TorchFunctionMode):
     def __init__(
         self,
         calls: Calls,
-        instead: Instead | None = None,
+        instead: Callable[[Any], Any] | None = None,
         fakes: Fakes | None = None,
         below: CodeType | None = None,
         guard: Guard | None = None,
@@ -71,7 +65,7 @@ class Origins(TorchFunctionMode):
         self.unchecked: set[str] = set()
         """Ops that refuse some values, and ran on tensors whose values are not known."""
         self._calls = calls
-        self._instead: Instead = {} if instead is None else instead
+        self._instead = instead
         self._made: Any = WeakIdKeyDictionary()
         self.suspects = Suspects()
         self.count = 0
@@ -105,7 +99,8 @@ class Origins(TorchFunctionMode):
         self.count += 1
         number = self.count
         try:
-            out = self._instead.get(number, func)(*args, **kwargs)
+            run = func if self._instead is None else self._instead(func)
+            out = run(*args, **kwargs)
         except Exception as error:
             if self.failed is None or self.failed.error is not error:
                 self.failed = self._failed(func, name, number, args, kwargs, error)

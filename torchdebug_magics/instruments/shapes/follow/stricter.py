@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,10 +60,8 @@ _FACTORS = {
     "_trilinear": (0, 1, 2),
     "binary_cross_entropy": (0, 1),
 }
-_INDEX_ARGUMENTS = {"embedding": (1,), "embedding_bag": (1,), "gather": (2,), "index_select": (2,)}
-_LABELS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
-_ALONG_A_DIMENSION = frozenset({"_softmax"})
-"""Ops whose fakes do not ask whether the dimension is there."""
+# Where the index stands, by op.
+_INDEX_ARGUMENTS = {"embedding": 1, "embedding_bag": 1, "gather": 2, "index_select": 2}
 
 
 def check_strictly(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
@@ -241,40 +240,28 @@ def _only_moves(func: Any) -> bool:
     return is_view or name in _MOVES or torch.Tag.nondeterministic_seeded in func.tags
 
 
-def check_dtypes(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+def _differ(places: tuple[int, ...], args: tuple[Any, ...]) -> bool:
+    return len({args[at].dtype for at in places if at < len(args) and isinstance(args[at], torch.Tensor)}) > 1
+
+
+def _is_no_index(at: int, args: tuple[Any, ...]) -> bool:
+    return any(isinstance(index, torch.Tensor) and index.dtype not in {torch.int64, torch.int32} for index in args[at : at + 1])
+
+
+_SUSPECTED_DTYPES: dict[str, Callable[[tuple[Any, ...]], bool]] = {
+    **{name: partial(_differ, places) for name, places in _FACTORS.items()},
+    **{name: partial(_is_no_index, at) for name, at in _INDEX_ARGUMENTS.items()},
+    **dict.fromkeys(_LOSSES, lambda args: args[1].dtype not in {torch.int64, torch.uint8}),
+    "_softmax": lambda args: not -max(args[0].dim(), 1) <= args[1] < max(args[0].dim(), 1),  # a fake one does not ask either
+}
+
+
+def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
     """Raise what torch would raise for real operands of these dtypes and dimensions; asked of the op itself, on a few elements each."""
     name = func._schema.name.partition("::")[2]
-    if (
-        _differ(name, args)
-        or _points_nowhere(name, args)
-        or _indexes_with_other_numbers(name, args)
-        or _labels_are_other_numbers(name, args)
-    ):
+    suspected = _SUSPECTED_DTYPES.get(name)
+    if suspected is not None and suspected(args):
         _ask(func, name, args)
-
-
-def _differ(name: str, args: tuple[Any, ...]) -> bool:
-    factors = [args[at] for at in _FACTORS.get(name, ()) if at < len(args) and isinstance(args[at], torch.Tensor)]
-    return len({factor.dtype for factor in factors}) > 1
-
-
-def _points_nowhere(name: str, args: tuple[Any, ...]) -> bool:
-    if name not in _ALONG_A_DIMENSION:
-        return False
-    dims = max(args[0].dim(), 1)
-    return not -dims <= args[1] < dims
-
-
-def _indexes_with_other_numbers(name: str, args: tuple[Any, ...]) -> bool:
-    return not all(_is_index(args[at]) for at in _INDEX_ARGUMENTS.get(name, ()) if at < len(args))
-
-
-def _labels_are_other_numbers(name: str, args: tuple[Any, ...]) -> bool:
-    return name in _LABELS and args[1].dtype not in {torch.int64, torch.uint8}
-
-
-def _is_index(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) or value.dtype in {torch.int64, torch.int32}
 
 
 def _ask(func: Any, name: str, args: tuple[Any, ...]) -> None:

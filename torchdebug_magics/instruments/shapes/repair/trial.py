@@ -109,7 +109,7 @@ class Trials:
             inputs = ChangedInputs(self.inputs, changes)
         try:
             with RandomState.kept(), with_edits(self.model, edits, fakes) as model:
-                return forward(model, inputs, fakes, instead=ChangedOps([op for edit in edits for op in edit.ops]), trial=True)
+                return forward(model, inputs, fakes, instead=_changed_ops([op for edit in edits for op in edit.ops]), trial=True)
         except Exception:  # noqa: BLE001 - an edit that cannot even be made, such as a permutation of too few dimensions
             return None
 
@@ -216,20 +216,15 @@ def _with_change(inputs: Inputs, name: str, change: ValueChange, stand_in: Calla
     return replace(inputs, args=rebuilt(inputs.args, one), kwargs=rebuilt(dict(inputs.kwargs), one))
 
 
-class ChangedOps:
-    """Other functions at certain places of the user's code."""
+def _changed_ops(edits: Sequence[OpEdit]) -> Callable[[Any], Any]:
+    """What runs in the place of a function, by where the user's code stands."""
 
-    def __init__(self, edits: Sequence[OpEdit]) -> None:
-        self._edits = edits
-
-    def get(self, _number: int, func: Any, /) -> Any:
-        """By where the user's code stands now."""
+    def instead(func: Any) -> Any:
         name = function_name(func)
-        for edit in self._edits:
-            if edit.op == name and _stands_at(edit.site):
-                run = edit.run
-                return lambda *args, **kwargs: run(func, args, kwargs)
-        return func
+        run = next((edit.run for edit in edits if edit.op == name and _stands_at(edit.site)), None)
+        return func if run is None else lambda *args, **kwargs: run(func, args, kwargs)
+
+    return instead
 
 
 def _stands_at(site: EditSite) -> bool:
@@ -261,10 +256,9 @@ def fitting_sizes(facts: FailureFacts, found: Diagnosis, trials: Trials) -> tupl
     if now < first and all(search.outcome(size) == 0 for size in (first + 1, 4 * first)):
         return (_fix(name, f"{_shown(first, spatial)} or more"),)
     last = search.largest(first)
-    if last is None:  # a range is stated where it ends where it is said to
-        return (_fix(name, f"{_shown(first, spatial)}, for example"),)
-    shown = _shown(first, spatial) if first == last else f"{_shown(first, spatial)} to {_shown(last, spatial)}"
-    return (_fix(name, shown),)
+    # A range is stated where it ends where it is said to.
+    end = ", for example" if last is None else f" to {_shown(last, spatial)}" if last > first else ""
+    return (_fix(name, f"{_shown(first, spatial)}{end}"),)
 
 
 def _fix(name: str, shown: str) -> Fix:
