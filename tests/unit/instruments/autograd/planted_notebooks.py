@@ -446,9 +446,9 @@ net = nn.Linear(4, 4)
 def train():
     h = torch.zeros(2, 4)
     for x in torch.randn(3, 2, 4):
-        h = torch.tanh(net(x) + h)
+        h = torch.tanh(net(x) + h)  #> location
         loss = h.sum()
-        loss.backward()  #> location
+        loss.backward()
 """,
             """\
 train()
