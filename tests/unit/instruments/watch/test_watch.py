@@ -94,6 +94,32 @@ def test_a_statement_moves_out_of_a_line_that_others_stay_in(shell: InteractiveS
     assert "    optimizer.zero_grad()\n    loss.backward(); optimizer.step()" in new
 
 
+KEEPS_STATE = """\
+class Leaky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("state", torch.zeros(1))
+        self.lin = nn.Linear(8, 1)
+    def forward(self, x):
+        self.state = 0.9 * self.state + self.lin(x)
+        return torch.tanh(self.state)
+net = nn.Sequential()
+net.add_module("leaky", Leaky())
+for part in range(3):
+    loss = F.mse_loss(net(x), y)
+    loss.backward()
+    net.leaky.state.mul_(0)
+"""
+
+
+def test_a_state_that_a_module_keeps_is_named_as_the_loop_knows_it(shell: InteractiveShell) -> None:
+    for cell in ("%load_ext torchdebug_magics", SETUP, f"%%torchdebug -o w\n{KEEPS_STATE}"):
+        shell.run_cell(cell, store_history=True)
+    report = shell.user_ns["w"]
+    assert "`net.leaky.state = net.leaky.state.detach()`" in report.fix
+    assert shell.run_cell(next(iter(fixed_source(report).values()))).success
+
+
 CARRIED = """\
 class Square(torch.autograd.Function):
     @staticmethod
