@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -419,6 +420,20 @@ def test_how_many_workers_would_be_enough(world: World, monkeypatch: pytest.Monk
     found = judged_by(looks)
     assert found.cause == "data_loading"
     assert fix in found.fix
+
+
+@pytest.mark.parametrize(("line", "is_named"), [(4, True), (2, False)])
+def test_a_while_in_which_a_worker_computes_is_named(world: World, tmp_path: Path, line: int, is_named: bool) -> None:
+    crops = tmp_path / "crops.py"
+    crops.write_text("def crop(mask):\n    x = mask.sum()\n    while not x:\n        x = mask.sum()\n    return x\n")
+    looks = []
+    for number in range(3):
+        at = worker(None, values={"i": number})
+        at["threads"][0]["frames"] = [(str(crops), line, "crop"), *at["threads"][0]["frames"]]
+        looks.append(main(world, IN_BATCH).add(at).look(float(number)))
+    found = judged_by(looks)
+    assert found.cause == "data_loading"
+    assert (found.fix.startswith("bound `while not x:`"), "`while not x:`" in found.headline) == (is_named, is_named)
 
 
 # One look is enough --------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from torchdebug_magics.format import byte_size, duration, listed
 from torchdebug_magics.instruments.hangwatch.causes.deaths import Cause, Evidence, Row, differ, failed, first, last_line, short_error
@@ -13,7 +13,8 @@ from torchdebug_magics.instruments.hangwatch.everybody.participants import Look,
 from torchdebug_magics.instruments.hangwatch.main_thread.progress import Progress
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.machine.limits import memory_pressure
-from torchdebug_magics.probing.source.syntax import last_name, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import last_name, loops_around, nodes, tree_of
+from torchdebug_magics.probing.source.user_code import owner
 from torchdebug_magics.report import located
 
 _LEFT_UNDONE = frozenset({"queue_never_fed", "event_never_set", "lock_never_released"})
@@ -236,7 +237,16 @@ def _data(case: Evidence) -> HangFinding | None:
     more = keep if begins else f"{more}; {keep}" if workers and made >= workers else more
     pinned = " and `pin_memory=True` for a GPU" if batch is not None and not batch.facts.get("pin_memory") and _has_gpu() else ""
     fix = f"{more}{pinned}; or preprocess the data once, before the loop"
+    if batch is not None and (loop := _while_of(at)):
+        what, fix = f"{what} in `{loop}`", f"bound `{loop}`, such as by `for _ in range(100):`, if it may never end; else {fix}"
     return case.found("data_loading", f"the loop waits for data: {what}", fix, at=at, state="slow")
+
+
+def _while_of(worker: Participant) -> str:
+    """The head of the ``while`` in which a worker stands, which may go on for ever for one sample."""
+    inner = takewhile(lambda frame: owner(frame[0]) == "user", worker.frames)  # above stand DataLoader and, in a fork, the training
+    loops = (loop for file, line, _ in inner for loop in loops_around(tree_of(file), line) if isinstance(loop, ast.While))
+    return next((f"while {ast.unparse(loop.test)}:" for loop in loops), "")
 
 
 def _initializer(worker: Participant) -> str:
