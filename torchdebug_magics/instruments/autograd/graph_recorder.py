@@ -160,12 +160,25 @@ class GraphRecorder(OpRecorder[_Running]):
         op, written, twins_begun = running
         op.makes = tuple(self.use(tensor) for tensor in ([result] if isinstance(result, torch.Tensor) else tensors_in(result)))
         self._written = (op, written) if written else None
+        if op.in_backward and not op.grad_enabled and op.name != "detach":  # of what was saved
+            self._book_derivative(op, args, result)
         self.tape.add(op)
         if len(self.tape.ops) > _MOST_OPS:
             self.tape.clear()
         for twins, twin in zip(self.twins, twins_begun, strict=False):
             if twin is not None:
                 twins.after(op, twin, args, result)
+
+    def _book_derivative(self, op: RecordedOp, args: tuple[Any, ...], result: Any) -> None:
+        """Which forward op it belongs to, and whether a gradient ends here."""
+        node: Any = torch._C._current_autograd_node()
+        maker = None if node is None else self.tape.nodes.of(node._sequence_nr())
+        tensors = [one for one in (*args[:1], result) if type(one) is torch.Tensor and one.is_floating_point()]
+        if maker is None or len(tensors) < 2 or any(one.layout is not torch.strided or one.is_meta or not one.numel() for one in tensors):  # noqa: PLR2004 - the gradient, and what became of it
+            return
+        with _disable_current_modes(), torch.no_grad():
+            if tensors[0].count_nonzero():
+                op.derivative_of, op.is_zero = maker.index, not bool(tensors[1].count_nonzero())
 
     def _recorded(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None

@@ -100,6 +100,10 @@ class RecordedOp:
     note: Note = ""
     unknown: bool = False
     """Whether no op made one of the tensors that it reads, and that could have a gradient."""
+    derivative_of: int = -1
+    """In a backward pass: the index of the forward op whose derivative it computes, from a gradient that is not all zero."""
+    is_zero: bool = False
+    """Whether that derivative is 0 for every element."""
 
     @property
     def where(self) -> Location | None:
@@ -273,8 +277,8 @@ class OptimizerStep(Event):
     """The ids of its tensors that require a gradient."""
     without: frozenset[int] = frozenset()
     """Of these, the ones without a gradient."""
-    nonzero_count: int = 0
-    """How many have a gradient that is not all zero."""
+    nonzero: frozenset[int] = frozenset()
+    """The ids of those with a gradient that is not all zero."""
 
 
 @dataclass(slots=True, eq=False)

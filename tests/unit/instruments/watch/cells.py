@@ -51,6 +51,29 @@ class Net(nn.Module):
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 """
+SCORES = """\
+class Pool(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.score, self.head = nn.Linear(1, 16), nn.Linear(16, 1), nn.Linear(16, 1)
+    def forward(self, x):
+        h = torch.tanh(self.body(x.unsqueeze(-1)))
+        return self.head((F.softmax(self.score(h), {}) * h).sum(1))
+model = Pool()
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+"""
+ADAPTER = """\
+class Adapter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(8, 1), nn.Linear(8, 2, bias=False), nn.Linear(2, 1, bias=False)
+        nn.init.zeros_(self.up.weight)
+        self.base.requires_grad_(False)
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+model = Adapter()
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+"""
 EVALUATES = "model.eval()\nwith torch.no_grad():\n    score = F.mse_loss(model(x), y)\n"
 CLASSES = "model[2] = nn.Linear(16, 3)\noptimizer = torch.optim.AdamW(model.parameters(), 1e-2)\n"
 ZEROED_EARLY = """\
@@ -127,6 +150,7 @@ FAULTS = {
     "shared_line_detach": Cell(
         ONE_LINE.format("optimizer.zero_grad(); loss = loss.detach(); loss.backward(); optimizer.step()  # here"), "autograd", raises=True
     ),
+    "scores_of_one": Cell(SCORES.format("-1") + loop(MEAN), "autograd", also=("%%gradwatch",)),
     "branch_unused": Cell(BRANCHES.format("  # here", "self.head(h)") + loop(MEAN), "autograd"),
     "zeros_returned": Cell(NET.format("torch.zeros(len(x), 1)  # here"), "autograd", raises=True),
     "zeros_like_returned": Cell(NET.format("torch.zeros_like(out)  # here"), "autograd", raises=True),
@@ -176,6 +200,8 @@ HEALTHY = {
         "    nn.utils.clip_grad_norm_(model.parameters(), 10.)\n    optimizer.step()\n    schedule.step()\n",
     ),
     "shared_line": ONE_LINE.format("optimizer.zero_grad(); loss.backward(); optimizer.step()"),
+    "scores_of_many": SCORES.format("1") + loop(MEAN, steps=40),
+    "adapter": ADAPTER + loop(MEAN, steps=40),
     "branch_used": BRANCHES.format("", "self.head(h * gate)") + loop(MEAN, steps=40),
     "branch_returned": BRANCHES.format("", "self.head(h), gate") + loop("F.mse_loss(model(x)[0], y)", steps=40),
     "constants_aside": NET.format("out + torch.zeros_like(out)"),

@@ -12,7 +12,13 @@ import torch
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.faults.accidental_broadcast import accidental_broadcast
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak_finding
-from torchdebug_magics.instruments.autograd.faults.left_out import constant_gradients, missing_gradients, nothing_reached, wrong_tensors
+from torchdebug_magics.instruments.autograd.faults.left_out import (
+    constant_gradients,
+    missing_gradients,
+    nothing_reached,
+    stopped_gradients,
+    wrong_tensors,
+)
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining, stale_finding, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, named_members
@@ -75,7 +81,7 @@ def wrong_order(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for key in dict.fromkeys(step.optimizer for step in facts.course.steps):
         places = [place for place, one in enumerate(events) if isinstance(one, OptimizerStep) and one.is_recorded and one.optimizer == key]
         steps = [step for step in facts.course.steps if step.optimizer == key]
-        if not any(step.nonzero_count for step in steps) and steps[0].parameters:
+        if not any(step.nonzero for step in steps) and steps[0].parameters:
             yield from _without_gradients(steps[0], events[: places[0]], events)
         else:
             between = [events[first:last] for first, last in pairwise([0, *places])]
@@ -265,7 +271,7 @@ def trained_in_eval_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     ops = {op.index: op for op in facts.tape.ops}
     calls = [(root, seen) for (root, _, training), seen in facts.watched.recorder.root_calls.items() if not training and seen.modes]
     for place, step in enumerate(facts.course.events):
-        if not isinstance(step, OptimizerStep) or not step.nonzero_count:
+        if not isinstance(step, OptimizerStep) or not step.nonzero:
             continue
         passed = [event for event in facts.course.events[:place] if isinstance(event, Backward) and event.leaves & step.parameters]
         for root, seen in calls if passed else ():
@@ -301,6 +307,6 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 
 
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
-    _stale_values, accidental_broadcast, nothing_reached, wrong_order, wrong_tensors, missing_gradients, constant_gradients, _batch_leaks,
-    double_softmax, trained_in_eval_mode, evaluated_in_training_mode,
+    _stale_values, accidental_broadcast, nothing_reached, wrong_order, wrong_tensors, missing_gradients, stopped_gradients,
+    constant_gradients, _batch_leaks, double_softmax, trained_in_eval_mode, evaluated_in_training_mode,
 )  # fmt: skip

@@ -36,6 +36,7 @@ _CONTAINERS = (list, tuple, dict)
 _EMPTY = ("[]", "()", "{}", "list()", "dict()")
 _DEEPEST = 3
 _MOST_OPS = 20_000
+_FEWEST_STEPS = 3
 
 
 def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -224,7 +225,7 @@ def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Optimizer tensors without a gradient in every step, although others have one."""
     if any(backward.loss_is_leaf for backward in facts.course.backwards):
         return
-    others_learn = any(step.nonzero_count for step in facts.course.steps)
+    others_learn = any(step.nonzero for step in facts.course.steps)
     counted = {op.index: op for seen in facts.course.backwards for op in facts.tape.ancestors(seen.loss, seen.index)}
     consumers = {key: [one for one in later if one.is_forward] for key, later in facts.tape.consumers().items()}
     groups: dict[object, tuple[list[torch.Tensor], Dropped | Unused | None]] = {}
@@ -327,6 +328,42 @@ def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | Unused |
         tensor=name,
         parameters=names,
     )
+
+
+def stopped_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Parameters whose gradient is 0 in each of several updates, as an op on the way to the loss has a derivative of 0."""
+    derivatives = [op for op in facts.tape.ops if op.derivative_of >= 0]
+    stopping = {op.derivative_of for op in derivatives if op.is_zero} - {op.derivative_of for op in derivatives if not op.is_zero}
+    consumers = {key: [one for one in later if one.is_forward] for key, later in facts.tape.consumers().items()} if stopping else {}
+    groups: dict[int, list[torch.Tensor]] = {}
+    for optimizer in facts.optimizers if stopping else ():
+        steps = [step for step in facts.course.steps if step.optimizer == id(optimizer)]
+        if len(steps) < _FEWEST_STEPS or not any(step.nonzero for step in steps):
+            continue  # what begins with zeros, as the second factor of LoRA, stops gradients for a step or two
+        moved = frozenset[int]().union(*(step.nonzero | step.without for step in steps))
+        for tensor in (one for one in tensors_of(optimizer) if id(one) not in moved and one.requires_grad):
+            memory = facts.tape.numbers.of(tensor)
+            readers = [op for op in facts.tape.ops if op.is_forward and any(use.memory == memory for use in op.reads)]
+            stops = stopping & _computed_from(readers, consumers).keys()
+            if stops:
+                groups.setdefault(max(stops), []).append(tensor)
+    for index, tensors in groups.items():
+        op = next(op for op in facts.tape.ops if op.index == index)
+        names, name = facts.names_of(tensors), op.name.strip("_")
+        subject = f"`{names[0]}` gets" if len(names) == 1 else f"{plural(len(tensors), 'parameter')} get"
+        yield finding(
+            "no_gradient",
+            f"{subject} gradients of 0: the derivative of `{name}` is 0 here",
+            op.where,
+            "apply it along the dimension of the scores: along one of size 1 it gives 1 for any score"
+            if "softmax" in name
+            else f"rescale or initialize what `{name}` is given: here its result changes with no element of it",
+            op=name,
+            module=op.module,
+            tensor=names[0] if names else None,
+            parameters=names,
+            is_hint=name == "mul",  # a weight of 0 may be meant, as at the start of a schedule
+        )
 
 
 def constant_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:

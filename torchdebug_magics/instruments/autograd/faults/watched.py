@@ -223,7 +223,7 @@ class WatchedTraining:
                 name=variable_of(optimizer) or stepped_name(line.location if line is not None else None) or "optimizer",
                 parameters=frozenset(map(id, tensors)),
                 without=frozenset(id(tensor) for tensor in tensors if tensor.grad is None),
-                nonzero_count=sum(_is_nonzero(tensor.grad) for tensor in tensors),
+                nonzero=frozenset(id(tensor) for tensor in tensors if _is_nonzero(tensor.grad)),
             )
 
     def zeroed(self, holder: torch.optim.Optimizer | torch.nn.Module) -> Zeroed:
