@@ -47,8 +47,8 @@ class GradFinding(Finding):
 
     @property
     def stage(self) -> Stage:
-        """Gradients and updates show what the code, or a setting, does."""
-        return "symptom"
+        """Gradients and updates show what the code, or a setting, does; the order of its calls, and its sign, are the code."""
+        return "fault" if self.kind in {"clipped_never", "ascending"} else "symptom"
 
     def sentence(self) -> str:
         """The finding on one line."""
