@@ -97,7 +97,7 @@ def _carried(
     raised: Raised, names: list[str], where: Location | None = None, *, is_made_before: bool = False, **more: Any
 ) -> AutogradFinding:
     """The graph of the step before, bound at a line; or with `is_made_before` one from before the loop."""
-    names = [_known_here(raised, name) for name in names]
+    names = [known for name in names for known in _known_here(raised, name)]
     subject = f"`{names[0]}` carries" if len(names) == 1 else f"{plural(len(names), 'variable')} carry" if names else "a variable carries"
     cure = {target: code for name in names for target, code in _detached(name, raised.value(name)).items()}
     fix = f"run `{', '.join(cure)} = {', '.join(cure.values())}` at the end of each step"
@@ -112,15 +112,17 @@ def _carried(
     )
 
 
-def _known_here(raised: Raised, name: str) -> str:
-    """A state of a module as the function that calls backward() knows it: ``net.state`` for the ``self.state`` of its `forward`."""
+def _known_here(raised: Raised, name: str) -> list[str]:
+    """A state of modules as the function that calls backward() knows it: ``net[1].state`` for the ``self.state`` of a `forward`."""
     owner, _, attribute = name.rpartition(".")
+    states: list[str] = []
     for variable, value in raised.values().items() if owner == "self" else ():
-        for path, module in value.named_modules() if isinstance(value, torch.nn.Module) else ():
+        for path, module in value.named_modules() if isinstance(value, torch.nn.Module) and not states else ():
             held = vars(module).get(attribute, module._buffers.get(attribute))
             if isinstance(held, torch.Tensor) and held.grad_fn is not None:
-                return ".".join(filter(None, (variable, path, attribute)))
-    return name
+                parts = path.split(".") if path else []
+                states.append("".join((variable, *(f"[{part}]" if part.isdigit() else f".{part}" for part in (*parts, attribute)))))
+    return states or [name]
 
 
 def _shared(
