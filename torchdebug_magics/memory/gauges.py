@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,10 +11,12 @@ from typing import Self
 
 from torchdebug_magics.format import byte_size, plural
 from torchdebug_magics.machine.gpus import Gpu, Gpus
+from torchdebug_magics.machine.guard_interrupt import Interrupt
 from torchdebug_magics.machine.limits import Limit, Limits
-from torchdebug_magics.machine.process import Worker, rss_bytes, workers
+from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio
+from torchdebug_magics.machine.process import PeakRss, Worker, rss_bytes, workers
 from torchdebug_magics.memory.accelerators import Allocator, Allocators
-from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.safety import Guard, traceback_of
 from torchdebug_magics.report import Gauge
 
 _WORKERS_EVERY_S = 2.0
@@ -127,3 +130,63 @@ def _allocator(one: Allocator, problem: str) -> Gauge:
 def _held(allocator: Allocator) -> Iterator[tuple[str, int]]:
     yield "allocated", allocator.allocated_bytes
     yield "reserved beyond that", allocator.reserved_bytes - allocator.allocated_bytes
+
+
+class GaugedProbe:
+    """What every probe of memory has: the guard, the gauges, and the exact peak of the process since the start."""
+
+    def __init__(self, guard: str | float | None) -> None:
+        self.guard = Guard()
+        self.memory_guard = None if guard is None else MemoryGuard(guard_ratio(guard), Limits(counts_kills=False))
+        if self.memory_guard is not None:
+            self.memory_guard.refuse_if_passed()
+        self.gauges = Gauges(self.guard)
+        self.peak = PeakRss()
+        self.start_bytes = 0
+        self.allocators_before: dict[str, Allocator] = {}
+        """As they stood at the start, by their labels."""
+        self._opened = ExitStack()
+        self._lock = threading.Lock()
+        self._is_open = False
+
+    @property
+    def interrupts(self) -> tuple[Interrupt, ...]:
+        """The guard's."""
+        return () if self.memory_guard is None else self.memory_guard.interrupts
+
+    def begin(self, stack: ExitStack) -> None:
+        """Open the driver's library, begin the peak."""
+        stack.callback(self.stop)
+        self._opened.enter_context(self.gauges)
+        self.start_bytes = rss_bytes()
+        self.allocators_before = {allocator.label: allocator for allocator in self.gauges.allocators()}
+        self.peak.start()
+        self._is_open = True
+
+    def stop(self) -> None:
+        """Harmless the second time."""
+        with self._lock:
+            self._is_open = False
+            self.peak.stop()
+            self._opened.close()
+
+    def live(self) -> object | None:
+        """The gauges as they stand, None when it is over; any thread may ask."""
+        with self._lock:
+            return self.shown() if self._is_open else None
+
+    def shown(self) -> object:
+        """What the live view is made of."""
+        return self.gauges.read()
+
+    def standing(self) -> str:
+        """Nothing: progress is not watched here. The kernel's position is recorded, as one that takes too much memory is killed."""
+        return ""
+
+    def traceback_of(self, error: BaseException) -> list[str]:
+        """Of the guard's interrupt."""
+        return traceback_of(error, "" if self.memory_guard is None else self.memory_guard.reason)
+
+    def kept(self) -> dict[str, object]:
+        """Nothing is kept."""
+        return {}

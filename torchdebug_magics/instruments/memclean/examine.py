@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -51,25 +51,21 @@ _PRICES = {
     "session": "`torchdebug_magics.last_session()` will be None",
 }
 _PASSES = 3
+_BEYOND_THE_BUDGET = "not every object could be visited within the budget: some references may hold more than is shown here"
 
 
 def examine(_: CellContext, *, free: str = "") -> MemcleanReport:
     """What is held, or, with `free`, what of it became free: ``"all"``, or names as in ``"exception,out"``."""
     asked, shell = _asked(free), running_shell()
-    before = survey()
-    problems = (
-        [] if before.is_whole else ["not every object could be visited within the budget: some references may hold more than is shown here"]
-    )
-    freed: list[Freed] = []
+    report, storages = survey()
+    problems, freed = list(report.problems), []
     if asked:
-        census = Census(before.storages)
+        census = Census(storages)
         freed = [_freed(name, shell, census, problems) for name in asked]
-    after = survey() if asked else before
-    cycles_bytes, cycle = (0, "") if asked else Census(before.storages).waiting()
-    return MemcleanReport(
-        holdings=after.holdings,
-        together_bytes=after.together_bytes,
-        by_part=after.by_part,
+        report = survey()[0]
+    cycles_bytes, cycle = (0, "") if asked else Census(storages).waiting()
+    return replace(
+        report,
         cycles_bytes=cycles_bytes,
         cycle=cycle,
         heap_bytes=0 if asked else trimmable_bytes() or 0,
@@ -205,20 +201,8 @@ def cached_bytes() -> int | None:
     return sum(torch.cuda.memory_reserved(number) - torch.cuda.memory_allocated(number) for number in range(torch.cuda.device_count()))
 
 
-@dataclass
-class Survey:
-    """What was found; of the tensors, only weak references."""
-
-    holdings: tuple[Holding, ...] = ()
-    together_bytes: int = 0
-    by_part: dict[str, int] = field(default_factory=dict)
-    is_whole: bool = True
-    storages: list[weakref.ref[Any]] = field(default_factory=list)
-    """All that have a name, to be looked at again."""
-
-
-def survey() -> Survey:
-    """Look; nothing is changed."""
+def survey() -> tuple[MemcleanReport, list[weakref.ref[Any]]]:
+    """What is held, and all storages that have a name, to be looked at again; nothing is changed."""
     refs: list[weakref.ref[Any]] = []
     helds: list[_Held] = []
     with undisturbed(), closing(Walk(roots(), None, _MOST_VISITS)) as walk:
@@ -238,13 +222,13 @@ def survey() -> Survey:
         if len(parts := {_part(name) for name in one.holders}) == 1:
             by_part[parts.pop()] += one.bytes
     holdings = [_holding(name, [one for one in helds if name in one.holders]) for name in {name for one in helds for name in one.holders}]
-    return Survey(
+    report = MemcleanReport(
         holdings=tuple(sorted(holdings, key=lambda holding: (-holding.alone_bytes, -holding.held_bytes, holding.name))),
         together_bytes=sum(one.bytes for one in freed),
         by_part=dict(by_part),
-        is_whole=is_whole,
-        storages=refs,
+        problems=() if is_whole else (_BEYOND_THE_BUDGET,),
     )
+    return report, refs
 
 
 @dataclass(frozen=True)

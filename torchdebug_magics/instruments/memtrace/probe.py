@@ -31,19 +31,19 @@ from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census
 from torchdebug_magics.instruments.memtrace.ledger.memory_snapshot import Snapshot
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer, refused_bytes
 from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, TEMPORARY, Phases, Place, Places, Span
-from torchdebug_magics.instruments.memtrace.ledger.process_memory import ProcessMemory, given_out_bytes
+from torchdebug_magics.instruments.memtrace.ledger.process_memory import device_memory, given_out_bytes, kept_free_bytes
 from torchdebug_magics.instruments.memtrace.report import MemtraceReport
-from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, LiveMemory, Peak, Stretch, Timeline
+from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, LiveMemory, Peak, Stretch, Timeline, TraceMark
 from torchdebug_magics.instruments.memtrace.words import leading
-from torchdebug_magics.machine.limits import Limits
-from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio
+from torchdebug_magics.machine.process import rss_bytes
+from torchdebug_magics.memory.gauges import GaugedProbe
+from torchdebug_magics.memory.marks import ledger as marks
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules, parts_of
-from torchdebug_magics.probing.safety import Guard, traceback_of
 from torchdebug_magics.probing.source.syntax import loops_around, tree_of
 from torchdebug_magics.probing.source.user_code import excerpt, locate, location, user_frame
 from torchdebug_magics.probing.storages import shards_note
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Location, Mark
 
 _LEAST_UNNAMED, _LARGE_PART = 64 << 10, 0.1
 _SEVERAL = 3
@@ -57,7 +57,7 @@ _WORTH = 0.01
 _MANY_UNUSED = 0.2
 
 
-class MemtraceProbe:
+class MemtraceProbe(GaugedProbe):
     """See `memtrace`."""
 
     def __init__(
@@ -73,19 +73,18 @@ class MemtraceProbe:
         if compare:
             msg = "--compare watches no cell: write `%memtrace --compare a b` on a line of its own, for two reports kept with -o"
             raise TorchDebugError(msg)
-        self.memory_guard = None if guard is None else MemoryGuard(guard_ratio(guard), Limits())
-        if self.memory_guard is not None:
-            self.memory_guard.refuse_if_passed()
+        super().__init__(guard)
         self.is_light = light
         runs = context.earlier_runs()
         self.runs: deque[Run] = deque() if runs is None else runs
         """What the earlier runs of the same cell have left."""
-        self.guard = Guard()
         self.snapshot = None if snapshot is None else Snapshot(snapshot, self.guard)
         self._hooks = Hooks(self.guard)
         self.phases = Phases()
         self.ledger = Ledger(self.phases.now)
-        self.process = ProcessMemory(self.guard, self.ledger)
+        self.marks: list[tuple[TraceMark, int]] = []
+        """Each with the clock of the ledger."""
+        self._start_free_bytes = 0
         self._places = Places(Place)
         self.steps = Steps(given_out_bytes, every=every_step)
         self.cycles = CycleWatch(self.ledger)
@@ -111,7 +110,9 @@ class MemtraceProbe:
         if self.snapshot is not None:
             self.snapshot.attach(stack)
         stack.push(self._ended)
-        self.process.attach(stack)
+        self.begin(stack)
+        self._opened.enter_context(marks().told_to(self._marked))
+        self._start_free_bytes = kept_free_bytes()
         self._course.attach(stack, census.modules)
         if self.memory_guard is not None:
             stack.enter_context(self.memory_guard.watching())
@@ -119,7 +120,7 @@ class MemtraceProbe:
     def sweep(self) -> None:
         """Remove what an interrupt left."""
         self.tracer.off()
-        self.process.stop()
+        self.stop()
         if self.snapshot is not None:
             self.snapshot.stop()
         self._hooks.sweep(self._course.modules())
@@ -132,23 +133,19 @@ class MemtraceProbe:
             raise AssertionError(self.guard.problems)
         return self._report
 
-    def live(self) -> LiveMemory | None:
-        """The gauges and the ledger now; any thread may ask."""
-        gauges = self.process.gauges()
-        total = self.ledger.total
-        return None if gauges is None else LiveMemory(total.now_bytes, total.peak_bytes, self.phases.now.phase, self.steps.count, gauges)
+    def shown(self) -> LiveMemory:
+        """The gauges and the ledger now."""
+        total, now = self.ledger.total, self.phases.now
+        return LiveMemory(total.now_bytes, total.peak_bytes, now.phase, self.steps.count, self.gauges.read())
 
-    def standing(self) -> str:
-        """Nothing: progress is not watched here. The kernel's position is recorded, as one that takes too much memory is killed."""
-        return ""
+    def grown_bytes(self) -> tuple[int, int]:
+        """What the process occupies beyond what it did at the start; and of that, at most, what was freed and is still the C heap's."""
+        net_bytes = rss_bytes() - self.start_bytes
+        return net_bytes, max(0, min(net_bytes, kept_free_bytes() - self._start_free_bytes))
 
-    def traceback_of(self, error: BaseException) -> list[str]:
-        """Of the guard's interrupt."""
-        return traceback_of(error, "" if self.memory_guard is None else self.memory_guard.reason)
-
-    def kept(self) -> dict[str, object]:
-        """Nothing is kept."""
-        return {}
+    def _marked(self, mark: Mark) -> None:
+        clock = self.ledger.clock
+        self.marks.append((TraceMark(**vars(mark), torch_bytes=self.ledger.total.now_bytes, phase=self.ledger.span.phase), clock))
 
     def _ended(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._report = self.guard.run("the end of the trace", self._concluded, error)
@@ -169,7 +166,7 @@ watch = MemtraceProbe
 
 def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceReport:
     """The report; the ledger is complete then, and may be closed."""
-    ledger, tracer, steps, process, guard = probe.ledger, probe.tracer, probe.steps, probe.process, probe.guard
+    ledger, tracer, steps, guard = probe.ledger, probe.tracer, probe.steps, probe.guard
     cycles = guard.run("the look for cycles", probe.cycles.end, probe.growth.lines) or ()
     ledger.counted_until = ledger.clock
     tracer.adopt_all(Census())
@@ -186,7 +183,8 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
     growth, graph_growth = found or (None, None)
     handled = probe.handled.found(ledger.total.peak_bytes)
     oom = guard.run("explaining the refusal", _out_of_memory, probe, error, alive, growth, handled)
-    limit_bytes, limit = process.limit()
+    limit, allocators = probe.gauges.limit(), probe.gauges.allocators()
+    net_bytes, heap_kept_bytes = probe.grown_bytes()
     sites, total, unnamed_bytes = ledger.sites, ledger.total, keepers.unnamed_bytes(made)
     sites.fold([*ledger.gone, *alive])
     report = MemtraceReport(
@@ -194,7 +192,7 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
         start_bytes=total.start_bytes,
         peak_bytes=total.peak_bytes,
         peak=_peak(ledger, ledger.at_peak()),
-        devices=process.devices(),
+        devices=device_memory(ledger, probe.allocators_before.values(), allocators),
         untraced_bytes=sites.fold_unseen([*ledger.gone, *alive]),
         sites=sites.rows(),
         growth=growth,
@@ -209,18 +207,18 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
         unnamed_bytes=unnamed_bytes if unnamed_bytes >= max(_LEAST_UNNAMED, _LARGE_PART * (total.now_bytes - total.start_bytes)) else 0,
         unseen_loop=_unseen_loop(ledger) if steps.count <= 1 else None,
         freed_before_bytes=sites.freed_before_bytes,
-        rss_peak_bytes=process.peak_bytes(),
-        rss_net_bytes=process.net_bytes(),
+        rss_peak_bytes=probe.peak.peak().size_bytes,
+        rss_net_bytes=net_bytes,
         process_grown_bytes=0 if growth is not None else probe.growth.process_grown_bytes(),
-        heap_kept_bytes=process.heap_kept_bytes(),
-        limit_bytes=limit_bytes,
-        limit=limit,
+        heap_kept_bytes=heap_kept_bytes,
+        limit_bytes=None if limit is None else limit.limit_bytes,
+        limit="" if limit is None else limit.whose,
         borrowed_bytes=tracer.borrowed_bytes,
         mapped_bytes=tracer.mapped_bytes,
-        marks=tuple(mark for mark, _ in process.marks),
-        interrupts=() if probe.memory_guard is None else probe.memory_guard.interrupts,
+        marks=tuple(mark for mark, _ in probe.marks),
+        interrupts=probe.interrupts,
         snapshot="" if probe.snapshot is None else guard.run("writing the snapshot", probe.snapshot.write, ledger) or "",
-        timeline=timeline(ledger, probe.phases, [clock for _, clock in process.marks]),
+        timeline=timeline(ledger, probe.phases, [clock for _, clock in probe.marks]),
         ops_count=tracer.ops_count,
         steps_count=steps.count,
         followed_count=0 if probe.is_light else len(steps.followed),
@@ -336,7 +334,7 @@ def _out_of_memory(
     alive = left if noted is None else noted.alive
     sizes = by_category(alive)
     live_bytes, asked_bytes = sum(sizes.values()), refused_bytes(refused) or 0
-    unused_bytes = probe.process.unused_bytes()
+    unused_bytes = sum(one.reserved_bytes - one.allocated_bytes for one in probe.gauges.allocators())
     kind: Literal["sizing", "leak", "fragmentation", "handled error"] = "sizing" if growth is None else "leak"
     if unused_bytes > max(asked_bytes, int(_MANY_UNUSED * live_bytes)):
         kind = "fragmentation"
