@@ -21,10 +21,9 @@ from torchdebug_magics.instruments.memclean.report import Freed, Holding, Memcle
 from torchdebug_magics.machine.process import rss_bytes, trim_heap, trimmable_bytes
 from torchdebug_magics.memory.cycles import cycles_of, waiting_cycles
 from torchdebug_magics.memory.found import roots_of
+from torchdebug_magics.memory.objects import storages_of
 from torchdebug_magics.memory.paths import HolderPath
-from torchdebug_magics.memory.roots import Rank, outputs, roots
-from torchdebug_magics.memory.tensor_holders import storages_of
-from torchdebug_magics.memory.walk import Walk
+from torchdebug_magics.memory.walk import Rank, Walk, outputs, roots
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.names import named
 from torchdebug_magics.probing.source.user_code import is_user_code, location, our_extension, running_shell
@@ -63,7 +62,7 @@ def examine(_: CellContext, *, free: str = "") -> MemcleanReport:
         census = Census(storages)
         freed = [_freed(name, shell, census, problems) for name in asked]
         report = survey()[0]
-    cycles_bytes, cycle = (0, "") if asked else Census(storages).waiting()
+    cycles_bytes, cycle = (0, "") if asked else Census(storages).by_cycle(waiting_cycles)
     return replace(
         report,
         cycles_bytes=cycles_bytes,
@@ -97,7 +96,7 @@ def _freed(name: str, shell: Any | None, census: Census, problems: list[str]) ->
     if only or name == "out":
         problems += _forgot_outputs(shell, int(only[1]) if only else None)
     elif name == "cycles":
-        cycle = census.collect()
+        _, cycle = census.by_cycle(cycles_of)
     elif name == "heap":
         if not trim_heap():
             problems.append("this system's C library has no malloc_trim, so the heap was left as it is")
@@ -293,20 +292,13 @@ class Census:
                     refs.setdefault(storage._cdata, (weakref.ref(storage), size_of(storage)))
         self._known = refs
 
-    def collect(self) -> str:
-        """Run the collector; the cycle of references by which the most of what is gone then held itself, and empty where none did."""
-        return self._by_cycle(cycles_of)[1]
-
     def gone_bytes(self) -> int:
         """Of those that are gone since this was last asked."""
         gone = [address for address, (ref, _) in self._known.items() if ref() is None]
         return sum(self._known.pop(address)[1] for address in gone)
 
-    def waiting(self) -> tuple[int, str]:
-        """(bytes that a collection would free, the cycle of references by which the most of it holds itself); nothing is collected."""
-        return self._by_cycle(waiting_cycles)
-
-    def _by_cycle(self, look: Callable[[Iterable[weakref.ref[Any]]], dict[int, HolderPath]]) -> tuple[int, str]:
+    def by_cycle(self, look: Callable[[Iterable[weakref.ref[Any]]], dict[int, HolderPath]]) -> tuple[int, str]:
+        """(bytes that hold themselves, the cycle of references by which the most does so); `look` finds them, and may collect."""
         sizes: Counter[str] = Counter()
         for address, path in look([ref for ref, _ in self._known.values()]).items():
             sizes[path] += self._known[address][1]

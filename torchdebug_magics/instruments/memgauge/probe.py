@@ -11,8 +11,7 @@ from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeRepor
 from torchdebug_magics.machine.memory_guard import GUARD_EVERY_S
 from torchdebug_magics.machine.process import RssCourse, rss_bytes
 from torchdebug_magics.machine.sampler import Sampler
-from torchdebug_magics.memory.accelerators import Allocator
-from torchdebug_magics.memory.gauges import GaugedProbe
+from torchdebug_magics.memory.gauges import Allocator, GaugedProbe
 
 _EVERY_S = 0.5
 _LEAST_PART = 0.02
@@ -110,7 +109,7 @@ class GaugeProbe(GaugedProbe):
         """Who holds the memory at which the guard has stopped the cell; only where torch is imported anyway."""
         if not self.interrupts or "torch" not in sys.modules:
             return ()
-        from torchdebug_magics.memory.python_weights import largest_holders  # noqa: PLC0415 - it imports torch
+        from torchdebug_magics.memory.found import largest_holders  # noqa: PLC0415 - it imports torch
 
         error = sys.exc_info()[1]
         held = [] if error is None else [("the interrupted call", error)]

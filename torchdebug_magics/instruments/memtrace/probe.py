@@ -18,26 +18,35 @@ from typing import Literal
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.memtrace.findings import Advice, Growth, Oom, Undeleted
 from torchdebug_magics.instruments.memtrace.growth.course import Course
-from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
-from torchdebug_magics.instruments.memtrace.growth.leak_or_result import Run, rerun_growth
+from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch, Run, rerun_growth
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
-from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, holders
+from torchdebug_magics.instruments.memtrace.held.keepers import Deletions, HandledErrors, Keepers, holders
+from torchdebug_magics.instruments.memtrace.held.process_growth import device_memory, given_out_bytes, kept_free_bytes
 from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch, kept_by_cycles
-from torchdebug_magics.instruments.memtrace.held.still_held import Deletions, HandledErrors
-from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, by_category, by_module, category
-from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, Phases, Place, Places, by_category, by_module, category
 from torchdebug_magics.instruments.memtrace.ledger.memory_snapshot import Snapshot
-from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer, refused_bytes
-from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, TEMPORARY, Phases, Place, Places, Span
-from torchdebug_magics.instruments.memtrace.ledger.process_memory import device_memory, given_out_bytes, kept_free_bytes
+from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Census, Tracer, refused_bytes
 from torchdebug_magics.instruments.memtrace.report import MemtraceReport
-from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, LiveMemory, Peak, Stretch, Timeline, TraceMark
+from torchdebug_magics.instruments.memtrace.trace import (
+    ACTIVATION,
+    HELD_BEFORE,
+    OPTIMIZER_STATE,
+    TEMPORARY,
+    Advice,
+    Growth,
+    LiveMemory,
+    Oom,
+    Peak,
+    Phase,
+    Timeline,
+    TraceMark,
+    Undeleted,
+)
 from torchdebug_magics.instruments.memtrace.words import leading
 from torchdebug_magics.machine.process import rss_bytes
 from torchdebug_magics.memory.gauges import GaugedProbe
-from torchdebug_magics.memory.marks import ledger as marks
+from torchdebug_magics.memory.gauges import ledger as marks
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.source.syntax import loops_around, tree_of
@@ -55,6 +64,12 @@ _NUMBERED = re.compile(r"^(.*?)\.?(\d+)(?:\.|$)")
 _WORTH = 0.01
 """Of what is alive: less is not worth the change."""
 _MANY_UNUSED = 0.2
+_HALVES = "call `backward()` on `loss / 2` for each half, and `optimizer.step()` after both: the same gradients"
+_BFLOAT16 = "`with torch.autocast(device_type, dtype=torch.bfloat16):` around the forward pass and the loss, if they run in float32 now"
+_SEGMENTS = (
+    "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the process starts: {} are reserved in "
+    "blocks too small to use. `empty_cache()` releases only whole segments, and the next step reserves them again"
+)
 
 
 class MemtraceProbe(GaugedProbe):
@@ -245,10 +260,11 @@ def _unseen_loop(ledger: Ledger) -> Location | None:
 
 
 def _peak(ledger: Ledger, blocks: list[Block]) -> Peak:
+    last = ledger.peak_block
     return Peak(
-        phase=(ledger.peak_span or ledger.span).phase,
+        phase=ledger.span.phase if last is None else last.span.phase,
         op=ledger.peak_op.removesuffix(".default"),
-        location=ledger.peak_place.location if ledger.peak_place is not None else None,
+        location=None if last is None or last.place is None else last.place.location,
         by_category=by_category(blocks),
         by_module=by_module(blocks),
     )
@@ -266,7 +282,7 @@ def timeline(ledger: Ledger, phases: Phases, marks: Sequence[int] = ()) -> Timel
     totals = [sum(point.values()) for point in points]
     return Timeline(
         categories={name: tuple(point.get(name, 0) for point in points) for name in names},
-        stretches=tuple(_stretches(phases.spans, clocks)),
+        stretches=tuple(_stretches(phases, clocks)),
         peak=totals.index(max(totals)),
         counted=bisect_left(clocks, ledger.counted_from) if ledger.counted_from else None,
         marks=tuple(max(0, bisect_right(clocks, clock) - 1) for clock in marks),
@@ -310,16 +326,16 @@ def _changes(ledger: Ledger) -> list[tuple[int, Block, int]]:
     return sorted(found, key=lambda one: one[0])
 
 
-def _stretches(spans: list[Span], clocks: tuple[int, ...]) -> Iterator[Stretch]:
+def _stretches(phases: Phases, clocks: tuple[int, ...]) -> Iterator[tuple[Phase, int]]:
     """Where each phase began, by the points of the picture; what is shorter than a point is not there."""
     at, said = 0, 0
-    for span, following in zip(spans, [*spans[1:], None], strict=True):
+    for span, following in zip(phases.spans, [*phases.spans[1:], None], strict=True):
         while at < len(clocks) and clocks[at] <= span.first:
             at += 1
         end = clocks[-1] + 1 if following is None else following.first
         if at < len(clocks) and clocks[at] <= end and said < _STRETCHES:
             said += 1
-            yield Stretch(phase=span.phase, first=at)
+            yield span.phase, at
 
 
 def _out_of_memory(
@@ -377,43 +393,21 @@ def _advice(
     """What is easy and changes nothing first; the cause last."""
     activation_bytes, state_bytes = sizes.get(ACTIVATION, 0), sizes.get(OPTIMIZER_STATE, 0)
     blocks, checkpointed_bytes = _checkpointed(alive)
-    yield Advice(
-        what="half the batch, with gradients accumulated over two",
-        saved_bytes=(activation_bytes + sizes.get(TEMPORARY, 0)) // 2,
-        how="call `backward()` on `loss / 2` for each half, and `optimizer.step()` after both: the same gradients",
-    )
-    yield Advice(
-        what=blocks,
-        saved_bytes=checkpointed_bytes,
-        how="`torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` in place of `block(x)`: about a third slower",
-    )
-    yield Advice(
-        what="an 8-bit optimizer", saved_bytes=state_bytes * 3 // 4, how="such as `bitsandbytes.optim.AdamW8bit`", changes_training=True
-    )
-    yield Advice(
-        what="an optimizer without state",
-        saved_bytes=state_bytes,
-        how="`torch.optim.SGD` without momentum: training changes",
-        changes_training=True,
-    )
-    yield Advice(
-        what="bfloat16 in the forward pass",
-        saved_bytes=activation_bytes // 2,
-        how="`with torch.autocast(device_type, dtype=torch.bfloat16):` around the forward pass and the loss, if they run in float32 now",
-        changes_training=True,
-    )
-    yield Advice(
-        what="less fragmentation",
-        saved_bytes=unused_bytes,
-        how=f"`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the process starts: {byte_size(unused_bytes)} are reserved in "
-        "blocks too small to use. `empty_cache()` releases only whole segments, and the next step reserves them again",
-    )
+    halved_bytes = (activation_bytes + sizes.get(TEMPORARY, 0)) // 2
+    how = "`torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` in place of `block(x)`: about a third slower"
+    yield Advice("half the batch, with gradients accumulated over two", halved_bytes, _HALVES)
+    yield Advice(blocks, checkpointed_bytes, how)
+    yield Advice("an 8-bit optimizer", state_bytes * 3 // 4, "such as `bitsandbytes.optim.AdamW8bit`", changes_training=True)
+    how = "`torch.optim.SGD` without momentum: training changes"
+    yield Advice("an optimizer without state", state_bytes, how, changes_training=True)
+    yield Advice("bfloat16 in the forward pass", activation_bytes // 2, _BFLOAT16, changes_training=True)
+    yield Advice("less fragmentation", unused_bytes, _SEGMENTS.format(byte_size(unused_bytes)))
     if growth is not None:
-        held_bytes = growth.bytes_per_iteration * growth.iterations_count
         holder = f"`{growth.holder}`" if growth.holder else "the variable that keeps it"
-        yield Advice(what=f"freeing the memory that grows, kept by {holder}", saved_bytes=held_bytes, how=growth.fix)
+        held_bytes = growth.bytes_per_iteration * growth.iterations_count
+        yield Advice(f"freeing the memory that grows, kept by {holder}", held_bytes, growth.fix)
     if handled is not None:
-        yield Advice(what="retrying after the `except` block, not in it", saved_bytes=handled.live_bytes, how=handled.fix)
+        yield Advice("retrying after the `except` block, not in it", handled.live_bytes, handled.fix)
 
 
 def _checkpointed(alive: Collection[Block]) -> tuple[str, int]:

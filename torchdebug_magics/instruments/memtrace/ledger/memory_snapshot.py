@@ -18,7 +18,7 @@ import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, category
-from torchdebug_magics.instruments.memtrace.ledger.phases import OTHER
+from torchdebug_magics.instruments.memtrace.trace import OTHER
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.this_rank import rank, world_size
 
