@@ -12,12 +12,10 @@ from itertools import compress
 from types import CellType, FrameType, FunctionType
 from typing import Any
 
-from torchdebug_magics.memory.containers import CONTAINERS
+from torchdebug_magics.memory.containers import CONTAINERS, is_a
 from torchdebug_magics.memory.found import edges, reach
-from torchdebug_magics.memory.outside import is_a
 from torchdebug_magics.memory.paths import HolderPath, Names, shortened
-from torchdebug_magics.memory.roots import Rank, Root
-from torchdebug_magics.memory.walk import Walk
+from torchdebug_magics.memory.walk import Rank, Root, Walk
 from torchdebug_magics.probing.state.attributes import referents, undisturbed
 
 _PASSES = 3

@@ -10,12 +10,9 @@ from typing import Any, Self
 
 import torch
 
-from torchdebug_magics.memory.containers import CONTAINERS
-from torchdebug_magics.memory.objects import names_in
-from torchdebug_magics.memory.outside import bases, is_a, module_of, names_of_type, of_type, whose_module
-from torchdebug_magics.memory.roots import Root
-from torchdebug_magics.memory.tensor_holders import is_node
-from torchdebug_magics.memory.walk import Walk
+from torchdebug_magics.memory.containers import CONTAINERS, bases, is_a, module_of, names_of_type, of_type, whose_module
+from torchdebug_magics.memory.objects import is_node, names_in
+from torchdebug_magics.memory.walk import Root, Walk
 
 _ARROW = " -> "
 _GAP = "…"
@@ -219,7 +216,7 @@ class Paths:
 
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
-        self._names = Names()
+        self.names = Names()
         self._begins: dict[int, tuple[int, ...]] = {}
         """Of an object, the first steps of the way to it, from the root."""
 
@@ -231,10 +228,6 @@ class Paths:
         else:
             pieces = [*self._pieces([*begin]), f"{_ARROW}{_GAP}", *self._pieces(end)]
         return HolderPath.of(self.root_of(number), shortened(pieces))
-
-    def piece(self, holder: object, held: object) -> str:
-        """How what an object holds is written behind its name; empty where its place has no name."""
-        return self._names.find(holder, held) or ""
 
     def root_of(self, number: int) -> Root:
         """Where that way begins."""
@@ -257,7 +250,7 @@ class Paths:
         return steps[::-1]
 
     def _pieces(self, steps: list[int]) -> Iterator[str]:
-        return (piece for piece, _ in self._names.along([self._walk.objects[number] for number in steps]))
+        return (piece for piece, _ in self.names.along([self._walk.objects[number] for number in steps]))
 
 
 def shortened(pieces: list[str]) -> list[str]:
@@ -304,10 +297,10 @@ def owner_of(walk: Walk, paths: Paths, number: int) -> Owner | None:
             return None
         holder = walk.objects[number]
         if not _is_passed(holder):
-            name = paths.piece(holder, walk.objects[below]).partition("[")[0]  # of an optimizer, `.state['mu']` is one piece
+            name = (paths.names.find(holder, walk.objects[below]) or "").partition("[")[0]  # of an optimizer, `.state['mu']` is one piece
             return _owner(type(holder), name, paths.to(number)) if name.startswith(".") and name[1:].isidentifier() else None
         if type(holder) is dict and (up := walk.first[number]) >= 0 and not _is_passed(walk.objects[up]):
-            name = paths.piece(walk.objects[up], walk.objects[below])  # the dict of its attributes
+            name = paths.names.find(walk.objects[up], walk.objects[below]) or ""  # the dict of its attributes
             if name.startswith(".") and name[1:].isidentifier():
                 return _owner(type(walk.objects[up]), name, paths.to(up))
         held = number

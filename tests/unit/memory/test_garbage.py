@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.memory.python_weights import PlainCollection, plain_collections
+from torchdebug_magics.memory.found import PlainCollection, plain_collections
 
 ROWS: list[Any] = []
 

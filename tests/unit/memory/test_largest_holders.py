@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdebug_magics.memory.python_weights import largest_holders
+from torchdebug_magics.memory.found import largest_holders
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -21,10 +21,9 @@ from torchdebug_magics.instruments.memclean.report import Freed, Holding, Memcle
 from torchdebug_magics.machine.process import rss_bytes, trim_heap, trimmable_bytes
 from torchdebug_magics.memory.cycles import cycles_of, waiting_cycles
 from torchdebug_magics.memory.found import roots_of
+from torchdebug_magics.memory.objects import storages_of
 from torchdebug_magics.memory.paths import HolderPath
-from torchdebug_magics.memory.roots import Rank, outputs, roots
-from torchdebug_magics.memory.tensor_holders import storages_of
-from torchdebug_magics.memory.walk import Walk
+from torchdebug_magics.memory.walk import Rank, Walk, outputs, roots
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.names import named
 from torchdebug_magics.probing.source.user_code import is_user_code, location, our_extension, running_shell
@@ -51,25 +50,21 @@ _PRICES = {
     "session": "`torchdebug_magics.last_session()` will be None",
 }
 _PASSES = 3
+_BEYOND_THE_BUDGET = "not every object could be visited within the budget: some references may hold more than is shown here"
 
 
 def examine(_: CellContext, *, free: str = "") -> MemcleanReport:
     """What is held, or, with `free`, what of it became free: ``"all"``, or names as in ``"exception,out"``."""
     asked, shell = _asked(free), running_shell()
-    before = survey()
-    problems = (
-        [] if before.is_whole else ["not every object could be visited within the budget: some references may hold more than is shown here"]
-    )
-    freed: list[Freed] = []
+    report, storages = survey()
+    problems, freed = list(report.problems), []
     if asked:
-        census = Census(before.storages)
+        census = Census(storages)
         freed = [_freed(name, shell, census, problems) for name in asked]
-    after = survey() if asked else before
-    cycles_bytes, cycle = (0, "") if asked else Census(before.storages).waiting()
-    return MemcleanReport(
-        holdings=after.holdings,
-        together_bytes=after.together_bytes,
-        by_part=after.by_part,
+        report = survey()[0]
+    cycles_bytes, cycle = (0, "") if asked else Census(storages).by_cycle(waiting_cycles)
+    return replace(
+        report,
         cycles_bytes=cycles_bytes,
         cycle=cycle,
         heap_bytes=0 if asked else trimmable_bytes() or 0,
@@ -101,7 +96,7 @@ def _freed(name: str, shell: Any | None, census: Census, problems: list[str]) ->
     if only or name == "out":
         problems += _forgot_outputs(shell, int(only[1]) if only else None)
     elif name == "cycles":
-        cycle = census.collect()
+        _, cycle = census.by_cycle(cycles_of)
     elif name == "heap":
         if not trim_heap():
             problems.append("this system's C library has no malloc_trim, so the heap was left as it is")
@@ -205,20 +200,8 @@ def cached_bytes() -> int | None:
     return sum(torch.cuda.memory_reserved(number) - torch.cuda.memory_allocated(number) for number in range(torch.cuda.device_count()))
 
 
-@dataclass
-class Survey:
-    """What was found; of the tensors, only weak references."""
-
-    holdings: tuple[Holding, ...] = ()
-    together_bytes: int = 0
-    by_part: dict[str, int] = field(default_factory=dict)
-    is_whole: bool = True
-    storages: list[weakref.ref[Any]] = field(default_factory=list)
-    """All that have a name, to be looked at again."""
-
-
-def survey() -> Survey:
-    """Look; nothing is changed."""
+def survey() -> tuple[MemcleanReport, list[weakref.ref[Any]]]:
+    """What is held, and all storages that have a name, to be looked at again; nothing is changed."""
     refs: list[weakref.ref[Any]] = []
     helds: list[_Held] = []
     with undisturbed(), closing(Walk(roots(), None, _MOST_VISITS)) as walk:
@@ -238,13 +221,13 @@ def survey() -> Survey:
         if len(parts := {_part(name) for name in one.holders}) == 1:
             by_part[parts.pop()] += one.bytes
     holdings = [_holding(name, [one for one in helds if name in one.holders]) for name in {name for one in helds for name in one.holders}]
-    return Survey(
+    report = MemcleanReport(
         holdings=tuple(sorted(holdings, key=lambda holding: (-holding.alone_bytes, -holding.held_bytes, holding.name))),
         together_bytes=sum(one.bytes for one in freed),
         by_part=dict(by_part),
-        is_whole=is_whole,
-        storages=refs,
+        problems=() if is_whole else (_BEYOND_THE_BUDGET,),
     )
+    return report, refs
 
 
 @dataclass(frozen=True)
@@ -309,20 +292,13 @@ class Census:
                     refs.setdefault(storage._cdata, (weakref.ref(storage), size_of(storage)))
         self._known = refs
 
-    def collect(self) -> str:
-        """Run the collector; the cycle of references by which the most of what is gone then held itself, and empty where none did."""
-        return self._by_cycle(cycles_of)[1]
-
     def gone_bytes(self) -> int:
         """Of those that are gone since this was last asked."""
         gone = [address for address, (ref, _) in self._known.items() if ref() is None]
         return sum(self._known.pop(address)[1] for address in gone)
 
-    def waiting(self) -> tuple[int, str]:
-        """(bytes that a collection would free, the cycle of references by which the most of it holds itself); nothing is collected."""
-        return self._by_cycle(waiting_cycles)
-
-    def _by_cycle(self, look: Callable[[Iterable[weakref.ref[Any]]], dict[int, HolderPath]]) -> tuple[int, str]:
+    def by_cycle(self, look: Callable[[Iterable[weakref.ref[Any]]], dict[int, HolderPath]]) -> tuple[int, str]:
+        """(bytes that hold themselves, the cycle of references by which the most does so); `look` finds them, and may collect."""
         sizes: Counter[str] = Counter()
         for address, path in look([ref for ref, _ in self._known.values()]).items():
             sizes[path] += self._known[address][1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchdebug_magics.instrument import CellContext, Examined
 from torchdebug_magics.instruments.memmark.report import MarkReport, MarksReport
-from torchdebug_magics.memory.marks import ledger
+from torchdebug_magics.memory.gauges import ledger
 
 
 def examine(_: CellContext, *labels: object, force: bool = True, clear: bool = False) -> Examined:

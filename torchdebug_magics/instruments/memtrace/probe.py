@@ -18,32 +18,41 @@ from typing import Literal
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.memtrace.findings import Advice, Growth, Oom, Undeleted
 from torchdebug_magics.instruments.memtrace.growth.course import Course
-from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
-from torchdebug_magics.instruments.memtrace.growth.leak_or_result import Run, rerun_growth
+from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch, Run, rerun_growth
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
-from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, holders
+from torchdebug_magics.instruments.memtrace.held.keepers import Deletions, HandledErrors, Keepers, holders
+from torchdebug_magics.instruments.memtrace.held.process_growth import device_memory, given_out_bytes, kept_free_bytes
 from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch, kept_by_cycles
-from torchdebug_magics.instruments.memtrace.held.still_held import Deletions, HandledErrors
-from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, by_category, by_module, category
-from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, Phases, Place, Places, by_category, by_module, category
 from torchdebug_magics.instruments.memtrace.ledger.memory_snapshot import Snapshot
-from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer, refused_bytes
-from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, TEMPORARY, Phases, Place, Places, Span
-from torchdebug_magics.instruments.memtrace.ledger.process_memory import ProcessMemory, given_out_bytes
+from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Census, Tracer, refused_bytes
 from torchdebug_magics.instruments.memtrace.report import MemtraceReport
-from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, LiveMemory, Peak, Stretch, Timeline
+from torchdebug_magics.instruments.memtrace.trace import (
+    ACTIVATION,
+    HELD_BEFORE,
+    OPTIMIZER_STATE,
+    TEMPORARY,
+    Advice,
+    Growth,
+    LiveMemory,
+    Oom,
+    Peak,
+    Phase,
+    Timeline,
+    TraceMark,
+    Undeleted,
+)
 from torchdebug_magics.instruments.memtrace.words import leading
-from torchdebug_magics.machine.limits import Limits
-from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio
+from torchdebug_magics.machine.process import rss_bytes
+from torchdebug_magics.memory.gauges import GaugedProbe
+from torchdebug_magics.memory.gauges import ledger as marks
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules, parts_of
-from torchdebug_magics.probing.safety import Guard, traceback_of
 from torchdebug_magics.probing.source.syntax import loops_around, tree_of
 from torchdebug_magics.probing.source.user_code import excerpt, locate, location, user_frame
 from torchdebug_magics.probing.storages import shards_note
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Location, Mark
 
 _LEAST_UNNAMED, _LARGE_PART = 64 << 10, 0.1
 _SEVERAL = 3
@@ -55,9 +64,15 @@ _NUMBERED = re.compile(r"^(.*?)\.?(\d+)(?:\.|$)")
 _WORTH = 0.01
 """Of what is alive: less is not worth the change."""
 _MANY_UNUSED = 0.2
+_HALVES = "call `backward()` on `loss / 2` for each half, and `optimizer.step()` after both: the same gradients"
+_BFLOAT16 = "`with torch.autocast(device_type, dtype=torch.bfloat16):` around the forward pass and the loss, if they run in float32 now"
+_SEGMENTS = (
+    "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the process starts: {} are reserved in "
+    "blocks too small to use. `empty_cache()` releases only whole segments, and the next step reserves them again"
+)
 
 
-class MemtraceProbe:
+class MemtraceProbe(GaugedProbe):
     """See `memtrace`."""
 
     def __init__(
@@ -73,19 +88,18 @@ class MemtraceProbe:
         if compare:
             msg = "--compare watches no cell: write `%memtrace --compare a b` on a line of its own, for two reports kept with -o"
             raise TorchDebugError(msg)
-        self.memory_guard = None if guard is None else MemoryGuard(guard_ratio(guard), Limits())
-        if self.memory_guard is not None:
-            self.memory_guard.refuse_if_passed()
+        super().__init__(guard)
         self.is_light = light
         runs = context.earlier_runs()
         self.runs: deque[Run] = deque() if runs is None else runs
         """What the earlier runs of the same cell have left."""
-        self.guard = Guard()
         self.snapshot = None if snapshot is None else Snapshot(snapshot, self.guard)
         self._hooks = Hooks(self.guard)
         self.phases = Phases()
         self.ledger = Ledger(self.phases.now)
-        self.process = ProcessMemory(self.guard, self.ledger)
+        self.marks: list[tuple[TraceMark, int]] = []
+        """Each with the clock of the ledger."""
+        self._start_free_bytes = 0
         self._places = Places(Place)
         self.steps = Steps(given_out_bytes, every=every_step)
         self.cycles = CycleWatch(self.ledger)
@@ -111,7 +125,9 @@ class MemtraceProbe:
         if self.snapshot is not None:
             self.snapshot.attach(stack)
         stack.push(self._ended)
-        self.process.attach(stack)
+        self.begin(stack)
+        self._opened.enter_context(marks().told_to(self._marked))
+        self._start_free_bytes = kept_free_bytes()
         self._course.attach(stack, census.modules)
         if self.memory_guard is not None:
             stack.enter_context(self.memory_guard.watching())
@@ -119,7 +135,7 @@ class MemtraceProbe:
     def sweep(self) -> None:
         """Remove what an interrupt left."""
         self.tracer.off()
-        self.process.stop()
+        self.stop()
         if self.snapshot is not None:
             self.snapshot.stop()
         self._hooks.sweep(self._course.modules())
@@ -132,23 +148,19 @@ class MemtraceProbe:
             raise AssertionError(self.guard.problems)
         return self._report
 
-    def live(self) -> LiveMemory | None:
-        """The gauges and the ledger now; any thread may ask."""
-        gauges = self.process.gauges()
-        total = self.ledger.total
-        return None if gauges is None else LiveMemory(total.now_bytes, total.peak_bytes, self.phases.now.phase, self.steps.count, gauges)
+    def shown(self) -> LiveMemory:
+        """The gauges and the ledger now."""
+        total, now = self.ledger.total, self.phases.now
+        return LiveMemory(total.now_bytes, total.peak_bytes, now.phase, self.steps.count, self.gauges.read())
 
-    def standing(self) -> str:
-        """Nothing: progress is not watched here. The kernel's position is recorded, as one that takes too much memory is killed."""
-        return ""
+    def grown_bytes(self) -> tuple[int, int]:
+        """What the process occupies beyond what it did at the start; and of that, at most, what was freed and is still the C heap's."""
+        net_bytes = rss_bytes() - self.start_bytes
+        return net_bytes, max(0, min(net_bytes, kept_free_bytes() - self._start_free_bytes))
 
-    def traceback_of(self, error: BaseException) -> list[str]:
-        """Of the guard's interrupt."""
-        return traceback_of(error, "" if self.memory_guard is None else self.memory_guard.reason)
-
-    def kept(self) -> dict[str, object]:
-        """Nothing is kept."""
-        return {}
+    def _marked(self, mark: Mark) -> None:
+        clock = self.ledger.clock
+        self.marks.append((TraceMark(**vars(mark), torch_bytes=self.ledger.total.now_bytes, phase=self.ledger.span.phase), clock))
 
     def _ended(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._report = self.guard.run("the end of the trace", self._concluded, error)
@@ -169,7 +181,7 @@ watch = MemtraceProbe
 
 def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceReport:
     """The report; the ledger is complete then, and may be closed."""
-    ledger, tracer, steps, process, guard = probe.ledger, probe.tracer, probe.steps, probe.process, probe.guard
+    ledger, tracer, steps, guard = probe.ledger, probe.tracer, probe.steps, probe.guard
     cycles = guard.run("the look for cycles", probe.cycles.end, probe.growth.lines) or ()
     ledger.counted_until = ledger.clock
     tracer.adopt_all(Census())
@@ -186,7 +198,8 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
     growth, graph_growth = found or (None, None)
     handled = probe.handled.found(ledger.total.peak_bytes)
     oom = guard.run("explaining the refusal", _out_of_memory, probe, error, alive, growth, handled)
-    limit_bytes, limit = process.limit()
+    limit, allocators = probe.gauges.limit(), probe.gauges.allocators()
+    net_bytes, heap_kept_bytes = probe.grown_bytes()
     sites, total, unnamed_bytes = ledger.sites, ledger.total, keepers.unnamed_bytes(made)
     sites.fold([*ledger.gone, *alive])
     report = MemtraceReport(
@@ -194,7 +207,7 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
         start_bytes=total.start_bytes,
         peak_bytes=total.peak_bytes,
         peak=_peak(ledger, ledger.at_peak()),
-        devices=process.devices(),
+        devices=device_memory(ledger, probe.allocators_before.values(), allocators),
         untraced_bytes=sites.fold_unseen([*ledger.gone, *alive]),
         sites=sites.rows(),
         growth=growth,
@@ -209,18 +222,18 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
         unnamed_bytes=unnamed_bytes if unnamed_bytes >= max(_LEAST_UNNAMED, _LARGE_PART * (total.now_bytes - total.start_bytes)) else 0,
         unseen_loop=_unseen_loop(ledger) if steps.count <= 1 else None,
         freed_before_bytes=sites.freed_before_bytes,
-        rss_peak_bytes=process.peak_bytes(),
-        rss_net_bytes=process.net_bytes(),
+        rss_peak_bytes=probe.peak.peak().size_bytes,
+        rss_net_bytes=net_bytes,
         process_grown_bytes=0 if growth is not None else probe.growth.process_grown_bytes(),
-        heap_kept_bytes=process.heap_kept_bytes(),
-        limit_bytes=limit_bytes,
-        limit=limit,
+        heap_kept_bytes=heap_kept_bytes,
+        limit_bytes=None if limit is None else limit.limit_bytes,
+        limit="" if limit is None else limit.whose,
         borrowed_bytes=tracer.borrowed_bytes,
         mapped_bytes=tracer.mapped_bytes,
-        marks=tuple(mark for mark, _ in process.marks),
-        interrupts=() if probe.memory_guard is None else probe.memory_guard.interrupts,
+        marks=tuple(mark for mark, _ in probe.marks),
+        interrupts=probe.interrupts,
         snapshot="" if probe.snapshot is None else guard.run("writing the snapshot", probe.snapshot.write, ledger) or "",
-        timeline=timeline(ledger, probe.phases, [clock for _, clock in process.marks]),
+        timeline=timeline(ledger, probe.phases, [clock for _, clock in probe.marks]),
         ops_count=tracer.ops_count,
         steps_count=steps.count,
         followed_count=0 if probe.is_light else len(steps.followed),
@@ -247,10 +260,11 @@ def _unseen_loop(ledger: Ledger) -> Location | None:
 
 
 def _peak(ledger: Ledger, blocks: list[Block]) -> Peak:
+    last = ledger.peak_block
     return Peak(
-        phase=(ledger.peak_span or ledger.span).phase,
+        phase=ledger.span.phase if last is None else last.span.phase,
         op=ledger.peak_op.removesuffix(".default"),
-        location=ledger.peak_place.location if ledger.peak_place is not None else None,
+        location=None if last is None or last.place is None else last.place.location,
         by_category=by_category(blocks),
         by_module=by_module(blocks),
     )
@@ -268,7 +282,7 @@ def timeline(ledger: Ledger, phases: Phases, marks: Sequence[int] = ()) -> Timel
     totals = [sum(point.values()) for point in points]
     return Timeline(
         categories={name: tuple(point.get(name, 0) for point in points) for name in names},
-        stretches=tuple(_stretches(phases.spans, clocks)),
+        stretches=tuple(_stretches(phases, clocks)),
         peak=totals.index(max(totals)),
         counted=bisect_left(clocks, ledger.counted_from) if ledger.counted_from else None,
         marks=tuple(max(0, bisect_right(clocks, clock) - 1) for clock in marks),
@@ -312,16 +326,16 @@ def _changes(ledger: Ledger) -> list[tuple[int, Block, int]]:
     return sorted(found, key=lambda one: one[0])
 
 
-def _stretches(spans: list[Span], clocks: tuple[int, ...]) -> Iterator[Stretch]:
+def _stretches(phases: Phases, clocks: tuple[int, ...]) -> Iterator[tuple[Phase, int]]:
     """Where each phase began, by the points of the picture; what is shorter than a point is not there."""
     at, said = 0, 0
-    for span, following in zip(spans, [*spans[1:], None], strict=True):
+    for span, following in zip(phases.spans, [*phases.spans[1:], None], strict=True):
         while at < len(clocks) and clocks[at] <= span.first:
             at += 1
         end = clocks[-1] + 1 if following is None else following.first
         if at < len(clocks) and clocks[at] <= end and said < _STRETCHES:
             said += 1
-            yield Stretch(phase=span.phase, first=at)
+            yield span.phase, at
 
 
 def _out_of_memory(
@@ -336,7 +350,7 @@ def _out_of_memory(
     alive = left if noted is None else noted.alive
     sizes = by_category(alive)
     live_bytes, asked_bytes = sum(sizes.values()), refused_bytes(refused) or 0
-    unused_bytes = probe.process.unused_bytes()
+    unused_bytes = sum(one.reserved_bytes - one.allocated_bytes for one in probe.gauges.allocators())
     kind: Literal["sizing", "leak", "fragmentation", "handled error"] = "sizing" if growth is None else "leak"
     if unused_bytes > max(asked_bytes, int(_MANY_UNUSED * live_bytes)):
         kind = "fragmentation"
@@ -379,43 +393,21 @@ def _advice(
     """What is easy and changes nothing first; the cause last."""
     activation_bytes, state_bytes = sizes.get(ACTIVATION, 0), sizes.get(OPTIMIZER_STATE, 0)
     blocks, checkpointed_bytes = _checkpointed(alive)
-    yield Advice(
-        what="half the batch, with gradients accumulated over two",
-        saved_bytes=(activation_bytes + sizes.get(TEMPORARY, 0)) // 2,
-        how="call `backward()` on `loss / 2` for each half, and `optimizer.step()` after both: the same gradients",
-    )
-    yield Advice(
-        what=blocks,
-        saved_bytes=checkpointed_bytes,
-        how="`torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` in place of `block(x)`: about a third slower",
-    )
-    yield Advice(
-        what="an 8-bit optimizer", saved_bytes=state_bytes * 3 // 4, how="such as `bitsandbytes.optim.AdamW8bit`", changes_training=True
-    )
-    yield Advice(
-        what="an optimizer without state",
-        saved_bytes=state_bytes,
-        how="`torch.optim.SGD` without momentum: training changes",
-        changes_training=True,
-    )
-    yield Advice(
-        what="bfloat16 in the forward pass",
-        saved_bytes=activation_bytes // 2,
-        how="`with torch.autocast(device_type, dtype=torch.bfloat16):` around the forward pass and the loss, if they run in float32 now",
-        changes_training=True,
-    )
-    yield Advice(
-        what="less fragmentation",
-        saved_bytes=unused_bytes,
-        how=f"`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the process starts: {byte_size(unused_bytes)} are reserved in "
-        "blocks too small to use. `empty_cache()` releases only whole segments, and the next step reserves them again",
-    )
+    halved_bytes = (activation_bytes + sizes.get(TEMPORARY, 0)) // 2
+    how = "`torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` in place of `block(x)`: about a third slower"
+    yield Advice("half the batch, with gradients accumulated over two", halved_bytes, _HALVES)
+    yield Advice(blocks, checkpointed_bytes, how)
+    yield Advice("an 8-bit optimizer", state_bytes * 3 // 4, "such as `bitsandbytes.optim.AdamW8bit`", changes_training=True)
+    how = "`torch.optim.SGD` without momentum: training changes"
+    yield Advice("an optimizer without state", state_bytes, how, changes_training=True)
+    yield Advice("bfloat16 in the forward pass", activation_bytes // 2, _BFLOAT16, changes_training=True)
+    yield Advice("less fragmentation", unused_bytes, _SEGMENTS.format(byte_size(unused_bytes)))
     if growth is not None:
-        held_bytes = growth.bytes_per_iteration * growth.iterations_count
         holder = f"`{growth.holder}`" if growth.holder else "the variable that keeps it"
-        yield Advice(what=f"freeing the memory that grows, kept by {holder}", saved_bytes=held_bytes, how=growth.fix)
+        held_bytes = growth.bytes_per_iteration * growth.iterations_count
+        yield Advice(f"freeing the memory that grows, kept by {holder}", held_bytes, growth.fix)
     if handled is not None:
-        yield Advice(what="retrying after the `except` block, not in it", saved_bytes=handled.live_bytes, how=handled.fix)
+        yield Advice("retrying after the `except` block, not in it", handled.live_bytes, handled.fix)
 
 
 def _checkpointed(alive: Collection[Block]) -> tuple[str, int]:

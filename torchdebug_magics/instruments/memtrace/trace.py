@@ -1,14 +1,128 @@
-"""What was traced of a cell's memory, as plain data; sizes in bytes. Words for it are in `words`, the report is in `report`."""
+"""What was traced of a cell's memory and found in it, as plain data; sizes in bytes. Words for it are in `words`, not here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
-from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Oom, Phase, Undeleted
 from torchdebug_magics.machine.guard_interrupt import Interrupt
-from torchdebug_magics.report import Gauge, Location, Mark, Report
+from torchdebug_magics.report import Finding, Gauge, Location, Mark, Report, Stage
 
+Phase: TypeAlias = Literal["forward", "loss", "backward", "optimizer", "other"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth(Finding):
+    """Memory that every iteration adds."""
+
+    bytes_per_iteration: int
+    iterations_count: int
+    holder: str
+    """The variable's path, such as ``losses[0].grad_fn -> PowBackward0.saved_self``; empty where none was found."""
+    variable: str = ""
+    """The variable or collection at its start, as one writes it: ``losses``."""
+    keeps_graph: bool = False
+    """Whether it is the graph of the backward pass that is kept, and not only data."""
+    others: tuple[str, ...] = ()
+    """Other variables that grow; their memory is not included."""
+    kept_at: Location | None = None
+    """The line that stores it in the holder; None where it was not found."""
+    frees_bytes: int = 0
+    """Bytes that `fix` would have freed at the end, as nothing else holds them; 0 where that is unknown."""
+    what: Literal["tensors", "objects", "workers", "profiler"] = "tensors"
+    """What grows: tensors, Python objects, pages that DataLoader workers copied, or a profiler's events."""
+    share_ratio: float = 1.0
+    """The share of the growth of the process in the loop; 1 for tensors."""
+
+    @property
+    def fix_at(self) -> Location | None:
+        """Where it is kept, if that is known; else where it is allocated."""
+        return self.kept_at or self.location
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphGrowth(Finding):
+    """Autograd nodes that every iteration adds: a few hundred bytes each, and time in the backward pass."""
+
+    nodes_per_iteration: int
+    iterations_count: int
+    holder: str
+    variable: str = ""
+    """The variable or collection at the start of `holder`, as one writes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cycle(Finding):
+    """Objects that refer to each other: their memory is freed only when Python's collector runs."""
+
+    path: str
+    freed_bytes: int
+    """Bytes of this cell's tensors that a collection at the end freed."""
+    count: int = 1
+    """How often the cycle was created, at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undeleted(Finding):
+    """Memory that outlives its use: its variable was deleted, or the call that allocated it has failed."""
+
+    name: str
+    """The deleted variable; empty where an error that is being handled holds the tensors of the failed call."""
+    location: Location
+    """The line of the ``del``, or of the call made while the error is handled."""
+    live_bytes: int
+    holder: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A remedy, and how much memory it would save on this model."""
+
+    what: str
+    saved_bytes: int
+    how: str = ""
+    changes_training: bool = field(default=False, kw_only=True)
+    """Whether training would give different numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oom(Finding):
+    """An allocation that was refused."""
+
+    asked_bytes: int
+    op: str
+    module: str
+    phase: Phase
+    iteration: int
+    """1-based iteration of the loop; 0 outside a loop."""
+    kind: Literal["sizing", "leak", "fragmentation", "handled error"]
+    live_bytes: int
+    by_category: Mapping[str, int]
+    by_module: Mapping[str, int]
+    unused_reserved_bytes: int = 0
+    """Bytes that the caching allocator has reserved on the device and that no tensor uses."""
+    advice: tuple[Advice, ...] = ()
+    """Remedies, those that change training least first; `best` is the one to begin with."""
+
+    @property
+    def stage(self) -> Stage:
+        """It ended the cell, unless its error was handled."""
+        return "end"
+
+    @property
+    def best(self) -> Advice | None:
+        """The remedy for the cause; without a cause, the one that saves most and does not change training."""
+        if self.kind != "sizing":
+            return self.advice[-1] if self.advice else None
+        return max(self.advice, key=lambda one: one.saved_bytes * (not one.changes_training), default=None)
+
+
+Leading: TypeAlias = Growth | GraphGrowth | Cycle | Undeleted | Oom
+
+
+PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer state"
+ACTIVATION, BUFFER, TEMPORARY, OTHER = "activation", "buffer", "temporary", "other"
 HELD_BEFORE = "held before the cell"
 """The kind, in a timeline, of memory that was allocated before the cell began."""
 
@@ -77,20 +191,12 @@ class Holder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
-    """One uninterrupted period of a phase."""
-
-    phase: Phase
-    first: int
-    """The point of the timeline at which it begins."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Timeline:
     """Live bytes by category over the events of the cell."""
 
     categories: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    stretches: tuple[Stretch, ...] = ()
+    stretches: tuple[tuple[Phase, int], ...] = ()
+    """Each uninterrupted period of a phase, and the point at which it begins."""
     peak: int = 0
     """The point of the peak."""
     marks: tuple[int, ...] = ()

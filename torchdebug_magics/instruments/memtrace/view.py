@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torchdebug_magics.format import Format, byte_size, listed, plural
 from torchdebug_magics.html.page import Areas, Bars, Block, Code, Facts, Fold, Measure, Meters, Note, Page, Table, Verbatim
 from torchdebug_magics.instruments.memtrace import words
-from torchdebug_magics.instruments.memtrace.findings import Growth, Leading, Oom
 from torchdebug_magics.instruments.memtrace.report import Comparison, MemtraceReport
-from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, LiveMemory, Timeline, TraceMark
+from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, Growth, Leading, LiveMemory, Oom, Timeline, TraceMark
 from torchdebug_magics.instruments.memtrace.words import change, figures, leading, many, start_of, variable
 
 _SITES: dict[str, Format] = {
@@ -174,11 +173,8 @@ def _picture(
         return []
     counted = timeline.counted
     stretches = tuple(
-        (
-            "steps only counted" if stretch.phase == "other" and counted is not None and stretch.first >= counted else stretch.phase,
-            stretch.first,
-        )
-        for stretch in timeline.stretches
+        ("steps only counted" if phase == "other" and counted is not None and first >= counted else phase, first)
+        for phase, first in timeline.stretches
     )
     series = _series(timeline, kinds or _largest_kinds([timeline]))
     marks = tuple(zip((mark.label for mark in report.marks), timeline.marks, strict=True))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchdebug_magics.format import byte_size, capitalised, count, listed, plural, share
-from torchdebug_magics.instruments.memtrace.findings import Cycle, GraphGrowth, Growth, Leading, Oom, Phase, Undeleted
-from torchdebug_magics.instruments.memtrace.trace import DeviceMemory, Trace
+from torchdebug_magics.instruments.memtrace.trace import Cycle, DeviceMemory, GraphGrowth, Growth, Leading, Oom, Phase, Trace, Undeleted
 from torchdebug_magics.report import short_title
 
 _NODE_BYTES = 500

@@ -15,8 +15,8 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.memgauge.probe import GaugeProbe
 from torchdebug_magics.instruments.memgauge.report import LiveGauges
 from torchdebug_magics.machine.process import rss_bytes, trim_heap
-from torchdebug_magics.memory import accelerators
-from torchdebug_magics.memory.accelerators import Allocator
+from torchdebug_magics.memory import gauges
+from torchdebug_magics.memory.gauges import Allocator
 
 if TYPE_CHECKING:
     from tests.doors import Observe
@@ -128,7 +128,7 @@ def test_the_peak_of_a_device_without_a_reset(
     monkeypatch: pytest.MonkeyPatch, readings: list[Allocator | None], peak_bytes: int, is_exact: bool
 ):
     now = iter([readings[0], *[readings[1]] * 1000])
-    monkeypatch.setattr(accelerators.Allocators, "read", lambda _: [one for one in [next(now)] if one is not None])
+    monkeypatch.setattr(gauges.Allocators, "read", lambda _: [one for one in [next(now)] if one is not None])
     with torchdebug_magics.memgauge() as session:
         pass
     (found,) = session.report.devices
@@ -140,7 +140,7 @@ def test_a_failure_of_ours_is_a_line_and_the_cell_goes_on(monkeypatch: pytest.Mo
     def fails(*_: object) -> Any:
         raise OSError("gone")
 
-    monkeypatch.setattr(accelerators.Allocators, "read", fails)
+    monkeypatch.setattr(gauges.Allocators, "read", fails)
     with torchdebug_magics.memgauge() as session:
         done = True
     assert done

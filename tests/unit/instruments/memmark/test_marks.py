@@ -12,7 +12,7 @@ import torch
 
 import torchdebug_magics
 from tests import children
-from torchdebug_magics.memory.marks import ledger
+from torchdebug_magics.memory.gauges import ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

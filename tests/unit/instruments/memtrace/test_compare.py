@@ -12,9 +12,8 @@ import torchdebug_magics
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Areas, Fold, Table
-from torchdebug_magics.instruments.memtrace.findings import Growth
 from torchdebug_magics.instruments.memtrace.report import Comparison, MemtraceReport
-from torchdebug_magics.instruments.memtrace.trace import Peak, Timeline
+from torchdebug_magics.instruments.memtrace.trace import Growth, Peak, Timeline
 from torchdebug_magics.instruments.memtrace.view import page
 
 if TYPE_CHECKING:

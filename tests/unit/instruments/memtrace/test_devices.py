@@ -11,8 +11,8 @@ import torch
 import torchdebug_magics
 from torchdebug_magics.html import plain
 from torchdebug_magics.instruments.memtrace.view import page
-from torchdebug_magics.memory import accelerators
-from torchdebug_magics.memory.accelerators import Allocator
+from torchdebug_magics.memory import gauges
+from torchdebug_magics.memory.gauges import Allocator
 
 MIB = 2**20
 BEFORE = Allocator(0, "GPU 0 · NVIDIA T4", "a", 5 * MIB, 20 * MIB, 1000 * MIB, peak_bytes=50 * MIB, peak_reserved_bytes=60 * MIB)
@@ -26,7 +26,7 @@ def traced(monkeypatch: pytest.MonkeyPatch, before: list[Allocator], after: list
     now = before
     for name in ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, never)
-    monkeypatch.setattr(accelerators.Allocators, "read", lambda _: now)
+    monkeypatch.setattr(gauges.Allocators, "read", lambda _: now)
     with torchdebug_magics.memtrace() as session:
         now = after
         kept = torch.zeros(3)

@@ -9,7 +9,7 @@ import pytest
 import torchdebug_magics
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.instruments.memtrace.view import page
-from torchdebug_magics.memory.marks import ledger
+from torchdebug_magics.memory.gauges import ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -203,7 +203,7 @@ def test_cuda_that_begins_in_the_cell_has_no_history_and_that_is_said(cuda: Simp
 
 
 def test_recording_ends_when_attaching_fails(cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("torchdebug_magics.instruments.memtrace.ledger.process_memory.ProcessMemory.attach", lambda *_: 1 / 0)
+    monkeypatch.setattr("torchdebug_magics.memory.gauges.GaugedProbe.begin", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError), torchdebug_magics.memtrace(snapshot=tmp_path / "mem.pickle"):
         pass
     assert not cuda.recording

@@ -9,9 +9,19 @@ import pytest
 
 from torchdebug_magics.html import plain
 from torchdebug_magics.html.page import Areas, Bars, Code, Facts, Fold, Note
-from torchdebug_magics.instruments.memtrace.findings import Advice, Cycle, GraphGrowth, Growth, Oom, Undeleted
 from torchdebug_magics.instruments.memtrace.report import MemtraceReport
-from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, Holder, Peak, Timeline
+from torchdebug_magics.instruments.memtrace.trace import (
+    HELD_BEFORE,
+    Advice,
+    Cycle,
+    GraphGrowth,
+    Growth,
+    Holder,
+    Oom,
+    Peak,
+    Timeline,
+    Undeleted,
+)
 from torchdebug_magics.instruments.memtrace.view import page
 from torchdebug_magics.machine.guard_interrupt import Interrupt
 from torchdebug_magics.report import Location

@@ -12,12 +12,11 @@ from typing import Any, TypeAlias
 import torch
 from torch._C._autograd import _get_sequence_nr
 
-from torchdebug_magics.instruments.memtrace.findings import Phase
 from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
-from torchdebug_magics.instruments.memtrace.held.still_held import HandledErrors
-from torchdebug_magics.instruments.memtrace.ledger.memory_census import Census, mark_called, mark_gradients, mark_state
-from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Tracer
-from torchdebug_magics.instruments.memtrace.ledger.phases import Phases
+from torchdebug_magics.instruments.memtrace.held.keepers import HandledErrors
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Phases
+from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Census, Tracer, mark_called, mark_gradients, mark_state
+from torchdebug_magics.instruments.memtrace.trace import Phase
 from torchdebug_magics.probing.compiler import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.modules import OutermostCalls

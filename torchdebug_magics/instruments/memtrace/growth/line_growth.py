@@ -10,8 +10,8 @@ from statistics import median
 
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, Loop, Series, Steps
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
-from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, category
-from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OPTIMIZER_STATE, Place
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Place, category, size_of
+from torchdebug_magics.instruments.memtrace.trace import ACTIVATION, OPTIMIZER_STATE
 from torchdebug_magics.memory.paths import NOWHERE, HolderPath
 
 LEAST_BYTES = 64
@@ -286,7 +286,7 @@ class Tally:
             if len(looks) >= FEWEST and _is_filled(looks):
                 (first, few), (last, many) = looks[0], looks[-1]
                 yield Leak(
-                    bytes_per_iteration=round((_size(many) - _size(few)) / max(1, len(loop.between(first, last)))),
+                    bytes_per_iteration=round((size_of(many) - size_of(few)) / max(1, len(loop.between(first, last)))),
                     iterations_count=loop.count,
                     place=place_of(many),
                     keeps_graph=any(category(block) == ACTIVATION for block in many),
@@ -319,7 +319,3 @@ def _is_filled(looks: Sequence[tuple[int, Sequence[Block]]]) -> bool:
     last, many = counts[-1]
     at_once = min((more - less for (_, less), (_, more) in pairwise(counts) if more > less), default=1)
     return many >= _FEWEST_PARTS and Series([(0, 0), *counts]).is_steady(slack=max(at_once, many / last))
-
-
-def _size(blocks: Iterable[Block]) -> int:
-    return sum(block.bytes for block in blocks)

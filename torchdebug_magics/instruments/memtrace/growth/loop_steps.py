@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
 
-from torchdebug_magics.instruments.memtrace.ledger.phases import Place
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Place
 
 FIRST_STEPS = 4
 """Followed of each loop; of these the first makes gradients and optimizer states, and the others tell whether anything grows."""

@@ -120,20 +120,14 @@ def _is_code(text: str) -> bool:
 
 
 def _of_graph(path: HolderPath, kept: str, cause: Cause) -> str:
-    if kept.endswith(".grad"):
-        return of_gradients()
-    better = "" if path.in_record or _sets_owner(cause.line, path) else rewritten(cause.line, ".detach()", path.entry)
-    if cause.trains_later:
+    is_of_gradient = kept.endswith(".grad")
+    if cause.trains_later and not is_of_gradient:
         return f"call `backward()` in each iteration: until it is called, `{kept}` keeps the graph of every iteration"
-    if not cause.trains:
+    if not cause.trains and not is_of_gradient:
         why = f"it never calls `backward()`, and `{kept}` keeps the graph of every iteration"
         return f"run the loop under `with torch.no_grad():`: {why}"
-    if better:
-        number = f"; or `{rewritten(cause.line, '.item()', path.entry)}` if only the number is needed"
-        return f"write `{better}`: `{kept}` keeps the graph of every iteration{number}"
-    if path.place:
-        return f"store `.item()` (a number) or `.detach()` (a tensor) in `{kept}`: it keeps the graph of every iteration"
-    return f"detach it, `{kept} = {kept}.detach()`, or add `.item()`: the graph then ends with each iteration"
+    line = "" if path.in_record else cause.line
+    return graph_fix(path, is_collection=bool(path.place), is_number=True, line=line, entry=path.entry)
 
 
 def rewritten(source: str, cure: str, entry: str = "") -> str:

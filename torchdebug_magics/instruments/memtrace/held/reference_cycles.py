@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from torchdebug_magics.instruments.memtrace.findings import Cycle
 from torchdebug_magics.instruments.memtrace.held.keepers import KeepingLines
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
+from torchdebug_magics.instruments.memtrace.trace import Cycle
 from torchdebug_magics.memory.cycles import cycles_of, waiting_cycles
 from torchdebug_magics.memory.found import find_holders
 from torchdebug_magics.memory.paths import HolderPath

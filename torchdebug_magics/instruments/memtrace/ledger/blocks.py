@@ -1,19 +1,84 @@
-"""The ledger: every torch storage that is alive, the bytes over time, and what was alive at the peak."""
+"""The ledger: what the cell is doing, every torch storage that is alive, the bytes over time, and what was alive at the peak."""
 
 from __future__ import annotations
 
 import sys
 import weakref
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.memtrace.findings import Phase
-from torchdebug_magics.instruments.memtrace.ledger.phases import ACTIVATION, OTHER, TEMPORARY, Place, Span
-from torchdebug_magics.instruments.memtrace.trace import Site
+from torchdebug_magics.instruments.memtrace.trace import ACTIVATION, OTHER, TEMPORARY, Phase, Site
+from torchdebug_magics.probing.source.lines import Line, Lines
+
+_MOST_SPANS = 1 << 13
+"""Remembered for the picture."""
+
+
+@dataclass(eq=False)
+class Span:
+    """One stretch of one phase."""
+
+    phase: Phase
+    first: int = 0
+    """Events of the ledger before it."""
+    keeps_graph: bool = False
+    """Whether gradients were enabled when it began."""
+    is_between: bool = False
+    """Whether it is none that a call, a backward pass or an update opened, whatever its name is: ops are then seen in every step."""
+    model: int = 0
+    """The id of the model whose call it is; 0 for none. Two models may have parts of the same path, and be called from one line."""
+
+
+@dataclass
+class Phases:
+    """The spans so far. What precedes a backward pass is the loss, or without a model the forward: that is known when it begins."""
+
+    spans: list[Span] = field(default_factory=lambda: [Span("other", is_between=True)])
+    trains: bool = False
+    """Whether there was a backward pass."""
+    _forward_seen: bool = False
+    """Whether a model was called since the last backward pass or update."""
+
+    @property
+    def now(self) -> Span:
+        """The one that runs."""
+        return self.spans[-1]
+
+    def enter(self, phase: Phase, *, at: int, keeps_graph: bool) -> Span:
+        """A phase begins; the one before it is over."""
+        if phase == "backward" and self.now.phase == "other" and self.now.keeps_graph:
+            self.now.phase = "loss" if self._forward_seen else "forward"
+        self.trains |= phase == "backward"
+        if phase in {"backward", "optimizer"}:
+            self._forward_seen = False
+        elif phase == "forward":
+            self._forward_seen = True
+        span = Span(phase, at, keeps_graph, is_between=phase == "other")
+        if self.now.first == at:
+            self.spans.pop()  # nothing happened in it
+        self.spans.append(span)
+        if len(self.spans) > _MOST_SPANS:
+            del self.spans[: _MOST_SPANS // 2]
+        return span
+
+
+class Place(Line):
+    """A line that allocates."""
+
+    def __init__(self, file: str, line: int, function: str) -> None:
+        super().__init__(file, line, function)
+        self.steps: dict[Hashable, set[int]] = defaultdict(set)
+        """By who asked, as `Block.source` has it: the steps in which it was seen to allocate."""
+        self.count = 0
+        """Allocations."""
+
+
+Places = Lines[Place]
+
 
 _MOST_GONE = 1 << 14
 _MOST_LINKS = 64
@@ -102,6 +167,11 @@ def category(block: Block) -> str:
     if block.span.phase in _MADE_FOR_GRAPH and stays:
         return ACTIVATION if block.span.keeps_graph else OTHER
     return OTHER if stays or block.is_old else TEMPORARY
+
+
+def size_of(blocks: Iterable[Block]) -> int:
+    """Bytes of all of them."""
+    return sum(block.bytes for block in blocks)
 
 
 def by_category(blocks: Iterable[Block]) -> dict[str, int]:
@@ -209,8 +279,8 @@ class Ledger:
     total: Book = field(default_factory=Book)
     devices: dict[str, Book] = field(default_factory=lambda: defaultdict(Book))
     peak_at: int = 0
-    peak_span: Span | None = None
-    peak_place: Place | None = None
+    peak_block: Block | None = None
+    """By which it was reached; None where that was at the start."""
     peak_op: str = ""
     first_event: int = 0
     """The clock when the watch began."""
@@ -271,7 +341,7 @@ class Ledger:
         self.events.append(block)
         self.devices[block.device].add(block.bytes)
         if self.total.add(block.bytes):
-            self.peak_at, self.peak_span, self.peak_place, self.peak_op = self._clock, self.span, block.place, self.op
+            self.peak_at, self.peak_block, self.peak_op = self._clock, block, self.op
             if self._since_peak:
                 self._since_peak.clear()
         return block
@@ -286,7 +356,7 @@ class Ledger:
             block.is_old = True
         self.events.clear()
         self.first_event = self.peak_at = self._clock
-        self.peak_span, self.peak_place, self.peak_op = self.span, None, ""
+        self.peak_block, self.peak_op = None, ""
 
     def at_peak(self) -> list[Block]:
         """What was alive when there was most."""

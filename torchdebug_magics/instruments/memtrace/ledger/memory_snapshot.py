@@ -10,7 +10,6 @@ import os
 import pickle
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, category
-from torchdebug_magics.instruments.memtrace.ledger.phases import OTHER
+from torchdebug_magics.instruments.memtrace.trace import OTHER
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.this_rank import rank, world_size
 
@@ -105,15 +104,15 @@ def history(ledger: Ledger) -> dict[str, Any]:
         rooms[block.device].put(block)
     for block in (event for event in ledger.events if event.bytes):
         room, trace = rooms[block.device], traces[block.device]
-        if not room.has(block):
+        if id(block) not in room.blocks:
             trace.append(_event("alloc", room.put(block), block))
         else:
             address = room.take(block)
             trace += [_event(action, address, block) for action in ("free_requested", "free_completed")]
-    segments = [_segment(at, room) for at, room in enumerate(rooms.values())]
+    segments = [_segment(at, *held) for at, room in enumerate(rooms.values()) for held in room.blocks.values()]
     for trace in traces.values():
         trace.append({"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "frames": [], "category": _UNKNOWN})
-    return {"device_traces": list(traces.values()), "segments": [segment for segment in segments if segment["total_size"]]}
+    return {"device_traces": list(traces.values()), "segments": segments}
 
 
 def _category(block: Block) -> str:
@@ -128,16 +127,13 @@ class _Room:
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int, Block]] = {}
         """(address, block) of what is alive."""
-        self.end = _FIRST_ADDRESS
+        self._end = _FIRST_ADDRESS
         self._free: dict[int, list[int]] = defaultdict(list)
-
-    def has(self, block: Block) -> bool:
-        return id(block) in self.blocks
 
     def put(self, block: Block) -> int:
         free = self._free[block.bytes]
-        address = free.pop() if free else self.end
-        self.end = max(self.end, address + block.bytes)
+        address = free.pop() if free else self._end
+        self._end = max(self._end, address + block.bytes)
         self.blocks[id(block)] = (address, block)
         return address
 
@@ -170,36 +166,10 @@ def _frames(block: Block) -> list[dict[str, Any]]:
     return frames
 
 
-def _segment(device: int, room: _Room) -> dict[str, Any]:
-    held = sorted(room.blocks.values(), key=lambda block: block[0])
-    size_bytes = sum(block.bytes for _, block in held)
-    return {
-        "device": device,
-        "address": _FIRST_ADDRESS,
-        "total_size": room.end - _FIRST_ADDRESS,
-        "allocated_size": size_bytes,
-        "active_size": size_bytes,
-        "requested_size": size_bytes,
-        "stream": 0,
-        "segment_type": "large",
-        "segment_pool_id": (0, 0),
-        "frames": [],
-        "blocks": list(_filled(held, room.end)),
-    }
-
-
-def _filled(held: Iterable[tuple[int, Block]], end: int) -> Iterator[dict[str, Any]]:
-    """The blocks, and the gaps between them."""
-    at = _FIRST_ADDRESS
-    for address, block in held:
-        if address > at:
-            yield _gap(at, address)
-        at = address + block.bytes
-        state = {"state": "active_allocated", "frames": _frames(block), "category": _category(block)}
-        yield {"address": address, "size": block.bytes, "requested_size": block.bytes, **state}
-    if end > at:
-        yield _gap(at, end)
-
-
-def _gap(first: int, end: int) -> dict[str, Any]:
-    return {"address": first, "size": end - first, "requested_size": 0, "state": "inactive", "frames": []}
+def _segment(device: int, address: int, block: Block) -> dict[str, Any]:
+    """A segment for each block that is alive: where it would be among others is made up."""
+    said = {"address": address, "requested_size": block.bytes, "frames": _frames(block)}
+    sizes = dict.fromkeys(("total_size", "allocated_size", "active_size"), block.bytes)
+    where = {"device": device, "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0)}
+    inside = {**said, "size": block.bytes, "state": "active_allocated", "category": _category(block)}
+    return {**said, **sizes, **where, "blocks": [inside]}
