@@ -27,6 +27,8 @@ bases: Any = type.__dict__["__mro__"].__get__
 names_of_type: Any = type.__dict__["__dict__"].__get__
 _flags: Any = type.__dict__["__flags__"].__get__
 _MODULE_SPACE: Any = names_of_type(ModuleType)["__dict__"]
+_LONGEST = 40
+_MOST_FRAMES = 500
 
 
 def is_a(kind: type, base: type) -> bool:
@@ -79,8 +81,6 @@ def whose_module(name: str) -> str:
 Named: TypeAlias = Iterator[tuple[str, object]]
 """(how it is written behind the holder's name, what is held)."""
 _WORDS = (str, int, float, bool, bytes, type(None))
-_LONGEST = 40
-_MOST_FRAMES = 500
 
 
 def place(key: object) -> str:

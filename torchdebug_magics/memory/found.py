@@ -33,6 +33,11 @@ _MANY_RECORDS = 8
 IN_A_RECORD = "."
 _MOST_ASKED = 20
 """Nodes of one step that are asked whether they were let go."""
+_MOST_PLAIN = 5_000
+"""Of variables, and as many of modules: a large repository alone has more globals than that."""
+_SAMPLES = 16
+"""Things of a collection that are weighed."""
+_FEWEST = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,12 +327,7 @@ def _number(node: Any) -> int:
     return number
 
 
-_MOST_PLAIN = 5_000
-"""Of variables, and as many of modules: a large repository alone has more globals than that."""
 _WIDEST, _DEEPEST = 64, 6
-_SAMPLES = 16
-"""Things of a collection that are weighed."""
-_FEWEST = 2
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
 """Tables of torch's own, which every module has."""
 

@@ -28,6 +28,8 @@ from torchdebug_magics.report import Gauge, Mark
 
 _TORCH_NAMES = {"GPU": "cuda", "XPU": "xpu", "MPS": "mps"}
 """By the first word of a label."""
+_WORKERS_EVERY_S = 2.0
+"""Between two looks at the workers: for each, the system adds up all its pages."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,6 @@ def _mps(torch: Any) -> Iterator[Allocator]:
 
 def _is_apple(torch: Any) -> bool:
     return sys.platform == "darwin" and torch.backends.mps.is_available()
-
-
-_WORKERS_EVERY_S = 2.0
-"""Between two looks at the workers: for each, the system adds up all its pages."""
 
 
 class Gauges:

@@ -21,6 +21,10 @@ from torchdebug_magics.probing.names import OUTPUT_NAME, named, user_namespaces,
 from torchdebug_magics.probing.source.user_code import local_values, our_extension, running_shell
 
 _ERRORS = ("last_traceback", "last_value", "last_exc")
+_FARTHER = 4
+"""Steps."""
+_EDGES_EACH = 16
+"""How many things an object is allowed to hold on average: the numbers in a list cost time, too."""
 
 
 class Rank(IntEnum):
@@ -149,10 +153,6 @@ def _kept() -> Iterator[Root]:
 
 _STEP = len(Rank)
 """Roots of a lower rank go first among those that are equally near."""
-_FARTHER = 4
-"""Steps."""
-_EDGES_EACH = 16
-"""How many things an object is allowed to hold on average: the numbers in a list cost time, too."""
 _Way = Callable[[Any], Iterable[object]]
 
 

@@ -10,6 +10,8 @@ from torchdebug_magics.machine.guard_interrupt import Interrupt
 from torchdebug_magics.report import Finding, Gauge, Location, Mark, Report, Stage
 
 Phase: TypeAlias = Literal["forward", "loss", "backward", "optimizer", "other"]
+HELD_BEFORE = "held before the cell"
+"""The kind, in a timeline, of memory that was allocated before the cell began."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +125,6 @@ Leading: TypeAlias = Growth | GraphGrowth | Cycle | Undeleted | Oom
 
 PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer state"
 ACTIVATION, BUFFER, TEMPORARY, OTHER = "activation", "buffer", "temporary", "other"
-HELD_BEFORE = "held before the cell"
-"""The kind, in a timeline, of memory that was allocated before the cell began."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,10 @@ _FEWEST = 3
 """Runs from which one may speak of growth: a variable that is bound anew, and another that keeps its last value, hold two."""
 Run: TypeAlias = Mapping[str, tuple[int, int]]
 """(blocks, bytes) that a run has left with each holder."""
+_MOST_AGAIN = 24
+"""Steps followed at once, to see what is kept only at times made."""
+_LEAST_NODE_BYTES = 256
+"""An autograd node takes some hundred bytes."""
 
 
 def worst(
@@ -201,10 +205,6 @@ def rerun_growth(runs: deque[Run], made: Sequence[Block], keepers: Keepers, aliv
 _LOOKS_AT = frozenset({3, 5, 8, 13, 21, 34, 55, 89, 233, 610, 1597})
 """Steps at whose beginning it is looked who holds what seems to grow: no multiples of each other, so that nothing that is emptied at times
 is always met full."""
-_MOST_AGAIN = 24
-"""Steps followed at once, to see what is kept only at times made."""
-_LEAST_NODE_BYTES = 256
-"""An autograd node takes some hundred bytes."""
 
 
 class GrowthWatch:

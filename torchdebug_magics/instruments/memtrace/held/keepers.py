@@ -38,6 +38,14 @@ _ASKS = frozenset({"compute", "reset", "clear", "to", "cpu", "cuda", "eval", "tr
 _CONTAINERS = frozenset({"list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter"})
 _MODULES = frozenset({"torch", "np", "numpy", "collections", "nn"})
 _GROWS, _FITS, _AS_WANTED = 8, 4, 2
+_LEAST_BYTES = 64 << 10
+_LARGE_PART = 0.25
+_MOST_LOOKS = 3
+_MOST_VISITS = 300_000
+_FIX = (
+    "retry after the `except` block, not in it: set a flag there, `failed = True`, and write `if failed:` after it. "
+    "Until the block ends, the error's traceback keeps the variables of the failed call"
+)
 
 
 class Keepers:
@@ -306,14 +314,6 @@ def _is_empty(value: ast.expr) -> bool:
 
 _HIDDEN = ("Out", "sys.last", "InteractiveTB", "last_execution_result", "weakref.finalize")
 """How the label of a root begins that one does not see among the variables."""
-_LEAST_BYTES = 64 << 10
-_LARGE_PART = 0.25
-_MOST_LOOKS = 3
-_MOST_VISITS = 300_000
-_FIX = (
-    "retry after the `except` block, not in it: set a flag there, `failed = True`, and write `if failed:` after it. "
-    "Until the block ends, the error's traceback keeps the variables of the failed call"
-)
 
 
 class Deletions:

@@ -25,6 +25,18 @@ from torchdebug_magics.memory.paths import NOWHERE, HolderPath
 from torchdebug_magics.memory.walk import roots
 from torchdebug_magics.report import Location
 
+_LEAST_BYTES = 4 << 20
+"""In all: less than this a process grows by for many reasons."""
+_LEAST_UNEXPLAINED_BYTES = 16 << 20
+"""The same where nobody is known who keeps it: the heap of a long process comes apart by several MiB."""
+_LEAST_EACH = 16 << 10
+_LEAST_OF_WORKERS = 32 << 20
+"""What a worker only reads becomes its own in the first epoch, and then no more."""
+_LARGE_PART = 1 / 3
+"""Of the growth: who holds less is not the cause of it. Our own looks leave something, too."""
+_MANY = 10_000
+"""Objects of a dataset, whose reference counts all workers write."""
+
 
 def device_memory(ledger: Ledger, before: Iterable[Allocator], now: Iterable[Allocator]) -> tuple[DeviceMemory, ...]:
     """The memory of every device that was followed, or has an allocator of its own; those as they stood at the start, and now."""
@@ -90,19 +102,8 @@ def _mallinfo() -> Callable[[], _Info] | None:
     return found
 
 
-_LEAST_BYTES = 4 << 20
-"""In all: less than this a process grows by for many reasons."""
-_LEAST_UNEXPLAINED_BYTES = 16 << 20
-"""The same where nobody is known who keeps it: the heap of a long process comes apart by several MiB."""
-_LEAST_EACH = 16 << 10
-_LEAST_OF_WORKERS = 32 << 20
-"""What a worker only reads becomes its own in the first epoch, and then no more."""
-_LARGE_PART = 1 / 3
-"""Of the growth: who holds less is not the cause of it. Our own looks leave something, too."""
 _UNEVEN = {"noise_part": 0.1, "warm_up_part": 0.2}
 """A process goes up and down a little, and its first steps load what the others use."""
-_MANY = 10_000
-"""Objects of a dataset, whose reference counts all workers write."""
 
 
 @dataclass(frozen=True)

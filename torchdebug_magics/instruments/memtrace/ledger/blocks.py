@@ -16,6 +16,10 @@ from torchdebug_magics.probing.source.lines import Line, Lines
 
 _MOST_SPANS = 1 << 13
 """Remembered for the picture."""
+_MOST_GONE = 1 << 14
+_MOST_LINKS = 64
+_MOST_EVENTS = 1 << 18
+"""Births and deaths that are remembered for the picture; beyond them, old blocks that came and went are forgotten."""
 
 
 @dataclass(eq=False)
@@ -80,11 +84,7 @@ class Place(Line):
 Places = Lines[Place]
 
 
-_MOST_GONE = 1 << 14
-_MOST_LINKS = 64
 _AFTER_FORWARD = frozenset({"backward", "optimizer"})
-_MOST_EVENTS = 1 << 18
-"""Births and deaths that are remembered for the picture; beyond them, old blocks that came and went are forgotten."""
 _MADE_FOR_GRAPH = frozenset({"forward", "loss"})
 
 
