@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evide
 from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
-from torchdebug_magics.instruments.nanhunt.report import Kind, NanFinding, PathStep, Phase
+from torchdebug_magics.instruments.nanhunt.report import Kind, NanFinding, PathStep, Phase, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import overlap
@@ -66,12 +66,28 @@ def write(evidence: Evidence) -> NanFinding:
         model=_model_of(evidence) if phase == "parameter" else "" if call is None else _model_name(call.root, context),
         spoilt_here=phase == "parameter" and _became_bad(evidence),
         sink=context.sink,
-        sink_kind="nan" if context.sink_kind == "nan" else "inf",
+        sink_kind=context.sink_kind,
         weights="weights poisoned" if phase == "optimizer" and birth.op is None else "" if phase == "parameter" else "weights untouched",
         excerpt=lines,
         underlined=_expression(evidence, place, lines),
     )
     return marked(finding, *written_into(birth))
+
+
+def surfaced(value: torch.Tensor, phase: Phase, sink: Sink, place: Location | None, context: Context) -> NanFinding:
+    """A bad tensor where it is met: what is known without its cause."""
+    kind = kind_word(value)
+    return NanFinding(
+        kind=kind,
+        phase=phase,
+        location=place,
+        excerpt=excerpt(place) if place is not None else (),
+        step=context.step,
+        backward=context.backward,
+        sink=sink,
+        sink_kind=kind,
+        weights="weights untouched",
+    )
 
 
 def bad_tensors(evidence: Evidence) -> dict[str, torch.Tensor]:
@@ -105,7 +121,7 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
 
 def _call(evidence: Evidence) -> Call | None:
     """The module call it belongs to. A criterion such as ``nn.CrossEntropyLoss`` is not a part of the model."""
-    op = evidence.origin
+    op = evidence.op if evidence.op is None or not evidence.op.backward else evidence.trace.forward_of(evidence.op)
     call = None if op is None else op.call
     if call is not None and isinstance(call.root, torch.nn.modules.loss._Loss):
         return None
@@ -119,8 +135,7 @@ def _location(evidence: Evidence, phase: Phase) -> Location | None:
 
 def _placed(evidence: Evidence) -> Op | None:
     """The op whose line is reported: a backward op of torch has none, so its forward op stands for it."""
-    op = evidence.op if evidence.op is not None else next(iter(evidence.birth.via), None)
-    return evidence.forward if evidence.op is not None and (op is None or op.line is None) else op
+    return evidence.known or next(iter(evidence.birth.via), None)
 
 
 def _expression(evidence: Evidence, place: Location | None, lines: tuple[tuple[int, str], ...]) -> tuple[int, int] | None:

@@ -97,7 +97,7 @@ class Site:
 
 def remedies(evidence: Evidence, sources: Sources) -> Iterator[Sources]:
     """The user's sources, each time changed in one place."""
-    op = evidence.forward or evidence.op
+    op = evidence.known
     if op is None:
         return
     if evidence.name in SOFTMAXES or evidence.birth.on_purpose or on_purpose(op, INF) or "attention" in evidence.name:
@@ -238,7 +238,7 @@ def _denominator(site: Site) -> Iterator[Change]:
     code, atom = site.expression.code(node), site.atom(node)
     divisor = site.evidence.inputs_at(min(1, len(site.op.inputs()) - 1))
     numbers = None if divisor is None else dense(divisor)
-    maker = None if divisor is None else site.evidence.maker(divisor)
+    maker = None if divisor is None else site.evidence.trace.maker(divisor)
     if divisor is not None and (
         not divisor.is_floating_point() or (maker is not None and maker.name == "sum" and any(map(_is_mask, maker.inputs()[:1])))
     ):

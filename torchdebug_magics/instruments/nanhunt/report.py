@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import number, plural
 from torchdebug_magics.ranks.compared import Compared, Sum
-from torchdebug_magics.report import Finding, FindingsReport, Location, Stage, Status
+from torchdebug_magics.report import Finding, FindingsReport, Location, Stage, Status, located, short_title
 
 _MOST_SKIPPED = 64
 _STAGES = ("data", "parameter", "forward", "loss", "backward", "optimizer")
@@ -18,10 +18,6 @@ Value: TypeAlias = int | float | complex | bool | str
 _ROWS_SAID = 5
 """More rows than that are counted, and `_ROWS_BEGUN` of them named."""
 _ROWS_BEGUN = 3
-_PLACE = 40
-"""Characters of a location in a title."""
-_TITLE = 90
-"""Characters of a title before the code that it quotes."""
 _OUT_OF_SCALE = 1e10
 """Beyond, no model that trains has a number."""
 
@@ -114,20 +110,14 @@ class NanFinding(Finding):
     def sentence(self) -> str:
         """The finding on one line: the title in full, then rows, operands and the state of the weights."""
         own = "" if self.averaging is None else f"the gradients of rank {self.averaging.rank} are finite before it"
-        return " · ".join(
-            filter(None, (self._what(), f"step {self.step}", own, self._module(), self._line(), *self.details(), self.weights))
-        )
+        what = " · ".join(filter(None, (self._what(), f"step {self.step}", own, self._module())))
+        return " · ".join(filter(None, (located(what, self.location), *self.details(), self.weights)))
 
     @property
     def title(self) -> str:
-        """What was found, at which step and at which line: at most 90 characters before the quoted code."""
-        code = f": `{self.location.source}`" if self.location is not None and self.location.source else ""
-        what, when, where = self._what(), f"step {self.step}", self._place()
-        for parts in ((what, when, self._module(), where), (what, when, where), (what, where)):
-            if len(text := " · ".join(filter(None, parts))) + len(code[:2]) <= _TITLE:
-                return text + code
-        rest = len(where) + len(" · : ")
-        return " · ".join(filter(None, (f"{what[: max(0, _TITLE - rest - 1)]}…", where))) + code
+        """What was found, at which step and at which line."""
+        what = f"{self._what()} · step {self.step}"
+        return short_title(" · ".join(filter(None, (what, self._module()))), self.location, shorter=what)
 
     @property
     def brief(self) -> str:
@@ -209,19 +199,6 @@ class NanFinding(Finding):
             return ""
         name = ".".join(part for part in (self.model, self.module) if part) or "the model"
         return f"{name} (call {self.call})" if self.call is not None and self.call > 1 else name
-
-    def _place(self) -> str:
-        """The location, without its function and the start of its file's name where these are long."""
-        place = str(self.location or "")
-        if self.location is None or len(place) <= _PLACE:
-            return place
-        place = place.rpartition(" in ")[0] or place
-        return place if len(place) <= _PLACE else f"…{place[1 - _PLACE :]}"
-
-    def _line(self) -> str:
-        if self.location is None:
-            return ""
-        return f"{self.location}: `{self.location.source}`" if self.location.source else str(self.location)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,18 +289,10 @@ class LiveNan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaging:
+class Averaging(Sum):
     """What this rank gave to the averaging of gradients that brought NaN or an infinity."""
 
-    dtype: str
-    """Of the numbers that were summed, such as ``"float16"``."""
-    local_peak: float
-    """The largest magnitude of what this rank gave."""
-    limit: float
-    """The largest number of that type."""
     world_size: int
-    tensor: str = ""
-    """The first parameter whose gradient came back bad."""
     rank: int = 0
     """The rank whose gradients these are."""
 
@@ -363,15 +332,12 @@ def compared(report: NanReport) -> Compared:
     # What could not be traced comes after all that could: it may be another rank's.
     is_traced = finding.op is not None or finding.diagnosis is not None
     stage = _STAGES.index(finding.phase) + (0 if is_traced else len(_STAGES))
-    given, place = finding.averaging, finding.location
     return Compared(
         worked=worked,
         found_at=(finding.step, stage),
         is_received=is_received,
         found_backward=finding.backward,
-        sum=None
-        if given is None
-        else Sum(dtype=given.dtype, local_peak=given.local_peak, limit=given.limit, tensor=given.tensor, location=place),
+        sum=finding.averaging,
     )
 
 

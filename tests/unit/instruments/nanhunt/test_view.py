@@ -338,7 +338,7 @@ def path_of(*steps: PathStep, **fields: object) -> Table:
     [("float16", 44_992.0, 65_504.0, ("which ends at 65504.0", "float32")), ("float32", 0.5, 3e38, ("finite before it", "other ranks"))],
 )
 def test_gradients_that_were_received_are_not_blamed_on_an_op_of_this_rank(dtype, peak, limit, said):
-    averaging = Averaging(dtype=dtype, local_peak=peak, limit=limit, world_size=2, tensor="0.weight", rank=1)
+    averaging = Averaging(dtype=dtype, local_peak=peak, limit=limit, world_size=2, tensor="0.weight", rank=1, location=None)
     finding = dataclasses.replace(SQRT, op=None, module=None, operands=(), diagnosis="averaged_from_other_ranks", averaging=averaging)
     assert finding.sentence().startswith(
         "NaN from averaging the gradients over ranks · step 5 · the gradients of rank 1 are finite before it"

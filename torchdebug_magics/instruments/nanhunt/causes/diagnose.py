@@ -84,7 +84,7 @@ def _exploded(evidence: Evidence) -> Diagnosis | None:
 
 def _own_parameter(evidence: Evidence) -> Diagnosis | None:
     """An op applied to a parameter itself that has grown out of range."""
-    op = evidence.forward
+    op = evidence.known
     if evidence.birth.kind != INF or op is None or evidence.context.step == 0 or op.name not in _GROWING:
         return None
     sizes = [largest([tensor]) for tensor in op.inputs()]
@@ -204,17 +204,17 @@ def _is_nan_number(value: object) -> bool:
 
 def where_trap(evidence: Evidence) -> Diagnosis | None:
     """The forward threw the bad value away, the derivative did not: 0 from the unselected branch times infinity."""
-    forward = evidence.forward
-    if forward is None or not evidence.was_thrown_away():
+    op = evidence.known
+    if op is None or not evidence.was_thrown_away():
         return None
-    selector = next((consumer for consumer in evidence.consumers(forward) if consumer.name.removesuffix("_") in SELECTORS), None)
+    selector = next((consumer for consumer in evidence.consumers(op) if consumer.name.removesuffix("_") in SELECTORS), None)
     if selector is None:
         return None
     argument = "the denominator" if evidence.plain_name in DIVISIONS else "the argument"
     return Diagnosis(
         "where_trap",
-        f"`{selector.name}` discards the value of `{forward.name}`, but not its derivative: 0 times inf or NaN is NaN",
-        f"make {argument} safe before `{forward.name}`, not the result after it",
+        f"`{selector.name}` discards the value of `{op.name}`, but not its derivative: 0 times inf or NaN is NaN",
+        f"make {argument} safe before `{op.name}`, not the result after it",
     )
 
 

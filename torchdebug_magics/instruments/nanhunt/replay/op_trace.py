@@ -71,14 +71,6 @@ class Op:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a tensor comes from: an op, or None for what was there before the step."""
-
-    op: Op | None
-    tensor: torch.Tensor
-
-
-@dataclass(frozen=True)
 class Overwritten:
     """A tensor that an op is about to write into."""
 
@@ -110,15 +102,12 @@ class Lineage:
         self._originals: dict[int, torch.Tensor] = {}
         """What a copy, made before it was overwritten, is the copy of; for tensors from before the step."""
 
-    def source(self, tensor: torch.Tensor) -> Source:
-        """What made a tensor."""
+    def maker(self, tensor: torch.Tensor) -> Op | None:
+        """What made a tensor; None for what was there before the step."""
         known = self._known.get(id(tensor))
         if known is not None and known.reference() is tensor and known.op is not None:
-            return Source(known.op, tensor)
-        if id(tensor) in self._originals:
-            return Source(None, self._originals[id(tensor)])
-        place = _place(tensor)
-        return Source(self._by_place.get(place) if place else None, tensor)
+            return known.op
+        return None if id(tensor) in self._originals else self._by_place.get(_place(tensor) or ())
 
     def writers(self, tensor: torch.Tensor) -> list[Op]:
         """Ops that wrote non-finite values in place into its memory, the latest first."""
@@ -178,9 +167,13 @@ class Lineage:
         """The tensor that a copy was made of before it was overwritten; any other tensor itself."""
         return self._copied.get(id(tensor), tensor)
 
+    def from_before(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same, only of a tensor that was there before the step."""
+        return self._originals.get(id(tensor), tensor)
+
     def overwritten(self, tensor: torch.Tensor) -> Overwritten:
         """To be asked before the op runs."""
-        return Overwritten(tensor, tensor.detach().clone() if memory_of(tensor) else None, self.source(tensor).op)
+        return Overwritten(tensor, tensor.detach().clone() if memory_of(tensor) else None, self.maker(tensor))
 
 
 def _number_of(tensor: torch.Tensor) -> int:
@@ -247,7 +240,7 @@ class Trace(OpRecorder[_Running], Lineage):
 
     def stands_for(self, recorded: torch.Tensor, made: torch.Tensor) -> None:
         """What is used in place of a tensor that was made again has come about as that one has."""
-        self.stand_in(Overwritten(made, recorded, self.source(made).op), len(self.ops))
+        self.stand_in(Overwritten(made, recorded, self.maker(made)), len(self.ops))
 
     def forward_of(self, op: Op) -> Op | None:
         """The forward op that a backward op is the derivative of; through the first backward for a double one."""
@@ -266,7 +259,7 @@ class Trace(OpRecorder[_Running], Lineage):
         op = self._begun(func, user_frame(caller, below=self.backward_frame))
         self._nodes.add(op, self.ops[-1] if self.ops and self.ops[-1].name.endswith("_") else None)
         bad_inputs = [self.is_bad(tensor, op.index) for tensor in inputs]
-        op.parents = tuple(source.index for source in (self.source(tensor).op for tensor in inputs) if source is not None)
+        op.parents = tuple(maker.index for maker in map(self.maker, inputs) if maker is not None)
         written = [self.overwritten(tensor) for tensor in written_by(func, args, kwargs)]
         self._save_for_users(written)
         return _Running(op, inputs, any(bad_inputs), kwargs, written)

@@ -217,11 +217,8 @@ class StepRecorder:
         # With its graph retained a step does not end at its backward(), but where the loop goes round.
         if step.closed or (step.backwards and same_place(step.chain, frame_chain(frame))):
             step.clear()
-        if step.entries:
-            here = places(frame)
-        else:
+        if not step.entries:
             step.chain, step.before = frame_chain(frame), self.between
-            here = tuple([(one.f_code, instruction) for one, instruction in step.chain])
             step.live_in = live_in(step.chain)
         known = self.models.know(module, (one.frame for one in step.chain if is_user_code(one.frame.f_code)))
         if id(module) not in step.started:
@@ -232,7 +229,7 @@ class StepRecorder:
         self._random = RandomState.take(self._random)
         tensors = tuple(tensors_in((*args, kwargs)))
         copies = tuple(map(Kept.of, tensors)) if known.writes_input else ()
-        step.add(Entry(module, args, kwargs, self._random, _versions(tensors), copies=copies, place=here))
+        step.add(Entry(module, args, kwargs, self._random, _versions(tensors), copies=copies, place=places(frame)))
 
     def _see_writes(self, entry: Entry) -> None:
         if entry.writes_input():

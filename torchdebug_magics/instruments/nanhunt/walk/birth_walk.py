@@ -113,7 +113,7 @@ class _Walk:
         """One op: it is a birth, or some of its inputs lead on, or both."""
         via = (op, *wanted.via)
         nans = relevant(self._masks, op, wanted.place, wanted.mask, NAN) if wanted.kind & NAN else []
-        makers = (self._trace.source(tensor).op for tensor, _ in nans)
+        makers = (self._trace.maker(tensor) for tensor, _ in nans)
         if any(maker is not None and maker.name == "scalar_tensor" for maker in makers):
             yield self._birth(op, wanted)  # a NaN that was written into some rows: they are the op's, the constant has none
             return
@@ -151,8 +151,7 @@ class _Walk:
         self, tensor: torch.Tensor, mask: torch.Tensor | None, before: int
     ) -> Iterator[tuple[Op | None, torch.Tensor, torch.Tensor | None]]:
         """What made the wanted elements: the last in-place writes into that memory, then the op that returned the tensor."""
-        source = self._trace.source(tensor)
-        made = source.op
+        made = self._trace.maker(tensor)
         if made is not None and made.index >= before:
             made = None
         left = mask
@@ -165,7 +164,7 @@ class _Walk:
                     yield writer, target, on_target
                     left = left & ~hit
         if left is None or bool(left.any()):
-            yield made, source.tensor if made is None else tensor, left
+            yield made, self._trace.from_before(tensor) if made is None else tensor, left
 
 
 def _join(held: _Wanted, mask: torch.Tensor | None, kind: int) -> None:
@@ -205,5 +204,5 @@ def _way_back(birth: Birth, trace: Trace) -> torch.Tensor | None:
 
 def _given(op: Op, maker: Op | None, leaf: torch.Tensor, trace: Trace) -> torch.Tensor | None:
     """The one input of an op that came from another, or that was there before."""
-    found = {id(tensor): tensor for tensor in op.inputs() if (trace.source(tensor).op is maker if maker is not None else tensor is leaf)}
+    found = {id(tensor): tensor for tensor in op.inputs() if (trace.maker(tensor) is maker if maker is not None else tensor is leaf)}
     return next(iter(found.values())) if len(found) == 1 else None

@@ -15,7 +15,7 @@ import torch
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
-from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked
+from torchdebug_magics.instruments.nanhunt.finding import here, marked, surfaced
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
@@ -24,13 +24,12 @@ from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard, quiet
-from torchdebug_magics.probing.source.user_code import excerpt, frames_above, location
-from torchdebug_magics.probing.state.contents import Writes, version_of
+from torchdebug_magics.probing.source.user_code import frames_above, location
+from torchdebug_magics.probing.state.contents import Kept, Writes, version_of
 from torchdebug_magics.probing.state.snapshot import Snapshot
 from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of
 from torchdebug_magics.probing.this_rank import rank
 from torchdebug_magics.probing.unsent_collectives import UnsentCollectives
-from torchdebug_magics.report import Location
 
 _LARGE, _HUGE = 1e4, 1e15
 """Of an update, and of a gradient whose square some optimizers keep."""
@@ -91,13 +90,12 @@ def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflo
     else:
         explanation = f"the gradient of {name} was finite after backward(), and was changed before the update"
         fix = "check the code that scales or clips gradients before step(): an infinite or zero norm, a division by a count of 0"
-    found = _at_update(gradient, name, here(), context)
+    found = surfaced(gradient, "optimizer", Sink("gradient", name), here(), context)
     finding = replace(
         found,
+        tensor=name,
         kind="inf" if overflowed else found.kind,
         diagnosis="clip_inf" if overflowed or computed else None,
-        sink=Sink("gradient", name),
-        weights="weights untouched",
         explanation=explanation,
         fix=fix,
     )
@@ -111,31 +109,16 @@ def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, nam
     cause = _cause(optimizer, parameter, name, evidence)
     place = here() if op is None or op.line is None else location(*op.line)
     finding = replace(
-        _at_update(parameter, name, place, context),
+        surfaced(parameter, "optimizer", Sink("tensor", name), place, context),
+        tensor=name,
         op=None if op is None else op.name,
         operands=() if evidence is None else tuple(evidence.operands()),
         diagnosis=cause.slug,
-        sink=Sink("tensor", name),
         weights="weights poisoned",
         explanation=cause.explanation,
         fix=cause.fix,
     )
     return marked(finding, parameter)
-
-
-def _at_update(value: torch.Tensor, name: str, place: Location | None, context: Context) -> NanFinding:
-    """A bad parameter or gradient, met when an optimizer's step runs."""
-    kind = kind_word(value)
-    return NanFinding(
-        kind=kind,
-        phase="optimizer",
-        location=place,
-        excerpt=excerpt(place) if place is not None else (),
-        step=context.step,
-        backward=context.backward,
-        tensor=name,
-        sink_kind=kind,
-    )
 
 
 def first_bad(parameters: list[torch.Tensor]) -> torch.Tensor | None:
@@ -235,10 +218,8 @@ class Undo:
         tensors: dict[int, torch.Tensor] = {}
         for root in (optimizer.state, *optimizer.param_groups):
             self._collect(root, tensors)
-        self._versions = [(tensor, version_of(tensor)) for tensor in tensors.values()]
         self.has_copies = copies and sum(tensor.nbytes for tensor in tensors.values()) <= _MOST_BYTES
-        self._copies = [(tensor, tensor.detach().clone()) for tensor in tensors.values()] if self.has_copies else []
-
+        self._kept = [Kept.of(tensor, copied=self.has_copies) for tensor in tensors.values()]
         self.buffers: tuple[Held, ...] = ()
         """Of the models, as they were before the step; where closures make the gradients, before the first of them."""
 
@@ -259,12 +240,12 @@ class Undo:
 
     def is_written(self) -> bool:
         """Whether anything was changed by now, such as by an update between two calls of a closure."""
-        return any(version_of(one) != before for one, before in self._versions)
+        return any(version_of(one.tensor) != one.version for one in self._kept)
 
     def before(self, value: Any) -> Any:
         """What a tensor or a container held before the update; None where there is no copy of it."""
-        pairs = self._copies if isinstance(value, torch.Tensor) else self._containers if self.has_copies else ()
-        return next((held for one, held in pairs if one is value), None)
+        pairs = [(one.tensor, one.copy) for one in self._kept] + self._containers
+        return next((held for one, held in pairs if one is value), None) if self.has_copies else None
 
     def told(self, outcome: Outcome, context: Context, name: Callable[[torch.Tensor], str]) -> Outcome:
         """What was found in a closure that this update calls: with what is true of the weights, and of a parameter that it has spoilt."""
@@ -272,7 +253,8 @@ class Undo:
         if finding is None or not self.is_written():
             return outcome
         mine = {id(one) for group in self.optimizer.param_groups for one in group["params"]}
-        spoilt = [one for one, before in self._copies if id(one) in mine and is_bad(one) and not is_bad(before)]
+        kept = [one for one in self._kept if id(one.tensor) in mine and one.copy is not None]
+        spoilt = [one.tensor for one in kept if is_bad(one.tensor) and one.copy is not None and not is_bad(one.copy)]
         if spoilt and finding.phase in {"parameter", "optimizer"}:
             parameter = spoilt[0]
             outcome = Outcome(
@@ -293,9 +275,8 @@ class Undo:
             return
         for buffer in self.buffers:
             buffer.put_back()
-        with torch.no_grad():
-            for tensor, before in self._copies:
-                tensor.copy_(before)
+        for kept in self._kept:
+            kept.put_back()
         for container, before in self._containers:
             container.clear()
             container.update(before) if isinstance(container, MutableMapping) else container.extend(before)
