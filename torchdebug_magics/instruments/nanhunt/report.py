@@ -120,6 +120,11 @@ class NanFinding(Finding):
         return short_title(" · ".join(filter(None, (what, self._module()))), self.location, shorter=what)
 
     @property
+    def is_given(self) -> bool:
+        """Whether it was bad before any op of the step."""
+        return self.phase in {"data", "parameter"}
+
+    @property
     def brief(self) -> str:
         """Kind, step and line, for the line of an error above the report."""
         return f"{self._kind()} at step {self.step}" + ("" if self.location is None else f", {self.location}")
@@ -327,7 +332,9 @@ def compared(report: NanReport) -> Compared:
     worked = bool(report.steps_count or report.backward_count or report.forward_count or report.found)
     finding = report.finding
     if finding is None:
-        return Compared(worked=worked, skipped_backwards=_skipped(report))
+        peaks = enumerate(report.history, report.backward_count - len(report.history)) if report.overflow_steps_count else ()
+        skipped = tuple(place for place, peak in peaks if not math.isfinite(peak))
+        return Compared(worked=worked, skipped_backwards=skipped[-_MOST_SKIPPED:])
     is_received = finding.diagnosis == "averaged_from_other_ranks"
     # What could not be traced comes after all that could: it may be another rank's.
     is_traced = finding.op is not None or finding.diagnosis is not None
@@ -341,64 +348,35 @@ def compared(report: NanReport) -> Compared:
     )
 
 
-def _skipped(report: NanReport) -> tuple[int, ...]:
-    if not report.overflow_steps_count:
-        return ()
-    first = report.backward_count - len(report.history)
-    return tuple(first + place for place, peak in enumerate(report.history) if not math.isfinite(peak))[-_MOST_SKIPPED:]
-
-
 def sentence(report: NanReport) -> str:
     """The first finding; or what was checked and found finite; or that there was nothing to check."""
     if report.finding is not None:
         more = len(report.findings) - 1
         return report.finding.sentence() + (f" · and {plural(more, 'more finding')}" if more > 0 else "")
-    return "; ".join(part for part in (_checked(report), largest(report)) if part)
+    return "; ".join(part for part in dict.fromkeys((headline(report), overflow(report), largest(report))) if part)
 
 
 def headline(report: NanReport) -> str:
     """The title of a report without findings; empty where the first finding has one."""
     if report.finding is not None:
         return ""
-    done = _done(report)
+    counted = (
+        (report.backward_count, "backward pass", "es"),
+        (report.steps_count, "optimizer step", "s"),
+        (report.forward_count, "forward-only model call", "s"),
+    )
+    done = [plural(amount, noun, ending) for amount, noun, ending in counted if amount]
+    until = f" until {report.raised}" if report.raised else ""
     if not done:
-        return overflow(report) or f"Nothing to check{_until(report) or ': no backward(), optimizer step or model call'}"
+        return overflow(report) or f"Nothing to check{until or ': no backward(), optimizer step or model call'}"
     meant = ", except intentional inf," if report.meant_count else ""
-    return f"No NaN or inf{meant} in {' and '.join(done[: 1 if report.raised else 2])}{_until(report)}"
+    return f"No NaN or inf{meant} in {' and '.join(done[: 1 if report.raised else 2])}{until}"
 
 
 def overflow(report: NanReport) -> str:
     """The steps that a GradScaler skipped by design; empty where there were none."""
     skipped = report.overflow_steps_count
     return f"{plural(skipped, 'step')} skipped by the GradScaler by design" if skipped else ""
-
-
-def _done(report: NanReport) -> list[str]:
-    return [
-        plural(amount, noun, ending)
-        for amount, noun, ending in (
-            (report.backward_count, "backward pass", "es"),
-            (report.steps_count, "optimizer step", "s"),
-            (report.forward_count, "forward-only model call", "s"),
-        )
-        if amount
-    ]
-
-
-def _checked(report: NanReport) -> str:
-    done = _done(report)
-    if not done:
-        return (
-            overflow(report)
-            or f"Nothing to check{_until(report)}: this cell ran no backward(), no optimizer and no model, or used torch.func alone"
-        )
-    meant = " except intentional infinities such as masks," if report.meant_count else ""
-    skipped = f", apart from {overflow(report)}" if report.overflow_steps_count else ""
-    return f"No NaN or inf{meant} in {subjects(report)}{skipped}{_until(report)}: {', '.join(done)} checked"
-
-
-def _until(report: NanReport) -> str:
-    return f" until {report.raised}" if report.raised else ""
 
 
 def subjects(report: NanReport) -> str:

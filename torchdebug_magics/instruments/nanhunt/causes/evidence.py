@@ -18,6 +18,8 @@ from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning
 from torchdebug_magics.probing.ops import is_movement, is_pointwise
 from torchdebug_magics.probing.tensors import NAN, bad_mask, dense, describe, sizes_of
 
+_MOST_CONSUMERS = 16
+
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
@@ -164,7 +166,7 @@ class Evidence:
         inputs = [] if self.known is None else self.known.inputs()
         return inputs[place] if place < len(inputs) else None
 
-    def consumers(self, op: Op, hops: int = 4) -> Iterator[Op]:
+    def consumers(self, op: Op) -> Iterator[Op]:
         """Forward ops that use what `op` made, directly or a few ops later."""
         reached = {op.index}
         for one in self.trace.ops[op.index + 1 :]:
@@ -172,5 +174,5 @@ class Evidence:
                 break
             if reached.intersection(one.parents):
                 yield one
-                if len(reached) < 1 + hops * 4:
+                if len(reached) <= _MOST_CONSUMERS:
                     reached.add(one.index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +24,11 @@ Alike: TypeAlias = "Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]
 
 class CannotReplay(Exception):  # noqa: N818 - not an error: a reason
     """Why a step's statements cannot be run again, in words for the report."""
+
+
+def refuse(reason: str) -> NoReturn:
+    """The step is not run again."""
+    raise CannotReplay(reason)
 
 
 @dataclass

@@ -1,17 +1,23 @@
-"""The optimizer's side: gradients that changed before an update, and updates that make a parameter non-finite."""
+"""The optimizer's side: gradients that changed before an update, updates that make a parameter non-finite, and those that are skipped.
+
+An overflow that a GradScaler skips by design is told from one that would happen at scale 1 too.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import sys
-from collections.abc import Callable, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
+from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
@@ -21,13 +27,12 @@ from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import Held
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
-from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
-from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.modules import ModuleCalls, live
 from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.source.user_code import frames_above, location
 from torchdebug_magics.probing.state.contents import Kept, Writes, version_of
 from torchdebug_magics.probing.state.snapshot import Snapshot
-from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of
+from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, largest
 from torchdebug_magics.probing.this_rank import rank
 from torchdebug_magics.probing.unsent_collectives import UnsentCollectives
 
@@ -104,9 +109,10 @@ def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflo
 
 def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, context: Context, before: Before) -> NanFinding:
     """A parameter that an update has just made non-finite. `before`: what is known of it, and of the optimizer, before that."""
-    evidence = retaken(optimizer, group_of(optimizer, parameter), parameter, context, before)
+    group = next((group for group in optimizer.param_groups if any(one is parameter for one in group["params"])), {})
+    evidence = _retaken(optimizer, group, parameter, context, before)
     op = None if evidence is None else evidence.op
-    cause = _cause(optimizer, parameter, name, evidence)
+    cause = _cause(optimizer, group, parameter, name, evidence)
     place = here() if op is None or op.line is None else location(*op.line)
     finding = replace(
         surfaced(parameter, "optimizer", Sink("tensor", name), place, context),
@@ -121,19 +127,11 @@ def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, nam
     return marked(finding, parameter)
 
 
-def first_bad(parameters: list[torch.Tensor]) -> torch.Tensor | None:
-    """The first non-finite one; None, with one synchronisation, where all are finite."""
-    return None if math.isfinite(survey((), parameters)[1]) else next((parameter for parameter in parameters if kind_of(parameter)), None)
-
-
-def group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any] | None:
-    """The settings that a parameter has."""
-    return next((group for group in optimizer.param_groups if any(one is parameter for one in group["params"])), None)
-
-
-def _cause(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, evidence: Evidence | None) -> Diagnosis:
+def _cause(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor, name: str, evidence: Evidence | None
+) -> Diagnosis:
     """Read from the optimizer's own settings; of one that torch did not write, from the op that made the value."""
-    group, kind = group_of(optimizer, parameter) or {}, type(optimizer).__name__
+    kind = type(optimizer).__name__
     if _has_no_eps({**group, "params": [parameter]}):
         eps = "eps=0" if group["eps"] == 0.0 else f"eps={group['eps']:g}, which is 0 in {str(parameter.dtype).removeprefix('torch.')},"
         return Diagnosis(
@@ -154,19 +152,21 @@ def _cause(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str,
     )
 
 
-def retaken(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any] | None, parameter: torch.Tensor, context: Context, before: Before
+def _retaken(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor, context: Context, before: Before
 ) -> Evidence | None:
     """The birth of the bad value in the update; None where the update cannot be run so."""
-    if group is None or parameter.grad is None:
+    if not group or parameter.grad is None:
         return None
     held = before(parameter)
     twin = torch.nn.Parameter(_finite(parameter) if held is None else held.clone())
     twin.grad = parameter.grad.detach().clone()
-    double = _twin_of(optimizer, {**group, "params": [twin], "foreach": False, "fused": False, "capturable": False})
-    state = optimizer.state.get(parameter, {})
-    known = before(state)
-    double.state[twin] = {name: _value(value, before) for name, value in (state if known is None else known).items()}
+    alone = {**group, "params": [twin], "foreach": False, "fused": False, "capturable": False}
+    known = before(optimizer.state.get(parameter, {}))
+    state = {name: _value(value, before) for name, value in (optimizer.state.get(parameter, {}) if known is None else known).items()}
+    double = object.__new__(type(optimizer))  # `copy.copy` would let it write defaults into the one that it is made of
+    double.__dict__.update(vars(optimizer), defaults=dict(optimizer.defaults), param_groups=[alone], state=type(optimizer.state)(dict))
+    double.state[twin] = state
     trace, before_update = Trace(ModuleCalls(())), Snapshot([vars(optimizer)])
     try:
         with ExitStack() as stack:
@@ -175,27 +175,17 @@ def retaken(
             trace.attach(stack)
             if rank() is not None:
                 stack.enter_context(UnsentCollectives().listener())
-            _without_hooks(type(optimizer).step)(double)
+            step: Any = type(optimizer).step
+            # Past the wrapper that calls the hooks of `step`, ours among them; the compiler may have put another around that.
+            while getattr(step, "hooked", False):
+                step = step.__wrapped__
+            step(double)
         births: list[Birth] = [birth for birth in walk(trace, [twin.detach()]) if birth.op is not None]
     except Exception:  # noqa: BLE001 - one that wants a closure, or keeps more than its state, cannot be run so: the op stays unknown
         return None
     finally:
         before_update.put_back(Guard())
     return Evidence(births[0], trace, context) if births else None
-
-
-def _without_hooks(step: Any) -> Any:
-    """Past the wrapper that calls the hooks of `step`, ours among them; the compiler may have put another around that."""
-    while getattr(step, "hooked", False):
-        step = step.__wrapped__
-    return step
-
-
-def _twin_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Any:
-    """Another optimizer with the same attributes. `copy.copy` would let it write defaults into the one that it is made of."""
-    double = object.__new__(type(optimizer))
-    double.__dict__.update(vars(optimizer), defaults=dict(optimizer.defaults), param_groups=[group], state=type(optimizer.state)(dict))
-    return double
 
 
 def _value(value: Any, before: Before) -> Any:
@@ -307,3 +297,107 @@ class Undos:
     def outermost(self) -> Undo | None:
         """The one that holds how everything was before the step."""
         return next((one for one in self._begun if one.is_running()), None) if self._begun else None
+
+
+_HEADROOM = 1e4
+_COLLAPSED_RUN = 20
+"""Overflow steps in a row after which a scaler is not searching any more."""
+
+
+class Overflows:
+    """Counts the steps that a scaler skips; too many of them are a finding of their own."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.run = 0
+        """In a row, up to now."""
+        self._counted: set[int] = set()
+        """Ids of the parameters of models with bad gradients from before this backward(), as in accumulation: the same skip."""
+
+    def look_before(self, models: Iterable[torch.nn.Module]) -> None:
+        """Right before a backward()."""
+        self._counted.clear()
+        for model in models if self.run else ():
+            parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+            if not math.isfinite(largest(parameter.grad for parameter in parameters if parameter.grad is not None)):
+                self._counted.update(map(id, parameters))
+
+    def applied(self) -> None:
+        """The last one was no skip: an update without a scaler was about to apply it."""
+        self.total -= 1
+        self.run = 0
+
+    def count(self, leaves: dict[int, torch.Tensor], scalers: Sequence[Any], context: Context) -> NanFinding | None:
+        """One more overflow, at the scale of these; a finding when it has collapsed. A scaled loss out of range alone skips nothing."""
+        if not any(leaf.grad is not None and kind_of(leaf.grad) for key, leaf in leaves.items() if key not in self._counted):
+            return None
+        self.total += 1
+        self.run += 1
+        scale = min((scaler.get_scale() for scaler in scalers), default=math.inf)
+        if scale >= 1.0 and self.run < _COLLAPSED_RUN:
+            return None
+        return NanFinding(
+            kind="inf",
+            phase="backward",
+            location=here(),
+            step=context.step,
+            backward=context.backward,
+            diagnosis="scale_collapse",
+            sink=Sink("gradient"),
+            sink_kind="inf",
+            weights="weights untouched",
+            explanation=f"the GradScaler skipped {plural(self.run, 'step')} in a row, and its scale fell to {scale:g}: nothing is trained",
+            fix="rerun the cell without the scaler and autocast to find the op, or use bfloat16, which needs no scaler",
+        )
+
+
+def live_scalers() -> list[Any]:
+    """Every enabled scaler that has scaled something."""
+    return [one for one in live(GradScaler) if getattr(one, "_enabled", False) and isinstance(one._scale, torch.Tensor)]
+
+
+@contextlib.contextmanager
+def at_scale_one(scalers: Iterable[Any]) -> Iterator[list[Any]]:
+    """The scalers multiply by 1 inside, by what they did outside. Yields those that were used inside: others may only be lying about."""
+    used: list[Any] = []
+    with ExitStack() as stack:
+        for scaler in scalers:
+            stack.callback(vars(scaler).update, dict(vars(scaler)))
+            stack.callback(vars(scaler).clear)
+            scaler.scale = _Noted(scaler, used)
+            scaler._scale = torch.ones_like(scaler._scale)
+        yield used
+
+
+class _Noted:
+    """In place of a scaler's `scale`. An object of ours, as a replay puts back what can be reached through any other."""
+
+    def __init__(self, scaler: Any, used: list[Any]) -> None:
+        self._scaler = scaler
+        self._scale = scaler.scale
+        self._used = used
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._used.append(self._scaler)
+        return self._scale(*args, **kwargs)
+
+
+def may_be_scaling(loss: Iterable[torch.Tensor], scalers: Iterable[Any], losses: Sequence[float]) -> bool:
+    """Whether a scaler can be what made a step bad that cannot be run again, at scale 1, to see.
+
+    No scaler makes NaN of a finite loss. Infinity it does, if the losses before, or one of ordinary size, come close to it by its scale.
+    """
+    kinds = [kind_of(one) for one in loss]
+    if any(kind & NAN for kind in kinds):
+        return False
+    if not any(kinds):
+        return True
+    usual = max((abs(loss) for loss in losses if math.isfinite(loss)), default=max((scaler.get_scale() for scaler in scalers), default=0.0))
+    largest = min((torch.finfo(one.dtype).max for one in loss if one.is_floating_point()), default=math.inf)
+    return usual > largest / _HEADROOM
+
+
+def skips(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a scaler told this (fused) optimizer to skip its step."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, torch.Tensor) and bool(found.any())
