@@ -18,6 +18,7 @@ Value: TypeAlias = int | float | complex | bool | str
 _ROWS_SAID = 5
 """More rows than that are counted, and `_ROWS_BEGUN` of them named."""
 _ROWS_BEGUN = 3
+_TITLE = 90
 _OUT_OF_SCALE = 1e10
 """Beyond, no model that trains has a number."""
 
@@ -115,9 +116,12 @@ class NanFinding(Finding):
 
     @property
     def title(self) -> str:
-        """What was found, at which step and at which line."""
+        """What was found, at which step and at which line: at most 90 characters before the quoted code."""
         what = f"{self._what()} · step {self.step}"
-        return short_title(" · ".join(filter(None, (what, self._module()))), self.location, shorter=what)
+        whole = " · ".join(filter(None, (what, self._module())))
+        if self.location is None and len(whole) > _TITLE:
+            return f"{whole[: _TITLE - 1]}…"
+        return short_title(whole, self.location, shorter=what)
 
     @property
     def is_given(self) -> bool:
@@ -353,11 +357,11 @@ def sentence(report: NanReport) -> str:
     if report.finding is not None:
         more = len(report.findings) - 1
         return report.finding.sentence() + (f" · and {plural(more, 'more finding')}" if more > 0 else "")
-    return "; ".join(part for part in dict.fromkeys((headline(report), overflow(report), largest(report))) if part)
+    return "; ".join(part for part in dict.fromkeys((headline(report, whole=True), overflow(report), largest(report))) if part)
 
 
-def headline(report: NanReport) -> str:
-    """The title of a report without findings; empty where the first finding has one."""
+def headline(report: NanReport, *, whole: bool = False) -> str:
+    """The title of a report without findings, with the first counts or the `whole` of them; empty where the first finding has one."""
     if report.finding is not None:
         return ""
     counted = (
@@ -370,7 +374,7 @@ def headline(report: NanReport) -> str:
     if not done:
         return overflow(report) or f"Nothing to check{until or ': no backward(), optimizer step or model call'}"
     meant = ", except intentional inf," if report.meant_count else ""
-    return f"No NaN or inf{meant} in {' and '.join(done[: 1 if report.raised else 2])}{until}"
+    return f"No NaN or inf{meant} in {' and '.join(done if whole else done[: 1 if report.raised else 2])}{until}"
 
 
 def overflow(report: NanReport) -> str:
