@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.nanhunt.report import NanFinding, NanReport, 
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.state.rng import RandomState
-from torchdebug_magics.probing.tensors import INF, NAN, dense, is_bad, kind_of
+from torchdebug_magics.probing.tensors import INF, NAN, dense, describe, is_bad, kind_of
 
 _SINK = "this tensor"
 _UNKNOWN = "a recorded graph holds neither modules nor lines: put `%%nanhunt` above the cell that computes the tensor"
@@ -139,12 +139,10 @@ def _name(tensor: torch.Tensor) -> str:
 
 def _value(operand: torch.Tensor, index: tuple[int, ...], like: torch.Tensor) -> Any:
     numbers = dense(operand) if operand.is_floating_point() or operand.is_complex() else operand
-    if numbers is None:
-        return "a tensor"
     try:
-        return numbers.detach().expand(like.shape)[index].item()
+        return describe(operand) if numbers is None else numbers.detach().expand(like.shape)[index].item()
     except (RuntimeError, IndexError):
-        return "x".join(map(str, operand.shape)) or "scalar"
+        return describe(operand)
 
 
 def _origin(finding: NanFinding) -> str:
@@ -176,12 +174,7 @@ class Suspect:
     """What made it; None where it came into the graph from outside."""
     is_leaf: bool = False
     """Whether gradients are collected for it, as for a parameter."""
-    order: int = field(default=0, compare=False)
-
-    @property
-    def rank(self) -> tuple[bool, int]:
-        """A NaN before an infinity, which may have done no harm; then the order of the run."""
-        return not kind_of(self.tensor) & NAN, self.order
+    order: int = 0
 
 
 class SavedGraph:
@@ -218,7 +211,9 @@ class SavedGraph:
                 if maker is not None and (suspect := found.get(maker)) and not self._is_finite(maker, number)
             ]
             before += self._entering(node, order)
-            found[node] = min(before, key=lambda one: one.rank) if before else self._own(node, order)
+            # A NaN before an infinity, which may have done no harm; then the order of the run.
+            first = min(before, key=lambda one: (not kind_of(one.tensor) & NAN, one.order), default=None)
+            found[node] = self._own(node, order) if first is None else first
         return found.get(self._sink.grad_fn)
 
     def _is_finite(self, node: Any, number: int) -> bool:
@@ -273,20 +268,16 @@ def _saved(node: Any) -> tuple[dict[str, torch.Tensor], bool]:
     for name in dir(node):
         if not name.startswith("_saved_") and name != "saved_tensors":
             continue
-        value, lost = _read(node, name)
-        freed = freed or lost
+        try:
+            value = getattr(node, name)
+        except RuntimeError as error:  # freed, or overwritten since
+            freed = freed or "freed" in str(error)
+            continue
         for tensor in value if isinstance(value, (tuple, list)) else (value,):
             # A plain number of the formula, such as the inf of `x * inf`, was made by no op.
             if isinstance(tensor, torch.Tensor) and (tensor.dim() or tensor.grad_fn is not None or tensor.requires_grad):
                 tensors.setdefault(name.removeprefix("_saved_"), tensor)
     return tensors, freed
-
-
-def _read(node: Any, name: str) -> tuple[Any, bool]:
-    try:
-        return getattr(node, name), False
-    except RuntimeError as error:  # freed, or overwritten since
-        return None, "freed" in str(error)
 
 
 def _again(node: Any, saved: dict[str, torch.Tensor]) -> torch.Tensor | None:

@@ -14,15 +14,15 @@ from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
-from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
-from torchdebug_magics.instruments.nanhunt.report import Kind, NanFinding, PathStep, Phase
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
+from torchdebug_magics.instruments.nanhunt.report import Kind, NanFinding, PathStep, Phase, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import overlap
 from torchdebug_magics.probing.modules import Call, unwrapped
 from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.source import syntax
-from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, locate, location, user_frame
+from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, locate, location, part_of_line, user_frame
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.report import Location
 
@@ -38,7 +38,8 @@ def write(evidence: Evidence) -> NanFinding:
     birth, context = evidence.birth, evidence.context
     phase, tensor = _phase(evidence)
     cause = _explain(evidence, phase, tensor)
-    place = _location(evidence, phase)
+    op = evidence.known or next(iter(birth.via), None)
+    place = None if op is None or op.line is None or phase == "parameter" else location(*op.line)
     if phase == "parameter" and (made := made_uninitialized(evidence.birth.tensor, context.roots)) is not None:
         place, name = made, (tensor or "").rpartition(".")[2]
         cause = Diagnosis(
@@ -66,12 +67,28 @@ def write(evidence: Evidence) -> NanFinding:
         model=_model_of(evidence) if phase == "parameter" else "" if call is None else _model_name(call.root, context),
         spoilt_here=phase == "parameter" and _became_bad(evidence),
         sink=context.sink,
-        sink_kind="nan" if context.sink_kind == "nan" else "inf",
+        sink_kind=context.sink_kind,
         weights="weights poisoned" if phase == "optimizer" and birth.op is None else "" if phase == "parameter" else "weights untouched",
         excerpt=lines,
-        underlined=_expression(evidence, place, lines),
+        underlined=None if birth.op is None else _expression(op, place, lines),
     )
     return marked(finding, *written_into(birth))
+
+
+def surfaced(value: torch.Tensor, phase: Phase, sink: Sink, place: Location | None, context: Context) -> NanFinding:
+    """A bad tensor where it is met: what is known without its cause."""
+    kind = kind_word(value)
+    return NanFinding(
+        kind=kind,
+        phase=phase,
+        location=place,
+        excerpt=excerpt(place) if place is not None else (),
+        step=context.step,
+        backward=context.backward,
+        sink=sink,
+        sink_kind=kind,
+        weights="weights untouched",
+    )
 
 
 def bad_tensors(evidence: Evidence) -> dict[str, torch.Tensor]:
@@ -105,41 +122,35 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
 
 def _call(evidence: Evidence) -> Call | None:
     """The module call it belongs to. A criterion such as ``nn.CrossEntropyLoss`` is not a part of the model."""
-    op = evidence.origin
+    op = evidence.op if evidence.op is None or not evidence.op.backward else evidence.trace.forward_of(evidence.op)
     call = None if op is None else op.call
     if call is not None and isinstance(call.root, torch.nn.modules.loss._Loss):
         return None
     return call
 
 
-def _location(evidence: Evidence, phase: Phase) -> Location | None:
-    op = _placed(evidence)
-    return None if op is None or op.line is None or phase == "parameter" else location(*op.line)
-
-
-def _placed(evidence: Evidence) -> Op | None:
-    """The op whose line is reported: a backward op of torch has none, so its forward op stands for it."""
-    op = evidence.op if evidence.op is not None else next(iter(evidence.birth.via), None)
-    return evidence.forward if evidence.op is not None and (op is None or op.line is None) else op
-
-
-def _expression(evidence: Evidence, place: Location | None, lines: tuple[tuple[int, str], ...]) -> tuple[int, int] | None:
+def _expression(op: Op | None, place: Location | None, lines: tuple[tuple[int, str], ...]) -> tuple[int, int] | None:
     """The characters of the reported line that the op was computed by; None for all of the line."""
-    op, text = _placed(evidence), dict(lines).get(0 if place is None else place.line, "")
-    if evidence.op is None or op is None or op.place is None or op.line is None or not text:
+    text = dict(lines).get(0 if place is None else place.line, "")
+    if op is None or op.place is None or op.line is None or not text:
         return None
     positions = syntax.span_as_written(*op.place, op.line[1])
-    if positions is None or positions[0] != op.line[1]:
-        return None
-    line, column, end_line, end_column = positions
-    raw = text.encode()  # Python counts bytes
-    first, end = (len(raw[:at].decode(errors="ignore")) for at in (column, end_column if end_line == line else len(raw)))
-    return (first, end) if text[first:end].strip() not in {"", text.strip()} else None
+    part, indent = None if positions is None else part_of_line(text, op.line[1], positions), len(text) - len(text.lstrip())
+    return None if part is None else (part[0] + indent, part[1] + indent)
 
 
 def _explain(evidence: Evidence, phase: Phase, tensor: str | None) -> Diagnosis:
     if phase == "parameter" and diagnose(evidence).slug != "bad_embedding_row":
-        return _spoilt_here(evidence, tensor) or Diagnosis(
+        if _became_bad(evidence):
+            model = _model_of(evidence)
+            lines = writers_of(model, evidence.context.chain) if model else []
+            where = f"check {lines[0]}, `{lines[0].source}`, which writes to it" if len(lines) == 1 else "check the code that writes to it"
+            return Diagnosis(
+                "bad_parameter",
+                f"{tensor} became non-finite in this cell, and not in an optimizer step",
+                f"{where} (a moving average, an initialization, `.data`), then create the model again",
+            )
+        return Diagnosis(
             "bad_parameter",
             f"{tensor} was non-finite before this cell's first step",
             "create the model again or load a good checkpoint: an earlier run corrupted it; put `%%nanhunt` above that cell",
@@ -159,21 +170,6 @@ def _explain(evidence: Evidence, phase: Phase, tensor: str | None) -> Diagnosis:
     return diagnose(evidence)
 
 
-def _spoilt_here(evidence: Evidence, tensor: str | None) -> Diagnosis | None:
-    """Of a parameter that was fine when the cell began, and that no optimizer of torch's has spoilt."""
-    context = evidence.context
-    if not _became_bad(evidence):
-        return None
-    model = _model_of(evidence)
-    lines = writers_of(model, context.chain) if model else []
-    where = f"check {lines[0]}, `{lines[0].source}`, which writes to it" if len(lines) == 1 else "check the code that writes to it"
-    return Diagnosis(
-        "bad_parameter",
-        f"{tensor} became non-finite in this cell, and not in an optimizer step",
-        f"{where} (a moving average, an initialization, `.data`), then create the model again",
-    )
-
-
 def _became_bad(evidence: Evidence) -> bool:
     """Whether it is a model's: of other tensors nobody knows how they began."""
     held, context = evidence.birth.tensor, evidence.context
@@ -187,27 +183,18 @@ def _model_of(evidence: Evidence) -> str:
 
 
 def _path(evidence: Evidence) -> tuple[PathStep, ...]:
-    ops = [op for op in (evidence.op, *evidence.birth.via) if op is not None]
     steps: list[PathStep] = []
-    for op in ops:
-        step = _path_step(op, evidence.trace)
+    for op in filter(None, (evidence.op, *evidence.birth.via)):
+        known = (evidence.trace.forward_of(op) if op.backward else op) or op
+        line, module = op.line or known.line, None if known.call is None else known.call.path
+        phase: Phase = "backward" if op.backward else "loss" if module is None else "forward"
+        step = PathStep(op=known.name, phase=phase, module=module, location=None if line is None else location(*line))
         # What adds a gradient to `.grad` belongs to no line and no module.
         if (step.location is not None or step.module is not None) and (not steps or steps[-1] != step):
             steps.append(step)
     if len(steps) > _MOST_PATH:
         steps = [*steps[: _MOST_PATH // 2], *steps[-_MOST_PATH // 2 :]]
     return tuple(steps)
-
-
-def _path_step(op: Op, trace: Trace) -> PathStep:
-    forward = trace.forward_of(op) if op.backward else op
-    known = forward or op
-    line = op.line or known.line
-    call = known.call
-    phase: Phase = "backward" if op.backward else "loss" if call is None else "forward"
-    return PathStep(
-        op=known.name, phase=phase, module=None if call is None else call.path, location=None if line is None else location(*line)
-    )
 
 
 def _model_name(root: torch.nn.Module, context: Context) -> str:

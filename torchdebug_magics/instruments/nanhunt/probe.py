@@ -14,8 +14,7 @@ from torchdebug_magics.errors import NonFiniteError
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
-from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
-from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import LayerWatch, Trace
 from torchdebug_magics.instruments.nanhunt.report import LiveNan, NanFinding, NanReport
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, end_deferred, is_outermost_gradient, outside_transforms
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, StepRecorder
@@ -69,7 +68,7 @@ class NanProbe:
         """Remove, and undo, what an interrupt left."""
         self._rerun.recover()
         self._rerun.forget()
-        self._hooks.sweep(self._recorder.modules())
+        self._hooks.sweep(self._recorder.outermost.modules())
 
     def report(self) -> NanReport:
         """Freeze what was seen."""
@@ -87,7 +86,7 @@ class NanProbe:
 
     def kept(self) -> dict[str, object]:
         """``bad``: the tensors at the birth, by name."""
-        return {"bad": self._tally.bad}
+        return {"bad": self._tally.first.bad}
 
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -105,7 +104,7 @@ class NanProbe:
 
     def _around(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool) -> Any:
         __tracebackhide__ = True
-        if self._depth or not self._recorder.is_ours():
+        if self._depth or not self._recorder.outermost.is_ours():
             return original(*args, **kwargs)  # one that runs inside another, as reentrant checkpointing does
         tensors = _differentiated(args, kwargs)
         if any(is_traced(tensor) for tensor in tensors):
@@ -131,7 +130,7 @@ class NanProbe:
         if self._rerun.active:
             self._rerun.update_call()
         computes_gradients = (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], kwargs.get("closure"))))
-        if self._rerun.active or not self._recorder.is_ours():
+        if self._rerun.active or not self._recorder.outermost.is_ours():
             return
         if self._depth:
             self._act_on(self._guard.run("the check before an update in a backward pass", self._inside, optimizer))
@@ -153,7 +152,7 @@ class NanProbe:
 
     def _after_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         __tracebackhide__ = True
-        if self._rerun.active or not self._recorder.is_ours():
+        if self._rerun.active or not self._recorder.outermost.is_ours():
             return
         self._checks.is_half_updated = bool(self._depth)
         outcome = None if self._depth else self._guard.run("the check after an update", self._checks.parameters, optimizer)
@@ -172,7 +171,7 @@ class NanProbe:
                 with end_deferred():
                     time.sleep(_A_MOMENT_S)  # a launcher ends all as soon as one fails: the rank in which it was born first begins to look
             self._stopped_by = outcome.finding
-            _stop(outcome.finding, outcome.bad)
+            raise NonFiniteError(outcome.finding.sentence(), outcome.finding, outcome.bad, user_calls(sys._getframe()))
 
 
 watch = NanProbe
@@ -182,8 +181,3 @@ def _differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torc
     """What a gradient is asked of; inside ``torch.func.grad`` the numbers behind it."""
     tensors = tensors_in(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
     return tuple(map(base_of, tensors)) if is_outermost_gradient() else tuple(tensors)
-
-
-def _stop(finding: NanFinding, bad: dict[str, torch.Tensor]) -> None:
-    __tracebackhide__ = True
-    raise NonFiniteError(finding.sentence(), finding, bad, user_calls(sys._getframe(1)))

@@ -28,7 +28,7 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import (
 )
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
 from torchdebug_magics.instruments.nanhunt.source_edits import Expression, Sources, expression_at, is_named
-from torchdebug_magics.instruments.nanhunt.walk.meant_infinities import on_purpose
+from torchdebug_magics.instruments.nanhunt.walk.birth_walk import on_purpose
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.syntax import called, dotted, last_name, nodes
 from torchdebug_magics.probing.tensors import INF, dense
@@ -52,26 +52,16 @@ Change: TypeAlias = tuple[ast.AST, str]
 
 
 @dataclass(frozen=True)
-class Site:
-    """The op that made the bad value, and the expression of the user's that called it."""
+class Site(Expression):
+    """The expression of the user's that called the op which made the bad value."""
 
     evidence: Evidence
     op: Op
-    expression: Expression
 
     @property
     def name(self) -> str:
         """Of the op."""
         return self.evidence.plain_name
-
-    @property
-    def node(self) -> ast.expr | ast.AugAssign:
-        """The expression that ran it."""
-        return self.expression.node
-
-    def atom(self, node: ast.expr) -> str:
-        """The source of a part, in parentheses where it needs them."""
-        return self.expression.atom(node)
 
     def operand(self, name: str, place: int) -> ast.expr | None:
         """The operand of an operator, or an argument of a function, that an op was given at a place."""
@@ -92,27 +82,26 @@ class Site:
     def written(self, node: ast.AST, text: str) -> str:
         """The user's whole text with a part written anew."""
         is_bare = isinstance(self.node, ast.BinOp) or any(node is one for one in _receiver_of(self.node))
-        return self.expression.with_node(node, text, bracketed=is_bare)
+        return self.with_node(node, text, bracketed=is_bare)
 
 
 def remedies(evidence: Evidence, sources: Sources) -> Iterator[Sources]:
     """The user's sources, each time changed in one place."""
-    op = evidence.forward or evidence.op
+    op = evidence.known
     if op is None:
         return
     if evidence.name in SOFTMAXES or evidence.birth.on_purpose or on_purpose(op, INF) or "attention" in evidence.name:
-        for changed, text in _masks(evidence, sources):
-            yield {**sources, changed.file: text}
+        yield from _masks(evidence, sources)
     expression = expression_at(op.place, sources)
     if expression is None:
         return
-    site = Site(evidence, op, expression)
+    site = Site(expression.file, expression.text, expression.node, evidence, op)
     for way in _WAYS:
         for node, text in way(site):
-            yield {**sources, expression.file: site.written(node, text)}
+            yield {**sources, site.file: site.written(node, text)}
 
 
-def _masks(evidence: Evidence, sources: Sources) -> Iterator[tuple[Expression, str]]:
+def _masks(evidence: Evidence, sources: Sources) -> Iterator[Sources]:
     """An infinity that was written down with the wrong sign, or that fills a whole row."""
     marks = [op for op in evidence.trace.ops[: evidence.birth.index + 1] if op.place is not None and on_purpose(op, INF)]
     for op in marks[: -_MOST_MASKS - 1 : -1]:
@@ -121,7 +110,7 @@ def _masks(evidence: Evidence, sources: Sources) -> Iterator[tuple[Expression, s
         if expression is None or written is None:
             continue
         for text in ("float('-inf')",) if _infinity(written) > 0 else ("-1e9", "-1e4"):
-            yield expression, expression.with_node(written, text)
+            yield {**sources, expression.file: expression.with_node(written, text)}
 
 
 def _infinity(node: ast.AST) -> float:
@@ -138,12 +127,12 @@ def _infinity(node: ast.AST) -> float:
 
 def _one_function(site: Site) -> Iterator[Change]:
     """``log(sigmoid(x))`` and ``log(softmax(x))`` as the one function that does both, and ``log(sum(exp(x)))``: equal, and finite."""
-    tree = syntax.parsed(site.expression.text)
+    tree = syntax.parsed(site.text)
     for node in nodes(ast.Call, tree):
         total = next(iter(_arguments(node)), None) if called(node) == "log" else None
         power = next(iter(_arguments(total)), None) if called(total) == "sum" else None
         if power is not None and called(power) == "exp" and syntax.span_of(site.node) in {syntax.span_of(node), syntax.span_of(power)}:
-            dims = [site.expression.code(argument) for argument in (*_arguments(total)[1:], *getattr(total, "keywords", ()))] or [
+            dims = [site.code(argument) for argument in (*_arguments(total)[1:], *getattr(total, "keywords", ()))] or [
                 "tuple(range({0}.dim()))"
             ]
             logits = site.atom(_arguments(power)[0])
@@ -155,7 +144,7 @@ def _one_function(site: Site) -> Iterator[Change]:
     before = site.evidence.trace.ops[maker.parents[0]] if maker.parents else None
     if before is not None and before.place == maker.place:
         return  # one call of the user's makes the logits, too: there is no expression for them
-    source = expression_at(maker.place, {site.expression.file: site.expression.text})
+    source = expression_at(maker.place, {site.file: site.text})
     if source is None or not (given := _arguments(source.node)) or not isinstance(source.node, ast.Call):
         return
     variable, logits = _variable(source.node, given[0], site, tree), source.code(given[0])
@@ -172,7 +161,7 @@ def _one_function(site: Site) -> Iterator[Change]:
     is_module = called(source.node) not in {"sigmoid", "softmax"}
     rest = [] if is_module else [source.code(one) for one in (*given[1:], *source.node.keywords)]
     text = _PROBABILITIES[maker.name].format(logits, ", ".join(rest) or f"dim={maker.args[1] if len(maker.args) > 1 else -1}")
-    if "torch.nn.functional as F" in site.expression.text:
+    if "torch.nn.functional as F" in site.text:
         text = text.replace("torch.nn.functional.", "F.")
     mark = ast.Name("_torchdebug_made", ast.Load())
     yield site.node, ast.unparse(syntax.exchanged(used, lambda node: mark if is_made(node) else None)).replace(mark.id, text)
@@ -200,11 +189,11 @@ def _covers(outer: ast.AST, inner: ast.AST) -> bool:
 def _selected(site: Site) -> Iterator[Change]:
     """A value that `torch.where` throws away: the same choice before the op, so that what is kept stays as it is."""
     argument = site.operand(site.name, 1 if site.name in DIVISIONS else 0)
-    for node in nodes(ast.Call, syntax.parsed(site.expression.text)):
+    for node in nodes(ast.Call, syntax.parsed(site.text)):
         given = _arguments(node)
         place = next((place for place, one in enumerate(given) if _covers(one, site.node)), 0)
         if called(node) == "where" and len(given) == 3 and place and argument is not None:  # noqa: PLR2004 - condition, one, other
-            condition, code = site.expression.code(given[0]), site.expression.code(argument)
+            condition, code = site.code(given[0]), site.code(argument)
             yield argument, f"torch.where({condition}, {f'{code}, 1.0' if place == 1 else f'1.0, {code}'})"
 
 
@@ -213,15 +202,15 @@ def _keywords(site: Site) -> Iterator[Change]:
     node, name, function = site.node, site.name, called(site.node)
     if not isinstance(node, ast.Call):
         return
-    code = site.expression.code(node)[:-1].rstrip().rstrip(",") + (", " if node.args or node.keywords else "")
+    code = site.code(node)[:-1].rstrip().rstrip(",") + (", " if node.args or node.keywords else "")
     given = {keyword.arg for keyword in node.keywords}
     if name in SPREADS and function in SPREADS and not given & {"correction", "unbiased"}:
         yield node, f"{code}correction=0)"
     elif function == "ctc_loss" and "zero_infinity" not in given:
         yield node, f"{code}zero_infinity=True)"
     elif function in {"cross_entropy", "nll_loss"} and len(node.args) > 1 and given <= {"ignore_index"}:
-        ignored = next((site.expression.code(keyword.value) for keyword in node.keywords), "-100")
-        labels = f"({site.expression.code(node.args[1])} != {ignored}).sum()"
+        ignored = next((site.code(keyword.value) for keyword in node.keywords), "-100")
+        labels = f"({site.code(node.args[1])} != {ignored}).sum()"
         yield node, f"({code}reduction='sum') / {labels}.clamp(min=1))"
     elif function in MEANS - {"mean"} and node.args and not node.keywords:
         yield node, f"({code}reduction='sum') / max({site.atom(node.args[0])}.numel(), 1))"
@@ -235,10 +224,10 @@ def _denominator(site: Site) -> Iterator[Change]:
     node = site.operand(site.name, 1) if site.name in DIVISIONS else None
     if node is None:
         return
-    code, atom = site.expression.code(node), site.atom(node)
+    code, atom = site.code(node), site.atom(node)
     divisor = site.evidence.inputs_at(min(1, len(site.op.inputs()) - 1))
     numbers = None if divisor is None else dense(divisor)
-    maker = None if divisor is None else site.evidence.maker(divisor)
+    maker = None if divisor is None else site.evidence.trace.maker(divisor)
     if divisor is not None and (
         not divisor.is_floating_point() or (maker is not None and maker.name == "sum" and any(map(_is_mask, maker.inputs()[:1])))
     ):
@@ -268,6 +257,8 @@ def _bounded(site: Site) -> Iterator[Change]:
     if node is None:
         return
     bounds, values = bounds_of(name), site.evidence.inputs_at(1 if "xlogy" in name else 0)
+    if site.evidence.name in SOFTMAXES:
+        bounds = (".clamp(min=-1e9)",)  # a whole row is -inf, by a mask that was there before the step
     if name in LOGS - {"log1p"} and values is not None:
         # The logarithm of a mask stays far below that of 1; that of a distance is not so steep that one update throws the weights away.
         is_large = not values.is_complex() and bool((values > 1).any())
@@ -290,21 +281,19 @@ def _signed_power(site: Site) -> Iterator[Change]:
         return
     low, high = finite.aminmax()
     if high > 0 and low < -_ROUNDED * high:  # what rounding made of 0 has no sign
-        exponent = site.expression.code(power) if isinstance(power, ast.Constant) else site.atom(power)
+        exponent = site.code(power) if isinstance(power, ast.Constant) else site.atom(power)
+        values_bound = (node.value for node in nodes(ast.Assign, syntax.parsed(site.text)))
+        is_whole_value = any(syntax.span_of(value) == syntax.span_of(site.node) for value in values_bound)
         for small in ("", ".clamp(min=1e-8)", ".clamp(min=1e-4)"):
             text = f"{site.atom(base)}.sign() * {site.atom(base)}.abs(){small} ** {exponent}"
-            yield site.node, text if _is_whole_value(site) else f"({text})"
-
-
-def _is_whole_value(site: Site) -> bool:
-    return any(syntax.span_of(node.value) == syntax.span_of(site.node) for node in nodes(ast.Assign, syntax.parsed(site.expression.text)))
+            yield site.node, text if is_whole_value else f"({text})"
 
 
 def _off_zero(site: Site) -> Iterator[Change]:
     """One of several arguments that are all 0."""
     node, values = site.argument(site.name, -1), site.evidence.operands()
     if node is not None and len(values) > 1 and all(map(is_zero, values)):
-        code = site.expression.code(node)
+        code = site.code(node)
         yield node, f"torch.where({code} == 0, 1e-6, {code})"
 
 
@@ -317,24 +306,17 @@ def _in_float32(site: Site) -> Iterator[Change]:
             yield operand, f"{site.atom(operand)}.float()"
 
 
-def _open_rows(site: Site) -> Iterator[Change]:
-    """Scores of which a whole row is -inf, by a mask that was there before the step."""
-    node = site.argument(called(site.node)) if site.evidence.name in SOFTMAXES else None
-    if node is not None:
-        yield node, f"{site.atom(node)}.clamp(min=-1e9)"
-
-
 def _as_xlogy(site: Site) -> Iterator[Change]:
     """The product of a number and a logarithm as the one function."""
     argument = site.argument("log") if site.name == "log" else None
-    for node in nodes(ast.BinOp, syntax.parsed(site.expression.text)) if argument is not None else ():
+    for node in nodes(ast.BinOp, syntax.parsed(site.text)) if argument is not None else ():
         sides = [one for one in (node.left, node.right) if syntax.span_of(one) != syntax.span_of(site.node)]
         if isinstance(node.op, ast.Mult) and len(sides) == 1 and not isinstance(sides[0], ast.Constant) and argument is not None:
-            yield node, f"torch.xlogy({site.expression.code(sides[0])}, {site.expression.code(argument)})"
+            yield node, f"torch.xlogy({site.code(sides[0])}, {site.code(argument)})"
 
 
 _WAYS: tuple[Callable[[Site], Iterator[Change]], ...] = (
-    _one_function, _as_xlogy, _keywords, _selected, _denominator, _signed_power, _bounded, _off_zero, _in_float32, _open_rows,
+    _one_function, _as_xlogy, _keywords, _selected, _denominator, _signed_power, _bounded, _off_zero, _in_float32,
 )  # fmt: skip
 """Those that change nothing but what was bad come first."""
 

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import number, plural
 from torchdebug_magics.ranks.compared import Compared, Sum
-from torchdebug_magics.report import Finding, FindingsReport, Location, Stage, Status
+from torchdebug_magics.report import Finding, FindingsReport, Location, Stage, Status, located, short_title
 
 _MOST_SKIPPED = 64
 _STAGES = ("data", "parameter", "forward", "loss", "backward", "optimizer")
@@ -18,10 +18,7 @@ Value: TypeAlias = int | float | complex | bool | str
 _ROWS_SAID = 5
 """More rows than that are counted, and `_ROWS_BEGUN` of them named."""
 _ROWS_BEGUN = 3
-_PLACE = 40
-"""Characters of a location in a title."""
 _TITLE = 90
-"""Characters of a title before the code that it quotes."""
 _OUT_OF_SCALE = 1e10
 """Beyond, no model that trains has a number."""
 
@@ -114,20 +111,22 @@ class NanFinding(Finding):
     def sentence(self) -> str:
         """The finding on one line: the title in full, then rows, operands and the state of the weights."""
         own = "" if self.averaging is None else f"the gradients of rank {self.averaging.rank} are finite before it"
-        return " · ".join(
-            filter(None, (self._what(), f"step {self.step}", own, self._module(), self._line(), *self.details(), self.weights))
-        )
+        what = " · ".join(filter(None, (self._what(), f"step {self.step}", own, self._module())))
+        return " · ".join(filter(None, (located(what, self.location), *self.details(), self.weights)))
 
     @property
     def title(self) -> str:
         """What was found, at which step and at which line: at most 90 characters before the quoted code."""
-        code = f": `{self.location.source}`" if self.location is not None and self.location.source else ""
-        what, when, where = self._what(), f"step {self.step}", self._place()
-        for parts in ((what, when, self._module(), where), (what, when, where), (what, where)):
-            if len(text := " · ".join(filter(None, parts))) + len(code[:2]) <= _TITLE:
-                return text + code
-        rest = len(where) + len(" · : ")
-        return " · ".join(filter(None, (f"{what[: max(0, _TITLE - rest - 1)]}…", where))) + code
+        what = f"{self._what()} · step {self.step}"
+        whole = " · ".join(filter(None, (what, self._module())))
+        if self.location is None and len(whole) > _TITLE:
+            return f"{whole[: _TITLE - 1]}…"
+        return short_title(whole, self.location, shorter=what)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it was bad before any op of the step."""
+        return self.phase in {"data", "parameter"}
 
     @property
     def brief(self) -> str:
@@ -209,19 +208,6 @@ class NanFinding(Finding):
             return ""
         name = ".".join(part for part in (self.model, self.module) if part) or "the model"
         return f"{name} (call {self.call})" if self.call is not None and self.call > 1 else name
-
-    def _place(self) -> str:
-        """The location, without its function and the start of its file's name where these are long."""
-        place = str(self.location or "")
-        if self.location is None or len(place) <= _PLACE:
-            return place
-        place = place.rpartition(" in ")[0] or place
-        return place if len(place) <= _PLACE else f"…{place[1 - _PLACE :]}"
-
-    def _line(self) -> str:
-        if self.location is None:
-            return ""
-        return f"{self.location}: `{self.location.source}`" if self.location.source else str(self.location)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,18 +298,10 @@ class LiveNan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaging:
+class Averaging(Sum):
     """What this rank gave to the averaging of gradients that brought NaN or an infinity."""
 
-    dtype: str
-    """Of the numbers that were summed, such as ``"float16"``."""
-    local_peak: float
-    """The largest magnitude of what this rank gave."""
-    limit: float
-    """The largest number of that type."""
     world_size: int
-    tensor: str = ""
-    """The first parameter whose gradient came back bad."""
     rank: int = 0
     """The rank whose gradients these are."""
 
@@ -358,28 +336,20 @@ def compared(report: NanReport) -> Compared:
     worked = bool(report.steps_count or report.backward_count or report.forward_count or report.found)
     finding = report.finding
     if finding is None:
-        return Compared(worked=worked, skipped_backwards=_skipped(report))
+        peaks = enumerate(report.history, report.backward_count - len(report.history)) if report.overflow_steps_count else ()
+        skipped = tuple(place for place, peak in peaks if not math.isfinite(peak))
+        return Compared(worked=worked, skipped_backwards=skipped[-_MOST_SKIPPED:])
     is_received = finding.diagnosis == "averaged_from_other_ranks"
     # What could not be traced comes after all that could: it may be another rank's.
     is_traced = finding.op is not None or finding.diagnosis is not None
     stage = _STAGES.index(finding.phase) + (0 if is_traced else len(_STAGES))
-    given, place = finding.averaging, finding.location
     return Compared(
         worked=worked,
         found_at=(finding.step, stage),
         is_received=is_received,
         found_backward=finding.backward,
-        sum=None
-        if given is None
-        else Sum(dtype=given.dtype, local_peak=given.local_peak, limit=given.limit, tensor=given.tensor, location=place),
+        sum=finding.averaging,
     )
-
-
-def _skipped(report: NanReport) -> tuple[int, ...]:
-    if not report.overflow_steps_count:
-        return ()
-    first = report.backward_count - len(report.history)
-    return tuple(first + place for place, peak in enumerate(report.history) if not math.isfinite(peak))[-_MOST_SKIPPED:]
 
 
 def sentence(report: NanReport) -> str:
@@ -387,52 +357,30 @@ def sentence(report: NanReport) -> str:
     if report.finding is not None:
         more = len(report.findings) - 1
         return report.finding.sentence() + (f" · and {plural(more, 'more finding')}" if more > 0 else "")
-    return "; ".join(part for part in (_checked(report), largest(report)) if part)
+    return "; ".join(part for part in dict.fromkeys((headline(report, whole=True), overflow(report), largest(report))) if part)
 
 
-def headline(report: NanReport) -> str:
-    """The title of a report without findings; empty where the first finding has one."""
+def headline(report: NanReport, *, whole: bool = False) -> str:
+    """The title of a report without findings, with the first counts or the `whole` of them; empty where the first finding has one."""
     if report.finding is not None:
         return ""
-    done = _done(report)
+    counted = (
+        (report.backward_count, "backward pass", "es"),
+        (report.steps_count, "optimizer step", "s"),
+        (report.forward_count, "forward-only model call", "s"),
+    )
+    done = [plural(amount, noun, ending) for amount, noun, ending in counted if amount]
+    until = f" until {report.raised}" if report.raised else ""
     if not done:
-        return overflow(report) or f"Nothing to check{_until(report) or ': no backward(), optimizer step or model call'}"
+        return overflow(report) or f"Nothing to check{until or ': no backward(), optimizer step or model call'}"
     meant = ", except intentional inf," if report.meant_count else ""
-    return f"No NaN or inf{meant} in {' and '.join(done[: 1 if report.raised else 2])}{_until(report)}"
+    return f"No NaN or inf{meant} in {' and '.join(done if whole else done[: 1 if report.raised else 2])}{until}"
 
 
 def overflow(report: NanReport) -> str:
     """The steps that a GradScaler skipped by design; empty where there were none."""
     skipped = report.overflow_steps_count
     return f"{plural(skipped, 'step')} skipped by the GradScaler by design" if skipped else ""
-
-
-def _done(report: NanReport) -> list[str]:
-    return [
-        plural(amount, noun, ending)
-        for amount, noun, ending in (
-            (report.backward_count, "backward pass", "es"),
-            (report.steps_count, "optimizer step", "s"),
-            (report.forward_count, "forward-only model call", "s"),
-        )
-        if amount
-    ]
-
-
-def _checked(report: NanReport) -> str:
-    done = _done(report)
-    if not done:
-        return (
-            overflow(report)
-            or f"Nothing to check{_until(report)}: this cell ran no backward(), no optimizer and no model, or used torch.func alone"
-        )
-    meant = " except intentional infinities such as masks," if report.meant_count else ""
-    skipped = f", apart from {overflow(report)}" if report.overflow_steps_count else ""
-    return f"No NaN or inf{meant} in {subjects(report)}{skipped}{_until(report)}: {', '.join(done)} checked"
-
-
-def _until(report: NanReport) -> str:
-    return f" until {report.raised}" if report.raised else ""
 
 
 def subjects(report: NanReport) -> str:

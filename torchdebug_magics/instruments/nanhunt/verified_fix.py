@@ -97,7 +97,7 @@ def _flaw(births: tuple[Evidence, ...], replayed: Replayed) -> str:
 
 def _is_the_same(evidence: Evidence, after: Trace) -> bool:
     """Whether the elements that were finite, with their derivatives, are what they were, to rounding; also where that cannot be told."""
-    op = evidence.forward or evidence.op
+    op = evidence.known
     if op is None or op.backward or op.written or not is_pointwise(op.func):
         return True
     pairs = zip(_alike(op, evidence.trace), _alike(op, after), strict=False)
@@ -154,7 +154,7 @@ def with_verified_fix(finding: NanFinding, evidence: Evidence, again: Again, bir
 
 
 def _site(evidence: Evidence) -> tuple[object, ...]:
-    op = evidence.forward or evidence.op
+    op = evidence.known
     if op is None:
         return ()
     where = span(*op.place) if op.place is not None else None

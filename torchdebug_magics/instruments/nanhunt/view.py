@@ -23,7 +23,11 @@ _REPLAYS = {
     "module": "the model call of the bad step was run again, op by op",
     "graph": "from the recorded autograd graph; nothing was run again",
 }
-_UNREPLAYED = "the bad step was not run again"
+_REPRODUCED = {
+    True: "; reproduced: the loss is the same to the last bit",
+    False: "; not reproduced: the loss is different, so the details may not apply to the bad step",
+    None: "",
+}
 
 
 class _Column(NamedTuple):
@@ -197,7 +201,9 @@ def _has_infinities(rows: tuple[LayerRow, ...]) -> bool:
 def _path_table(finding: NanFinding) -> Table:
     """The path to where the value surfaced, a row for each line of code in each pass."""
     groups = [tuple(steps) for _, steps in groupby(finding.path, key=lambda step: (step.location, step.phase == "backward"))]
-    rows = [*_origin(finding), *map(_path_row, groups)]
+    # A tensor that was non-finite before any op has a row of its own.
+    before: list[tuple[Cell, ...]] = [("before", _source(finding), None, None, None)] if finding.is_given else []
+    rows = [*before, *map(_path_row, groups)]
     return Table(
         f"Path from {_source(finding)} to {sink(finding) or 'where it surfaced'}",
         tuple(_PATH),
@@ -209,16 +215,9 @@ def _path_table(finding: NanFinding) -> Table:
 
 
 def _source(finding: NanFinding) -> str:
-    if finding.phase in {"data", "parameter"}:
+    if finding.is_given:
         return f"{'input' if finding.phase == 'data' else 'parameter'} {finding.tensor}"
     return f"`{finding.op}`" if finding.op else "the source op"
-
-
-def _origin(finding: NanFinding) -> list[tuple[Cell, ...]]:
-    """The row of a tensor that was non-finite before any op."""
-    if finding.phase not in {"data", "parameter"}:
-        return []
-    return [("before", f"{'input' if finding.phase == 'data' else 'parameter'} {finding.tensor}", None, None, None)]
 
 
 def _path_row(steps: tuple[PathStep, ...]) -> tuple[Cell, ...]:
@@ -251,11 +250,10 @@ def _is_bad(row: LayerRow, finding: NanFinding | None) -> bool:
 # Names of ops, modules and tensors are code, and stand between backticks.
 def first_rows(finding: NanFinding) -> tuple[tuple[str, str], ...]:
     """The fix, the reason, and the values: what is read first."""
-    is_given = finding.phase in {"data", "parameter"}  # the reason names the rows
     return _known(
         ("fix", finding.fix),
         ("why", finding.explanation),
-        ("where", "" if is_given else ", ".join(filter(None, finding.details()))),
+        ("where", "" if finding.is_given else ", ".join(filter(None, finding.details()))),  # the reason names the rows
         ("weights", finding.weights.removeprefix("weights ")),
         ("again", _again(finding)),
     )
@@ -272,16 +270,17 @@ def _again(finding: NanFinding) -> str:
 def further_rows(finding: NanFinding, report: NanReport) -> tuple[tuple[str, str], ...]:
     """Everything else that is known."""
     is_graph = report.replay == "graph"
+    done = f"{plural(finding.step, 'completed optimizer step')} and {plural(finding.backward, 'backward pass', 'es')}"
     strings = any(isinstance(value, str) for value in finding.operands)
     return _known(
         ("kind", _kind(finding)),
-        ("rows", finding.rows_text if finding.phase in {"data", "parameter"} else ""),
+        ("rows", finding.rows_text if finding.is_given else ""),
         ("first bad element", f"[{', '.join(map(str, finding.index))}]" if finding.index else ""),
         ("operands", _operands(finding) if strings else ""),
         ("bad elements", _bad(finding)),
         ("module", "" if is_graph else _module(finding)),
         ("surfaced in", "" if is_graph else sink(finding)),
-        ("when", "" if is_graph else _when(finding)),
+        ("when", "" if is_graph else f"after {done} in this cell"),
         ("how it was found", _replay(report)),
     )
 
@@ -312,10 +311,6 @@ def _kind(finding: NanFinding) -> str:
     return f"{kind}, and NaN by the time it surfaced" if (kind, finding.sink_kind) == ("inf", "nan") else kind
 
 
-def _when(finding: NanFinding) -> str:
-    return f"after {plural(finding.step, 'completed optimizer step')} and {plural(finding.backward, 'backward pass', 'es')} in this cell"
-
-
 def _module(finding: NanFinding) -> str:
     if finding.module is None:
         return ""
@@ -338,11 +333,4 @@ def _bad(finding: NanFinding) -> str:
 
 
 def _replay(report: NanReport) -> str:
-    said = _REPLAYS.get(report.replay, _UNREPLAYED)
-    match report.reproduced:
-        case True:
-            return f"{said}; reproduced: the loss is the same to the last bit"
-        case False:
-            return f"{said}; not reproduced: the loss is different, so the details may not apply to the bad step"
-        case None:
-            return said
+    return _REPLAYS.get(report.replay, "the bad step was not run again") + _REPRODUCED[report.reproduced]

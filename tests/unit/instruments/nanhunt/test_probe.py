@@ -70,7 +70,7 @@ def test_an_error_inside(observe: Observe) -> None:
     assert type(seen.error) is LookupError
     assert (seen.report.found, seen.report.steps_count, seen.report.backward_count) == (False, 6, 6)
     assert seen.report.raised == "LookupError"
-    assert "until LookupError: 6 backward passes" in seen.report.verdict
+    assert "6 backward passes and 6 optimizer steps until LookupError" in seen.report.verdict
     assert clean(seen.namespace)
 
 

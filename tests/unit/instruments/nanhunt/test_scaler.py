@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from torchdebug_magics import NonFiniteError, nanhunt
-from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, may_be_scaling
+from torchdebug_magics.instruments.nanhunt.watch.update_checks import at_scale_one, may_be_scaling
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.report import NanReport

@@ -21,8 +21,8 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import (
     Rule,
 )
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
+from torchdebug_magics.instruments.nanhunt.walk.birth_walk import on_purpose
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import place_of, run_again
-from torchdebug_magics.instruments.nanhunt.walk.meant_infinities import on_purpose
 from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense, is_bad, kind_of, largest, tensors_in
 
@@ -84,7 +84,7 @@ def _exploded(evidence: Evidence) -> Diagnosis | None:
 
 def _own_parameter(evidence: Evidence) -> Diagnosis | None:
     """An op applied to a parameter itself that has grown out of range."""
-    op = evidence.forward
+    op = evidence.known
     if evidence.birth.kind != INF or op is None or evidence.context.step == 0 or op.name not in _GROWING:
         return None
     sizes = [largest([tensor]) for tensor in op.inputs()]
@@ -173,27 +173,21 @@ def infinite_constant(evidence: Evidence) -> Diagnosis | None:
     op = evidence.op
     if op is None or evidence.kind == NAN:
         return None
-    if not evidence.birth.on_purpose:
-        if on_purpose(op, INF):
-            return Diagnosis(
-                "mask_sign",
-                "+inf is written here, and softmax of +inf is NaN: a mask needs -inf",
-                "write `float('-inf')`",
-            )
-        if evidence.plain_name not in {"mul", "div", "add", "sub"} or not any(
-            isinstance(value, float) and math.isinf(value) for value in op.args
-        ):
-            return None
+    if evidence.birth.on_purpose:
+        return Diagnosis(
+            "inf_constant",
+            "inf is written here as a constant, and reaches the loss (or the output)",
+            "replace it before the loss (`torch.where`, `isfinite`), or start from a finite number",
+        )
+    if on_purpose(op, INF):
+        return Diagnosis("mask_sign", "+inf is written here, and softmax of +inf is NaN: a mask needs -inf", "write `float('-inf')`")
+    if evidence.plain_name in {"mul", "div", "add", "sub"} and any(isinstance(value, float) and math.isinf(value) for value in op.args):
         return Diagnosis(
             "inf_constant",
             "a Python float used here is inf",
             "check where that float is computed: print it, or `assert math.isfinite(...)` before this line",
         )
-    return Diagnosis(
-        "inf_constant",
-        "inf is written here as a constant, and reaches the loss (or the output)",
-        "replace it before the loss (`torch.where`, `isfinite`), or start from a finite number",
-    )
+    return None
 
 
 def _is_nan_number(value: object) -> bool:
@@ -204,17 +198,17 @@ def _is_nan_number(value: object) -> bool:
 
 def where_trap(evidence: Evidence) -> Diagnosis | None:
     """The forward threw the bad value away, the derivative did not: 0 from the unselected branch times infinity."""
-    forward = evidence.forward
-    if forward is None or not evidence.was_thrown_away():
+    op = evidence.known
+    if op is None or not evidence.was_thrown_away():
         return None
-    selector = next((consumer for consumer in evidence.consumers(forward) if consumer.name.removesuffix("_") in SELECTORS), None)
+    selector = next((consumer for consumer in evidence.consumers(op) if consumer.name.removesuffix("_") in SELECTORS), None)
     if selector is None:
         return None
     argument = "the denominator" if evidence.plain_name in DIVISIONS else "the argument"
     return Diagnosis(
         "where_trap",
-        f"`{selector.name}` discards the value of `{forward.name}`, but not its derivative: 0 times inf or NaN is NaN",
-        f"make {argument} safe before `{forward.name}`, not the result after it",
+        f"`{selector.name}` discards the value of `{op.name}`, but not its derivative: 0 times inf or NaN is NaN",
+        f"make {argument} safe before `{op.name}`, not the result after it",
     )
 
 
@@ -230,26 +224,19 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 def _bad_row(evidence: Evidence) -> Diagnosis | None:
     rows, columns = evidence.rows, evidence.columns
+    given = (tensor for entry in evidence.context.entries for tensor in tensors_in((entry.args, entry.kwargs)))
+    taker = "model" if columns or any(shares_memory(tensor, evidence.birth.tensor) for tensor in given) else "loss"
     if columns:
-        which = f"column {columns[0]}" if len(columns) == 1 else f"columns {', '.join(map(str, columns))}"
-        return Diagnosis(
-            "bad_data_row",
-            f"the data contain {'NaN' if evidence.kind == NAN else 'inf'} in {which} of every row; the model only propagates it",
-            f"drop or repair {which}: dividing a constant column by its standard deviation, for example, gives NaN",
-        )
-    which = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows" if rows else "the tensor"
-    kind = "NaN" if evidence.kind == NAN else "inf"
-    taker = "model" if _is_given_to_a_model(evidence) else "loss"
+        which = f"column{'s' if len(columns) > 1 else ''} {', '.join(map(str, columns))}"
+        where, fix = f"{which} of every row", ": dividing a constant column by its standard deviation, for example, gives NaN"
+    else:
+        where = which = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows" if rows else "the tensor"
+        fix = f" before the {taker} sees it{_good_rows(evidence, rows)}"
     return Diagnosis(
         "bad_data_row",
-        f"the data contain {kind} in {which}; the {taker} only propagates it",
-        f"drop or repair {which} before the {taker} sees it" + _good_rows(evidence, rows),
+        f"the data contain {'NaN' if evidence.kind == NAN else 'inf'} in {where}; the {taker} only propagates it",
+        f"drop or repair {which}{fix}",
     )
-
-
-def _is_given_to_a_model(evidence: Evidence) -> bool:
-    given = (tensor for entry in evidence.context.entries for tensor in tensors_in((entry.args, entry.kwargs)))
-    return any(shares_memory(tensor, evidence.birth.tensor) for tensor in given)
 
 
 def _good_rows(evidence: Evidence, rows: tuple[int, ...]) -> str:
@@ -263,7 +250,10 @@ def _good_rows(evidence: Evidence, rows: tuple[int, ...]) -> str:
 
 
 def _bad_embedding(evidence: Evidence) -> Diagnosis | None:
-    if not evidence.birth.via or not _is_lookup(evidence, evidence.birth.via[0].name):
+    name, owner = evidence.birth.via[0].name if evidence.birth.via else "", owner_of(evidence.birth.tensor, evidence.context.roots)
+    # An index takes rows of data, too: there only a parameter is a table.
+    is_table = owner is not None and owner[0] == "parameter" and name in {"index_select", "index"}
+    if not is_table and name not in {"embedding", "_embedding_bag"}:
         return None
     rows = evidence.rows
     return Diagnosis(
@@ -271,14 +261,6 @@ def _bad_embedding(evidence: Evidence) -> Diagnosis | None:
         f"the embedding has a non-finite row ({', '.join(map(str, rows[:5]))}), and this batch looks it up",
         "reinitialize that row, and find what wrote to it: an update with a non-finite gradient, or a corrupted checkpoint",
     )
-
-
-def _is_lookup(evidence: Evidence, name: str) -> bool:
-    """Whether rows of a table were taken. An index takes rows of data, too: there only a parameter is a table."""
-    if name in {"embedding", "_embedding_bag"}:
-        return True
-    owner = owner_of(evidence.birth.tensor, evidence.context.roots)
-    return name in {"index_select", "index"} and owner is not None and owner[0] == "parameter"
 
 
 def _plain(evidence: Evidence) -> Diagnosis:

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
-from torchdebug_magics.instruments.nanhunt.report import Sink
+from torchdebug_magics.instruments.nanhunt.report import Kind, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning
 from torchdebug_magics.probing.ops import is_movement, is_pointwise
 from torchdebug_magics.probing.tensors import NAN, bad_mask, dense, describe, sizes_of
+
+_MOST_CONSUMERS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class Context:
     chain: tuple[Position, ...] = ()
     """Where the user's program stands."""
     sink: Sink = field(default_factory=Sink)
-    sink_kind: str = "nan"
+    sink_kind: Kind = "nan"
 
 
 @dataclass(frozen=True)
@@ -55,18 +57,10 @@ class Evidence:
         return self.birth.op
 
     @property
-    def forward(self) -> Op | None:
-        """The forward op: the birth's own, or the one that its backward op is the derivative of."""
+    def known(self) -> Op | None:
+        """The op that a user knows: the birth's own, or of a backward of torch's the one that it is the derivative of."""
         op = self.birth.op
-        return None if op is not None and op.backward and op.line is not None else self.origin
-
-    @property
-    def origin(self) -> Op | None:
-        """As `forward`, also for a backward that the user wrote: an op inside their forward."""
-        op = self.birth.op
-        if op is None:
-            return None
-        return self.trace.forward_of(op) if op.backward else op
+        return op if op is None or not op.backward or op.line is not None else self.trace.forward_of(op) or op
 
     @property
     def in_gradient(self) -> bool:
@@ -76,8 +70,7 @@ class Evidence:
     @property
     def name(self) -> str:
         """The op that a user knows."""
-        op = self.forward or self.birth.op
-        return "" if op is None else op.name
+        return "" if self.known is None else self.known.name
 
     @property
     def plain_name(self) -> str:
@@ -111,7 +104,7 @@ class Evidence:
         ops = self.derivative
         if not ops or ops[0] is not self.birth.op:
             return True  # born in the forward, healed before the loss
-        makers = [(op, tensor, self.maker(tensor)) for op in ops for tensor in op.inputs()]
+        makers = [(op, tensor, self.trace.maker(tensor)) for op in ops for tensor in op.inputs()]
         came = [
             self._value(op, tensor)
             for op, tensor, maker in makers
@@ -149,9 +142,8 @@ class Evidence:
         return self.birth.mask if self.birth.mask is not None else bad_mask(self.birth.tensor)
 
     def operands(self) -> tuple[Any, ...]:
-        """Values of the forward op's inputs at the index; for what cannot be indexed so, a few words."""
-        op = self.forward or self.birth.op
-        return () if op is None else self.values_of(op)
+        """Values of the known op's inputs at the index; for what cannot be indexed so, a few words."""
+        return () if self.known is None else self.values_of(self.known)
 
     def values_of(self, op: Op) -> tuple[Any, ...]:
         """The same of any op whose elements are those of the birth."""
@@ -170,12 +162,11 @@ class Evidence:
             return describe(tensor)
 
     def inputs_at(self, place: int) -> torch.Tensor | None:
-        """An input of the forward op, as it was."""
-        op = self.forward or self.birth.op
-        inputs = [] if op is None else op.inputs()
+        """An input of the known op, as it was."""
+        inputs = [] if self.known is None else self.known.inputs()
         return inputs[place] if place < len(inputs) else None
 
-    def consumers(self, op: Op, hops: int = 4) -> Iterator[Op]:
+    def consumers(self, op: Op) -> Iterator[Op]:
         """Forward ops that use what `op` made, directly or a few ops later."""
         reached = {op.index}
         for one in self.trace.ops[op.index + 1 :]:
@@ -183,9 +174,5 @@ class Evidence:
                 break
             if reached.intersection(one.parents):
                 yield one
-                if len(reached) < 1 + hops * 4:
+                if len(reached) <= _MOST_CONSUMERS:
                     reached.add(one.index)
-
-    def maker(self, tensor: torch.Tensor) -> Op | None:
-        """The forward op that made an input; through ops that only move or bound numbers."""
-        return self.trace.source(tensor).op

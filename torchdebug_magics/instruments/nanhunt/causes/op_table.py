@@ -110,14 +110,14 @@ def always(_evidence: Evidence) -> bool:
 
 
 def _divides_by_zero(evidence: Evidence) -> bool:
-    op = evidence.forward or evidence.op
+    op = evidence.known
     if op is not None and len(op.inputs()) == 1 and any(is_zero(value) for value in op.args if not isinstance(value, torch.Tensor)):
         return True
     return operand(-1, is_zero)(evidence)
 
 
 def _is_zero_times_infinity(evidence: Evidence) -> bool:
-    op = evidence.forward or evidence.op
+    op = evidence.known
     values = [*evidence.operands(), *(value for value in (op.args if op is not None else ()) if isinstance(value, (int, float)))]
     return any(map(is_zero, values)) and any(isinstance(value, float) and math.isinf(value) for value in values)
 
@@ -128,7 +128,7 @@ def _is_empty(evidence: Evidence) -> bool:
 
 
 def _has_a_zero_row(evidence: Evidence) -> bool:
-    weight, op = evidence.inputs_at(0), evidence.forward or evidence.op
+    weight, op = evidence.inputs_at(0), evidence.known
     if weight is None or op is None:
         return False
     kept = op.args[2] if len(op.args) > 2 and isinstance(op.args[2], int) else 0  # noqa: PLR2004 - the third argument is the dimension
@@ -146,7 +146,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _exponent(evidence: Evidence) -> Any:
-    op, values = evidence.forward or evidence.op, evidence.operands()
+    op, values = evidence.known, evidence.operands()
     given = op.args[1] if op is not None and len(op.args) > 1 else None
     return values[1] if len(values) > 1 else None if isinstance(given, torch.Tensor) else given
 
@@ -180,7 +180,7 @@ def _is_less_its_maximum(evidence: Evidence) -> bool:
     subtrahend = evidence.inputs_at(1)
     if evidence.plain_name != "sub" or subtrahend is None or evidence.operands()[:2] != (-math.inf, -math.inf):
         return False
-    maker = evidence.maker(subtrahend)
+    maker = evidence.trace.maker(subtrahend)
     return maker is not None and maker.name in REDUCED_MAXIMA
 
 
@@ -189,7 +189,7 @@ def _is_by_the_sum_of_a_blocked_row(evidence: Evidence) -> bool:
     weights, total = evidence.inputs_at(0), evidence.inputs_at(1)
     if evidence.plain_name != "div" or weights is None or total is None or not all(map(is_zero, evidence.operands()[:2])):
         return False
-    summed = evidence.maker(total)
+    summed = evidence.trace.maker(total)
     exponentials = [maker for maker in _makers(evidence, weights) if maker.name == "exp"]
     if summed is None or summed.name != "sum" or not exponentials:
         return False
@@ -206,7 +206,7 @@ def _adds_two_masks(evidence: Evidence) -> bool:
 
 
 def _has_no_eps(evidence: Evidence) -> bool:
-    op = evidence.forward or evidence.op
+    op = evidence.known
     eps = [] if op is None else [value for value in (*op.args, *op.kwargs.values()) if isinstance(value, float)]
     if op is not None and op.name in NORMALISERS and eps and eps[-1] == 0.0:
         return True
@@ -220,7 +220,7 @@ def _has_no_eps(evidence: Evidence) -> bool:
 
 def _makers(evidence: Evidence, tensor: torch.Tensor | None) -> Iterator[Op]:
     """What made a tensor, and what made the first input of that, a few ops back."""
-    maker = None if tensor is None else evidence.maker(tensor)
+    maker = None if tensor is None else evidence.trace.maker(tensor)
     for _ in range(_NEAR):
         if maker is None:
             return

@@ -84,11 +84,9 @@ def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _inside(value: Any, tensor: torch.Tensor, same: Any) -> str:
     """``["x"]`` or ``[0]`` where a small container holds it."""
-    items: Iterable[tuple[Any, Any]] = ()
-    if issubclass(type(value), Mapping) and len(value) <= 64:  # noqa: PLR2004 - a batch, not a data set
-        items = value.items()
-    elif issubclass(type(value), (list, tuple)) and len(value) <= 64:  # noqa: PLR2004 - a longer one is data, not a few tensors
-        items = enumerate(value)
+    if not issubclass(type(value), (Mapping, list, tuple)) or len(value) > 64:  # noqa: PLR2004 - a batch, not a data set
+        return ""
+    items: Iterable[tuple[Any, Any]] = value.items() if issubclass(type(value), Mapping) else enumerate(value)
     return next((f"[{key!r}]" for key, held in items if issubclass(type(held), torch.Tensor) and same(held, tensor)), "")
 
 

@@ -12,12 +12,11 @@ import torch
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory, uncalled, variable_name
-from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, marked, write
-from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, NanFinding, Sink
+from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, marked, surfaced, write
+from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, NanFinding, Phase, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, line_of, no_less_bad
-from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
-from torchdebug_magics.instruments.nanhunt.walk.meant_infinities import is_bad_weight
-from torchdebug_magics.probing.source.user_code import excerpt, frames_above, is_user_code, local_values, locate, location, user_frame
+from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, is_bad_weight, walk
+from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, local_values, locate, location, user_frame
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import NAN, bad_mask, is_bad, kind_of, largest, tensors_in
 from torchdebug_magics.probing.this_rank import rank, world_size
@@ -39,6 +38,12 @@ class Inquiry:
     context: Context
     only_adds: bool = False
     """Whether there were bad gradients before the call: it may only have added to them."""
+
+    @property
+    def place(self) -> Location | None:
+        """The user's line that makes the call."""
+        frame = user_frame(self.chain[0].frame) if self.chain else None
+        return None if frame is None else locate(frame)
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,9 @@ def conclude(
 ) -> Outcome:
     """The birth of what is bad among the sinks; `only_births`: an infinity that somebody put there is none."""
     rows = replayed.observer.layer_rows()
-    for wanted in _by_priority(sinks):
+    losses = [sink for sink in sinks if sink[1].kind != "gradient"]
+    # A bad loss explains bad gradients, so it goes first.
+    for wanted in filter(None, (losses, [sink for sink in sinks if sink[1].kind == "gradient"])):
         births = walk(replayed.observer, [tensor for tensor, _ in wanted])
         if only_births:
             # Nobody differentiates this output: an infinity that somebody put there is a result, not a fault.
@@ -162,17 +169,10 @@ def bare(inquiry: Inquiry) -> Outcome:
         return Outcome(None, {})
     if losses and (given := _given(inquiry)) is not None:
         return given
-    frame = user_frame(inquiry.chain[0].frame) if inquiry.chain else None
-    context, sink = inquiry.context, (losses or gradients)[0]
-    finding = NanFinding(
-        kind=kind_word(sink),
-        phase="loss" if losses else "backward",
-        location=locate(frame) if frame is not None else None,
-        step=context.step,
-        backward=context.backward,
-        sink=Sink("loss" if losses else "gradient"),
-        sink_kind=kind_word(sink),
-        weights="weights untouched",
+    sink = (losses or gradients)[0]
+    phase: Phase = "loss" if losses else "backward"
+    finding = replace(
+        surfaced(sink, phase, Sink("loss" if losses else "gradient"), inquiry.place, inquiry.context),
         explanation="the loss is non-finite" if losses else "a gradient is non-finite, and the loss is finite",
         fix="unknown: the cause could not be traced, for the reason given below",
     )
@@ -188,27 +188,14 @@ def _given(inquiry: Inquiry) -> Outcome | None:
     if entry is None or bad is None:
         return None
     where = next((place for place in entry.place if is_user_code(place[0])), None)
-    finding = NanFinding(
-        kind="nan",
-        phase="data",
-        location=None if where is None else location(where[0].co_filename, line_of(where), where[0].co_name),
-        step=context.step,
-        backward=context.backward,
+    place = None if where is None else location(where[0].co_filename, line_of(where), where[0].co_name)
+    finding = replace(
+        surfaced(bad, "data", Sink("loss"), place, context),
         tensor=variable_name(bad, variables_of(inquiry.chain), context.entries),
-        sink=Sink("loss"),
-        sink_kind="nan",
-        weights="weights untouched",
         explanation="the model was called with NaN; what computed this input was not run again",
         fix="look at what computes this input: it is NaN before the model is called",
     )
     return Outcome(marked(finding, bad.detach(), bad_mask(bad.detach(), NAN)), {"input": bad.detach()})
-
-
-def _by_priority(sinks: Sinks) -> list[Sinks]:
-    """A bad loss explains bad gradients, so it goes first."""
-    losses = [sink for sink in sinks if sink[1].kind != "gradient"]
-    others = [sink for sink in sinks if sink[1].kind == "gradient"]
-    return [group for group in (losses, others) if group]
 
 
 def _first(births: list[Birth], context: Context) -> Birth:
@@ -245,9 +232,8 @@ def _sent(leaf: torch.Tensor, replayed: Replayed, inquiry: Inquiry) -> tuple[tor
     for wrapper in replayed.averaging:
         parameters = [parameter for parameter in wrapper.parameters() if parameter.requires_grad]
         if wrapper.require_backward_grad_sync and any(parameter is leaf for parameter in parameters):
-            frame = user_frame(inquiry.chain[0].frame) if inquiry.chain else None
             peak = largest([own[key] for parameter in parameters if (key := str(id(parameter))) in own])
-            return leaf.dtype, peak, None if frame is None else locate(frame)
+            return leaf.dtype, peak, inquiry.place
     gradient = own.get(str(id(leaf)))
     if gradient is None:
         return None
@@ -266,23 +252,16 @@ def _finding(
         dtype=str(dtype).removeprefix("torch."),
         local_peak=peak,
         limit=torch.finfo(dtype).max,
+        location=place,
         world_size=world_size(),
         tensor=name,
         rank=rank() or 0,
     )
-    finding = NanFinding(
-        kind=kind,
-        phase="backward",
-        location=place,
-        step=inquiry.context.step,
-        backward=inquiry.context.backward,
+    finding = replace(
+        surfaced(gradient, "backward", Sink("gradient", name), place, inquiry.context),
         diagnosis="averaged_from_other_ranks",
         explanation=averaging.explanation("NaN" if kind == "nan" else "inf"),
         fix=averaging.fix(),
-        sink=Sink("gradient", name),
-        sink_kind=kind,
-        weights="weights untouched",
-        excerpt=excerpt(place) if place is not None else (),
         averaging=averaging,
     )
     return marked(finding, gradient)

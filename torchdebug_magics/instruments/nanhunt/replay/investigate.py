@@ -31,13 +31,13 @@ from torchdebug_magics.instruments.nanhunt.replay.conclusion import (
     why_not_reproduced,
 )
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay, Replayed
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay, Replayed, refuse
 from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Drawn, draws, runnable
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
 from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, overwritten
 from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
-from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import at_scale_one, live_scalers, may_be_scaling
+from torchdebug_magics.instruments.nanhunt.watch.update_checks import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.user_code import excerpt, local_values, span
 from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, tensors_in
@@ -262,14 +262,13 @@ class Investigator:
     def output(self, step: Step, entry: Entry, tensors: list[torch.Tensor], context: Context) -> Outcome:
         """An outermost module call, without gradients, whose output is bad."""
         alone = Step(entries=[entry], buffers=step.buffers, python=step.python)
-        replayed = self._rerun.modules(alone, Attempt((), 0, {}))
-        same = [kind_of(tensor) for tensor in tensors] == [kind_of(tensor) for tensor in replayed.outputs]
 
         def again() -> Replayed:
             replayed = self._rerun.modules(alone, Attempt((), 0, {}))
-            return replace(replayed, finished=not replayed.problem)
+            return replace(replayed, finished=not replayed.problem, names=variables_of(step.chain))
 
-        replayed = replace(replayed, reproduced=same, names=variables_of(step.chain))
+        replayed = again()
+        replayed.reproduced = list(map(kind_of, tensors)) == list(map(kind_of, replayed.outputs))
         inquiry = Inquiry(tuple(tensors), {}, step.chain, replace(context, sink=Sink("output")))
         outcome = conclude(inquiry, replayed, bad_outputs(replayed), "module", self._note, only_births=True)
         return self._with_fix(outcome, inquiry, again, bad_outputs, only_births=True)
@@ -283,8 +282,7 @@ class Investigator:
         def again() -> Replayed:
             part = computed.slice(wanted)
             if part is None:
-                msg = "the inputs of the variables no longer exist"
-                raise CannotReplay(msg)
+                refuse("the inputs of the variables no longer exist")
             return self._rerun.computation(part, wanted, computed.results_in)
 
         try:

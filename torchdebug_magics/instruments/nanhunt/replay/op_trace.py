@@ -1,33 +1,38 @@
 """Every op of a replayed step, joined to modules and lines, and backward ops to forward ops by autograd's sequence numbers.
 
 What is non-finite is kept alive with all that its op was given; what clean forward ops were given is kept while there is room.
+Per module call: what its output held, and the gradient that came back to it.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchdebug_magics.instruments.nanhunt.replay.layer_rows import LayerWatch
 from torchdebug_magics.instruments.nanhunt.report import LayerRow
 from torchdebug_magics.probing.graphs import NodeMakers
+from torchdebug_magics.probing.hooks import Hook
 from torchdebug_magics.probing.modules import Call, ModuleCalls
 from torchdebug_magics.probing.ops import is_uninitialised, op_name, written_by
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.user_code import user_frame
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tape import OpRecorder
-from torchdebug_magics.probing.tensors import is_bad
+from torchdebug_magics.probing.tensors import dense, is_bad, kind_of, sizes_of, tensors_in
 
+_FP16_MAX = 65504.0
 _MOST_REMEMBERED_BYTES = 2 << 30
 _NO_SEQUENCE = 1 << 62
 """AccumulateGrad nodes have a sequence number above this; they belong to no forward op."""
@@ -51,7 +56,6 @@ class Op:
     """Of the autograd node this op made."""
     node_sequence: int | None
     """Of the autograd node that runs this op, in a backward."""
-    node_name: str | None
     backward: bool
     late: bool = False
     """Whether it ran after the backward()."""
@@ -68,14 +72,6 @@ class Op:
     def inputs(self) -> list[torch.Tensor]:
         """Its tensor arguments, as they were before it ran."""
         return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a tensor comes from: an op, or None for what was there before the step."""
-
-    op: Op | None
-    tensor: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -110,15 +106,12 @@ class Lineage:
         self._originals: dict[int, torch.Tensor] = {}
         """What a copy, made before it was overwritten, is the copy of; for tensors from before the step."""
 
-    def source(self, tensor: torch.Tensor) -> Source:
-        """What made a tensor."""
+    def maker(self, tensor: torch.Tensor) -> Op | None:
+        """What made a tensor; None for what was there before the step."""
         known = self._known.get(id(tensor))
         if known is not None and known.reference() is tensor and known.op is not None:
-            return Source(known.op, tensor)
-        if id(tensor) in self._originals:
-            return Source(None, self._originals[id(tensor)])
-        place = _place(tensor)
-        return Source(self._by_place.get(place) if place else None, tensor)
+            return known.op
+        return None if id(tensor) in self._originals else self._by_place.get(_place(tensor) or ())
 
     def writers(self, tensor: torch.Tensor) -> list[Op]:
         """Ops that wrote non-finite values in place into its memory, the latest first."""
@@ -178,9 +171,13 @@ class Lineage:
         """The tensor that a copy was made of before it was overwritten; any other tensor itself."""
         return self._copied.get(id(tensor), tensor)
 
+    def from_before(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same, only of a tensor that was there before the step."""
+        return self._originals.get(id(tensor), tensor)
+
     def overwritten(self, tensor: torch.Tensor) -> Overwritten:
         """To be asked before the op runs."""
-        return Overwritten(tensor, tensor.detach().clone() if memory_of(tensor) else None, self.source(tensor).op)
+        return Overwritten(tensor, tensor.detach().clone() if memory_of(tensor) else None, self.maker(tensor))
 
 
 def _number_of(tensor: torch.Tensor) -> int:
@@ -191,6 +188,83 @@ def _number_of(tensor: torch.Tensor) -> int:
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     memory = memory_of(tensor)
     return (memory, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype) if memory else None
+
+
+def _row(call: Call, tensor: torch.Tensor) -> LayerRow | None:
+    """What an output holds; None for a kind of tensor whose numbers cannot be read."""
+    numbers = dense(tensor)
+    if numbers is None:
+        return None
+    values = numbers.abs() if numbers.is_complex() else numbers
+    is_bad = bool(kind_of(values))
+    low, high, mean_abs = _extremes(values[torch.isfinite(values)] if is_bad else values)
+    return LayerRow(
+        module=call.path,
+        type=call.type,
+        call=call.number,
+        shape=sizes_of(tensor),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        nan_count=int(torch.isnan(values).sum()) if is_bad else 0,
+        posinf_count=int((values == math.inf).sum()) if is_bad else 0,
+        neginf_count=int((values == -math.inf).sum()) if is_bad else 0,
+        min=low,
+        max=high,
+        mean_abs=mean_abs,
+        fp16_share=None if low is None or high is None else max(abs(low), abs(high)) / _FP16_MAX,
+    )
+
+
+def _extremes(finite: torch.Tensor) -> tuple[float | None, float | None, float | None]:
+    """(min, max, mean magnitude); Nones for nothing."""
+    if not finite.numel():
+        return None, None, None
+    low, high = torch.aminmax(finite)
+    total = torch.linalg.vector_norm(finite, 1, dtype=torch.float64 if finite.dtype is torch.float64 else torch.float32)
+    return float(low), float(high), float(total) / finite.numel()
+
+
+class LayerWatch:
+    """Collects a row for every module call while attached. Attach it before the `ModuleCalls` it asks, so that its calls still run."""
+
+    def __init__(self, calls: ModuleCalls) -> None:
+        self._calls = calls
+        self._hooks = calls.hooks
+        self._rows: list[LayerRow] = []
+
+    def attach(self, stack: ExitStack) -> None:
+        """Collect until the stack closes."""
+        self._hooks.module_calls(stack, lambda *_: None, self._leave)
+
+    def rows(self) -> tuple[LayerRow, ...]:
+        """What was collected, in the order the calls ended."""
+        return tuple(self._rows)
+
+    def _leave(self, module: torch.nn.Module, _args: Any, output: Any) -> None:
+        call = self._calls.current
+        if call is None or call.module is not module:
+            return
+        for tensor in tensors_in(output):
+            with _disable_current_modes(), torch.no_grad():
+                row = _row(call, tensor)
+            if row is not None:
+                self._rows.append(row)
+                if tensor.requires_grad and torch.is_grad_enabled():
+                    tensor.register_hook(Hook(self._hooks, partial(self._gradient, call, len(self._rows) - 1)))
+            return  # the first tensor stands for the call
+
+    def _gradient(self, call: Call, place: int, gradient: torch.Tensor | None) -> None:
+        if gradient is None:
+            return
+        with _disable_current_modes(), torch.no_grad():
+            came = _row(call, gradient)
+        if came is not None:
+            self._rows[place] = replace(
+                self._rows[place],
+                grad_nan_count=came.nan_count,
+                grad_inf_count=came.posinf_count + came.neginf_count,
+                grad_max_abs=None if came.min is None or came.max is None else max(abs(came.min), abs(came.max)),
+                grad_mean_abs=came.mean_abs,
+            )
 
 
 class _Running(NamedTuple):
@@ -247,7 +321,7 @@ class Trace(OpRecorder[_Running], Lineage):
 
     def stands_for(self, recorded: torch.Tensor, made: torch.Tensor) -> None:
         """What is used in place of a tensor that was made again has come about as that one has."""
-        self.stand_in(Overwritten(made, recorded, self.source(made).op), len(self.ops))
+        self.stand_in(Overwritten(made, recorded, self.maker(made)), len(self.ops))
 
     def forward_of(self, op: Op) -> Op | None:
         """The forward op that a backward op is the derivative of; through the first backward for a double one."""
@@ -266,7 +340,7 @@ class Trace(OpRecorder[_Running], Lineage):
         op = self._begun(func, user_frame(caller, below=self.backward_frame))
         self._nodes.add(op, self.ops[-1] if self.ops and self.ops[-1].name.endswith("_") else None)
         bad_inputs = [self.is_bad(tensor, op.index) for tensor in inputs]
-        op.parents = tuple(source.index for source in (self.source(tensor).op for tensor in inputs) if source is not None)
+        op.parents = tuple(maker.index for maker in map(self.maker, inputs) if maker is not None)
         written = [self.overwritten(tensor) for tensor in written_by(func, args, kwargs)]
         self._save_for_users(written)
         return _Running(op, inputs, any(bad_inputs), kwargs, written)
@@ -278,10 +352,16 @@ class Trace(OpRecorder[_Running], Lineage):
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         outputs += [one.tensor for one in written if not any(one.tensor is output for output in outputs)]
         self.made(op, outputs, of_bad=running.of_bad)
-        if op.is_bad:
-            self._keep(op, args, running.kwargs, written)
-        elif not op.backward:
-            self._remember(op, args, running.kwargs, running.inputs)
+        if op.is_bad:  # what it was given, as it was then
+            op.args, op.kwargs = _replaced((args, running.kwargs), {id(one.tensor): one.copy for one in written if one.copy is not None})
+            self.keep(op, written)
+            for tensor in op.inputs():
+                self._users.setdefault(_number_of(tensor), []).append((op, tensor))
+        elif not op.backward:  # what a clean one was given, in case its derivative is the birth; as long as there is room
+            strided = (tensor for tensor in running.inputs if tensor.layout is torch.strided)
+            self._room_bytes -= sum(tensor.numel() * tensor.element_size() for tensor in strided)
+            if self._room_bytes > 0:
+                op.args, op.kwargs = args, running.kwargs
 
     def failed(self, error: Exception) -> None:
         """A trace with a gap would blame another op: the replay fails."""
@@ -290,7 +370,7 @@ class Trace(OpRecorder[_Running], Lineage):
     def _begun(self, func: Any, frame: FrameType | None) -> Op:
         node: Any = torch._C._current_autograd_node()
         node, name = None if node is self._around else node, op_name(func)
-        call, node_sequence = self._calls.current, _sequence(node)
+        call, node_sequence = self._calls.current, None if node is None or node._sequence_nr() >= _NO_SEQUENCE else node._sequence_nr()
         line = (frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) if frame is not None else None
         backward = node is not None or self.backward_frame is not None
         if backward and line is not None and torch.is_grad_enabled():
@@ -307,7 +387,6 @@ class Trace(OpRecorder[_Running], Lineage):
             place=(frame.f_code, frame.f_lasti) if frame is not None else None,
             sequence=_get_sequence_nr() - 1,
             node_sequence=node_sequence,
-            node_name=node.name() if node is not None else None,
             backward=backward,
             late=self.late,
         )
@@ -319,20 +398,6 @@ class Trace(OpRecorder[_Running], Lineage):
             return None
         inside = itertools.takewhile(lambda op: op.sequence == node_sequence, itertools.islice(self.ops, first.index, None))
         return next((op for op in inside if (op.name, op.line) == (name, line)), None)
-
-    def _keep(self, op: Op, args: Any, kwargs: Any, written: list[Overwritten]) -> None:
-        """What a bad op was given, as it was then."""
-        before = {id(one.tensor): one.copy for one in written if one.copy is not None}
-        op.args, op.kwargs = _replaced((args, kwargs), before)
-        self.keep(op, written)
-        for tensor in op.inputs():
-            self._users.setdefault(_number_of(tensor), []).append((op, tensor))
-
-    def _remember(self, op: Op, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
-        """What a clean forward op was given, in case its derivative is the birth; as long as there is room."""
-        self._room_bytes -= sum(tensor.numel() * tensor.element_size() for tensor in inputs if tensor.layout is torch.strided)
-        if self._room_bytes > 0:
-            op.args, op.kwargs = args, kwargs
 
     def _save_for_users(self, written: list[Overwritten]) -> None:
         """Earlier ops were called with what this memory held then: give them the copy that is made before it is overwritten."""
@@ -348,10 +413,3 @@ class Trace(OpRecorder[_Running], Lineage):
 
 def _replaced(value: Any, by: dict[int, torch.Tensor]) -> Any:
     return tree_map(lambda leaf: by.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf, value) if by else value
-
-
-def _sequence(node: Any) -> int | None:
-    if node is None:
-        return None
-    number: int = node._sequence_nr()
-    return number if number < _NO_SEQUENCE else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +24,11 @@ Alike: TypeAlias = "Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]
 
 class CannotReplay(Exception):  # noqa: N818 - not an error: a reason
     """Why a step's statements cannot be run again, in words for the report."""
+
+
+def refuse(reason: str) -> NoReturn:
+    """The step is not run again."""
+    raise CannotReplay(reason)
 
 
 @dataclass
@@ -134,13 +139,16 @@ def caller(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def frame_chain(frame: FrameType | None) -> tuple[Position, ...]:
-    """The frame and its callers with their present positions, innermost first."""
+def frame_chain(frame: FrameType | None, last: CodeType | None = None) -> tuple[Position, ...]:
+    """The frame and its callers with their present positions, innermost first, up to a frame of the code `last`.
+
+    Without it, up to a cell or a script: what called that is nothing that a step could start in.
+    """
     chain = []
     while frame is not None:
         chain.append(Position(frame, frame.f_lasti))
-        if is_of_module(frame):
-            break  # a cell or a script: what called it is nothing that a step could start in
+        if frame.f_code is last or (last is None and is_of_module(frame)):
+            break
         frame = frame.f_back
     return tuple(chain)
 
@@ -154,15 +162,8 @@ def same_place(one: tuple[Position, ...], other: tuple[Position, ...]) -> bool:
 
 
 def places(frame: FrameType | None, last: CodeType | None = None) -> tuple[Place, ...]:
-    """Where the frame and its callers stand, innermost first, up to a frame of the code `last`; without it, as `frame_chain`."""
-    found = []
-    while frame is not None:
-        code = frame.f_code
-        found.append((code, frame.f_lasti))
-        if code is last or (last is None and is_of_module(frame)):
-            break
-        frame = frame.f_back
-    return tuple(found)
+    """The same, which keeps no variables alive."""
+    return tuple([(position.frame.f_code, position.instruction) for position in frame_chain(frame, last)])
 
 
 def same_call(one: tuple[Place, ...], other: tuple[Place, ...]) -> bool:

@@ -16,7 +16,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.modules.batchnorm import _NormBase
 
 from torchdebug_magics.probing import this_rank
-from torchdebug_magics.probing.state.contents import Kept, each_element_once, version_of
+from torchdebug_magics.probing.state.contents import Kept, each_element_once
 
 _SMALL_COUNT = 1 << 16
 """Copying so few numbers takes no longer than a few ops."""
@@ -58,22 +58,16 @@ class BufferKeeper:
         if not self._always and not self._rarely:
             return []
         with torch.no_grad():
-            held = [Held(names, name, _kept(buffer)) for names in self._always for name, buffer in _present(names)]
+            held = [Held(names, name, Kept.of(buffer)) for names in self._always for name, buffer in _present(names)]
             return held + [Held(names, name, self._rare(names, name, buffer)) for names in self._rarely for name, buffer in _present(names)]
 
     def _rare(self, names: dict[str, torch.Tensor | None], name: str, buffer: torch.Tensor) -> Kept:
         if buffer.is_inference() or each_element_once(buffer).numel() <= _SMALL_COUNT:
-            return _kept(buffer)
+            return Kept.of(buffer)
         known = self._large.get((id(names), name))
         if known is None or known.tensor is not buffer or known.version != buffer._version:
-            known = self._large[id(names), name] = _kept(buffer)
+            known = self._large[id(names), name] = Kept.of(buffer)
         return known
-
-
-def _kept(buffer: torch.Tensor) -> Kept:
-    """As `Kept.of`, at each step: nothing is detached where no gradients are recorded anyway."""
-    place = each_element_once(buffer)
-    return Kept(buffer, place, place.clone(), version_of(buffer))
 
 
 def _present(names: dict[str, torch.Tensor | None]) -> list[tuple[str, torch.Tensor]]:

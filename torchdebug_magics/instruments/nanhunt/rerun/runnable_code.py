@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import refuse
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.source.syntax import (
     FILLING,
@@ -145,8 +145,7 @@ def runnable(
     What the statements tell the objects in `wanted` is no mere report.
     """
     if any(isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)) for node in nodes(ast.AST, *statements)):
-        msg = "the step awaits or yields"
-        raise CannotReplay(msg)
+        refuse("the step awaits or yields")
     edit = _Edit(frame, last_line, used(statements).union(wanted))
     copies: list[ast.stmt] = []
     for statement in statements:
@@ -261,16 +260,14 @@ def _next(*_: Any) -> torch.Tensor:
 def _iterate(values: Any) -> Any:
     """A variable in the head of a ``for``; an iterator that is already running would lose elements."""
     if hasattr(type(values), "__next__"):
-        msg = "the step loops over an iterator that cannot be rewound"
-        raise CannotReplay(msg)
+        refuse("the step loops over an iterator that cannot be rewound")
     return values
 
 
 def _get(owner: Any) -> Callable[..., Any]:
     """The method `get` of a dict, say; that of an empty queue would wait for ever."""
     if hasattr(type(owner), "put"):
-        msg = "the step takes from a queue"
-        raise CannotReplay(msg)
+        refuse("the step takes from a queue")
     method: Callable[..., Any] = owner.get
     return method
 

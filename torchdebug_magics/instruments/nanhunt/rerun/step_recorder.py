@@ -106,10 +106,6 @@ class Step:
         chain = (Position(outer, found[0][1][1]),)
         return Step(entries=[entry for entry, _ in found], chain=chain, buffers=self.buffers, python=self.python)
 
-    def latest(self, module: torch.nn.Module) -> Entry | None:
-        """The last call, where it is one of `module`."""
-        return self.entries[-1] if self.entries and self.entries[-1].module is module else None
-
     def clear(self) -> None:
         """Forget all, so that nothing outlives its step because of us."""
         vars(self).update(vars(Step()))
@@ -155,7 +151,7 @@ class StepRecorder:
         self._random: RandomState | None = None
         self._done = done
         self._depth = 0
-        self._outermost = OutermostCalls(hooks, guard, self._before, self._after, found=self.models.found_another)
+        self.outermost = OutermostCalls(hooks, guard, self._before, self._after, found=self.models.found_another)
 
     def attach(self, stack: ExitStack) -> list[torch.nn.Module]:
         """Watch every module that is alive, which it returns, and those still to be made."""
@@ -164,31 +160,23 @@ class StepRecorder:
         stack.callback(self.step.clear)
         self.batches.attach(stack, self.hooks)
         modules = list(live_modules())
-        self._outermost.attach(stack, modules)
-        CompiledCalls(self.hooks, self.guard, self._outermost.modules, self.is_ours, _nothing, _nothing).attach(stack)
+        self.outermost.attach(stack, modules)
+        CompiledCalls(self.hooks, self.guard, self.outermost.modules, self.outermost.is_ours, _pass, _pass).attach(stack)
         return modules
-
-    def is_ours(self) -> bool:
-        """Whether this is the thread that trains: the first one in which anything was called."""
-        return self._outermost.is_ours()
 
     def parameters(self) -> dict[int, torch.Tensor]:
         """The parameters of all modules entered in this step."""
         return self.models.parameters(self.step.started)
 
-    def modules(self) -> list[torch.nn.Module]:
-        """Every module that carries a hook of ours."""
-        return self._outermost.modules()
-
     def feed(self, feed: Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         """From now on outermost calls are not recorded, but given what `feed` says, and counted for themselves."""
-        self.replaying, self._depth = feed, self._outermost.depth
-        self._outermost.depth = 0
+        self.replaying, self._depth = feed, self.outermost.depth
+        self.outermost.depth = 0
 
     def fed(self) -> None:
         """That is over, also where an interrupt inside a call has left it without an end."""
         if self.replaying is not None:
-            self.replaying, self._outermost.depth = None, self._depth
+            self.replaying, self.outermost.depth = None, self._depth
 
     def mark(self) -> None:
         """A backward() or an update is over: what is drawn from now on is the next step's."""
@@ -197,7 +185,7 @@ class StepRecorder:
     def settle(self, backward_count: int) -> None:
         """After a few steps, take the hooks off whatever was never called outermost."""
         if backward_count == _LEARNING_BACKWARDS:
-            self._outermost.settle()
+            self.outermost.settle()
 
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.replaying is not None:
@@ -207,8 +195,8 @@ class StepRecorder:
         return None
 
     def _after(self, module: torch.nn.Module, output: Any) -> None:
-        entry = self.step.latest(module) if self.replaying is None and not is_being_traced() else None
-        if entry is not None and not _is_in_a_function(sys._getframe()):
+        entry = self.step.entries[-1] if self.step.entries and self.replaying is None and not is_being_traced() else None
+        if entry is not None and entry.module is module and not _is_in_a_function(sys._getframe()):
             self.guard.run("the look at a model's arguments", self._see_writes, entry)
             self._done(entry, output)
 
@@ -217,11 +205,8 @@ class StepRecorder:
         # With its graph retained a step does not end at its backward(), but where the loop goes round.
         if step.closed or (step.backwards and same_place(step.chain, frame_chain(frame))):
             step.clear()
-        if step.entries:
-            here = places(frame)
-        else:
+        if not step.entries:
             step.chain, step.before = frame_chain(frame), self.between
-            here = tuple([(one.f_code, instruction) for one, instruction in step.chain])
             step.live_in = live_in(step.chain)
         known = self.models.know(module, (one.frame for one in step.chain if is_user_code(one.frame.f_code)))
         if id(module) not in step.started:
@@ -232,7 +217,7 @@ class StepRecorder:
         self._random = RandomState.take(self._random)
         tensors = tuple(tensors_in((*args, kwargs)))
         copies = tuple(map(Kept.of, tensors)) if known.writes_input else ()
-        step.add(Entry(module, args, kwargs, self._random, _versions(tensors), copies=copies, place=here))
+        step.add(Entry(module, args, kwargs, self._random, _versions(tensors), copies=copies, place=places(frame)))
 
     def _see_writes(self, entry: Entry) -> None:
         if entry.writes_input():
@@ -258,7 +243,7 @@ def _takes_context(frame: FrameType) -> bool:
     return isinstance(frame.f_locals.get(code.co_varnames[0]), torch._C._FunctionBase)
 
 
-def _nothing(_told: object) -> None:
+def _pass(_told: object) -> None:
     """A compiled call is one piece: what is recorded of a step, the calls around it tell."""
 
 
@@ -281,9 +266,6 @@ class Models:
     def __init__(self) -> None:
         self._known: dict[int, Known] = {}
         self._roots: list[weakref.ref[torch.nn.Module]] | None = None
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._known
 
     def clear(self) -> None:
         """Forget all."""

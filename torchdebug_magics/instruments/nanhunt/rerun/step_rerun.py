@@ -23,6 +23,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import (
     badly_alike,
     caller,
     places,
+    refuse,
     same_bits,
     same_call,
     same_kinds,
@@ -158,16 +159,14 @@ class StepRerun:
         part = cut(step, sink, wanted, held)
         taken = iterators_in(part.names, part.statements)
         if taken:
-            msg = f"it takes from the iterator {taken[0]}, which cannot be rewound"
-            raise CannotReplay(msg)
+            refuse(f"it takes from the iterator {taken[0]}, which cannot be rewound")
         return self._run(step, attempt, part, lambda: exec(part.code, part.names))  # noqa: S102 - the user's own statements, once more
 
     def modules(self, step: Step, attempt: Attempt) -> Replayed:
         """Call only the recorded outermost modules again, where the statements cannot be."""
         recorded = [entry for entry in step.entries if entry.recorded]
         if not recorded:
-            msg = "no model call was recorded in this step"
-            raise CannotReplay(msg)
+            refuse("no model call was recorded in this step")
         outputs: list[Any] = []
 
         def run() -> None:
@@ -261,15 +260,14 @@ class StepRerun:
 
     def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any, reached: Sequence[object] = ()) -> Replayed:
         if not all(entry.unchanged() for entry in step.entries):
-            msg = "the model writes into its input, which is not what it was any more"
-            raise CannotReplay(msg)
+            refuse("the model writes into its input, which is not what it was any more")
         replayed = self._replayed = Replayed(self._observe(), names=part.names if part is not None else {})
         self._attempt, self._part, self._seen = attempt, part, 0
         self._effects = self._effects or Effects(self.recorder.guard, sentence=_REPEATED, anyway=self._anyway)
         self._feed = Feed(step.entries, part.code if part is not None else None, replayed.observer)
         try:
             with self._effects.trial(*(() if part is None else (part.code, part.names)), *reached, *self.recorder.models.entered()):
-                return self._watched(step, attempt, part, run, reached, replayed)
+                return self._watched(step, part, run, reached)
         except Irrevocable as act:
             raise CannotReplay(str(act)) from None
         finally:
@@ -279,15 +277,11 @@ class StepRerun:
                 self.recover()
                 raise
 
-    def _watched(
-        self,
-        step: Step,
-        attempt: Attempt,
-        part: Slice | None,
-        run: Any,
-        reached: Sequence[object],
-        replayed: Replayed,
-    ) -> Replayed:
+    def _watched(self, step: Step, part: Slice | None, run: Any, reached: Sequence[object]) -> Replayed:
+        attempt, replayed, feed = self._attempt, self._replayed, self._feed
+        assert attempt is not None
+        assert replayed is not None
+        assert feed is not None
         attempt.leaves.update(cut_graphs(part) if part is not None else {})
         before = None if part is None else step.before if step.entries else self.recorder.between
         entered, guard = self.recorder.models.entered(), self.recorder.guard
@@ -296,8 +290,7 @@ class StepRerun:
         except OthersNeeded as reason:
             raise CannotReplay(str(reason)) from None
         self._state.start()
-        assert self._feed is not None
-        self.recorder.feed(self._feed)
+        self.recorder.feed(feed)
         with quiet(), eager(), contextlib.ExitStack() as stack:
             stack.enter_context(self._state.writes.listener(self.recorder.hooks))
             replayed.observer.attach(stack)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from itertools import dropwhile, takewhile
 from types import CodeType, FrameType, MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay, Position
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, refuse
 from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import (
     Batches,
     Drawn,
@@ -34,6 +34,8 @@ from torchdebug_magics.probing.source.syntax import (
 )
 from torchdebug_magics.probing.source.user_code import adopt_timed, local_values, location, owner
 from torchdebug_magics.report import Location
+
+_NO_SOURCE = "the source of the step is not at hand"
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[
     else:
         files = ((position, position.frame.f_code.co_filename) for position in sink)
         ends = (position for position, file in files if owner(file) in {"user", "library"} and tree_of(file) is not None)
-        end = next(ends, None) or _no_source()
+        end = next(ends, None) or refuse(_NO_SOURCE)
         before, statements = [], _dependencies(end)
         early = {}
     return _compiled(end, before, statements, early)
@@ -101,11 +103,6 @@ def _with_graphs(end: Position, statements: list[ast.stmt]) -> set[str]:
     return {name for name, value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None}
 
 
-def _no_source() -> NoReturn:
-    msg = "the source of the step is not at hand"
-    raise CannotReplay(msg)
-
-
 def _common(step: Step, sink: tuple[Position, ...]) -> tuple[Position, Position]:
     ends = {id(position.frame): position for position in sink}
     for start in step.chain:
@@ -114,8 +111,7 @@ def _common(step: Step, sink: tuple[Position, ...]) -> tuple[Position, Position]
             return start, end
     for start, end in ((start, end) for start in step.chain[-1:] for end in sink if _one_cell(start.frame, end.frame)):
         return start, end
-    msg = "the model call and backward() share no running function"
-    raise CannotReplay(msg)
+    return refuse("the model call and backward() share no running function")
 
 
 def _one_cell(one: FrameType, other: FrameType) -> bool:
@@ -134,7 +130,7 @@ def _where(position: Position) -> tuple[int, int, int, int]:
 
 def _lists(position: Position) -> list[tuple[list[ast.stmt], int]]:
     tree = tree_of(position.frame.f_code.co_filename)
-    return _no_source() if tree is None else lists_around(tree, _where(position))
+    return refuse(_NO_SOURCE) if tree is None else lists_around(tree, _where(position))
 
 
 def _statements(start: Position, end: Position) -> tuple[list[ast.stmt], int, int]:
@@ -142,19 +138,15 @@ def _statements(start: Position, end: Position) -> tuple[list[ast.stmt], int, in
     for body, first in _lists(start):
         last = ends.get(id(body))
         if last is not None:
-            if last < first:
-                msg = "backward() stands before the model call"
-                raise CannotReplay(msg)
-            return body, first, last
-    msg = "no statements hold both the model call and backward()"
-    raise CannotReplay(msg)
+            return (body, first, last) if last >= first else refuse("backward() stands before the model call")
+    return refuse("no statements hold both the model call and backward()")
 
 
 def _dependencies(end: Position) -> list[ast.stmt]:
     """The statements that `backward()` needs, back to the start of the innermost list, without those nothing depends on."""
     lists = _lists(end)
     if not lists:
-        _no_source()
+        refuse(_NO_SOURCE)
     body, last = lists[0]
     undrawn = [*takewhile(lambda statement: not draws(statement), reversed(body[:last]))][::-1]
     made, lost = makers(undrawn, read_before_bound([body[last]]))
@@ -162,8 +154,7 @@ def _dependencies(end: Position) -> list[ast.stmt]:
     if not isinstance(body[last], SIMPLE):
         lost |= read_before_bound(kept) & bound_names(body[last])  # a simple one binds its own names after the backward()
     if lost:
-        msg = f"the earlier value of {', '.join(sorted(lost))} is gone"
-        raise CannotReplay(msg)
+        refuse(f"the earlier value of {', '.join(sorted(lost))} is gone")
     return kept
 
 

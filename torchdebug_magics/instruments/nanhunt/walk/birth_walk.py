@@ -1,18 +1,22 @@
 """From a bad sink back to the birth: along bad elements only, past every infinity to the arithmetic that made it.
 
+An infinity that is meant, as a causal mask or a start value has, is told from a fault.
+
 What caused a bad output is asked of the op itself: run it again without the bad inputs. If the output is still bad, it was born here.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of, shares_memory
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import (
     Masks,
@@ -25,9 +29,8 @@ from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import (
     still_bad,
     tamed,
 )
-from torchdebug_magics.instruments.nanhunt.walk.meant_infinities import is_mask, on_purpose
 from torchdebug_magics.probing.ops import is_movement, is_pointwise
-from torchdebug_magics.probing.tensors import INF, NAN, bad_mask
+from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense
 
 _MOST_OPS = 20_000
 
@@ -113,7 +116,7 @@ class _Walk:
         """One op: it is a birth, or some of its inputs lead on, or both."""
         via = (op, *wanted.via)
         nans = relevant(self._masks, op, wanted.place, wanted.mask, NAN) if wanted.kind & NAN else []
-        makers = (self._trace.source(tensor).op for tensor, _ in nans)
+        makers = (self._trace.maker(tensor) for tensor, _ in nans)
         if any(maker is not None and maker.name == "scalar_tensor" for maker in makers):
             yield self._birth(op, wanted)  # a NaN that was written into some rows: they are the op's, the constant has none
             return
@@ -151,8 +154,7 @@ class _Walk:
         self, tensor: torch.Tensor, mask: torch.Tensor | None, before: int
     ) -> Iterator[tuple[Op | None, torch.Tensor, torch.Tensor | None]]:
         """What made the wanted elements: the last in-place writes into that memory, then the op that returned the tensor."""
-        source = self._trace.source(tensor)
-        made = source.op
+        made = self._trace.maker(tensor)
         if made is not None and made.index >= before:
             made = None
         left = mask
@@ -165,7 +167,7 @@ class _Walk:
                     yield writer, target, on_target
                     left = left & ~hit
         if left is None or bool(left.any()):
-            yield made, source.tensor if made is None else tensor, left
+            yield made, self._trace.from_before(tensor) if made is None else tensor, left
 
 
 def _join(held: _Wanted, mask: torch.Tensor | None, kind: int) -> None:
@@ -205,5 +207,76 @@ def _way_back(birth: Birth, trace: Trace) -> torch.Tensor | None:
 
 def _given(op: Op, maker: Op | None, leaf: torch.Tensor, trace: Trace) -> torch.Tensor | None:
     """The one input of an op that came from another, or that was there before."""
-    found = {id(tensor): tensor for tensor in op.inputs() if (trace.source(tensor).op is maker if maker is not None else tensor is leaf)}
+    found = {id(tensor): tensor for tensor in op.inputs() if (trace.maker(tensor) is maker if maker is not None else tensor is leaf)}
     return next(iter(found.values())) if len(found) == 1 else None
+
+
+_ON_PURPOSE = frozenset([
+    "fill", "full", "full_like", "new_full", "masked_fill", "index_fill", "scalar_tensor", "where", "constant_pad_nd", "pad",
+    "lift_fresh", "lift_fresh_copy", "_to_copy", "add", "sub", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "scatter",
+    "index_put", "_index_put_impl", "masked_scatter", "copy",
+])  # fmt: skip
+"""Ops by which an infinity that the user wrote down enters: a mask, a start value, padding."""
+_WRITES_DOWN = frozenset({"masked_fill", "where"})
+"""A NaN written here marks what is missing; one from `fill_` or `full` is as likely a fault."""
+
+
+def on_purpose(op: Op, kind: int) -> bool:
+    """Whether the op put an infinity that somebody wrote down."""
+    name = op.name.removesuffix("_")
+    if name not in _ON_PURPOSE or op.backward:
+        return False
+    scalars = [value for value in (*op.args, *op.kwargs.values()) if isinstance(value, float)]
+    if any(math.isinf(value) if kind == INF else math.isnan(value) and name in _WRITES_DOWN for value in scalars):
+        return True
+    # `torch.tensor(-inf)` holds one as well.
+    return kind == INF and name in {"lift_fresh", "lift_fresh_copy"}
+
+
+_ADDITIVE = frozenset([
+    "add", "sub", "where", "masked_fill", "_softmax", "_log_softmax", "logsumexp", "logaddexp", "amax", "max", "maximum",
+])  # fmt: skip
+
+
+def is_mask(tensor: torch.Tensor, kind: int, via: tuple[Op, ...]) -> bool:
+    """Whether a tensor from before the step is a mask: minus infinity and at most two other values, used as masks are."""
+    numbers = dense(tensor)
+    if kind != INF or numbers is None or numbers.is_complex() or bool((numbers == math.inf).any()) or bool(torch.isnan(numbers).any()):
+        return False
+    finite = numbers[torch.isfinite(numbers)]
+    if finite.numel() and torch.unique(finite).numel() > 2:  # noqa: PLR2004 - kept and blocked
+        used = next((op for op in via if not is_movement(op.func)), None)
+        return (
+            used is not None
+            and (used.name.removesuffix("_") in _ADDITIVE or "attention" in used.name)
+            and finite.numel() * 4 < numbers.numel() * 3
+        )
+    return True
+
+
+_FACTORS = {
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "mul", "div", "linear", "einsum", "pow", "_embedding_bag"), ()),
+    **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm"), (0,)),
+    **dict.fromkeys(("convolution", "native_batch_norm", "_native_batch_norm_legit_no_training", "native_group_norm", "lstm", "gru"), (2,)),
+    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), (3,)),
+    **dict.fromkeys(("mkldnn_rnn_layer", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "prelu", "_prelu_kernel"), ()),
+}
+"""Ops that multiply, each with the places of the arguments that it only adds."""
+
+
+def is_bad_weight(tensor: torch.Tensor, via: tuple[Op, ...], roots: Iterable[torch.nn.Module]) -> bool:
+    """Whether infinities that a model holds were put there by nobody: in what is multiplied, or plus infinity in a bias that is trained.
+
+    What is added, compared or chosen from may hold infinities by design, as a mask does.
+    """
+    owner, user = owner_of(tensor, roots), next((op for op in via if not is_movement(op.func)), None)
+    if owner is None or user is None:
+        return False
+    name = user.name.removesuffix("_")
+    if name in _FACTORS:
+        added = [user.args[place] for place in _FACTORS[name] if place < len(user.args)]
+        if not any(isinstance(one, torch.Tensor) and shares_memory(one, tensor) for one in added):
+            return True
+    numbers = dense(tensor)
+    plus = numbers is not None and not numbers.is_complex() and bool((numbers == math.inf).any())
+    return plus and tensor.requires_grad and (name in _FACTORS or name == "add")

@@ -39,7 +39,7 @@ def relevant(
         if not where.some:
             continue
         bad = where.mask
-        if bad is not None and wanted is not None and not (is_pointwise(op.func) and masks.is_full(wanted)):
+        if bad is not None and wanted is not None and not (is_pointwise(op.func) and bool(wanted.all())):
             bad = reached(op, tensor, bad, place, wanted)
             if not bool(bad.any()):
                 continue
@@ -108,21 +108,13 @@ class Masks:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[torch.Tensor, Where]] = {}
-        self._full: dict[int, torch.Tensor] = {}
 
     def of(self, tensor: torch.Tensor, kind: int) -> Where:
         """Where a tensor holds a value of one kind."""
         key = id(tensor), kind
         if key not in self._known:
             self._known[key] = tensor, _where(tensor, kind)
-            where = self._known[key][1]
-            if where.mask is not None and where.everywhere:
-                self._full[id(where.mask)] = where.mask
         return self._known[key][1]
-
-    def is_full(self, mask: torch.Tensor) -> bool:
-        """Whether every element is marked; known without looking where all of a tensor is bad, as most are after a birth."""
-        return id(mask) in self._full or bool(mask.all())
 
     def choose(self, tensor: torch.Tensor, mask: torch.Tensor | None, kinds: int) -> tuple[int, torch.Tensor | None]:
         """The kind to follow, NaN before infinity, and the elements of `mask` that are of it."""
@@ -252,14 +244,14 @@ def _slopes(output: torch.Tensor, weights: torch.Tensor, inputs: list[torch.Tens
 def _past_hooks_of_the_user() -> contextlib.AbstractContextManager[object]:
     """Past hooks on what autograd saves, where there are any: inside ``torch.func`` there cannot be."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003 - a builtin without keywords
-    return contextlib.nullcontext() if hooks is None else torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+    return (
+        contextlib.nullcontext()
+        if hooks is None
+        else torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    )
 
 
-def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def run_again(op: Op, stand_in: Callable[[torch.Tensor], torch.Tensor], *, without: tuple[str, ...] = ()) -> list[torch.Tensor] | None:
+def run_again(op: Op, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor] | None:
     """Its outputs in the order of ``op.outputs``; None where it cannot be asked. Stand-ins may be written, random numbers come back."""
     known: dict[int, torch.Tensor] = {}
 
@@ -274,8 +266,7 @@ def run_again(op: Op, stand_in: Callable[[torch.Tensor], torch.Tensor], *, witho
     draws = torch.Tag.nondeterministic_seeded in op.func.tags or "::" in op.name  # of another library's op nobody knows
     state = RandomState.take() if draws else None
     try:
-        args = tree_map(replaced, op.args)
-        kwargs = {name: tree_map(replaced, value) for name, value in op.kwargs.items() if name not in without}
+        args, kwargs = tree_map(replaced, (op.args, op.kwargs))
         outputs = [leaf for leaf in tree_leaves(op.func(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
         written = written_by(op.func, args, kwargs)
     except Exception:  # noqa: BLE001 - an op that refuses its stand-ins cannot be asked

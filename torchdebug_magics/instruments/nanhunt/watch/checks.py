@@ -24,9 +24,8 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import frame_chain
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, end_deferred
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, StepRecorder
 from torchdebug_magics.instruments.nanhunt.watch import update_checks as updates
-from torchdebug_magics.instruments.nanhunt.watch.scaler_overflows import Overflows, skips
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning, Leaves, site, survey
-from torchdebug_magics.instruments.nanhunt.watch.update_checks import Undos
+from torchdebug_magics.instruments.nanhunt.watch.update_checks import Overflows, Undos, skips
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.user_code import user_frame
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
@@ -42,10 +41,12 @@ class Tally:
     """Counts, history and findings; frozen into a report at the end, copied into a snapshot for the live view."""
 
     def __init__(self, most_findings: int) -> None:
-        self.steps = self.backwards = self.forwards = self.meant = self.overflows = 0
+        self.steps = self.backwards = self.forwards = self.meant = 0
+        self.overflows = Overflows()
         self.history: deque[float] = deque(maxlen=_MOST_HISTORY)
         self.losses: deque[float] = deque(maxlen=_MOST_HISTORY)
-        self.bad: dict[str, torch.Tensor] = {}
+        self.first = Outcome(None, {})
+        """What came of the first look that found something."""
         self.phase = "watching"
         self.raised = ""
         self._most = most_findings
@@ -55,8 +56,6 @@ class Tally:
         self._poisoned = False
         self._layers: tuple[LayerRow, ...] = ()
         self._layers_step: int | None = None
-        self._reproduced: bool | None = None
-        self._way = ""
         self._started_s = time.perf_counter()
 
     @property
@@ -65,19 +64,9 @@ class Tally:
         return self._poisoned or self._taken >= self._most
 
     @property
-    def has_findings(self) -> bool:
-        """Whether anything was found."""
-        return bool(self._findings)
-
-    @property
     def last_peak(self) -> float:
         """The largest magnitude at the last backward(); infinite before the first one, of which nothing is known."""
         return next(reversed(self.history), math.inf)
-
-    def checked(self, loss: float, peak: float) -> None:
-        """One backward() was looked at."""
-        self.losses.append(loss)
-        self.history.append(peak)
 
     def show_layers(self, rows: tuple[LayerRow, ...]) -> None:
         """The layer table of the present step."""
@@ -93,7 +82,7 @@ class Tally:
             self._poisoned = True
             return None
         if not self._findings:
-            self._reproduced, self._way, self.bad = outcome.reproduced, outcome.way, outcome.bad
+            self.first = outcome
             self.show_layers(outcome.layers)
         self._taken += 1
         for at, known in enumerate(self._findings):
@@ -121,14 +110,14 @@ class Tally:
             backward_count=self.backwards,
             forward_count=self.forwards,
             meant_count=self.meant,
-            overflow_steps_count=self.overflows,
+            overflow_steps_count=self.overflows.total,
             history=tuple(self.history),
             losses=tuple(self.losses),
             layers=self._layers,
             layers_step=self._layers_step,
-            reproduced=self._reproduced,
+            reproduced=self.first.reproduced,
             raised="" if self._findings else self.raised,
-            replay=self._way,
+            replay=self.first.way,
         )
         return replace(report, sentence=sentence(report), headline=headline(report))
 
@@ -139,7 +128,7 @@ class Tally:
         return LiveNan(
             steps_count=self.steps,
             backward_count=self.backwards,
-            overflow_steps_count=self.overflows,
+            overflow_steps_count=self.overflows.total,
             loss=losses[-1] if losses else None,
             history=tuple(history[place] for place in range(-min(len(history), _LIVE_HISTORY), 0)),
             steps_per_s=self.backwards / elapsed_s if self.backwards and elapsed_s > 0 else None,
@@ -165,13 +154,10 @@ class Checks:
         self._stops = stops
         self._want_layers = layers
         self._leaves = Leaves()
-        self._overflows = Overflows()
         self._versions: dict[int, int] = {}
         self._last_loss: tuple[torch.Tensor, ...] = ()
         self._unchecked: Callable[[], torch.optim.Optimizer | None] = lambda: None
         self._updated: set[int] = set()
-        self._spoiling: tuple[torch.optim.Optimizer, bool] | None = None
-        """What was judged of the update that runs now; not of one that calls a closure, which may have changed what it was judged by."""
         self._undos = Undos()
         self._computed: Computed | None = None
         self._beginning = Beginning()
@@ -187,8 +173,8 @@ class Checks:
     def before_backward(self) -> None:
         """Only after bad gradients: are they still there? Then what follows adds to them, and is the same step where a scaler skips it."""
         were_bad = not math.isfinite(self._tally.last_peak)
-        entered = self._recorder.models.entered() if were_bad or self._overflows.run else []
-        self._overflows.look_before(entered)
+        entered = self._recorder.models.entered() if were_bad or self._tally.overflows.run else []
+        self._tally.overflows.look_before(entered)
         gradients = (parameter.grad for model in entered for parameter in model.parameters() if parameter.grad is not None)
         self._were_bad = were_bad and not math.isfinite(largest(gradients))
 
@@ -203,7 +189,8 @@ class Checks:
         results = [base_of(one) for one in result if isinstance(one, torch.Tensor)] if isinstance(result, (tuple, list)) else []
         gradients = [gradient for leaf in leaves.values() if (gradient := leaf.grad) is not None]
         loss, peak = survey(tensors, [*gradients, *results])
-        self._tally.checked(loss, peak)
+        self._tally.losses.append(loss)
+        self._tally.history.append(peak)
         self._versions = {id(gradient): gradient._version for gradient in gradients}
         self._last_loss = tensors if len(tensors) == 1 and tensors[0].numel() == 1 else ()
         outcome = None
@@ -213,7 +200,7 @@ class Checks:
             if outcome is not None:
                 self._explained.update(id(gradient) for gradient in gradients if kind_of(gradient))
         else:
-            self._overflows.run = 0
+            self._tally.overflows.run = 0
             self._look(tensors, leaves)
         self._tally.backwards += 1
         self._recorder.settle(self._tally.backwards)
@@ -233,7 +220,7 @@ class Checks:
         gradients = updates.gradients_of(optimizer)
         if any(id(gradient) in self._explained for _, gradient in gradients):
             return None  # clipping, or an average over ranks, only spreads what the last backward() left
-        overflowed = bool(self._overflows.run)
+        overflowed = bool(self._tally.overflows.run)
         # Collectives of the user's may have written the gradients: a tensor's version tells nothing of them.
         by_hand = world_size() > 1 and not any(isinstance(model, DistributedDataParallel) for model in self._recorder.models.entered())
         unseen = overflowed or (by_hand and math.isfinite(self._tally.last_peak))
@@ -255,8 +242,7 @@ class Checks:
         if inside is not None and self.is_half_updated and outcome.finding is not None:
             outcome = replace(outcome, finding=replace(outcome.finding, weights="weights changed since the step began"))
         if overflowed:
-            self._overflows.applied()
-            self._tally.overflows = self._overflows.total
+            self._tally.overflows.applied()
         return self._tally.add(outcome)
 
     def output(self, entry: Entry, output: Any, *, inside: bool) -> Outcome | None:
@@ -284,13 +270,7 @@ class Checks:
 
     def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """Copies what an update may spoil."""
-        self._spoiling = None
-        if self._tally.is_full:
-            return
-        may_spoil = self._may_spoil(optimizer)
-        if not closure:
-            self._spoiling = optimizer, may_spoil
-        if may_spoil or (closure and updates.calls_again(optimizer)):
+        if not self._tally.is_full and (self._may_spoil(optimizer) or (closure and updates.calls_again(optimizer))):
             self._undos.begin(optimizer, self._recorder.step.buffers, copies=self._stops)
 
     def _may_spoil(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -301,8 +281,7 @@ class Checks:
         """Parameters after an update that may have gone wrong: any other shows in the next loss, or at the end of the cell."""
         self._last_loss = ()  # with its graph, where that was retained
         self._note_going_on()
-        told, self._spoiling = self._spoiling, None
-        risky = told[1] if told is not None and told[0] is optimizer else self._may_spoil(optimizer)
+        risky = self._may_spoil(optimizer)
         self._updated.add(id(optimizer))
         try:
             if risky:
@@ -321,7 +300,7 @@ class Checks:
     def finish(self) -> None:
         """The last update of the cell has no next loss to show in. Records, and raises nothing."""
         computed, self._computed = self._computed, None
-        if computed is not None and not (self._tally.backwards or self._tally.steps or self._tally.raised or self._tally.has_findings):
+        if computed is not None and not (self._tally.backwards or self._tally.steps or self._tally.raised or self._tally.first.finding):
             inquiry = Inquiry((), {}, (), replace(self._context(), sink=Sink("output")))
             outcome = self._guard.run("the check of the values that the cell computed", self._investigator.computation, computed, inquiry)
             if outcome is not None and outcome.finding is not None:
@@ -332,11 +311,12 @@ class Checks:
 
     def _look_at_parameters(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
         parameters = [parameter for parameter, _ in updates.gradients_of(optimizer)]
-        if not parameters or self._tally.is_full or self._tally.has_findings:
+        if not parameters or self._tally.is_full or self._tally.first.finding:
             return None
-        parameter = updates.first_bad(
-            [parameter for parameter in parameters if id(parameter) not in self._recorder.models.bad_from_start()]
-        )
+        known = self._recorder.models.bad_from_start()
+        parameters = [parameter for parameter in parameters if id(parameter) not in known]
+        # With one synchronisation, where all are finite.
+        parameter = None if math.isfinite(survey((), parameters)[1]) else next(filter(kind_of, parameters), None)
         if parameter is None:
             return None
         undo = self._undos.outermost()
@@ -366,8 +346,7 @@ class Checks:
         if outcome.overflow is None:
             undo = self._undos.outermost()
             return self._tally.add(outcome if undo is None else undo.told(outcome, context, self._name))
-        collapse = self._overflows.count(leaves, outcome.overflow, context)
-        self._tally.overflows = self._overflows.total
+        collapse = self._tally.overflows.count(leaves, outcome.overflow, context)
         return None if collapse is None else self._tally.add(Outcome(collapse, {}))
 
     def _look(self, tensors: tuple[torch.Tensor, ...], leaves: dict[int, torch.Tensor]) -> None:
@@ -378,7 +357,7 @@ class Checks:
 
     def _note_going_on(self) -> None:
         """An `except` of the user's may catch the error. Then the run is theirs, and as it would be without us; the finding stands."""
-        if self._stops and self._tally.has_findings:
+        if self._stops and self._tally.first.finding:
             self._guard.note("the error was caught and the cell continued: later bad steps were neither investigated nor stopped")
 
     def _undo(self, leaves: dict[int, torch.Tensor]) -> None:

@@ -1,36 +1,40 @@
-"""The optimizer's side: gradients that changed before an update, and updates that make a parameter non-finite."""
+"""The optimizer's side: gradients that changed before an update, updates that make a parameter non-finite, and those that are skipped.
+
+An overflow that a GradScaler skips by design is told from one that would happen at scale 1 too.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import sys
-from collections.abc import Callable, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
+from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
-from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked
+from torchdebug_magics.instruments.nanhunt.finding import here, marked, surfaced
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import Held
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
-from torchdebug_magics.instruments.nanhunt.watch.sentinel import survey
-from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.modules import ModuleCalls, live
 from torchdebug_magics.probing.safety import Guard, quiet
-from torchdebug_magics.probing.source.user_code import excerpt, frames_above, location
-from torchdebug_magics.probing.state.contents import Writes, version_of
+from torchdebug_magics.probing.source.user_code import frames_above, location
+from torchdebug_magics.probing.state.contents import Kept, Writes, version_of
 from torchdebug_magics.probing.state.snapshot import Snapshot
-from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of
+from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, largest
 from torchdebug_magics.probing.this_rank import rank
 from torchdebug_magics.probing.unsent_collectives import UnsentCollectives
-from torchdebug_magics.report import Location
 
 _LARGE, _HUGE = 1e4, 1e15
 """Of an update, and of a gradient whose square some optimizers keep."""
@@ -91,13 +95,12 @@ def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflo
     else:
         explanation = f"the gradient of {name} was finite after backward(), and was changed before the update"
         fix = "check the code that scales or clips gradients before step(): an infinite or zero norm, a division by a count of 0"
-    found = _at_update(gradient, name, here(), context)
+    found = surfaced(gradient, "optimizer", Sink("gradient", name), here(), context)
     finding = replace(
         found,
+        tensor=name,
         kind="inf" if overflowed else found.kind,
         diagnosis="clip_inf" if overflowed or computed else None,
-        sink=Sink("gradient", name),
-        weights="weights untouched",
         explanation=explanation,
         fix=fix,
     )
@@ -106,16 +109,17 @@ def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflo
 
 def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, context: Context, before: Before) -> NanFinding:
     """A parameter that an update has just made non-finite. `before`: what is known of it, and of the optimizer, before that."""
-    evidence = retaken(optimizer, group_of(optimizer, parameter), parameter, context, before)
+    group = next((group for group in optimizer.param_groups if any(one is parameter for one in group["params"])), {})
+    evidence = _retaken(optimizer, group, parameter, context, before)
     op = None if evidence is None else evidence.op
-    cause = _cause(optimizer, parameter, name, evidence)
+    cause = _cause(optimizer, group, parameter, name, evidence)
     place = here() if op is None or op.line is None else location(*op.line)
     finding = replace(
-        _at_update(parameter, name, place, context),
+        surfaced(parameter, "optimizer", Sink("tensor", name), place, context),
+        tensor=name,
         op=None if op is None else op.name,
         operands=() if evidence is None else tuple(evidence.operands()),
         diagnosis=cause.slug,
-        sink=Sink("tensor", name),
         weights="weights poisoned",
         explanation=cause.explanation,
         fix=cause.fix,
@@ -123,34 +127,11 @@ def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, nam
     return marked(finding, parameter)
 
 
-def _at_update(value: torch.Tensor, name: str, place: Location | None, context: Context) -> NanFinding:
-    """A bad parameter or gradient, met when an optimizer's step runs."""
-    kind = kind_word(value)
-    return NanFinding(
-        kind=kind,
-        phase="optimizer",
-        location=place,
-        excerpt=excerpt(place) if place is not None else (),
-        step=context.step,
-        backward=context.backward,
-        tensor=name,
-        sink_kind=kind,
-    )
-
-
-def first_bad(parameters: list[torch.Tensor]) -> torch.Tensor | None:
-    """The first non-finite one; None, with one synchronisation, where all are finite."""
-    return None if math.isfinite(survey((), parameters)[1]) else next((parameter for parameter in parameters if kind_of(parameter)), None)
-
-
-def group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any] | None:
-    """The settings that a parameter has."""
-    return next((group for group in optimizer.param_groups if any(one is parameter for one in group["params"])), None)
-
-
-def _cause(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, evidence: Evidence | None) -> Diagnosis:
+def _cause(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor, name: str, evidence: Evidence | None
+) -> Diagnosis:
     """Read from the optimizer's own settings; of one that torch did not write, from the op that made the value."""
-    group, kind = group_of(optimizer, parameter) or {}, type(optimizer).__name__
+    kind = type(optimizer).__name__
     if _has_no_eps({**group, "params": [parameter]}):
         eps = "eps=0" if group["eps"] == 0.0 else f"eps={group['eps']:g}, which is 0 in {str(parameter.dtype).removeprefix('torch.')},"
         return Diagnosis(
@@ -171,19 +152,21 @@ def _cause(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str,
     )
 
 
-def retaken(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any] | None, parameter: torch.Tensor, context: Context, before: Before
+def _retaken(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor, context: Context, before: Before
 ) -> Evidence | None:
     """The birth of the bad value in the update; None where the update cannot be run so."""
-    if group is None or parameter.grad is None:
+    if not group or parameter.grad is None:
         return None
     held = before(parameter)
     twin = torch.nn.Parameter(_finite(parameter) if held is None else held.clone())
     twin.grad = parameter.grad.detach().clone()
-    double = _twin_of(optimizer, {**group, "params": [twin], "foreach": False, "fused": False, "capturable": False})
-    state = optimizer.state.get(parameter, {})
-    known = before(state)
-    double.state[twin] = {name: _value(value, before) for name, value in (state if known is None else known).items()}
+    alone = {**group, "params": [twin], "foreach": False, "fused": False, "capturable": False}
+    known = before(optimizer.state.get(parameter, {}))
+    state = {name: _value(value, before) for name, value in (optimizer.state.get(parameter, {}) if known is None else known).items()}
+    double = object.__new__(type(optimizer))  # `copy.copy` would let it write defaults into the one that it is made of
+    double.__dict__.update(vars(optimizer), defaults=dict(optimizer.defaults), param_groups=[alone], state=type(optimizer.state)(dict))
+    double.state[twin] = state
     trace, before_update = Trace(ModuleCalls(())), Snapshot([vars(optimizer)])
     try:
         with ExitStack() as stack:
@@ -192,27 +175,17 @@ def retaken(
             trace.attach(stack)
             if rank() is not None:
                 stack.enter_context(UnsentCollectives().listener())
-            _without_hooks(type(optimizer).step)(double)
+            step: Any = type(optimizer).step
+            # Past the wrapper that calls the hooks of `step`, ours among them; the compiler may have put another around that.
+            while getattr(step, "hooked", False):
+                step = step.__wrapped__
+            step(double)
         births: list[Birth] = [birth for birth in walk(trace, [twin.detach()]) if birth.op is not None]
     except Exception:  # noqa: BLE001 - one that wants a closure, or keeps more than its state, cannot be run so: the op stays unknown
         return None
     finally:
         before_update.put_back(Guard())
     return Evidence(births[0], trace, context) if births else None
-
-
-def _without_hooks(step: Any) -> Any:
-    """Past the wrapper that calls the hooks of `step`, ours among them; the compiler may have put another around that."""
-    while getattr(step, "hooked", False):
-        step = step.__wrapped__
-    return step
-
-
-def _twin_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Any:
-    """Another optimizer with the same attributes. `copy.copy` would let it write defaults into the one that it is made of."""
-    double = object.__new__(type(optimizer))
-    double.__dict__.update(vars(optimizer), defaults=dict(optimizer.defaults), param_groups=[group], state=type(optimizer.state)(dict))
-    return double
 
 
 def _value(value: Any, before: Before) -> Any:
@@ -235,10 +208,8 @@ class Undo:
         tensors: dict[int, torch.Tensor] = {}
         for root in (optimizer.state, *optimizer.param_groups):
             self._collect(root, tensors)
-        self._versions = [(tensor, version_of(tensor)) for tensor in tensors.values()]
         self.has_copies = copies and sum(tensor.nbytes for tensor in tensors.values()) <= _MOST_BYTES
-        self._copies = [(tensor, tensor.detach().clone()) for tensor in tensors.values()] if self.has_copies else []
-
+        self._kept = [Kept.of(tensor, copied=self.has_copies) for tensor in tensors.values()]
         self.buffers: tuple[Held, ...] = ()
         """Of the models, as they were before the step; where closures make the gradients, before the first of them."""
 
@@ -259,12 +230,12 @@ class Undo:
 
     def is_written(self) -> bool:
         """Whether anything was changed by now, such as by an update between two calls of a closure."""
-        return any(version_of(one) != before for one, before in self._versions)
+        return any(version_of(one.tensor) != one.version for one in self._kept)
 
     def before(self, value: Any) -> Any:
         """What a tensor or a container held before the update; None where there is no copy of it."""
-        pairs = self._copies if isinstance(value, torch.Tensor) else self._containers if self.has_copies else ()
-        return next((held for one, held in pairs if one is value), None)
+        pairs = [(one.tensor, one.copy) for one in self._kept] + self._containers
+        return next((held for one, held in pairs if one is value), None) if self.has_copies else None
 
     def told(self, outcome: Outcome, context: Context, name: Callable[[torch.Tensor], str]) -> Outcome:
         """What was found in a closure that this update calls: with what is true of the weights, and of a parameter that it has spoilt."""
@@ -272,7 +243,8 @@ class Undo:
         if finding is None or not self.is_written():
             return outcome
         mine = {id(one) for group in self.optimizer.param_groups for one in group["params"]}
-        spoilt = [one for one, before in self._copies if id(one) in mine and is_bad(one) and not is_bad(before)]
+        kept = [one for one in self._kept if id(one.tensor) in mine and one.copy is not None]
+        spoilt = [one.tensor for one in kept if is_bad(one.tensor) and one.copy is not None and not is_bad(one.copy)]
         if spoilt and finding.phase in {"parameter", "optimizer"}:
             parameter = spoilt[0]
             outcome = Outcome(
@@ -293,9 +265,8 @@ class Undo:
             return
         for buffer in self.buffers:
             buffer.put_back()
-        with torch.no_grad():
-            for tensor, before in self._copies:
-                tensor.copy_(before)
+        for kept in self._kept:
+            kept.put_back()
         for container, before in self._containers:
             container.clear()
             container.update(before) if isinstance(container, MutableMapping) else container.extend(before)
@@ -326,3 +297,107 @@ class Undos:
     def outermost(self) -> Undo | None:
         """The one that holds how everything was before the step."""
         return next((one for one in self._begun if one.is_running()), None) if self._begun else None
+
+
+_HEADROOM = 1e4
+_COLLAPSED_RUN = 20
+"""Overflow steps in a row after which a scaler is not searching any more."""
+
+
+class Overflows:
+    """Counts the steps that a scaler skips; too many of them are a finding of their own."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.run = 0
+        """In a row, up to now."""
+        self._counted: set[int] = set()
+        """Ids of the parameters of models with bad gradients from before this backward(), as in accumulation: the same skip."""
+
+    def look_before(self, models: Iterable[torch.nn.Module]) -> None:
+        """Right before a backward()."""
+        self._counted.clear()
+        for model in models if self.run else ():
+            parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+            if not math.isfinite(largest(parameter.grad for parameter in parameters if parameter.grad is not None)):
+                self._counted.update(map(id, parameters))
+
+    def applied(self) -> None:
+        """The last one was no skip: an update without a scaler was about to apply it."""
+        self.total -= 1
+        self.run = 0
+
+    def count(self, leaves: dict[int, torch.Tensor], scalers: Sequence[Any], context: Context) -> NanFinding | None:
+        """One more overflow, at the scale of these; a finding when it has collapsed. A scaled loss out of range alone skips nothing."""
+        if not any(leaf.grad is not None and kind_of(leaf.grad) for key, leaf in leaves.items() if key not in self._counted):
+            return None
+        self.total += 1
+        self.run += 1
+        scale = min((scaler.get_scale() for scaler in scalers), default=math.inf)
+        if scale >= 1.0 and self.run < _COLLAPSED_RUN:
+            return None
+        return NanFinding(
+            kind="inf",
+            phase="backward",
+            location=here(),
+            step=context.step,
+            backward=context.backward,
+            diagnosis="scale_collapse",
+            sink=Sink("gradient"),
+            sink_kind="inf",
+            weights="weights untouched",
+            explanation=f"the GradScaler skipped {plural(self.run, 'step')} in a row, and its scale fell to {scale:g}: nothing is trained",
+            fix="rerun the cell without the scaler and autocast to find the op, or use bfloat16, which needs no scaler",
+        )
+
+
+def live_scalers() -> list[Any]:
+    """Every enabled scaler that has scaled something."""
+    return [one for one in live(GradScaler) if getattr(one, "_enabled", False) and isinstance(one._scale, torch.Tensor)]
+
+
+@contextlib.contextmanager
+def at_scale_one(scalers: Iterable[Any]) -> Iterator[list[Any]]:
+    """The scalers multiply by 1 inside, by what they did outside. Yields those that were used inside: others may only be lying about."""
+    used: list[Any] = []
+    with ExitStack() as stack:
+        for scaler in scalers:
+            stack.callback(vars(scaler).update, dict(vars(scaler)))
+            stack.callback(vars(scaler).clear)
+            scaler.scale = _Noted(scaler, used)
+            scaler._scale = torch.ones_like(scaler._scale)
+        yield used
+
+
+class _Noted:
+    """In place of a scaler's `scale`. An object of ours, as a replay puts back what can be reached through any other."""
+
+    def __init__(self, scaler: Any, used: list[Any]) -> None:
+        self._scaler = scaler
+        self._scale = scaler.scale
+        self._used = used
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._used.append(self._scaler)
+        return self._scale(*args, **kwargs)
+
+
+def may_be_scaling(loss: Iterable[torch.Tensor], scalers: Iterable[Any], losses: Sequence[float]) -> bool:
+    """Whether a scaler can be what made a step bad that cannot be run again, at scale 1, to see.
+
+    No scaler makes NaN of a finite loss. Infinity it does, if the losses before, or one of ordinary size, come close to it by its scale.
+    """
+    kinds = [kind_of(one) for one in loss]
+    if any(kind & NAN for kind in kinds):
+        return False
+    if not any(kinds):
+        return True
+    usual = max((abs(loss) for loss in losses if math.isfinite(loss)), default=max((scaler.get_scale() for scaler in scalers), default=0.0))
+    largest = min((torch.finfo(one.dtype).max for one in loss if one.is_floating_point()), default=math.inf)
+    return usual > largest / _HEADROOM
+
+
+def skips(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a scaler told this (fused) optimizer to skip its step."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, torch.Tensor) and bool(found.any())
