@@ -161,7 +161,11 @@ FAULTS = {
     "leaf_in_place": Cell("model[0].weight += 1  # here\n", "autograd", raises=True),
     "keeps_graphs": Cell(loop(MEAN, before="history = []\n", after="    history.append(loss)  # here\n", steps=30), "memtrace"),
     "keeps_tensors": Cell(loop(MEAN, before="kept = []\n", after=KEEPS.replace(")\n", ")  # here\n"), steps=30), "memtrace"),
-    "dead": Cell(loop(MEAN, before="model[1] = nn.ReLU()\nwith torch.no_grad():\n    model[0].bias.fill_(-100.)\n", steps=40), "gradwatch"),
+    "dead": Cell(
+        loop(MEAN, before="model[1] = nn.ReLU()\nwith torch.no_grad():\n    model[0].bias.fill_(-100.)\n", steps=40),
+        "autograd",
+        ("%%gradwatch",),
+    ),
     "learning_rate_of_zero": Cell(loop(MEAN, before=sgd(0.0).replace("\n", "  # here\n"), steps=40), "gradwatch"),
     "clipped_before_backward": Cell(
         before_backward(loop(MEAN, steps=40), "    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # here\n"), "gradwatch"

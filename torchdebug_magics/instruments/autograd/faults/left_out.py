@@ -37,6 +37,11 @@ _EMPTY = ("[]", "()", "{}", "list()", "dict()")
 _DEEPEST = 3
 _MOST_OPS = 20_000
 _FEWEST_STEPS = 3
+_WITH_DERIVATIVE = {
+    "softmax": "apply it along the dimension of the scores: along one of size 1 it gives 1 for any score",
+    "relu": "use `nn.LeakyReLU(0.01)` in its place, or initialize what comes before: all that it is given is below 0",
+}
+"""The change, by the op whose derivative is 0."""
 
 
 def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -355,9 +360,7 @@ def stopped_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             "no_gradient",
             f"{subject} gradients of 0: the derivative of `{name}` is 0 here",
             op.where,
-            "apply it along the dimension of the scores: along one of size 1 it gives 1 for any score"
-            if "softmax" in name
-            else f"rescale or initialize what `{name}` is given: here its result changes with no element of it",
+            _WITH_DERIVATIVE.get(name, f"rescale or initialize what `{name}` is given: here its result changes with no element of it"),
             op=name,
             module=op.module,
             tensor=names[0] if names else None,
