@@ -124,8 +124,8 @@ def test_the_verdict_appears_while_the_cell_hangs_and_stop_ends_it(lab: Lab) -> 
     assert not lab.console_errors, lab.console_errors
 
 
-def test_the_example_of_the_readme_is_what_a_user_reads_while_ranks_hang(lab: Lab, root: Path) -> None:
-    example = (root / "README.md").read_text(encoding="utf-8").partition("## It hangs")[2].split("```")[1]
+def test_the_example_of_the_guide_is_what_a_user_reads_while_ranks_hang(lab: Lab, root: Path) -> None:
+    example = (root / "docs/guide.md").read_text(encoding="utf-8").partition("Of launched ranks it names")[2].split("```")[1]
     title, *rows = (" ".join(line.split()) for line in example.replace("`", "").strip().splitlines())
     lab.open("ranks.ipynb", ["%load_ext torchdebug_magics", IMPORTS, PORT, RANKS, LEFT], may_stop=True)
     lab.start_all()
