@@ -114,7 +114,7 @@ def test_a_leak_before_an_exception(bare: Kernel) -> None:
 @on_both_stacks
 def test_an_interrupt_shows_the_report(bare: Kernel) -> None:
     bare.run("%load_ext torchdebug_magics")
-    ran = bare.run("%%memtrace -o stopped\nkept = torch.ones(1000)\nwhile True:\n    net(x).sum().backward()", interrupt_s=1)
+    ran = bare.run("%%memtrace -o stopped\nkept = torch.ones(1000)\nwhile True:\n    net(x).sum().backward()", interrupt_s=4)
     assert (ran.status, ran.ename) == ("error", "KeyboardInterrupt")
     assert "Lines that allocated" in ran.text
     assert bare.value("(stopped.steps_count > 3, stopped.growth, stopped.problems)") == "(True, None, ())"

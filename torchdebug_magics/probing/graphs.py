@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ class NodeMakers(Generic[MakerT]):
 
     def __init__(self) -> None:
         self._makers: dict[int, MakerT] = {}
-        self._next = _get_sequence_nr()
+        self._next, self._thread = _get_sequence_nr(), get_ident()
 
     def of(self, node_number: int) -> MakerT | None:
         """What made the node with that sequence number."""
@@ -28,13 +29,16 @@ class NodeMakers(Generic[MakerT]):
 
     def has_new_node(self) -> bool:
         """Whether autograd made a node since the last call of `add`."""
-        return _get_sequence_nr() != self._next
+        return get_ident() == self._thread and _get_sequence_nr() != self._next
 
     def add(self, maker: MakerT, writer: MakerT | None = None) -> None:
         """The newest node is that of `maker`, an op that runs now; the nodes before it, which ran no op of their own, are too.
 
         They are those of `writer` instead, the op before, where that has written in place: autograd adds a node when it has returned.
+        Each thread numbers its own, so that those of autograd's threads are left out.
         """
+        if get_ident() != self._thread:
+            return
         number = _get_sequence_nr()
         if len(self._makers) > _MOST_MAKERS:
             self._makers.clear()
@@ -43,8 +47,8 @@ class NodeMakers(Generic[MakerT]):
         self._next = number
 
     def skip(self) -> None:
-        """The nodes made since the last call of `add` are nobody's."""
-        self._next = _get_sequence_nr()
+        """The nodes made since the last call of `add` are nobody's; what follows is of the thread that calls."""
+        self._next, self._thread = _get_sequence_nr(), get_ident()
 
     def keep(self, is_kept: Callable[[MakerT], bool]) -> None:
         """Forget the nodes of all other makers."""

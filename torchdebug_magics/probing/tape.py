@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from types import FrameType
@@ -14,6 +15,12 @@ from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.lines import Line, Lines
 
 OpT = TypeVar("OpT")
+
+
+class _Running(threading.local, Generic[OpT]):
+    """The op that runs, by thread: autograd has one for each device."""
+
+    op: OpT | None = None
 
 
 class OpRecorder(ABC, Generic[OpT]):
@@ -29,7 +36,7 @@ class OpRecorder(ABC, Generic[OpT]):
         self._hooks = hooks
         self._runs_eagerly = runs_eagerly
         self._takes_apart = takes_apart
-        self._running: OpT | None = None
+        self._running: _Running[OpT] = _Running()
 
     @abstractmethod
     def begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> OpT | None:
@@ -54,13 +61,13 @@ class OpRecorder(ABC, Generic[OpT]):
 
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            self._running = None
-            self._running = self.begins(func, args, kwargs, sys._getframe(2))
+            self._running.op = None
+            self._running.op = self.begins(func, args, kwargs, sys._getframe(1))  # on a thread of autograd's there is no other
         except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
             self.failed(error)
 
     def _after(self, _func: Any, args: tuple[Any, ...], result: Any) -> None:
-        op, self._running = self._running, None
+        op, self._running.op = self._running.op, None
         if op is None:
             return
         try:
@@ -69,4 +76,4 @@ class OpRecorder(ABC, Generic[OpT]):
             self.failed(error)
 
     def _raised(self, _func: Any, _error: BaseException) -> None:
-        self._running = None
+        self._running.op = None

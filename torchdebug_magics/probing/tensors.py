@@ -235,7 +235,10 @@ class Crossing(NamedTuple):
         few, many = sorted(shapes, key=len)
         if math.prod(few) < 2 or [size for size in few if size != 1] != [size for size in many if size != 1]:  # noqa: PLR2004
             return None
-        whole = tuple(torch.broadcast_shapes(few, many))
+        try:
+            whole = tuple(torch.broadcast_shapes(few, many))
+        except RuntimeError:
+            return None  # as of an index and what it is to choose from
         return None if math.prod(whole) == math.prod(few) else cls(few, many, whole)
 
     @property

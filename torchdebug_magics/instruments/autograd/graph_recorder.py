@@ -27,6 +27,8 @@ from torchdebug_magics.probing.tape import OpRecorder
 from torchdebug_magics.probing.tensors import tensors_in
 
 _MOST_CALLS = 12
+_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm"})
+"""The gradient may be the second factor."""
 _MOST_BYTES = 1 << 28
 """Of all copies of what was overwritten unseen."""
 _MOST_OPS = 100_000
@@ -173,6 +175,8 @@ class GraphRecorder(OpRecorder[_Running]):
         """Which forward op it belongs to, and whether a gradient ends here."""
         node: Any = torch._C._current_autograd_node()
         maker = None if node is None else self.tape.nodes.of(node._sequence_nr())
+        if maker is None or op.name in _PRODUCTS or not op.reads or not maker.makes or op.reads[0].shape != maker.makes[0].shape:
+            return  # it is given something else than the gradient first
         tensors = [one for one in (*args[:1], result) if type(one) is torch.Tensor and one.is_floating_point()]
         if maker is None or len(tensors) < 2 or any(one.layout is not torch.strided or one.is_meta or not one.numel() for one in tensors):  # noqa: PLR2004 - the gradient, and what became of it
             return

@@ -340,6 +340,7 @@ def stopped_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     derivatives = [op for op in facts.tape.ops if op.derivative_of >= 0]
     stopping = {op.derivative_of for op in derivatives if op.is_zero} - {op.derivative_of for op in derivatives if not op.is_zero}
     consumers = {key: [one for one in later if one.is_forward] for key, later in facts.tape.consumers().items()} if stopping else {}
+    models = {id(root) for root in facts.roots if next(root.parameters(), None) is not None}
     groups: dict[int, list[torch.Tensor]] = {}
     for optimizer in facts.optimizers if stopping else ():
         steps = [step for step in facts.course.steps if step.optimizer == id(optimizer)]
@@ -365,7 +366,7 @@ def stopped_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             module=op.module,
             tensor=names[0] if names else None,
             parameters=names,
-            is_hint=name == "mul",  # a weight of 0 may be meant, as at the start of a schedule
+            is_hint=name == "mul" or op.root not in models,  # a weight of 0, or a penalty that has reached 0, may be meant
         )
 
 

@@ -231,7 +231,8 @@ class OthersProgress:
                 seen, before, last_s = self._seen.get(one.who, (set(), None, look.at_s))
                 lines = {frame for frame in one.frames if self._any_code or owner(frame[0]) == "user"}
                 is_new = not lines <= seen or one.at[2:] != before
-                self._seen[one.who] = (seen | lines, one.at[2:], look.at_s if is_new else last_s)
+                is_worker = one.process.get("worker") is not None  # one that goes on for ever is no progress of the loop
+                self._seen[one.who] = (seen | lines, one.at[2:], look.at_s if is_new and not is_worker else last_s)
                 is_news |= is_new
         return is_news
 

@@ -6,6 +6,7 @@ import ast
 import re
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, at_tensor, method, on_operand
@@ -117,7 +118,9 @@ def _alone(facts: FailureFacts) -> Diagnosis | None:
 
 
 def _runs(facts: FailureFacts, at: int, to: torch.dtype) -> bool:
-    """Whether the op takes its operands with this one cast."""
+    """Whether the op takes its operands with this one cast; asked of fakes alone, as it may write to them."""
+    if not all(isinstance(operand.tensor, FakeTensor) for operand in facts.operands):
+        return False
     args, kwargs = at_tensor(at, lambda tensor: tensor.to(to), facts.args, facts.kwargs)
     try:
         with quiet():
