@@ -205,11 +205,11 @@ class KeepingLines:
         if not name.strip(".()"):
             return None
         name, bracket, key = name.partition("[")
-        puts = (put for file in dict.fromkeys(files or self._files) for put in self._in(file))
+        puts = (put for file in dict.fromkeys(files or self._files) for put in reversed(self._in(file)))
         found = [put for put in puts if put.name == name and not put.is_initial and not (of_others and put.is_own)]
         found = [put for put in found if bracket and f"{name}[{key}" in ast.unparse(put.node)] or found
-        # Of equals the last: what begins stands before what goes on.
-        return max(reversed(found), key=lambda put: put.rank(types, function, adds_up=adds_up)).location if found else None
+        # Of equals the last of the latest cell: what begins stands before what goes on.
+        return max(found, key=lambda put: put.rank(types, function, adds_up=adds_up)).location if found else None
 
     def _in(self, file: str) -> list[_Put]:
         if file not in self._puts:
