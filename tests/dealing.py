@@ -10,8 +10,8 @@ from zlib import crc32
 
 from xdist.scheduler import LoadScopeScheduling
 
-PARTS = {"test_cases.py": 4, "test_plants.py": 8, "test_reports.py": 2}
-"""Files of so many cases that both workers take some of them, by name."""
+PARTS = {"test_cases.py": 4, "test_plants.py": 8, "test_reports.py": 2, "test_watch.py": 4}
+"""Files of so many cases, or of such long ones, that all workers take some of them, by name."""
 
 
 class Dealing(LoadScopeScheduling):
