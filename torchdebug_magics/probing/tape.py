@@ -62,7 +62,8 @@ class OpRecorder(ABC, Generic[OpT]):
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             self._running.op = None
-            self._running.op = self.begins(func, args, kwargs, sys._getframe(1))  # on a thread of autograd's there is no other
+            dispatch = sys._getframe(1)
+            self._running.op = self.begins(func, args, kwargs, dispatch.f_back or dispatch)  # a thread of autograd's has no other frame
         except Exception as error:  # noqa: BLE001 - as the guard, without the cost of a call for every op
             self.failed(error)
 
