@@ -19,11 +19,11 @@ from torchdebug_magics.probing.dispatch import modes
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.names import variable_of
+from torchdebug_magics.probing.op_recorder import OpRecorder
 from torchdebug_magics.probing.ops import op_name, written_by
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import nodes, targets_of, tree_of
-from torchdebug_magics.probing.tape import OpRecorder
 from torchdebug_magics.probing.tensors import tensors_in
 
 _MOST_CALLS = 12

@@ -343,7 +343,9 @@ def asked_by(runs: Runs, place: int | None, also: Callable[[ExitStack], object] 
     """
     search = _Search(runs, sys.maxsize if place is None else place, also)
     every = tuple(search.asked)
-    for influence in dict.fromkeys(one.influence for one in every):
+    for influence in sorted(
+        dict.fromkeys(one.influence for one in every), key=lambda influence: influence is not ARRIVAL
+    ):  # an order, before what only delays
         asked = tuple(one for one in every if one.influence is influence)
         if len(asked) < len(every) and search.agrees(frozenset(asked)) and (found := search.needed(asked, frozenset(asked))):
             return found

@@ -31,13 +31,13 @@ from torchdebug_magics.probing import dispatch
 from torchdebug_magics.probing.compiler import away_from_the_compiler
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.op_recorder import OpRecorder
 from torchdebug_magics.probing.ops import written_by
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, location, owner
 from torchdebug_magics.probing.state.contents import Contents, memory_of
 from torchdebug_magics.probing.state.digest import EMPTY, folded, of_plain, of_tensor
-from torchdebug_magics.probing.tape import OpRecorder
 from torchdebug_magics.probing.tensors import tensors_in
 
 _RESIZING = frozenset({"resize_", "resize_as_"})

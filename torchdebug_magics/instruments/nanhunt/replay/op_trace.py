@@ -25,11 +25,11 @@ from torchdebug_magics.instruments.nanhunt.report import LayerRow
 from torchdebug_magics.probing.graphs import NodeMakers
 from torchdebug_magics.probing.hooks import Hook
 from torchdebug_magics.probing.modules import Call, ModuleCalls
+from torchdebug_magics.probing.op_recorder import OpRecorder
 from torchdebug_magics.probing.ops import is_uninitialised, op_name, written_by
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.user_code import user_frame
 from torchdebug_magics.probing.state.contents import memory_of
-from torchdebug_magics.probing.tape import OpRecorder
 from torchdebug_magics.probing.tensors import dense, is_bad, kind_of, sizes_of, tensors_in
 
 _FP16_MAX = 65504.0
