@@ -140,6 +140,11 @@ class Hooks:
         wrap(stack, self, torch.optim.Optimizer, "zero_grad", around)
         wrap(stack, self, torch.nn.Module, "zero_grad", around)
 
+    def model_states(self, stack: ExitStack, taken: Callable[..., Any], loaded: Callable[..., Any]) -> None:
+        """`taken(original, module, ...)` in place of each ``state_dict``, `loaded(...)` in place of each ``load_state_dict``."""
+        wrap(stack, self, torch.nn.Module, "state_dict", taken)
+        wrap(stack, self, torch.nn.Module, "load_state_dict", loaded)
+
     def clipped_gradients(self, stack: ExitStack, around: Callable[..., Any]) -> None:
         """`around(original, parameters, max_norm, total_norm, ...)` where ``clip_grad_norm_``, however imported, scales the gradients."""
         wrap(stack, self, torch.nn.utils.clip_grad, "_clip_grads_with_norm_", around)

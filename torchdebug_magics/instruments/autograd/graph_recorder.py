@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.instruments.autograd.faults.own_functions import OwnFunctions
+from torchdebug_magics.instruments.autograd.faults.shared_memory import Comparison, names_compared
 from torchdebug_magics.instruments.autograd.sample_twins import Begun, SampleTwins
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of
 from torchdebug_magics.probing.dispatch import modes
@@ -84,6 +86,9 @@ class GraphRecorder(OpRecorder[_Running]):
         """By storage, the first of the writes that PyTorch's version check cannot see."""
         self.twins = [SampleTwins(0), SampleTwins(1)]
         """For samples along the first dimension, and along the second; empty once a backward pass has asked them."""
+        self.comparisons: dict[tuple[Line | None, str], Comparison | None] = {}
+        """Of one memory with itself, by the line and the op; None where the op is none."""
+        self.functions = OwnFunctions(guard)
         self._shared = SharedMemory()
         self._written: tuple[RecordedOp, list[weakref.ref[torch.Tensor]]] | None = None
         """The last op that wrote in place: PyTorch moves the versions when we have returned."""
@@ -104,6 +109,7 @@ class GraphRecorder(OpRecorder[_Running]):
             self.is_on = False
             self.settle()
             self._stack.close()
+            self.functions.off()
             self.twins = []
             self.overwritten.clear()
 
@@ -111,6 +117,7 @@ class GraphRecorder(OpRecorder[_Running]):
         """Drop the tape, and all numbers of storages."""
         self.tape = Tape()
         self.root_calls.clear()
+        self.comparisons.clear()
         self.overwritten.clear()
 
     def settle(self) -> Tape:
@@ -153,6 +160,9 @@ class GraphRecorder(OpRecorder[_Running]):
     def begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> _Running:
         """The op as it is before it runs."""
         self.settle()
+        node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            self.functions.meet(node, self.tape, caller)
         op, written = self._recorded(func, args, kwargs, self.lines.user_frame(caller))
         root = call.root if self._calls is not None and (call := self._calls.current) is not None else None
         return _Running(op, written, [twins.before(self.tape, op, root, func, (args, kwargs)) for twins in self.twins])
@@ -207,6 +217,9 @@ class GraphRecorder(OpRecorder[_Running]):
             training=call is None or call.root.training,
             note=note_of(name, args, frame),
         )
+        places = [(use.memory, use.span, use.shape) for use in op.reads[:2]]
+        if len(places) > 1 and places[0] == places[1] and op.reads[0].memory:
+            self._book_comparison(op, func, (args, kwargs), frame)
         before = self.tape.ops[-1] if self.tape.ops and op.grad_enabled else None
         self.tape.nodes.add(op, before if before is not None and before.writes else None)
         if not op.in_backward and not op.in_optimizer:
@@ -218,6 +231,13 @@ class GraphRecorder(OpRecorder[_Running]):
             if key not in self.root_calls:
                 self.root_calls[key] = RootCall.of(call.root, op)
         return op, [weakref.ref(one) for one in written]
+
+    def _book_comparison(self, op: RecordedOp, func: Any, given: tuple[Any, Any], frame: FrameType | None) -> None:
+        """An op is given one memory twice, outside of backward passes and updates."""
+        key = (op.line, op.name)
+        if frame is not None and key not in self.comparisons and not op.writes and not op.in_backward and not op.in_optimizer:
+            names = names_compared(op, func, given, frame)
+            self.comparisons[key] = Comparison(op, names) if names else None
 
     def _keep_silently_written(self, func: Any, written: list[torch.Tensor]) -> None:
         """A copy of what a graph may have saved, before a write that does not move its version."""

@@ -73,6 +73,7 @@ class AutogradProbe:
         self._hooks.autograd_calls(stack, "grad", partial(self._around, "outputs"))
         self._hooks.optimizer_steps(stack, self._before_step, self._after_step)
         self._hooks.zeroed_gradients(stack, self._around_zero)
+        self._hooks.model_states(stack, self._around_state, self._around_load)
         here = threading.get_ident()
         self._hooks.unnoticed(stack)
         CompiledCalls(self._hooks, self._guard, self._with_hooks, lambda: threading.get_ident() == here, _nothing, _nothing).attach(stack)
@@ -214,6 +215,20 @@ class AutogradProbe:
             self._guard.run("the end of zero_grad()", self._watched.is_zeroed, event)
             self._course.add(event)
         return result
+
+    def _around_state(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        state = original(module, *args, **kwargs)
+        if not args and kwargs.get("destination") is None and not is_being_compiled():  # else it is asked for a part of a model
+            self._guard.run("the look at state_dict()", self._watched.state_taken, state)
+        return state
+
+    def _around_load(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        given = args[0] if args else kwargs.get("state_dict")
+        if not is_being_compiled():
+            self._guard.run("the look at load_state_dict()", self._watched.state_loaded, module, given)
+        return original(module, *args, **kwargs)
 
 
 watch = AutogradProbe

@@ -98,6 +98,49 @@ mask = torch.full((32, 32), float('-inf')).triu(1)
 """
 
 
+BEST = """\
+best = {}
+for step in range(12):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    if step == 3:
+        best = {}  # here
+model.load_state_dict(best)
+"""
+COMPARED = """\
+before = {}  # here
+for step in range(3):
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+after = {}
+changed = [not torch.equal(old, new) for old, new in zip(before, after)] if isinstance(before, list) else torch.equal(before, after)
+"""
+CUBED = "F.mse_loss(Cube.apply(model(x) * 0.1), y)"
+OWN_FUNCTION = """\
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x ** 3
+    @staticmethod
+    def backward(ctx, grad_output):
+        x, = ctx.saved_tensors
+        {}  # here
+"""
+PLAIN_TENSOR = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 16)
+        self.weight = {}  # here
+    def forward(self, x):
+        return torch.tanh(self.body(x)) @ self.weight
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+"""
 ONE_LINE = f"for step in range(12):\n    loss = {MEAN}\n    {{}}\n"
 NET = """\
 class Net(nn.Module):
@@ -139,6 +182,10 @@ FAULTS = {
     "broadcast_module": Cell(loop("nn.L1Loss()(model(x), target)  # here", before="target = y.squeeze()\n"), "autograd"),
     "broadcast_by_hand": Cell(loop("((y.flatten() - model(x)) ** 2).mean()  # here"), "autograd"),
     "broadcast_metric": Cell(loop(MEAN, after="    hits = ((model(x) > 0).float() == (y[:, 0] > 0)).sum().item()  # here\n"), "autograd"),
+    "best_state_without_a_copy": Cell(BEST.format("{}", "model.state_dict()"), "autograd"),
+    "compared_with_itself": Cell(COMPARED.format("model[0].weight.data", "model[0].weight"), "autograd"),
+    "function_ignores_its_gradient": Cell(OWN_FUNCTION.format("return 3 * x ** 2") + loop(CUBED), "autograd"),
+    "plain_tensor_in_a_module": Cell(PLAIN_TENSOR.format("torch.randn(16, 1, requires_grad=True)") + loop(MEAN), "autograd"),
     "never_zeroed": Cell(at_step(loop(MEAN, zero=""), MARKED), "autograd"),
     "backward_twice": Cell(at_step(loop(MEAN, steps=2), "    loss.backward()  # here\n    optimizer.step()\n"), "autograd", raises=True),
     "inplace": Cell(loop("(h := torch.exp(model(x)), h.add_(1), h.sum())[2]  # here"), "autograd", raises=True),
@@ -205,6 +252,11 @@ HEALTHY = {
     ),
     "shared_line": ONE_LINE.format("optimizer.zero_grad(); loss.backward(); optimizer.step()"),
     "scores_of_many": SCORES.format("1") + loop(MEAN, steps=40),
+    "best_state_copied": BEST.format("{}", "{name: value.clone() for name, value in model.state_dict().items()}"),
+    "state_loaded_at_once": loop(MEAN, after="    model.load_state_dict(model.state_dict())\n"),
+    "compared_with_a_copy": COMPARED.format("model[0].weight.detach().clone()", "model[0].weight"),
+    "squares": loop("((h := model(x) - y) * h).mean()", after="    tied = torch.equal(model[0].weight, model[0].weight)\n"),
+    "function": OWN_FUNCTION.format("return grad_output * 3 * x ** 2") + loop(CUBED),
     "adapter": ADAPTER + loop(MEAN, steps=40),
     "branch_used": BRANCHES.format("", "self.head(h * gate)") + loop(MEAN, steps=40),
     "branch_returned": BRANCHES.format("", "self.head(h), gate") + loop("F.mse_loss(model(x)[0], y)", steps=40),

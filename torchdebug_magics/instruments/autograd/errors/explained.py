@@ -326,8 +326,10 @@ def _empty_optimizer(raised: Raised) -> AutogradFinding:
             continue
         if hidden := list(hidden_parameters(model)):
             kept = hidden[0].attribute
+            is_tensor = isinstance(getattr(hidden[0].owner, kept, None), torch.Tensor)
+            why = f"`{hidden[0].name}` is a plain tensor" if is_tensor else f"its modules are in the container `{kept}`"
             return raised.finding(
-                f"`{name}` has no parameters: its modules are in the container `{kept}`",
+                f"`{name}` has no parameters: {why}",
                 registering(hidden),
                 attribute_line(hidden[0].owner, kept),
                 parameters=tuple(one.name for one in hidden),

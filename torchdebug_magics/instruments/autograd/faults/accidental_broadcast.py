@@ -118,7 +118,7 @@ def _averaged(reducer: RecordedOp) -> _Crossed | None:
         seen.add(op.index)
         operands = tuple(_before_expanding(op, read) for read in _reads(op))
         crossing = Crossing.of(*(use.shape for use, _ in operands))
-        if crossing is None or crossing.whole != whole or not any(use.shape == whole for use in op.makes):
+        if crossing is None or crossing.whole != whole or all(use.shape != whole for use in (*op.makes, *op.reads)):
             wide = [maker for use, maker in _reads(op) if use.shape == whole]
             if not wide or None in wide:
                 return None

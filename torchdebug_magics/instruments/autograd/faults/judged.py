@@ -19,6 +19,8 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     stopped_gradients,
     wrong_tensors,
 )
+from torchdebug_magics.instruments.autograd.faults.own_functions import own_function_finding
+from torchdebug_magics.instruments.autograd.faults.shared_memory import comparison_finding, restored_finding
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining, stale_finding, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, named_members
@@ -29,8 +31,9 @@ from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 _ORDER: tuple[Kind, ...] = (
-    "stale_value", "broadcast", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step", "stepped_without_backward",
-    "never_stepped", "not_in_optimizer", "leaking_batch", "double_softmax", "never_zeroed", "train_in_eval_mode", "eval_in_train_mode",
+    "stale_value", "custom_function", "broadcast", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step",
+    "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch", "double_softmax", "never_zeroed",
+    "train_in_eval_mode", "eval_in_train_mode",
 )  # fmt: skip
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
     "zeroed_before_step": frozenset({"grad_disabled", "stale_optimizer", "no_gradient"}),
@@ -72,6 +75,20 @@ def _stale_values(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 def _batch_leaks(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     if (mixing := facts.watched.leak.mixing) is not None:
         yield leak_finding(mixing)
+
+
+def _own_functions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    yield from map(own_function_finding, facts.watched.recorder.functions.wrong)
+
+
+def _shared_memory(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """What should be a copy of the parameters, and is updated with them."""
+    if (restored := facts.watched.states.restored) is not None:
+        yield restored_finding(restored)
+    updated = {use.memory for op in facts.tape.ops if op.in_optimizer for use in op.writes}
+    comparisons = [each for each in facts.watched.recorder.comparisons.values() if each is not None and each.op.reads[0].memory in updated]
+    if comparisons:
+        yield comparison_finding(comparisons[0], [op.line.file for op in reversed(facts.tape.ops) if op.line is not None])
 
 
 def wrong_order(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -307,6 +324,6 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 
 
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
-    _stale_values, accidental_broadcast, nothing_reached, wrong_order, wrong_tensors, missing_gradients, stopped_gradients,
-    constant_gradients, _batch_leaks, double_softmax, trained_in_eval_mode, evaluated_in_training_mode,
+    _stale_values, accidental_broadcast, _own_functions, _shared_memory, nothing_reached, wrong_order, wrong_tensors, missing_gradients,
+    stopped_gradients, constant_gradients, _batch_leaks, double_softmax, trained_in_eval_mode, evaluated_in_training_mode,
 )  # fmt: skip

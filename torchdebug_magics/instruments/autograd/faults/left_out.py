@@ -25,13 +25,14 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     statement_at,
 )
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
+from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.edited_source import made_later
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import called, exchanged, names_in, targets_of
 from torchdebug_magics.report import Location
 
-WHY_HIDDEN = "`parameters()` does not search plain lists and dicts"
+WHY_HIDDEN = "`parameters()` returns only what is an `nn.Parameter`, and does not search plain lists and dicts"
 _CONTAINERS = (list, tuple, dict)
 _EMPTY = ("[]", "()", "{}", "list()", "dict()")
 _DEEPEST = 3
@@ -160,10 +161,10 @@ def _missing_by_mistake(
 
 
 class Hidden(NamedTuple):
-    """A parameter that is not registered."""
+    """A parameter that is not registered, or a tensor that requires a gradient and is no parameter."""
 
     name: str
-    parameter: torch.nn.Parameter
+    parameter: torch.Tensor
     owner: torch.nn.Module
     attribute: str
 
@@ -172,20 +173,26 @@ def hidden_parameters(root: torch.nn.Module) -> Iterator[Hidden]:
     """Of a model and of the modules in it."""
     for path, module in root.named_modules():
         for attribute, value in list(vars(module).items()):
-            if not attribute.startswith("_") and type(value) in _CONTAINERS:
+            if isinstance(value, torch.Tensor) and value.requires_grad and is_graph_leaf(value):
+                yield Hidden(f"{path}.{attribute}".lstrip("."), value, module, attribute)
+            elif not attribute.startswith("_") and type(value) in _CONTAINERS:
                 inside = _parameters_in(value, f"{path}.{attribute}".lstrip("."))
                 yield from (Hidden(name, parameter, module, attribute) for name, parameter in inside)
 
 
 def registering(hidden: Iterable[Hidden]) -> str:
-    """The statements that make the plain containers ones that register what they hold; words where that takes more."""
+    """The statements that make plain containers ones that register what they hold, and tensors parameters; words where that takes more."""
     fixes: list[str] = []
     for owner, attribute in {(id(one.owner), one.attribute): (one.owner, one.attribute) for one in hidden}.values():
         held, statement = vars(owner)[attribute], statement_at(attribute_line(owner, attribute))
+        module = "nn" if getattr(type(owner).__init__, "__globals__", {}).get("nn") is torch.nn else "torch.nn"
+        if isinstance(held, torch.Tensor):
+            value = ast.unparse(exchanged(statement.value, _without_grad)) if isinstance(statement, ast.Assign) else "..."
+            fixes.append(f"`self.{attribute} = {module}.Parameter({value})`")
+            continue
         parts = list(held.values()) if isinstance(held, dict) else list(held)
         of_what = next((kind for kind in (torch.nn.Module, torch.nn.Parameter) if all(isinstance(part, kind) for part in parts)), None)
         container = f"{of_what.__name__}{'Dict' if isinstance(held, dict) else 'List'}" if of_what is not None else "ModuleList"
-        module = "nn" if getattr(type(owner).__init__, "__globals__", {}).get("nn") is torch.nn else "torch.nn"
         has_names = not isinstance(held, dict) or all(isinstance(key, str) for key in held)
         if of_what is None or not has_names or not isinstance(statement, ast.Assign):
             fixes.append(f"keep the modules of `{attribute}` in an `{module}.{container}`")
@@ -193,6 +200,13 @@ def registering(hidden: Iterable[Hidden]) -> str:
             value = ast.unparse(statement.value)
             fixes.append(f"`self.{attribute} = {module}.{container}({'' if value in _EMPTY else value})`")
     return " and ".join(dict.fromkeys(fixes))
+
+
+def _without_grad(node: ast.AST) -> ast.AST | None:
+    """A call without ``requires_grad=True``, which a parameter has by itself."""
+    if not isinstance(node, ast.Call) or not any(keyword.arg == "requires_grad" for keyword in node.keywords):
+        return None
+    return ast.Call(node.func, node.args, [keyword for keyword in node.keywords if keyword.arg != "requires_grad"])
 
 
 def _parameters_in(value: object, prefix: str, depth: int = 0) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.errors.inplace import is_packed, saved_in, saved_names
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import BatchLeak
+from torchdebug_magics.instruments.autograd.faults.shared_memory import KeptStates
 from torchdebug_magics.instruments.autograd.graph_recorder import Copied, GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import (
@@ -164,6 +165,7 @@ class WatchedTraining:
         self.course = course
         self.stale: StaleValue | None = None
         self.leak = BatchLeak(recorder)
+        self.states = KeptStates()
         self.steps: Counter[int] = Counter()
         """How often each optimizer was stepped, by its id."""
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
@@ -225,6 +227,15 @@ class WatchedTraining:
                 without=frozenset(id(tensor) for tensor in tensors if tensor.grad is None),
                 nonzero=frozenset(id(tensor) for tensor in tensors if _is_nonzero(tensor.grad)),
             )
+
+    def state_taken(self, state: Any) -> None:
+        """``state_dict()`` has returned that."""
+        self.states.take(state, self.recorder.line_here(), self.steps.total())
+
+    def state_loaded(self, module: torch.nn.Module, state: Any) -> None:
+        """``load_state_dict(state)`` is called."""
+        updated = {id(tensor) for optimizer in self.optimizers() for tensor in tensors_of(optimizer)}
+        self.states.load(module, state, self.recorder.line_here(), updated, self.steps.total())
 
     def zeroed(self, holder: torch.optim.Optimizer | torch.nn.Module) -> Zeroed:
         """``zero_grad()`` is called: whether an op has read one of the gradients since the latest backward pass began."""
