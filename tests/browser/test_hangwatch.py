@@ -132,7 +132,7 @@ def test_the_example_of_the_guide_is_what_a_user_reads_while_ranks_hang(lab: Lab
     wait_for(lab, title)
     shown = " ".join(re.sub(r", pid \d+", "", lab.text(3)).split())
     for row in rows:
-        assert row.partition(" · for ")[0] in shown
+        assert row.partition(" · for ")[0] in shown, shown
     assert not lab.page.evaluate(EACH_RAN)
     lab.shots("hangwatch_ranks", cell=3)
     lab.command("notebook:interrupt-kernel")

@@ -83,7 +83,7 @@ SENTENCES = {
         r"No NaN or inf",
         r"^\[(\d\.\d+, )+\d\.\d+\]$",
         r"Gradients and updates look healthy: 40 steps of \d+ modules",
-        r"10 backward passes checked",
+        r"No NaN or inf in 10 backward passes",
     ),
     "memtrace": (
         r"Peak [\d.]+ MiB in the (forward|backward) pass · In\[\d+\] line \d+; no growth over 4 steps .* Held at the peak: activations [\d.]+ MiB, ",

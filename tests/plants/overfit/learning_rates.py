@@ -49,9 +49,9 @@ PLANTS = (
             scheduler.step()
             return loss
     """),
-    planted("deep-tanh-net-under-adam-at-1", "learning_rate", repair=(("model, 1.0", "model, 1e-2"),), factor=(1e-5, 1e-1))("""
+    planted("deep-tanh-net-under-adam-at-30", "learning_rate", repair=(("model, 30.0", "model, 1e-2"),), factor=(1e-7, 1e-2))("""
         model = mlp(6, 32, 32, 32, 1, activation=nn.Tanh)
-        batch, loss_function, optimizer = (torch.randn(8, 6), torch.randn(8, 1).sign()), nn.MSELoss(), adam(model, 1.0)
+        batch, loss_function, optimizer = (torch.randn(8, 6), torch.randn(8, 1).sign()), nn.MSELoss(), adam(model, 30.0)
     """),
     planted("regression-under-sgd-at-10", "learning_rate", repair=(("lr=10.0", "lr=0.1"),), factor=(1e-4, 0.1))("""
         model = mlp(6, 64, 1, activation=nn.Tanh)
