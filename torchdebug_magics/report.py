@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ _TITLE_CHARS = 90
 _WHERE_CHARS = 32
 """Of a longer name of a file, a title shows the end, so that the words keep their room."""
 _QUOTE_CHARS = 72
+_SHORTEST_CHARS = 24
+"""Of a title that ends at a clause."""
+_CLAUSE_ENDS = re.compile(r"[:;] |,? (?:and|so|but|which|because|where) | \(")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,7 @@ def located(headline: str, location: Location | None) -> str:
 
 
 def short_title(headline: str, location: Location | None, *, shorter: str = "") -> str:
-    """A headline with its line, short enough for the top of a page: without the function, and with the beginning of what is long."""
+    """A headline with its line, short enough for the top of a page: without the function, and with the clauses that fit."""
     if location is None:
         return headline
     where = str(location)
@@ -114,8 +118,10 @@ def short_title(headline: str, location: Location | None, *, shorter: str = "") 
         where = f"…{where[1 - _WHERE_CHARS :]}"
     room = _TITLE_CHARS - len(f" · {where}")
     if len(headline) > room:
+        clauses = [headline[: end.start()] for end in _CLAUSE_ENDS.finditer(headline) if _SHORTEST_CHARS < end.start() <= room]
+        whole = [clause for clause in clauses if clause.count("`") % 2 == 0]
         start = headline[: room - 2].rstrip(" `")  # 2: the ellipsis, and the end of a quotation that is cut
-        headline = f"{start}…" + "`" * (start.count("`") % 2)
+        headline = whole[-1] if whole else f"{start}…" + "`" * (start.count("`") % 2)
     source = location.source if len(location.source) <= _QUOTE_CHARS else f"{location.source[: _QUOTE_CHARS - 1]}…"
     return f"{headline} · {where}" + (f": `{source}`" if source else "")
 

@@ -87,5 +87,6 @@ def test_a_title_is_cut_to_its_limit_and_no_quotation_stays_open(location: Locat
     assert len(title) <= 90
     assert source == "y = x.log()`"
     assert title.count("`") % 2 == 0
-    assert title.startswith(headline[:38].rstrip(" `")[:30])
+    assert title.startswith(headline[:24].rstrip(" `"))
+    assert "…" not in title.partition(" · ")[0] or ":" not in headline[25:75]
     assert title.startswith(headline) or len(f"{headline} · {location}") > 90

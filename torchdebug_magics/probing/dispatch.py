@@ -184,6 +184,11 @@ def enter(stack: ExitStack, mode: TorchDispatchMode) -> None:
     mode.__enter__()
 
 
+def others_listen(owner: object) -> bool:
+    """Whether ops are met by a listener of another owner's, too."""
+    return any(isinstance(mode, ResultListener) and mode._torchdebug_owner is not owner for mode in modes())
+
+
 def put_unnoticed(stack: ExitStack, mode: TorchDispatchMode, height: int) -> None:
     """`enter`, with so many below it; torch's compiler is not told that a mode stands there."""
     stack.callback(take_off, mode)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import compress
 from threading import get_ident
@@ -30,11 +31,38 @@ def live(kind: type[T]) -> list[T]:
 def live_kinds(*kinds: type) -> dict[type, list[Any]]:
     """The same for several kinds, none of which is a part of another, in one pass."""
     kind_of = {id(line): kind for kind in kinds for line in _lines(kind)}
+    known = _MOMENT.get()
+    if known is None or not all(issubclass(kind, _OF_TORCH) for kind in kinds):
+        objects = _of_types(kind_of)
+    else:
+        if not known:
+            known += map(weakref.ref, _of_types({id(line) for kind in _OF_TORCH for line in _lines(kind)}))
+        objects = [alive for ref in known if (alive := ref()) is not None and id(type(alive)) in kind_of]
+    instances: dict[type, list[Any]] = {kind: [] for kind in kinds}
+    for instance in objects:
+        instances[kind_of[id(type(instance))]].append(instance)
+    return instances
+
+
+def _of_types(types: Container[int]) -> list[Any]:
+    """All objects alive whose type has one of these ids. Half a million objects take some 60 ms."""
     objects = gc.get_objects()
-    found: dict[type, list[Any]] = {kind: [] for kind in kinds}
-    for one in compress(objects, map(kind_of.__contains__, map(id, map(type, objects)))):
-        found[kind_of[id(type(one))]].append(one)
-    return found
+    return list(compress(objects, map(types.__contains__, map(id, map(type, objects)))))
+
+
+_OF_TORCH = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
+_MOMENT: ContextVar[list[weakref.ref[Any]] | None] = ContextVar("torchdebug_moment", default=None)
+
+
+@contextmanager
+def one_moment() -> Iterator[None]:
+    """No code of the user's runs within: what is alive is looked for once, for all who ask. Nothing is kept alive by that."""
+    before = _MOMENT.get()
+    _MOMENT.set([] if before is None else before)
+    try:
+        yield
+    finally:
+        _MOMENT.set(before)
 
 
 def _lines(kind: type) -> list[type]:

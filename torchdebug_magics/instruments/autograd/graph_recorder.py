@@ -26,6 +26,7 @@ from torchdebug_magics.probing.ops import op_name, written_by
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import nodes, targets_of, tree_of
+from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code
 from torchdebug_magics.probing.tensors import tensors_in
 
 _MOST_CALLS = 12
@@ -142,6 +143,10 @@ class GraphRecorder(OpRecorder[_Running]):
     def line_here(self) -> Line | None:
         """The innermost line of the user's code."""
         return self.lines.here(sys._getframe(1))
+
+    def is_in_function(self) -> bool:
+        """Whether the user's code that runs is, or is called by, a function, and not by the top of a cell or file alone."""
+        return any(is_user_code(frame.f_code) and not is_module_code(frame.f_code) for frame in frames_above(sys._getframe(1)))
 
     def use(self, tensor: torch.Tensor) -> Use:
         """How a tensor is now."""

@@ -34,7 +34,8 @@ _FREE_OPS = 3_000
 """Further steps are recorded up to so many ops: a count, so that no answer depends on how busy the machine is."""
 _JUDGED_BACKWARDS = frozenset({4, 9})
 _JUDGED_STEPS = frozenset({2, 8, 32, 128, 512})
-"""To judge is to look for all models and optimizers that are alive, which takes as long as a hundred steps of a small model."""
+"""In a function, whose models and optimizers are gone at the end of the cell. To look for all that are alive takes as long as a hundred
+steps of a small model."""
 _MOST_OPS = 60_000
 _KEPT_STEPS = 4
 _CREATE_GRAPH = 4
@@ -152,7 +153,7 @@ class AutogradProbe:
     def _begins(self, given: Any, *, is_loss: bool) -> Backward:
         event = self._watched.backward(tuple(tensors_in(given)), is_loss=is_loss)
         self._course.add(event)
-        if self._course.backward_count in _JUDGED_BACKWARDS or self._sees_evaluation:
+        if self._sees_evaluation or (self._course.backward_count in _JUDGED_BACKWARDS and self._recorder.is_in_function()):
             self._judge()
             self._sees_evaluation = False
         return event
@@ -165,7 +166,7 @@ class AutogradProbe:
 
     def _update_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         self._course.add(self._watched.step(optimizer, has_closure=has_closure))
-        if self._recorder.is_on and self._watched.steps[id(optimizer)] in _JUDGED_STEPS:
+        if self._recorder.is_on and self._watched.steps[id(optimizer)] in _JUDGED_STEPS and self._recorder.is_in_function():
             self._judge()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -20,6 +20,7 @@ from torchdebug_magics.format import byte_size
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.memtrace.growth.course import Course
 from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch, Run, rerun_growth
+from torchdebug_magics.instruments.memtrace.growth.line_growth import leaking
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import Steps
 from torchdebug_magics.instruments.memtrace.held.keepers import Deletions, HandledErrors, Keepers, holders
 from torchdebug_magics.instruments.memtrace.held.process_growth import device_memory, given_out_bytes, kept_free_bytes
@@ -47,6 +48,7 @@ from torchdebug_magics.instruments.memtrace.words import leading
 from torchdebug_magics.machine.process import rss_bytes
 from torchdebug_magics.memory.gauges import GaugedProbe
 from torchdebug_magics.memory.gauges import ledger as marks
+from torchdebug_magics.probing.dispatch import others_listen
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.source.syntax import loops_around, tree_of
@@ -104,7 +106,7 @@ class MemtraceProbe(GaugedProbe):
         self.steps = Steps(given_out_bytes, every=every_step)
         self.cycles = CycleWatch(self.ledger)
         self.handled = HandledErrors(self.ledger)
-        self.growth = GrowthWatch(self.ledger, self.steps, self._places, self.cycles)
+        self.growth = GrowthWatch(self.ledger, self.steps, self._places, self.cycles, partial(others_listen, self._hooks))
         risen = partial(self.guard.run, "the look for cycles", self.growth.look_for_cycles)
         self.tracer = Tracer(self.ledger, self._places, self._hooks, self.guard, risen)
         self._course = Course(self.tracer, self.phases, self.growth, self.handled, self.guard, is_light=light)
@@ -187,11 +189,11 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
     tracer.adopt_all(Census())
     alive, made = _alive(ledger)
     if probe.is_light:  # to collect, and to find out who holds what, visits every object of the process
-        if steps.count or sum(block.bytes for block in made) >= _LEAST_UNNAMED:
+        if leaking(made, steps) if steps.count else sum(block.bytes for block in made) >= _LEAST_UNNAMED:
             gc.collect()
             ledger.settle()
             alive, made = _alive(ledger)
-        else:
+        elif not steps.count:
             made = []
     keepers = Keepers(made, [] if error is None else [("the error", error)], carried=probe.growth.carried)
     found = guard.run("the look for growth", probe.growth.found, made, keepers, ledger.total.peak_bytes)

@@ -13,6 +13,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.watch.examine import explained, what_ended
 from torchdebug_magics.instruments.watch.report import WatchReport, judged, stage_of
+from torchdebug_magics.probing.modules import one_moment
 from torchdebug_magics.report import Report
 from torchdebug_magics.session import Session
 
@@ -37,12 +38,16 @@ class WatchProbe:
         self._error: BaseException | None = None
         """What ended the cell, until the report is made."""
         self._problems: list[str] = []
+        self._end = ExitStack()
+        """Closed when all sessions have left."""
 
     def attach(self, stack: ExitStack) -> None:
         """Enter all sessions; the cell goes on without one that cannot begin."""
-        for name, session in self._sessions.items():
-            if self._runs(name, "could not begin", session.__enter__):
-                stack.callback(self._leave, name)
+        stack.callback(self._end.close)
+        with one_moment():
+            for name, session in self._sessions.items():
+                if self._runs(name, "could not begin", session.__enter__):
+                    stack.callback(self._leave, name)
         stack.push(self._ended)  # the first to be called: all sessions leave with what ended the cell
 
     def sweep(self) -> None:
@@ -86,6 +91,7 @@ class WatchProbe:
 
     def _ended(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         self._error = error
+        self._end.enter_context(one_moment())
 
     def _leave(self, name: str) -> None:
         error = self._error

@@ -119,6 +119,47 @@ after = {}
 changed = [not torch.equal(old, new) for old, new in zip(before, after)] if isinstance(before, list) else torch.equal(before, after)
 """
 CUBED = "F.mse_loss(Cube.apply(model(x) * 0.1), y)"
+HISTORY = """\
+history = []
+for step in range(12):
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+    history.append({})  # here
+"""
+EPISODES = """\
+class Memory:
+    def __init__(self):
+        self.episode, self.episodes = [], []
+    def end(self):
+        self.episodes.append({})  # here
+        self.episode.clear()
+memory = Memory()
+for step in range(12):
+    memory.episode.append(x[step : step + 4])
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+    memory.end()
+"""
+FROZEN = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh())
+        self.head = nn.Linear(16, 1)
+    def forward(self, x):
+        return self.head(self.body(x))
+model = Net()
+model.body.requires_grad_(False)
+model.body.eval()
+optimizer = torch.optim.SGD(model.head.parameters(), lr=0.05)
+for step in range(12):
+    model.train()  # here
+{}    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+"""
 OWN_FUNCTION = """\
 class Cube(torch.autograd.Function):
     @staticmethod
@@ -184,6 +225,10 @@ FAULTS = {
     "broadcast_metric": Cell(loop(MEAN, after="    hits = ((model(x) > 0).float() == (y[:, 0] > 0)).sum().item()  # here\n"), "autograd"),
     "best_state_without_a_copy": Cell(BEST.format("{}", "model.state_dict()"), "autograd"),
     "compared_with_itself": Cell(COMPARED.format("model[0].weight.data", "model[0].weight"), "autograd"),
+    "history_of_one_memory": Cell(HISTORY.format("model[0].weight.data"), "autograd"),
+    "history_of_states": Cell(HISTORY.format("model.state_dict()"), "autograd"),
+    "history_of_one_list": Cell(EPISODES.format("self.episode"), "autograd"),
+    "frozen_part_in_training_mode": Cell(FROZEN.format(""), "autograd"),
     "function_ignores_its_gradient": Cell(OWN_FUNCTION.format("return 3 * x ** 2") + loop(CUBED), "autograd"),
     "plain_tensor_in_a_module": Cell(PLAIN_TENSOR.format("torch.randn(16, 1, requires_grad=True)") + loop(MEAN), "autograd"),
     "never_zeroed": Cell(at_step(loop(MEAN, zero=""), MARKED), "autograd"),
@@ -252,6 +297,10 @@ HEALTHY = {
     ),
     "shared_line": ONE_LINE.format("optimizer.zero_grad(); loss.backward(); optimizer.step()"),
     "scores_of_many": SCORES.format("1") + loop(MEAN, steps=40),
+    "frozen_part": FROZEN.format("    model.body.eval()\n"),
+    "history_of_copies": HISTORY.format("model[0].weight.detach().clone()"),
+    "history_of_inputs": HISTORY.format("x"),
+    "history_of_lists": EPISODES.format("list(self.episode)"),
     "best_state_copied": BEST.format("{}", "{name: value.clone() for name, value in model.state_dict().items()}"),
     "state_loaded_at_once": loop(MEAN, after="    model.load_state_dict(model.state_dict())\n"),
     "compared_with_a_copy": COMPARED.format("model[0].weight.detach().clone()", "model[0].weight"),

@@ -20,20 +20,26 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     wrong_tensors,
 )
 from torchdebug_magics.instruments.autograd.faults.own_functions import own_function_finding
-from torchdebug_magics.instruments.autograd.faults.shared_memory import comparison_finding, restored_finding
+from torchdebug_magics.instruments.autograd.faults.shared_memory import (
+    comparison_finding,
+    repeated_entries,
+    repeated_finding,
+    restored_finding,
+)
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining, stale_finding, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, named_members
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.source.syntax import last_name, nodes, tree_of
+from torchdebug_magics.probing.source import edited_source
+from torchdebug_magics.probing.source.syntax import last_name, method, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 _ORDER: tuple[Kind, ...] = (
     "stale_value", "custom_function", "broadcast", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step",
     "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch", "double_softmax", "never_zeroed",
-    "train_in_eval_mode", "eval_in_train_mode",
+    "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
 )  # fmt: skip
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
     "zeroed_before_step": frozenset({"grad_disabled", "stale_optimizer", "no_gradient"}),
@@ -87,8 +93,11 @@ def _shared_memory(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         yield restored_finding(restored)
     updated = {use.memory for op in facts.tape.ops if op.in_optimizer for use in op.writes}
     comparisons = [each for each in facts.watched.recorder.comparisons.values() if each is not None and each.op.reads[0].memory in updated]
+    files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
     if comparisons:
-        yield comparison_finding(comparisons[0], [op.line.file for op in reversed(facts.tape.ops) if op.line is not None])
+        yield comparison_finding(comparisons[0], files)
+    written = {use.memory for op in facts.tape.ops if op.in_optimizer or not op.initializes for use in op.writes}
+    yield from map(repeated_finding, repeated_entries(files[0], written, facts.tape.numbers.of) if files else ())
 
 
 def wrong_order(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -305,6 +314,54 @@ def trained_in_eval_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 return
 
 
+def frozen_statistics(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A part of a model that is frozen, while the rest trains, and whose statistics are updated in each forward all the same."""
+    written = {use.memory: op for op in reversed(facts.tape.ops) if op.root and not op.in_backward for use in op.writes}
+    for root in facts.roots:
+        if facts.updated.isdisjoint(map(id, root.parameters())):
+            continue
+        parts = {path: part for path, part in root.named_modules() if path and _is_frozen(part)}
+        moving = {
+            path: writer
+            for path, part in parts.items()
+            if (writer := next((written[key] for one in part._buffers.values() if (key := facts.tape.numbers.of(one)) in written), None))
+        }
+        if moving:
+            yield _moving_statistics(root, parts, moving)
+
+
+def _is_frozen(part: torch.nn.Module) -> bool:
+    own = list(part.parameters())
+    return bool(own) and not any(parameter.requires_grad for parameter in own)
+
+
+def _moving_statistics(root: torch.nn.Module, parts: Mapping[str, torch.nn.Module], moving: Mapping[str, RecordedOp]) -> AutogradFinding:
+    """`moving` holds, by path, the op that has updated the statistics of a part."""
+    where = _call_line(next(iter(moving.values())))
+    calls = [(at, call) for at, call in edited_source.calls("" if where is None else where.file) if isinstance(call.func, ast.Attribute)]
+    trains = next(((at, call) for at, call in calls if method(call) == "train" and not call.args), None)
+    name = variable_of(root) or "model"
+    if trains is not None and isinstance(trains[1].func, ast.Attribute):
+        where, name = trains[0], ast.unparse(trains[1].func.value)
+    tops = [path for path in parts if path.rpartition(".")[0] not in parts]
+    around = {next(top for top in tops if f"{path}.".startswith(f"{top}.")) for path in moving}
+    kind = type(parts[next(iter(moving))])
+    code = f"{name}.{next(iter(around))}.eval()"
+    if len(around) > 1 or "".join(around).rpartition(".")[2].isdigit():
+        of_kind = f"isinstance(part, torch.nn.{kind.__name__}) and not part.weight.requires_grad"
+        code = f"{name}.apply(lambda part: part.eval() if {of_kind} else part)"
+    return finding(
+        "frozen_statistics",
+        f"`{listed(sorted(around))}` is frozen, but its {kind.__name__} statistics are updated",
+        where,
+        f"call `{code}` after `{where.source}`" if trains is not None and where is not None else f"call `{code}` before the loop",
+        module=next(iter(moving)),
+        parameters=tuple(moving),
+        explanation="`requires_grad=False` keeps the parameters; in training mode, each forward changes the running mean and variance",
+        is_hint=not any(method(call) == "eval" for _, call in calls),  # who has called eval() on it wants them kept
+    )
+
+
 def _call_line(op: RecordedOp) -> Location | None:
     """The user's line outside the model: the outermost call that is not a `forward`."""
     return next((line.location for line in op.calls if line.function != "forward"), op.where)
@@ -326,4 +383,5 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _stale_values, accidental_broadcast, _own_functions, _shared_memory, nothing_reached, wrong_order, wrong_tensors, missing_gradients,
     stopped_gradients, constant_gradients, _batch_leaks, double_softmax, trained_in_eval_mode, evaluated_in_training_mode,
+    frozen_statistics,
 )  # fmt: skip

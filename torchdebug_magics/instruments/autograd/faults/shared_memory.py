@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import copy
+import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -16,14 +18,23 @@ from torch.utils._pytree import tree_map
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import assigned_at, finding, statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
+from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
+from torchdebug_magics.probing.source.edited_source import statements
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import as_atom, called, exchanged, expression, nodes
+from torchdebug_magics.probing.source.syntax import as_atom, called, exchanged, expression, method, nodes, targets_of
 from torchdebug_magics.probing.source.user_code import local_values
+from torchdebug_magics.probing.state.attributes import attributes_of
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.report import Location
 
 _MOST_STATES = 64
+_FEWEST_ENTRIES = 3
+_CHANGES = frozenset({"append", "clear", "extend", "insert", "pop", "update", "add", "remove", "sort", "fill"})
+_COPIED_STATE = "{{name: value.clone() for name, value in {}.items()}}"
+_COPIES = {kind.__name__: f"{kind.__name__}({{}})" for kind in (list, dict, set, deque)}
+"""Of what changes in place, and is no tensor."""
 _WHY = "`state_dict()`, `.data` and `list(model.parameters())` copy nothing: an optimizer writes into the same memory"
 
 
@@ -97,6 +108,71 @@ def _is_constant(func: Any, given: tuple[Any, Any]) -> bool:
     return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
 
 
+class Repeated(NamedTuple):
+    """A list in which each entry is the same object, or the same memory, that is written between the entries."""
+
+    where: Location
+    holder: str
+    entry: ast.expr
+    value: Any
+    """One of the entries."""
+    entries_count: int
+
+
+def repeated_entries(file: str, written: Container[int], number_of: Callable[[torch.Tensor], int]) -> Iterator[Repeated]:
+    """What ``holder.append(entry)`` has put into lists that are alive; `written` are the numbers of memories that an op wrote."""
+    texts: set[str] = set()
+    appends: list[tuple[Location, ast.expr, ast.expr]] = []
+    for where, statement in statements(file):
+        texts.update(ast.unparse(node.func.value) for node in nodes(ast.Call, statement) if method(node) in _CHANGES)  # type: ignore[attr-defined]
+        texts.update(ast.unparse(target.value) for target in targets_of(statement) if isinstance(target, ast.Subscript))
+        match statement:
+            case ast.Expr(ast.Call(ast.Attribute(holder, "append"), [entry])):
+                appends.append((where, holder, entry))
+    for where, holder, entry in appends:
+        for values in _lists_called(holder):
+            places = {_place(value, number_of) for value in values}
+            place = next(iter(places)) if len(places) == 1 else None
+            if place is not None and (ast.unparse(entry) in texts if place[0] == "object" else place[1] in written):
+                yield Repeated(where, ast.unparse(holder), entry, values[0], len(values))
+
+
+def _lists_called(holder: ast.expr) -> Iterator[list[Any]]:
+    """The lists of several entries that a variable, or an attribute of an object in a variable, may stand for."""
+    for variable in user_names(sys._getframe(1)):
+        value: Any = variable.value
+        if isinstance(holder, ast.Attribute):
+            value = (attributes_of(value) or {}).get(holder.attr)
+        elif not isinstance(holder, ast.Name) or variable.name.partition(" in ")[0] != holder.id:
+            continue
+        if type(value) in {list, deque} and len(value) >= _FEWEST_ENTRIES:
+            yield list(value)
+
+
+def _place(entry: Any, number_of: Callable[[torch.Tensor], int]) -> tuple[str, int, object] | None:
+    """Where the values of an entry are; None for what cannot change, or is a part of a model."""
+    tensor = next(tensors_in(entry), None) if isinstance(entry, (torch.Tensor, dict)) else None
+    if tensor is not None:
+        return "memory", number_of(tensor), (tensor.storage_offset(), tuple(tensor.shape))
+    return ("object", id(entry), None) if type(entry).__name__ in _COPIES else None
+
+
+def repeated_finding(repeated: Repeated) -> AutogradFinding:
+    """The list, at the line that appends to it."""
+    entry, value = ast.unparse(repeated.entry), repeated.value
+    kind = type(value).__name__ if next(tensors_in(value), None) is None or type(value) in {list, deque} else "memory"
+    of_memory = "{}.detach().clone()" if isinstance(value, torch.Tensor) else _COPIED_STATE
+    copied = (of_memory if kind == "memory" else _COPIES[kind]).format(entry)
+    return finding(
+        "shared_memory",
+        f"all {repeated.entries_count} entries of `{repeated.holder}` are one {kind}",
+        repeated.where,
+        f"`{repeated.holder}.append({copied})`",
+        tensor=repeated.holder,
+        explanation=f"`append` keeps `{entry}` itself, and no copy: what changes it afterwards changes each entry",
+    )
+
+
 def restored_finding(restored: Restored) -> AutogradFinding:
     """A state that restores nothing."""
     where = restored.taken.location
@@ -131,7 +207,7 @@ def comparison_finding(comparison: Comparison, files: Iterable[str]) -> Autograd
 def _with_copied_state(statement: ast.stmt | None) -> str:
     def copied(node: ast.AST) -> ast.AST | None:
         is_state = isinstance(node, ast.Call) and called(node) == "state_dict"
-        return expression(f"{{name: value.clone() for name, value in {ast.unparse(node)}.items()}}") if is_state else None
+        return expression(_COPIED_STATE.format(ast.unparse(node))) if is_state else None
 
     return "" if statement is None or hasattr(statement, "body") else ast.unparse(exchanged(statement, copied))
 

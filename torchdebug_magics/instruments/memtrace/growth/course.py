@@ -102,6 +102,8 @@ class Course:
             return
         if self._is_followed:
             self._guard.run("the look at what a call has made", book, result)
+        if torch.is_grad_enabled():
+            self._guard.run("the look at a graph", self._watch.graphs.mark, self._steps.count, result)
         self._stop()
 
     def _around(self, original: Any, *args: Any, _leaves: bool, **kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from torchdebug_magics.memory.found import IN_A_RECORD, History, find_holders, h
 from torchdebug_magics.memory.objects import addresses_of
 from torchdebug_magics.memory.paths import NOWHERE, HolderPath
 from torchdebug_magics.probing.source.syntax import FUNCTIONS, enclosing, mentions, nodes, tree_of
+from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
 
 LARGE_BYTES = 1 << 10
@@ -42,6 +44,9 @@ Run: TypeAlias = Mapping[str, tuple[int, int]]
 """(blocks, bytes) that a run has left with each holder."""
 _MOST_AGAIN = 24
 """Steps followed at once, to see what is kept only at times made."""
+_MOST_MARKS = 64
+_MARK = "torchdebug_magics"
+_MORE_PATIENT = 8
 _LEAST_NODE_BYTES = 256
 """An autograd node takes some hundred bytes."""
 
@@ -210,8 +215,9 @@ is always met full."""
 class GrowthWatch:
     """Of one cell."""
 
-    def __init__(self, ledger: Ledger, steps: Steps, places: Places, cycles: CycleWatch) -> None:
+    def __init__(self, ledger: Ledger, steps: Steps, places: Places, cycles: CycleWatch, is_recorded: Callable[[], bool]) -> None:
         self._ledger = ledger
+        self._is_recorded = is_recorded
         self._cycles = cycles
         self._process = ProcessGrowth()
         self._places = places
@@ -220,9 +226,10 @@ class GrowthWatch:
         """Who held what seemed to grow, while the loop ran."""
         self._plain: set[Place] = set()
         """Lines of which what was kept had no graph, while the loop ran."""
-        self._graphs = GraphWatch()
+        self.graphs = GraphWatch()
         self._weighed = 0, 0, 0
         """(step, bytes in the ledger, bytes of the heap) when it was weighed last what variables hold."""
+        self._patience = 1
         self._tally = Tally()
         self.carried: set[str] = set()
         """Variables with a history that are given to the model again."""
@@ -245,10 +252,11 @@ class GrowthWatch:
             keepers = Keepers((block for leak in leaks for block in leak.blocks), carried=self.carried)
             self._plain.update(leak.place for leak in leaks if leak.place is not None and not keepers.have_graph(leak.blocks))
             self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if leak.place and keepers.path(leak.blocks))
-        self._graphs.look(self.steps)
+        self.graphs.look(self.steps, is_recorded=self._is_recorded())
         main = self.steps.main
         if main is not None and self._has_grown(main):
             adopt(Census())
+            self._was_weighed(main)
             made = [block for block in self._ledger.live.values() if not block.is_old]
             self._tally.weigh(self.steps.count, made, Keepers(made))
             each = self._tally.steps_each()
@@ -276,11 +284,18 @@ class GrowthWatch:
 
     def _has_grown(self, loop: Loop) -> bool:
         """Whether the ledger has, or the heap in steps that nobody followed, by more than noise since variables were weighed last."""
-        now = self.steps.count, self._ledger.total.now_bytes, loop.heap[-1]
-        steps, *grown = (later - earlier for earlier, later in zip(self._weighed, now, strict=True))
-        has_grown = max(grown) >= max(LARGE_BYTES * steps, NOISE_BYTES)
-        self._weighed = now if has_grown else self._weighed
-        return has_grown
+        steps, *grown = (now - then for then, now in zip(self._weighed, self._weighs(loop), strict=True))
+        least = max(LARGE_BYTES * steps, NOISE_BYTES)
+        return grown[0] >= least or grown[1] >= self._patience * least
+
+    def _weighs(self, loop: Loop) -> tuple[int, int, int]:
+        return self.steps.count, self._ledger.total.now_bytes, loop.heap[-1]
+
+    def _was_weighed(self, loop: Loop) -> None:
+        """Where no tensors account for most of it, as where another watch keeps a record, the heap is looked at ever more rarely."""
+        before, self._weighed = self._weighed, self._weighs(loop)
+        _, in_tensors, in_heap = (now - then for then, now in zip(before, self._weighed, strict=True))
+        self._patience *= _MORE_PATIENT if before[0] and 2 * in_tensors < in_heap else 1
 
     def ends(self) -> None:
         """The cell is over; what only the collector finds from here on, nobody kept."""
@@ -321,7 +336,7 @@ class GrowthWatch:
             made, _ = (self._places.nodes.of(history.latest) if kept_at is None else None) or (None, "")
             return kept_at if made is None else made.location
 
-        return self._graphs.growth(self.steps, line_of)
+        return self.graphs.growth(self.steps, line_of)
 
     def _unintended(self, made: Sequence[Block], keepers: Keepers, graph: GraphGrowth | None) -> list[Leak]:
         leaks = leaking(self._followed(made), self.steps, is_over=True)
@@ -358,23 +373,49 @@ class GrowthWatch:
         return (block for block in known.values() if block.died <= self._ended)
 
 
+class _Mark:
+    """Lives as long as the node of a graph on which it hangs."""
+
+
 class GraphWatch:
-    """Counts, at some steps, the nodes behind each variable by the step that made them."""
+    """Counts, at some steps, the nodes behind each variable by the step that made them, once a graph outlives its step."""
 
     def __init__(self) -> None:
         self._looks: list[tuple[int, dict[HolderPath, History]]] = []
         """(step that begins, by path)."""
+        self._marks: list[tuple[int, weakref.ref[_Mark]]] = []
+        """(step, of a node that a model has made in it)."""
+        self._recorded = 0
+        """The last step of which it is known that another watch kept a record."""
 
-    def look(self, steps: Steps) -> None:
-        """A step begins."""
+    def mark(self, step: int, output: object) -> None:
+        """A model has returned that. What autograd keeps with a node is let go with it, which nothing else tells."""
+        if len(self._marks) >= _MOST_MARKS and step not in {at + ahead for at in _LOOKS_AT for ahead in (-1, -2)}:
+            return
+        node = next((tensor.grad_fn for tensor in tensors_in(output) if has_graph(tensor)), None)
+        if node is not None:
+            mark = _Mark()
+            node.metadata[_MARK] = mark  # type: ignore[index]  # which the stub calls a method
+            self._marks.append((step, weakref.ref(mark)))
+
+    def keeps(self, before: int) -> bool:
+        """Whether a graph from before that step is still there; of models that no hook is on, nobody knows."""
+        return any(step < before and mark() is not None for step, mark in self._marks)
+
+    def look(self, steps: Steps, *, is_recorded: bool) -> None:
+        """A step begins; `is_recorded`: the heap grows by what another watch records, and tells nothing."""
         main = steps.main
-        if main is not None and (self._looks or not main.is_counted or main.counted_bytes() >= _LEAST_NODE_BYTES):
+        if main is None:
+            return
+        self._recorded = steps.count if is_recorded and self._marks else self._recorded
+        heap_grows = not main.is_counted or main.counted_bytes(self._recorded) >= _LEAST_NODE_BYTES
+        if self._looks or self.keeps(steps.count - 1) or (heap_grows and self._recorded < steps.count):
             self._looks.append((steps.count, histories(steps.of_node)))
 
     def growth(self, steps: Steps, line_of: Callable[[HolderPath, History], Location | None]) -> GraphGrowth | None:
         """The cell is over; `line_of` tells where a variable is given what it keeps."""
         main = steps.main
-        if main is None or main.count < FEWEST:
+        if main is None or main.count < FEWEST or (self._marks and not self._looks and not self.keeps(steps.count)):
             return None
         self._looks.append((steps.count + 1, histories(steps.of_node)))
         known = {path for _, found in self._looks for path in found}

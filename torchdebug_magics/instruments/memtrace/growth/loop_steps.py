@@ -94,10 +94,13 @@ class Loop:
         """Whether the system tells what is given out."""
         return _UNKNOWN not in self.heap[-1:]
 
-    def counted_bytes(self) -> float:
-        """By how much the heap grows in a step that is only counted, usually and on the whole; in others the watch itself takes some."""
+    def counted_bytes(self, after: int = 0) -> float:
+        """By how much the heap grows in a step that is only counted, usually and on the whole; in others the watch itself takes some.
+
+        Those up to number `after` do not count.
+        """
         grown = [later - earlier for earlier, later in pairwise(self.heap) if _UNKNOWN not in {earlier, later}]
-        grown = grown[FIRST_STEPS:] or [self.usual_bytes]
+        grown = grown[max(FIRST_STEPS, bisect_right(self.numbers, after)) :] or [self.usual_bytes]
         return min(median(grown), fmean(grown))
 
 
