@@ -188,5 +188,5 @@ def _line_in_file(where: Location, lines: list[str]) -> int:
 
 
 def same(one: ast.AST, other: ast.AST) -> bool:
-    """Whether two trees are alike, wherever they stand."""
-    return ast.dump(one) == ast.dump(other)
+    """Whether two trees are alike, wherever they stand, be it read there or written."""
+    return type(one) is type(other) and ast.unparse(one) == ast.unparse(other)

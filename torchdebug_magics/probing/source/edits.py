@@ -299,7 +299,8 @@ def _with_part(statement: ast.stmt, new: ast.expr, code: str, source: Source) ->
     if not isinstance(statement, (*SIMPLE, *HEADS)) or any(same(node, new) for node in ast.walk(statement)):
         return None
     call = _call_of(statement)  # made for its effect: what it is called on stays
-    kept = (*getattr(statement, "body", ()), *getattr(statement, "targets", ()), *([] if call is None else [call.func]))
+    targets = () if isinstance(new, ast.Subscript) else getattr(statement, "targets", ())
+    kept = (*getattr(statement, "body", ()), *targets, *([] if call is None else [call.func]))
     inside = {id(node) for child in kept for node in ast.walk(child)}
     parts = [node for node in nodes(ast.expr, statement) if id(node) not in inside and node is not call and _is_changed(node, new)]
     sizes = [len(ast.dump(node)) for node in parts]
@@ -316,6 +317,8 @@ def _is_changed(old: ast.expr, new: ast.expr) -> bool:  # noqa: PLR0911 - one fo
             return True
         case (ast.Call(), ast.Call()) if same(old.func, new.func):
             return True
+        case (ast.Subscript(), ast.Subscript()):
+            return same(old.value, new.value)
         case (ast.BinOp(), ast.BinOp()) if type(old.op) is type(new.op):
             return same(old.left, new.left) or same(old.right, new.right)
     if isinstance(new, ast.Call) and len(new.args) == 1 and same(old, new.args[0]):

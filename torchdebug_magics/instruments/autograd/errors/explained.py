@@ -23,10 +23,13 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     named_members,
     out_of_place,
     through_the_base,
+    user_function,
 )
 from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
+from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.source.call_sites import function_node
-from torchdebug_magics.probing.source.syntax import as_atom, called, nodes
+from torchdebug_magics.probing.source.edited_source import Source
+from torchdebug_magics.probing.source.syntax import SIMPLE, as_atom, called, dotted, names_in, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
@@ -284,12 +287,48 @@ def _other_error(raised: Raised) -> AutogradFinding:
         return _empty_optimizer(raised)
     if "can't optimize a non-leaf" in first:
         return _not_a_leaf(raised)
+    if "graph leaves" in first and (kept := _kept_by_a_module(raised)) is not None:
+        return kept
     fix = next((fix for pattern, fix in _OTHER_FIXES if re.search(pattern, raised.message)), "")
     name = next((one.name for one in raised.reads() if fix and one.place == raised.here and isinstance(one.value, torch.Tensor)), None)
     hook = re.search(r"hook '(\w+)' has changed", first)
     hooks = (value for _, value in raised.variables() if type(value) is FunctionType and hook is not None and value.__name__ == hook[1])
     where = _return_of(next(hooks, None))
     return raised.finding(first, fix, where, tensor=name, first_backward_at=raised.here if where is not None else None)
+
+
+def _kept_by_a_module(raised: Raised) -> AutogradFinding | None:
+    """Explains the copy of a model of which a module has kept a tensor with a graph; at the line that keeps it."""
+    for name, model in ((read.name, read.value) for read in raised.reads() if isinstance(read.value, torch.nn.Module)):
+        for path, part in model.named_modules():
+            kept = next((key for key, value in vars(part).items() if isinstance(value, torch.Tensor) and not is_graph_leaf(value)), None)
+            if kept is None:
+                continue
+            full = f"{path}.{kept}".lstrip(".")
+            headline = f"`{name}` cannot be copied: `{full}` is a computed tensor, which holds its graph"
+            methods = [value for kind in type(part).__mro__ for value in vars(kind).values() if isinstance(value, FunctionType)]
+            using = {method: node for method in methods if (node := user_function(method)) is not None and _uses(node, kept)}
+            for method, node in using.items():
+                stores = [one for one in nodes(ast.Assign, node) if any(dotted(target) == f"self.{kept}" for target in one.targets)]
+                if not stores:
+                    continue
+                where = location(method.__code__.co_filename, stores[0].lineno, method.__name__)
+                tree = tree_of(where.file)
+                detached = f"`self.{kept} = {as_atom(stores[0].value)}.detach()`"
+                if len(using) > 1 or tree is None or kept in names_in(node):
+                    return raised.finding(headline, detached, where, tensor=full)
+                source = Source(where, tree)
+                users = [one for one in nodes(ast.stmt, node) if isinstance(one, SIMPLE) and _uses(one, kept)]
+                local = {one: re.sub(rf"\bself\.{kept}\b", kept, source.text(one)) for one in users}
+                edits = source.merged(source.replacing(one, text) for one, text in local.items())
+                fix = f"use a variable of `{method.__name__}` in its place: `{kept} = {ast.unparse(stores[0].value)}`"
+                return raised.finding(headline, fix, where, tensor=full, edits=edits, fix_state="compiles")
+            return raised.finding(headline, f"delete `{name}.{full}` before the copy", tensor=full)
+    return None
+
+
+def _uses(node: ast.AST, attribute: str) -> bool:
+    return any(dotted(part) == f"self.{attribute}" for part in nodes(ast.Attribute, node))
 
 
 def _not_a_leaf(raised: Raised) -> AutogradFinding:

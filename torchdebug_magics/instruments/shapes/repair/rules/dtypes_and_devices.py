@@ -188,6 +188,15 @@ def written(facts: FailureFacts) -> Diagnosis | None:
         where = f"the parameter {named(x, 'of the model')}" if x.owned else named(x, "a tensor")
         rest = "run it under `with torch.no_grad():`, or compute a new tensor"
         return Diagnosis(f"{text} writes in place into {where}, which requires a gradient: {rest}", (), x)
+    if "some elements of the input" in facts.text:
+        memory = x.tensor.untyped_storage().data_ptr()
+        others = enumerate(facts.operands[1:], 1)
+        at, read = next(((at, one) for at, one in others if one.tensor.untyped_storage().data_ptr() == memory), (0, x))
+        change = ValueChange("{}.clone()".format, lambda one: one.clone())
+        repairs = on_operand(facts, at, change, rank=2, why="a copy to read from") if at else []
+        return Diagnosis(
+            f"{text} writes into the memory that it reads from {told(read)}: read from a copy, `.clone()`", tuple(repairs), read
+        )
     if "single memory location" in facts.text:
         sentence = f"{text} writes into {told(x)}, an expanded tensor whose rows share memory: call `.clone()` first"
         return Diagnosis(sentence, tuple(_cloned(facts)), x)
