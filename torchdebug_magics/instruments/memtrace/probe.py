@@ -189,11 +189,12 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
     tracer.adopt_all(Census())
     alive, made = _alive(ledger)
     if probe.is_light:  # to collect, and to find out who holds what, visits every object of the process
-        if leaking(made, steps) if steps.count else sum(block.bytes for block in made) >= _LEAST_UNNAMED:
+        is_much = sum(block.bytes for block in made) >= _LEAST_UNNAMED
+        if leaking(made, steps) if steps.count else is_much:
             gc.collect()
             ledger.settle()
             alive, made = _alive(ledger)
-        elif not steps.count:
+        elif not is_much:
             made = []
     keepers = Keepers(made, [] if error is None else [("the error", error)], carried=probe.growth.carried)
     found = guard.run("the look for growth", probe.growth.found, made, keepers, ledger.total.peak_bytes)
