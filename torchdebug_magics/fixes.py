@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import linecache
 import sys
 from collections.abc import Sequence
@@ -82,4 +83,6 @@ def _source(place: int | str, file: str) -> list[str]:
         return "".join(lines).split("\n")
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     history = [] if shell is None else shell.history_manager.input_hist_raw
-    return history[place].split("\n") if place < len(history) else [line.rstrip("\n") for line in linecache.getlines(file)]
+    if place >= len(history):
+        return [line.rstrip("\n") for line in linecache.getlines(file)]
+    return list(itertools.dropwhile(lambda line: not line.strip(), history[place].split("\n")))  # IPython does not count empty first lines

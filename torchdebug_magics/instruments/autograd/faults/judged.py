@@ -97,7 +97,8 @@ def _shared_memory(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     if comparisons:
         yield comparison_finding(comparisons[0], files)
     written = {use.memory for op in facts.tape.ops if op.in_optimizer or not op.initializes for use in op.writes}
-    yield from map(repeated_finding, repeated_entries(files[0], written, facts.tape.numbers.of) if files else ())
+    if lists := list(repeated_entries(files[0], written, facts.tape.numbers.of)) if files else []:
+        yield repeated_finding(lists)
 
 
 def wrong_order(facts: TrainingFacts) -> Iterator[AutogradFinding]:

@@ -7,7 +7,7 @@ import copy
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -20,14 +20,14 @@ from torchdebug_magics.instruments.autograd.source_readings import assigned_at, 
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.edited_source import statements
+from torchdebug_magics.probing.source.edited_source import Source, statements
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import as_atom, called, exchanged, expression, method, nodes, targets_of
+from torchdebug_magics.probing.source.syntax import as_atom, called, exchanged, expression, method, nodes, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import local_values
 from torchdebug_magics.probing.state.attributes import attributes_of
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import tensors_in
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Edit, Location
 
 _MOST_STATES = 64
 _FEWEST_ENTRIES = 3
@@ -114,8 +114,8 @@ class Repeated(NamedTuple):
     where: Location
     holder: str
     entry: ast.expr
-    value: Any
-    """One of the entries."""
+    kind: str
+    """What an entry is: a tensor, the state of a model, or the name of its type."""
     entries_count: int
 
 
@@ -134,7 +134,9 @@ def repeated_entries(file: str, written: Container[int], number_of: Callable[[to
             places = {_place(value, number_of) for value in values}
             place = next(iter(places)) if len(places) == 1 else None
             if place is not None and (ast.unparse(entry) in texts if place[0] == "object" else place[1] in written):
-                yield Repeated(where, ast.unparse(holder), entry, values[0], len(values))
+                kind = "tensor" if isinstance(values[0], torch.Tensor) else "state" if place[0] == "memory" else type(values[0]).__name__
+                yield Repeated(where, ast.unparse(holder), entry, kind, len(values))
+                break
 
 
 def _lists_called(holder: ast.expr) -> Iterator[list[Any]]:
@@ -157,19 +159,25 @@ def _place(entry: Any, number_of: Callable[[torch.Tensor], int]) -> tuple[str, i
     return ("object", id(entry), None) if type(entry).__name__ in _COPIES else None
 
 
-def repeated_finding(repeated: Repeated) -> AutogradFinding:
-    """The list, at the line that appends to it."""
-    entry, value = ast.unparse(repeated.entry), repeated.value
-    kind = type(value).__name__ if next(tensors_in(value), None) is None or type(value) in {list, deque} else "memory"
-    of_memory = "{}.detach().clone()" if isinstance(value, torch.Tensor) else _COPIED_STATE
-    copied = (of_memory if kind == "memory" else _COPIES[kind]).format(entry)
+def repeated_finding(lists: Sequence[Repeated]) -> AutogradFinding:
+    """The lists, at the line that appends to the first."""
+    first, codes, edits = lists[0], list[str](), list[Edit]()
+    for each in lists:
+        copied = _COPIES.get(each.kind, _COPIED_STATE if each.kind == "state" else "{}.detach().clone()").format(ast.unparse(each.entry))
+        codes.append(f"{each.holder}.append({copied})")
+        source = Source(each.where, tree) if (tree := tree_of(each.where.file)) is not None else None
+        if source is not None and source.statement is not None:
+            edits.append(source.replacing(source.statement, codes[-1]))
+    one = {"state": "memory", "tensor": "memory"}.get(first.kind, first.kind)
     return finding(
         "shared_memory",
-        f"all {repeated.entries_count} entries of `{repeated.holder}` are one {kind}",
-        repeated.where,
-        f"`{repeated.holder}.append({copied})`",
-        tensor=repeated.holder,
-        explanation=f"`append` keeps `{entry}` itself, and no copy: what changes it afterwards changes each entry",
+        f"all {first.entries_count} entries of `{first.holder}` are one {one}",
+        first.where,
+        " and ".join(f"`{code}`" for code in codes),
+        edits=tuple(edits),
+        fix_state="compiles" if edits else "advice",
+        tensor=first.holder,
+        explanation=f"`append` keeps `{ast.unparse(first.entry)}` itself, and no copy: what changes it afterwards changes each entry",
     )
 
 
