@@ -104,8 +104,11 @@ def cuts_in_forward(module: torch.nn.Module, path: str, depth: int = 0) -> Itera
         yield from cuts_in_forward(child, f"{path}.{name}".lstrip("."), depth + 1)
 
 
-def only_write(op: str, roots: Iterable[torch.nn.Module]) -> Location | None:
-    """The one statement in the forwards of these models, and what they call, that writes in place: to what this op has made there."""
+def only_write(op: str, writer: str, roots: Iterable[torch.nn.Module]) -> Location | None:
+    """The one statement in the forwards of these models, and what they call, that writes in place by the op `writer`.
+
+    Where none does, the only one that writes at all, if it writes to what the op `op` has made there.
+    """
     modules = [module for root in roots for module in root.modules()]
     kinds = dict.fromkeys(kind for module in modules for kind in type(module).__mro__)
     reached = [forward for kind in kinds if isinstance(forward := vars(kind).get("forward"), FunctionType)]
@@ -117,6 +120,10 @@ def only_write(op: str, roots: Iterable[torch.nn.Module]) -> Location | None:
             used = [value for space in spaces for name in names if isinstance(value := space.get(name), FunctionType)]
             reached += [value for value in dict.fromkeys(used) if value not in reached]
             writing += [(function, node, statement) for statement in simple_statements(node) if writes(statement)]
+    by_writer = [found for found in writing if any(name.strip("_") == writer for _, name in writes(found[2]))]
+    if len(by_writer) == 1 and not any(type(module).__name__.lower() == writer.replace("_", "") for module in modules):
+        function, _, statement = by_writer[0]
+        return location(function.__code__.co_filename, statement.lineno, function.__name__)
     if len(writing) != 1 or any(getattr(module, "inplace", False) is True for module in modules):
         return None
     function, node, statement = writing[0]

@@ -119,6 +119,22 @@ after = {}
 changed = [not torch.equal(old, new) for old, new in zip(before, after)] if isinstance(before, list) else torch.equal(before, after)
 """
 CUBED = "F.mse_loss(Cube.apply(model(x) * 0.1), y)"
+TWO_NETS = """\
+maker, judge = nn.Linear(4, 8), nn.Linear(8, 1)
+of_maker, of_judge = torch.optim.SGD(maker.parameters(), 0.1), torch.optim.SGD(judge.parameters(), 0.1)
+for step in range(6):
+    made = maker(torch.randn(4, 4))
+    of_judge.zero_grad()
+    (judge(x[:4]).mean() - judge(made.detach()).mean()).backward()
+    of_judge.step()
+    scores = judge(made)[:, 0]
+    if step == 4:
+        scores = scores[:1]
+    scaled = (scores - scores.min()) / (scores.max() - scores.min())  # here
+    of_maker.zero_grad()
+    scaled.mean().backward()
+    of_maker.step()
+"""
 HISTORY = """\
 history = []
 for step in range(12):
@@ -219,6 +235,7 @@ FAULTS = {
     "bad_data": Cell(loop(MEAN, before="x = x.clone()\nx[3, 2] = float('nan')\n"), "nanhunt", raises=True),
     "overflow_of_exp": Cell(loop("(model(x) * 200).exp().mean()  # here"), "nanhunt", raises=True),
     "diverges": Cell(loop(MEAN, before=sgd(40) + LINEAR, steps=60), "nanhunt", raises=True),
+    "noise_from_before_the_step": Cell(TWO_NETS, "nanhunt", raises=True),
     "broadcast_loss": Cell(loop("F.mse_loss(model(x), y[:, 0])  # here"), "autograd"),
     "broadcast_module": Cell(loop("nn.L1Loss()(model(x), target)  # here", before="target = y.squeeze()\n"), "autograd"),
     "broadcast_by_hand": Cell(loop("((y.flatten() - model(x)) ** 2).mean()  # here"), "autograd"),

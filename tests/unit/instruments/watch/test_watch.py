@@ -73,6 +73,18 @@ REPAIRED = {
     "zeros_returned": ("torch.zeros(len(x), 1)", "out"),
     "zeros_like_returned": ("torch.zeros_like(out)", "out"),
     "schedule_to_zero": ("gamma=0", "gamma=0.1"),
+    "noise_from_before_the_step": (
+        "/ (scores.max() - scores.min())",
+        "/ torch.where(scores.max() - scores.min() == 0, 1.0, scores.max() - scores.min())",
+    ),
+    "best_state_without_a_copy": ("model.state_dict()", "{name: value.clone() for name, value in model.state_dict().items()}"),
+    "compared_with_itself": ("weight.data", "weight.data.detach().clone()"),
+    "history_of_one_memory": ("weight.data", "weight.data.detach().clone()"),
+    "history_of_states": ("model.state_dict()", "{name: value.clone() for name, value in model.state_dict().items()}"),
+    "history_of_one_list": ("self.episode)", "list(self.episode))"),
+    "function_ignores_its_gradient": ("3 * x ** 2", "grad_output * (3 * x ** 2)"),
+    "plain_tensor_in_a_module": ("torch.randn(16, 1, requires_grad=True)", "nn.Parameter(torch.randn(16, 1))"),
+    "frozen_part_in_training_mode": ("model.train()", "model.train()\nmodel.body.eval()"),
 }
 
 

@@ -30,6 +30,7 @@ from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 _CHANGED = "modified by an inplace operation"
+_MADE_BY = re.compile(r"which is output \d+ of (\w+)")
 _MESSAGE = re.compile(r"\[[\w.]+ \[([\d, ]*)\]\](?:, which is output \d+ of \S+?,)? is at version (\d+); expected version (\d+)")
 
 
@@ -129,8 +130,7 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
     """Without a tape: the variable whose version is the one that PyTorch complains of, and the writes to it in the text."""
     complaint = Complaint.of(raised.message)
     node = next((node for node, _ in broken_nodes(raised.roots)), None)
-    stem = "" if node is None else node.name().rpartition("::")[2].partition("Backward")[0]
-    op = re.sub(r"(?<!^)(?=[A-Z])", "_", stem).lower()  # ``NativeBatchNormBackward0`` -> ``native_batch_norm``
+    op = "" if node is None else _op_of(node.name().rpartition("::")[2])
     name, where = None, None
     for variable, value in raised.variables() if complaint is not None else ():
         if complaint is not None and complaint.is_of(value):
@@ -141,7 +141,9 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
         name, where = _updated(raised, node, complaint)
     if name is None and where is None and op:
         leaves = {id(one.variable) for one in nodes_of(raised.roots) if hasattr(one, "variable")}
-        where = only_write(op, (root for root in root_modules() if any(id(parameter) in leaves for parameter in root.parameters())))
+        made_by = _MADE_BY.search(raised.message)  # of what was written in place, that is the write
+        writer = "" if made_by is None else _op_of(made_by[1])
+        where = only_write(op, writer, (root for root in root_modules() if any(id(parameter) in leaves for parameter in root.parameters())))
         name = next(iter(written_names(statement_at(where))), None)
     magic = "%%autograd --every-step" if raised.course.backward_count else "%%torchdebug"
     fix = f"put `{magic}` above the cell and run the cell again: the report names the line that overwrites the tensor"
@@ -158,6 +160,11 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
         tensor=name,
         explanation="" if where is None else "read from the graph and the source; `%%torchdebug` above the cell records the write itself",
     )
+
+
+def _op_of(node: str) -> str:
+    """``NativeBatchNormBackward0`` -> ``native_batch_norm``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", node.partition("Backward")[0]).lower().replace("copy_slices", "copy")
 
 
 def _updated(raised: Raised, node: Any, complaint: Complaint) -> tuple[str | None, Location | None]:

@@ -32,6 +32,7 @@ from torchdebug_magics.instruments.autograd.source_readings import code_at, find
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source import edited_source
+from torchdebug_magics.probing.source.edited_source import Source
 from torchdebug_magics.probing.source.syntax import last_name, method, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
@@ -351,11 +352,16 @@ def _moving_statistics(root: torch.nn.Module, parts: Mapping[str, torch.nn.Modul
     if len(around) > 1 or "".join(around).rpartition(".")[2].isdigit():
         of_kind = f"isinstance(part, torch.nn.{kind.__name__}) and not part.weight.requires_grad"
         code = f"{name}.apply(lambda part: part.eval() if {of_kind} else part)"
+    tree = tree_of(where.file) if trains is not None and where is not None else None
+    source = Source(where, tree) if where is not None and tree is not None else None
+    edits = () if source is None or source.statement is None else (source.after(source.statement, code),)
     return finding(
         "frozen_statistics",
         f"`{listed(sorted(around))}` is frozen, but its {kind.__name__} statistics are updated",
         where,
         f"call `{code}` after `{where.source}`" if trains is not None and where is not None else f"call `{code}` before the loop",
+        edits=edits,
+        fix_state="compiles" if edits else "advice",
         module=next(iter(moving)),
         parameters=tuple(moving),
         explanation="`requires_grad=False` keeps the parameters; in training mode, each forward changes the running mean and variance",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -145,6 +146,13 @@ class Investigator:
             raise CannotReplay(msg) from None
         if not replayed.finished:
             raise CannotReplay(replayed.problem or "the replay did not reach backward()")
+        if replayed.reproduced is False:
+            # What made a tensor with a graph before the step may have drawn random numbers: then that tensor is taken as it is.
+            without = Attempt(inquiry.tensors, step.backward_number, dict(inquiry.leaves))
+            fewer: Again = partial(self._rerun.statements, step, inquiry.chain, without, graphs=False)
+            with suppress(CannotReplay):
+                other = fewer()
+                replayed, again = (other, fewer) if other.finished and other.reproduced else (replayed, again)
         return self._judged(step, inquiry, attempt, replayed, again)
 
     def _inside(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | None:

@@ -154,9 +154,11 @@ class StepRerun:
         attempt: Attempt,
         wanted: str = "",
         held: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        graphs: bool = True,
     ) -> Replayed:
-        """Re-execute the step's own statements, and those that made the variable `wanted`; `CannotReplay` says why not."""
-        part = cut(step, sink, wanted, held)
+        """Re-execute the step's own statements, and those that made the variable `wanted`; `CannotReplay` says why not. See `cut`."""
+        part = cut(step, sink, wanted, held, graphs=graphs)
         taken = iterators_in(part.names, part.statements)
         if taken:
             refuse(f"it takes from the iterator {taken[0]}, which cannot be rewound")

@@ -49,11 +49,13 @@ class Slice:
     """What the variables that the step binds held at its end."""
 
 
-def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[str, Any] = MappingProxyType({})) -> Slice:
+def cut(
+    step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[str, Any] = MappingProxyType({}), *, graphs: bool = True
+) -> Slice:
     """The slice of the deepest frame that stands both in the step's first model call and in its `backward()`.
 
     Without a model call: the statements before `backward()` that the loss depends on. `wanted` names a variable whose making, before
-    the model call, is to be run again, too, as is that of every variable with a graph; `held` says what variables held before that.
+    the model call, is to be run again, too, as is with `graphs` that of each variable with a graph; `held` says what variables held before.
     """
     adopt_timed(position.frame for position in sink)
     if step.entries:
@@ -62,7 +64,7 @@ def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[
         statements = body[first : last + 1]
         early = dict(step.live_in.get(id(start.frame), {}))
         # What is filled in the step must begin empty again.
-        remade = ({wanted} - {""}) | written_into(statements) | (_with_graphs(end, statements) - early.keys())
+        remade = ({wanted} - {""}) | written_into(statements) | ((_with_graphs(end, statements) if graphs else set()) - early.keys())
         before, _ = makers(_ahead(start, body)[0], remade, frozenset(held))
         early.update(held)
     else:
