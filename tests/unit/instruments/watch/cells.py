@@ -119,6 +119,29 @@ after = {}
 changed = [not torch.equal(old, new) for old, new in zip(before, after)] if isinstance(before, list) else torch.equal(before, after)
 """
 CUBED = "F.mse_loss(Cube.apply(model(x) * 0.1), y)"
+OUTSIDE = """\
+for epoch in range(6):
+    for part, goal in zip(x.split(4), y.split(4)):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(part), goal)
+        loss.backward()
+    {}optimizer.step()  # here
+"""
+ADVERSARIAL = """\
+maker, judge = nn.Linear(8, 8), nn.Linear(8, 1)
+of_maker, of_judge = torch.optim.SGD(maker.parameters(), 0.01), torch.optim.SGD(judge.parameters(), 0.01)
+for step in range(12):
+    made = maker(x)
+    of_judge.zero_grad()
+    (F.softplus(-judge(x)).mean() + F.softplus(judge(made.detach())).mean()).backward()
+    of_judge.step()
+    scores = judge({})  # here
+    fooled = F.softplus(-scores).mean()
+    near = F.l1_loss(made, x)
+    of_maker.zero_grad()
+    (fooled + 10 * near).backward()
+    of_maker.step()
+"""
 TWO_NETS = """\
 maker, judge = nn.Linear(4, 8), nn.Linear(8, 1)
 of_maker, of_judge = torch.optim.SGD(maker.parameters(), 0.1), torch.optim.SGD(judge.parameters(), 0.1)
@@ -235,6 +258,8 @@ FAULTS = {
     "bad_data": Cell(loop(MEAN, before="x = x.clone()\nx[3, 2] = float('nan')\n"), "nanhunt", raises=True),
     "overflow_of_exp": Cell(loop("(model(x) * 200).exp().mean()  # here"), "nanhunt", raises=True),
     "diverges": Cell(loop(MEAN, before=sgd(40) + LINEAR, steps=60), "nanhunt", raises=True),
+    "step_outside_of_the_loop": Cell(OUTSIDE.format(""), "autograd"),
+    "detached_term": Cell(ADVERSARIAL.format("made.detach()"), "autograd"),
     "noise_from_before_the_step": Cell(TWO_NETS, "nanhunt", raises=True),
     "broadcast_loss": Cell(loop("F.mse_loss(model(x), y[:, 0])  # here"), "autograd"),
     "broadcast_module": Cell(loop("nn.L1Loss()(model(x), target)  # here", before="target = y.squeeze()\n"), "autograd"),
@@ -314,6 +339,7 @@ HEALTHY = {
     ),
     "shared_line": ONE_LINE.format("optimizer.zero_grad(); loss.backward(); optimizer.step()"),
     "scores_of_many": SCORES.format("1") + loop(MEAN, steps=40),
+    "adversarial": ADVERSARIAL.format("made"),
     "frozen_part": FROZEN.format("    model.body.eval()\n"),
     "history_of_copies": HISTORY.format("model[0].weight.detach().clone()"),
     "history_of_inputs": HISTORY.format("x"),

@@ -77,6 +77,7 @@ REPAIRED = {
         "/ (scores.max() - scores.min())",
         "/ torch.where(scores.max() - scores.min() == 0, 1.0, scores.max() - scores.min())",
     ),
+    "detached_term": ("made.detach()", "made"),
     "best_state_without_a_copy": ("model.state_dict()", "{name: value.clone() for name, value in model.state_dict().items()}"),
     "compared_with_itself": ("weight.data", "weight.data.detach().clone()"),
     "history_of_one_memory": ("weight.data", "weight.data.detach().clone()"),

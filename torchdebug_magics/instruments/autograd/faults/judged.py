@@ -26,14 +26,15 @@ from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     repeated_finding,
     restored_finding,
 )
+from torchdebug_magics.instruments.autograd.faults.wasted_terms import wasted_terms
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining, stale_finding, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, named_members
+from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around, named_members
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source import edited_source
 from torchdebug_magics.probing.source.edited_source import Source
-from torchdebug_magics.probing.source.syntax import last_name, method, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import Loop, last_name, method, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
@@ -169,6 +170,18 @@ def _thrown_away(step: OptimizerStep, between: Sequence[Sequence[Event]]) -> Ite
     count = sum(map(len, wasted))
     if all(wasted) and count >= _WASTED:  # once in a while, a step is skipped on purpose
         backward, zeroed = wasted[0][0]
+        loop = loop_around(backward.where)
+        if loop is not None and _is_behind(step.where, loop, backward.where):
+            update = code_at(step.where, "step")
+            yield finding(
+                "zeroed_before_step",
+                f"`{step.name}.step()` is outside of the loop: it uses the last of {count} backward passes",
+                step.where,
+                f"move `{update}` below `{code_at(backward.where, 'backward')}`",
+                first_backward_at=backward.where,
+                explanation=f"`{code_at(zeroed.where, 'zero')}` drops the gradients of each pass before the update could use them",
+            )
+            return
         yield finding(
             "zeroed_before_step",
             f"the gradients of {count} backward passes were zeroed before `{step.name}.step()`",
@@ -177,6 +190,12 @@ def _thrown_away(step: OptimizerStep, between: Sequence[Sequence[Event]]) -> Ite
             first_backward_at=backward.where,
             explanation="each update uses only the last backward pass before it",
         )
+
+
+def _is_behind(step: Location | None, loop: Loop, inside: Location | None) -> bool:
+    """Whether an update stands behind the loop in whose body another line of the same function is."""
+    is_there = step is not None and inside is not None and (step.file, step.function) == (inside.file, inside.function)
+    return is_there and step is not None and step.line > (loop.end_lineno or 0)
 
 
 def _never_zeroed(step: OptimizerStep, between: Sequence[Sequence[Event]]) -> Iterator[AutogradFinding]:
@@ -390,5 +409,5 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _stale_values, accidental_broadcast, _own_functions, _shared_memory, nothing_reached, wrong_order, wrong_tensors, missing_gradients,
     stopped_gradients, constant_gradients, _batch_leaks, double_softmax, trained_in_eval_mode, evaluated_in_training_mode,
-    frozen_statistics,
+    frozen_statistics, wasted_terms,
 )  # fmt: skip
