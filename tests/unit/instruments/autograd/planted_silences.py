@@ -1109,4 +1109,67 @@ for x, y in [(torch.randn(6, 4), torch.randn(6)) for _ in range(3)]:
     ),
 )
 
-CASES = _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES
+_COPIES = (
+    Case(
+        name="the best state is none, as it is no copy",
+        kind="shared_memory",
+        text="""\
+net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+best, best_loss = None, float("inf")
+for x, y in [(torch.randn(6, 4), torch.randn(6, 1)) for _ in range(5)]:
+    loss = F.mse_loss(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    if loss.item() < best_loss or best is None:
+        best, best_loss = net.state_dict(), loss.item()  #> location
+opt.step()
+net.load_state_dict(best)
+""",
+        edits=(("net.state_dict()", "{name: value.clone() for name, value in net.state_dict().items()}"),),
+    ),
+    Case(
+        name="the statistics of a frozen part go on",
+        kind="frozen_statistics",
+        text="""\
+net = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), nn.Tanh(), nn.Linear(8, 1))
+net[0].requires_grad_(False).eval()
+opt = torch.optim.SGD(net[2].parameters(), lr=0.1)
+for x, y in [(torch.randn(6, 4), torch.randn(6, 1)) for _ in range(3)]:
+    net.train()  #> location
+    loss = F.mse_loss(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("    net.train()", "    net.train(); net[0].eval()"),),
+    ),
+    Case(
+        name="a function of the user's returns its derivative, and not the gradient",
+        kind="wrong_backward",
+        text="""\
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 2 * x  #> location
+
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for x, y in [(torch.randn(6, 4), torch.randn(6, 1)) for _ in range(3)]:
+    loss = F.mse_loss(Square.apply(net(x)), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("return 2 * x", "return grad * 2 * x"),),
+    ),
+)
+
+CASES = _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES + _COPIES

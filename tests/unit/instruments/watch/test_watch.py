@@ -19,6 +19,9 @@ from torchdebug_magics.instruments.watch import INSTRUMENT
 from torchdebug_magics.instruments.watch.probe import WatchProbe
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from _pytest.mark.structures import ParameterSet
     from IPython.core.interactiveshell import InteractiveShell
 
     from tests.doors import Door
@@ -26,11 +29,16 @@ if TYPE_CHECKING:
 WATCHED = {"nanhunt", "autograd", "gradwatch", "memtrace", "hangwatch"}
 
 
+def by_turns(names: Iterable[str]) -> list[ParameterSet]:
+    """Each case through one of the doors, the next through the other: what they share is tested for all of them elsewhere."""
+    return [pytest.param(name, ("function", "magic")[place % 2], id=name) for place, name in enumerate(names)]
+
+
 def marked(body: str) -> int | None:
     return next((number for number, line in enumerate(body.splitlines(), 2) if "# here" in line), None)
 
 
-@pytest.mark.parametrize("name", [*FAULTS, *TWO])
+@pytest.mark.parametrize(("name", "observe"), by_turns([*FAULTS, *TWO]), indirect=["observe"])
 def test_the_cause_leads(observe: Door, name: str) -> None:
     cell = {**FAULTS, **TWO}[name]
     observed = observe("watch", cell.body, namespace=observe.plain(SETUP))
@@ -48,7 +56,7 @@ def test_the_cause_leads(observe: Door, name: str) -> None:
     assert tuple(said for name, said in rows if name == "also") == report.consequences
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize(("name", "observe"), by_turns(HEALTHY), indirect=["observe"])
 def test_nothing_is_said_of_a_healthy_training_and_it_is_left_as_it_is(observe: Door, name: str) -> None:
     results = []
     for is_watched in (False, True):
@@ -89,7 +97,7 @@ REPAIRED = {
 }
 
 
-@pytest.mark.parametrize("name", REPAIRED)
+@pytest.mark.parametrize(("name", "observe"), by_turns(REPAIRED), indirect=["observe"])
 def test_the_fix_changes_the_statement_at_fault_and_nothing_else(observe: Door, name: str) -> None:
     body = FAULTS[name].body
     report = observe("watch", body, namespace=observe.plain(SETUP)).report

@@ -39,7 +39,7 @@ from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 _ORDER: tuple[Kind, ...] = (
-    "stale_value", "custom_function", "broadcast", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step",
+    "stale_value", "wrong_backward", "broadcast", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step",
     "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch", "double_softmax", "never_zeroed",
     "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
 )  # fmt: skip

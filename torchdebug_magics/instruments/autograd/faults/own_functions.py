@@ -115,7 +115,7 @@ def own_function_finding(wrong: WrongBackward) -> AutogradFinding:
         if wrong.is_factor and value is not None and not isinstance(value, ast.Tuple):
             fix = f"`return {ast.unparse(ast.BinOp(ast.Name(name), ast.Mult(), expression(as_atom(value))))}`"
     return finding(
-        "custom_function",
+        "wrong_backward",
         headline,
         where,
         fix,

@@ -1,0 +1,135 @@
+"""Counts the nodes of graphs behind variables, as these grow where no tensor does."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, Loop, Steps
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import graph_fix
+from torchdebug_magics.instruments.memtrace.ledger.op_tracer import has_graph
+from torchdebug_magics.instruments.memtrace.trace import GraphGrowth
+from torchdebug_magics.memory.found import IN_A_RECORD, History, histories
+from torchdebug_magics.memory.paths import NOWHERE, HolderPath
+from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.report import Location
+
+LOOKS_AT = frozenset({3, 5, 8, 13, 21, 34, 55, 89, 233, 610, 1597})
+"""Steps at whose beginning it is looked who holds what seems to grow: no multiples of each other, so that nothing that is emptied at times
+is always met full."""
+_MOST_MARKS = 64
+_MARK = "torchdebug_magics"
+_LEAST_NODE_BYTES = 256
+"""An autograd node takes some hundred bytes."""
+
+
+class _Mark:
+    """Lives as long as the node of a graph on which it hangs."""
+
+
+class GraphWatch:
+    """Counts, at some steps, the nodes behind each variable by the step that made them, once a graph outlives its step."""
+
+    def __init__(self) -> None:
+        self._looks: list[tuple[int, dict[HolderPath, History]]] = []
+        """(step that begins, by path)."""
+        self._marks: list[tuple[int, weakref.ref[_Mark]]] = []
+        """(step, of a node that a model has made in it)."""
+        self._recorded = 0
+        """The last step of which it is known that another watch kept a record."""
+
+    def mark(self, step: int, output: object) -> None:
+        """A model has returned that. What autograd keeps with a node is let go with it, which nothing else tells."""
+        if len(self._marks) >= _MOST_MARKS and step not in {at + ahead for at in LOOKS_AT for ahead in (-1, -2)}:
+            return
+        node = next((tensor.grad_fn for tensor in tensors_in(output) if has_graph(tensor)), None)
+        if node is not None:
+            mark = _Mark()
+            node.metadata[_MARK] = mark  # type: ignore[index]  # which the stub calls a method
+            self._marks.append((step, weakref.ref(mark)))
+
+    def keeps(self, before: int) -> bool:
+        """Whether a graph from before that step is still there; of models that no hook is on, nobody knows."""
+        return any(step < before and mark() is not None for step, mark in self._marks)
+
+    def look(self, steps: Steps, *, is_recorded: bool) -> None:
+        """A step begins; `is_recorded`: the heap grows by what another watch records, and tells nothing."""
+        main = steps.main
+        if main is None:
+            return
+        self._recorded = steps.count if is_recorded and self._marks else self._recorded
+        heap_grows = not main.is_counted or main.counted_bytes(self._recorded) >= _LEAST_NODE_BYTES
+        if self._looks or self.keeps(steps.count - 1) or (heap_grows and self._recorded < steps.count):
+            self._looks.append((steps.count, histories(steps.of_node)))
+
+    def growth(self, steps: Steps, line_of: Callable[[HolderPath, History], Location | None]) -> GraphGrowth | None:
+        """The cell is over; `line_of` tells where a variable is given what it keeps."""
+        main = steps.main
+        if main is None or main.count < FEWEST or (self._marks and not self._looks and not self.keeps(steps.count)):
+            return None
+        self._looks.append((steps.count + 1, histories(steps.of_node)))
+        known = {path for _, found in self._looks for path in found}
+        per_step, path = max(((self._nodes_per_step(path, steps, main), path) for path in known), default=(0.0, NOWHERE))
+        if not per_step:
+            return None
+        seen = [found[path] for _, found in self._looks if path in found]
+        location = line_of(path, seen[-1])
+        return GraphGrowth(
+            nodes_per_iteration=max(1, round(per_step * steps.count / main.count)),
+            iterations_count=main.count,
+            location=location,
+            holder=str(path),
+            variable=path.variable,
+            fix=graph_fix(
+                path,
+                is_collection=seen[-1].is_collection,
+                is_number=any(history.is_number for history in seen),
+                line="" if location is None or seen[-1].entry == IN_A_RECORD else location.source,
+                entry=seen[-1].entry,
+                cure=".detach().requires_grad_()" if seen[-1].begins_anew else ".detach()",
+            ),
+        )
+
+    def _nodes_per_step(self, path: HolderPath, steps: Steps, main: Loop) -> float:
+        """0 where a graph does not grow from look to look."""
+        looks = [(at, found.get(path)) for at, found in self._looks]
+        if looks[-1][1] is None and path.function:
+            looks.pop()  # the function has returned
+        if _slides(looks):
+            return 0
+        rounds = _rounds(looks)
+        pairs = [pair for one in rounds for pair in pairwise(one) if pair[0][1].is_whole]
+        # Most of it is of no use any more: a backward pass has let go what its nodes had saved.
+        spent = [pair for pair in pairs if all(2 * len(history.used_up) > len(history.steps) for _, history in pair)]
+        if any(len(later.used_up) >= FEWEST for _, (_, later) in spent):
+            return _rate(spent)
+        # No backward pass has run through it so far, and one may be to come; with one look, it may be one round's own.
+        is_long = any(history.count > 2 * main.nodes_per_step for one in rounds for _, history in one)
+        return _rate(pairs) if len(rounds) == 1 and is_long and not steps.accumulates(main) else 0
+
+
+def _rate(pairs: Sequence[tuple[tuple[int, History], tuple[int, History]]]) -> float:
+    """Nodes a step, where there were ever more."""
+    rates = [(many.count - few.count) / (later - earlier) for (earlier, few), (later, many) in pairs]
+    mean = fmean(rates) if rates else 0
+    return mean if mean > 0 and min(rates) > mean / 2 else 0
+
+
+def _slides(looks: Sequence[tuple[int, History | None]]) -> bool:
+    """Whether the oldest went while younger ones stayed, as in a list with a limit."""
+    seen = [(at, history) for at, history in looks if history is not None and history.count and history.is_whole]
+    return any(min(earlier.steps) < min(later.steps) < before for (before, earlier), (_, later) in pairwise(seen))
+
+
+def _rounds(looks: Sequence[tuple[int, History | None]]) -> list[list[tuple[int, History]]]:
+    """The looks between which nothing was cut off: a sum that begins anew with each epoch begins another round."""
+    found: list[list[tuple[int, History]]] = []
+    for at, history in looks:
+        if history is None or not history.count:
+            continue
+        if not found or (history.is_whole and min(history.steps) > min(found[-1][-1][1].steps)):
+            found.append([])
+        found[-1].append((at, history))
+    return found
