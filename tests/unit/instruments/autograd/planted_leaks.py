@@ -37,11 +37,11 @@ for x, y in [(torch.randn(8, 5, 4), torch.randint(3, (8,))) for _ in range(3)]:
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.attn = nn.MultiheadAttention(4, 2)
+        self.attn = nn.MultiheadAttention(4, 2)  #> location
         self.fc = nn.Linear(4, 3)
 
     def forward(self, x):
-        a, _ = self.attn(x, x, x)  #> location
+        a, _ = self.attn(x, x, x)  #> saved
         return self.fc((x + a).mean(1))
 
 net = Net()
@@ -62,11 +62,11 @@ for x, y in [(torch.randn(7, 5, 4), torch.randint(3, (7,))) for _ in range(3)]:
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.rnn = nn.LSTM(4, 6)
+        self.rnn = nn.LSTM(4, 6)  #> location
         self.fc = nn.Linear(6, 3)
 
     def forward(self, x):
-        out, _ = self.rnn(x)  #> location
+        out, _ = self.rnn(x)  #> saved
         return self.fc(out[:, -1])
 
 net = Net()
@@ -141,12 +141,12 @@ for x, y in [(torch.randint(11, (4, 5)), torch.randint(11, (4, 5))) for _ in ran
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2)
+        self.enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2)  #> location
         self.inp = nn.Linear(4, 8)
         self.fc = nn.Linear(8, 3)
 
     def forward(self, x):
-        return self.fc(self.enc(self.inp(x)).mean(1))  #> location
+        return self.fc(self.enc(self.inp(x)).mean(1))  #> saved
 
 net = Net()
 opt = torch.optim.SGD(net.parameters(), lr=0.1)

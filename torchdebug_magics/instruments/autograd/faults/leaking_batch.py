@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from typing import NamedTuple
 
@@ -13,7 +14,9 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.source_readings import finding
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
-from torchdebug_magics.probing.source.syntax import called, nodes, parsed
+from torchdebug_magics.probing.source.edited_source import same, statements
+from torchdebug_magics.probing.source.syntax import called, exchanged, nodes, parsed
+from torchdebug_magics.report import Location
 
 _IMAGE_DIMENSIONS = 4
 _RESHAPE_CALL = re.compile(r"\.(?:view|reshape)\(((?:[^()]|\([^()]*\))*)\)")
@@ -25,6 +28,8 @@ class Mixing(NamedTuple):
     op: RecordedOp
     is_scramble: bool
     samples_count: int
+    kinds: tuple[str, ...] = ()
+    """The names of the classes that have the option ``batch_first``, of the module in which it is and of those around that."""
 
 
 class BatchLeak:
@@ -61,6 +66,10 @@ def leak_finding(mixing: Mixing) -> AutogradFinding:
     attends = op.module_type == "MultiheadAttention"
     verb = "attends over the samples of the batch" if attends else "treats the samples of the batch as time steps"
     headline, fix = f"`{op.module}` ({op.module_type}) {verb}", f"set `batch_first=True` where `{op.module}` is created"
+    where, code = _created(mixing) or (op.where, "")
+    fix = f"`{code}`" if code else fix
+    if mixing.is_scramble or "softmax" in op.name:
+        where = op.where
     if mixing.is_scramble:
         headline, fix = f"`{op.name}` mixes values of different samples", _transposed(mixing)
     elif "softmax" in op.name:
@@ -68,13 +77,27 @@ def leak_finding(mixing: Mixing) -> AutogradFinding:
     return finding(
         "leaking_batch",
         headline,
-        op.where,
+        where,
         fix,
+        saved_at=op.where if where is not op.where else None,
         op=op.name.strip("_"),
         module=op.module,
         explanation=("`view` and `reshape` do not transpose; " if mixing.is_scramble else "")
         + "the output for one sample depends on the other samples of its batch, also at inference",
     )
+
+
+def _created(mixing: Mixing) -> tuple[Location, str] | None:
+    """The only line of the user's that makes such a module, and the statement with ``batch_first=True``."""
+    file = mixing.op.line.file if mixing.op.line is not None else ""
+    made = [(where, statement, call) for where, statement in statements(file) for call in nodes(ast.Call, statement)]
+    made = [(where, statement, call) for where, statement, call in made if called(call) in mixing.kinds]
+    if len(made) != 1:
+        return None
+    where, statement, call = made[0]
+    others = [keyword for keyword in call.keywords if keyword.arg != "batch_first"]
+    new = ast.Call(call.func, call.args, [*others, ast.keyword("batch_first", ast.Constant(value=True))])
+    return where, ast.unparse(exchanged(statement, lambda node: new if same(node, call) else None))
 
 
 def _shape_before_reduction(passed: list[RecordedOp]) -> tuple[int, ...]:
@@ -105,7 +128,17 @@ def _first_mixing(recorder: GraphRecorder, twins: SampleTwins, passed: list[Reco
     mixed = {op.index for op in mixing}
     first = [op for op in mixing if not any(parent.index in mixed for parent in op.parents)]
     mistaken = (op for op in first if op.grad_enabled and _is_mistaken(recorder, op))
-    return next((Mixing(op, is_scramble=False, samples_count=twins.samples_count) for op in mistaken), None)
+    return next(
+        (Mixing(op, is_scramble=False, samples_count=twins.samples_count, kinds=_kinds_around(recorder, op)) for op in mistaken), None
+    )
+
+
+def _kinds_around(recorder: GraphRecorder, op: RecordedOp) -> tuple[str, ...]:
+    roots = (root for call in recorder.root_calls.values() if (root := call.root()) is not None and id(root) == op.root)
+    parts = [part for root in roots for path, part in root.named_modules() if f"{op.module}.".startswith(f"{path}.")]
+    kinds = {type(part) for part in parts}
+    takes_option = (kind for kind in kinds if issubclass(kind, torch.nn.RNNBase) or "batch_first" in inspect.signature(kind).parameters)
+    return tuple(kind.__name__ for kind in takes_option)
 
 
 def _is_mistaken(recorder: GraphRecorder, op: RecordedOp) -> bool:
