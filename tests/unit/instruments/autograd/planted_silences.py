@@ -1111,6 +1111,21 @@ for x, y in [(torch.randn(6, 4), torch.randn(6)) for _ in range(3)]:
 
 _COPIES = (
     Case(
+        name="scores of a picture become rows without their channels",
+        kind="scrambled",
+        text="""\
+net = nn.Conv2d(3, 5, 3, padding=1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(2, 3, 6, 4), torch.randint(5, (2, 6, 4))) for _ in range(3)]:
+    scores = net(x)
+    loss = F.cross_entropy(scores.view(-1, 5), y.flatten())  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("scores.view(-1, 5)", "scores.permute(0, 2, 3, 1).reshape(-1, 5)"),),
+    ),
+    Case(
         name="the best state is none, as it is no copy",
         kind="shared_memory",
         text="""\

@@ -11,7 +11,7 @@ import torch
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.faults.accidental_broadcast import accidental_broadcast
-from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak_finding
+from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak_finding, scrambled_channels
 from torchdebug_magics.instruments.autograd.faults.left_out import (
     constant_gradients,
     missing_gradients,
@@ -39,7 +39,7 @@ from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 _ORDER: tuple[Kind, ...] = (
-    "stale_value", "wrong_backward", "broadcast", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step",
+    "stale_value", "wrong_backward", "broadcast", "scrambled", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step",
     "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch", "double_softmax", "never_zeroed",
     "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
 )  # fmt: skip
@@ -83,6 +83,7 @@ def _stale_values(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 def _batch_leaks(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     if (mixing := facts.watched.leak.mixing) is not None:
         yield leak_finding(mixing)
+    yield from scrambled_channels(facts.tape)
 
 
 def _own_functions(facts: TrainingFacts) -> Iterator[AutogradFinding]:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
+import operator
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
+from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.source_readings import finding
-from torchdebug_magics.instruments.autograd.tape import RecordedOp
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
 from torchdebug_magics.probing.source.edited_source import same, statements
 from torchdebug_magics.probing.source.syntax import called, exchanged, nodes, parsed
 from torchdebug_magics.report import Location
 
 _IMAGE_DIMENSIONS = 4
+_TABLE = 2
+_RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_copy"})
 _RESHAPE_CALL = re.compile(r"\.(?:view|reshape)\(((?:[^()]|\([^()]*\))*)\)")
 
 
@@ -85,6 +91,28 @@ def leak_finding(mixing: Mixing) -> AutogradFinding:
         explanation=("`view` and `reshape` do not transpose; " if mixing.is_scramble else "")
         + "the output for one sample depends on the other samples of its batch, also at inference",
     )
+
+
+def scrambled_channels(tape: Tape) -> Iterator[AutogradFinding]:
+    """``x.view(-1, C)`` of a picture [B, C, H, W]: rows as long as there are channels, each of which holds values of one or two of them."""
+    for op in tape.ops:
+        before, after = (op.reads[0].shape, op.makes[0].shape) if op.reads and op.makes else ((), ())
+        call = _RESHAPE_CALL.search(op.source) if op.name in _RESHAPES and op.is_forward else None
+        is_of_channels = len(before) > _TABLE == len(after) and 1 < before[1] == after[1] and before[0] > 1
+        if call is None or not is_of_channels or after[1] in itertools.accumulate(reversed(before), operator.mul):
+            continue
+        order = ", ".join(map(str, (0, *range(2, len(before)), 1)))
+        code = f"{op.source[: call.start()]}.permute({order}).reshape({call[1]}){op.source[call.end() :]}"
+        yield finding(
+            "scrambled",
+            f"`{op.name.strip('_')}` to {shape(after)} mixes positions and channels of {shape(before)}",
+            op.where,
+            f"`{code}`",
+            op=op.name.strip("_"),
+            module=op.module,
+            explanation="`view` and `reshape` do not transpose: they read the values in the order in which they lie in memory",
+        )
+        return
 
 
 def _created(mixing: Mixing) -> tuple[Location, str] | None:
