@@ -58,7 +58,7 @@ class WatchReport(Report):
     def location(self) -> Location | None:
         """Its line."""
         finding = self.main_finding()
-        return None if finding is None else finding.location or finding.fix_at
+        return None if finding is None else finding.fix_at or finding.location
 
     @property
     def verdict(self) -> str:

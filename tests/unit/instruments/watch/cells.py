@@ -119,6 +119,21 @@ after = {}
 changed = [not torch.equal(old, new) for old, new in zip(before, after)] if isinstance(before, list) else torch.equal(before, after)
 """
 CUBED = "F.mse_loss(Cube.apply(model(x) * 0.1), y)"
+HOOKED = """\
+class Seen:
+    def __init__(self, net):
+        self.kept = []
+        net[0].register_forward_hook(self.keep)
+    def keep(self, module, inputs, output):
+        self.kept.append(output.detach().clone())
+for step in range(30):
+    seen = Seen(model)  # here
+    loss = F.mse_loss(model(x.repeat(8, 1)), y.repeat(8, 1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    del seen
+"""
 OUTSIDE = """\
 for epoch in range(6):
     for part, goal in zip(x.split(4), y.split(4)):
@@ -258,6 +273,7 @@ FAULTS = {
     "bad_data": Cell(loop(MEAN, before="x = x.clone()\nx[3, 2] = float('nan')\n"), "nanhunt", raises=True),
     "overflow_of_exp": Cell(loop("(model(x) * 200).exp().mean()  # here"), "nanhunt", raises=True),
     "diverges": Cell(loop(MEAN, before=sgd(40) + LINEAR, steps=60), "nanhunt", raises=True),
+    "hooks_in_a_loop": Cell(HOOKED, "memtrace"),
     "step_outside_of_the_loop": Cell(OUTSIDE.format(""), "autograd"),
     "detached_term": Cell(ADVERSARIAL.format("made.detach()"), "autograd"),
     "noise_from_before_the_step": Cell(TWO_NETS, "nanhunt", raises=True),

@@ -85,13 +85,17 @@ def worst(
         empties="" if owner is None else owner.empties,
     )
     others = {leak.path.collection for leak in leaks if leak.path and leak.bytes_per_iteration >= LEAST_BYTES} - {path.collection}
+    anew = lines.hooked_anew() if path.through_hook else None
+    kept_at, how, edits = anew or (kept_at, fix(path, cause), ())
     return Growth(
         bytes_per_iteration=size_bytes,
         iterations_count=first.iterations_count,
         location=None if place is None else place.location,
         holder=str(path),
         variable=path.variable,
-        fix=fix(path, cause),
+        fix=how,
+        edits=edits,
+        fix_state="compiles" if edits else "advice",
         keeps_graph=keeps_graph,
         others=tuple(sorted(others)),
         kept_at=kept_at,
