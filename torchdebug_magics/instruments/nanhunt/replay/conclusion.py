@@ -108,6 +108,20 @@ def bad_outputs(replayed: Replayed) -> Sinks:
     return [(tensor, Sink("output")) for tensor in replayed.outputs if kind_of(tensor)]
 
 
+def born_beside(replayed: Replayed, outcome: Outcome) -> Sinks:
+    """What ops made NaN of finite values in the step, in the elements in which a tensor from before the step is NaN."""
+    if outcome.finding is None or outcome.finding.phase != "data":
+        return []
+    masks = [bad_mask(tensor, NAN) for tensor in outcome.bad.values()]
+    made = [op for op in replayed.observer.ops if op.is_bad and not op.backward and not op.late and not any(map(is_bad, op.inputs()))]
+    outputs = [output for op in made for output in op.outputs if any(_same_mask(bad_mask(output, NAN), mask) for mask in masks)]
+    return [(output, Sink("output")) for output in outputs[:1]]
+
+
+def _same_mask(mask: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return mask is not None and other is not None and mask.shape == other.shape and bool(mask.any()) and torch.equal(mask, other)
+
+
 def names_a_maker(finding: NanFinding | None) -> bool:
     """Whether it names an op that made the data bad. A number that was written into them is bad data."""
     return finding is not None and finding.op is not None and (finding.op, finding.diagnosis) not in _WRITTEN_DOWN
