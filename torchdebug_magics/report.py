@@ -71,9 +71,9 @@ it exists there. ``advice``: words."""
 
 Status: TypeAlias = Literal["good", "bad", "warn", "info"]
 """``good``: nothing is wrong, and the watch covered the cell to its end. ``info``: nothing was found, but not all could be seen."""
-Stage: TypeAlias = Literal["end", "fault", "symptom", "outcome"]
-"""``end``: the finding explains how the cell ended. ``fault``: the code does what raises no error. ``symptom``: the effect of a fault.
-``outcome``: it ended the cell, and has its cause in what went before."""
+Stage: TypeAlias = Literal["end", "fault", "remark", "symptom", "outcome"]
+"""``end``: the finding explains how the cell ended. ``fault``: the code does what raises no error. ``remark``: what is true of a model, but
+explains no end. ``symptom``: the effect of a fault. ``outcome``: it ended the cell, and has its cause in what went before."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torchdebug_magics.report import Finding, Location, Report, Stage, Status
 
 _CHAINS = (("autograd", "gradwatch", "nanhunt"), ("shapes",), ("memtrace",), ("hangwatch",))
 """In each chain, what an earlier instrument finds may be the cause of what a later one does."""
-_STAGES: tuple[Stage, ...] = ("end", "fault", "symptom", "outcome")
+_STAGES: tuple[Stage, ...] = ("end", "fault", "remark", "symptom", "outcome")
 _SOUND: Mapping[str, str] = {
     "nanhunt": "all values are finite", "autograd": "gradients arrive", "gradwatch": "updates look healthy",
     "memtrace": "no memory grows", "hangwatch": "no pause",
@@ -148,7 +148,8 @@ def _chain(reports: Mapping[str, Report]) -> list[str]:
     stages = {name: stage for name, report in reports.items() if (stage := _stage(report)) is not None}
     chains = [[name for name in chain if name in stages] for chain in _CHAINS]
     chain = min(filter(None, chains), key=lambda chain: min(_urgency(stages[name]) for name in chain), default=[])
-    return sorted(chain, key=lambda name: _STAGES.index(stages[name]))
+    ended = any(stages[name] == "outcome" for name in chain)
+    return sorted(chain, key=lambda name: len(_STAGES) if ended and stages[name] == "remark" else _STAGES.index(stages[name]))
 
 
 def _stage(report: Report) -> Stage | None:

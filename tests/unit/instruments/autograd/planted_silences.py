@@ -1111,6 +1111,22 @@ for x, y in [(torch.randn(6, 4), torch.randn(6)) for _ in range(3)]:
 
 _COPIES = (
     Case(
+        name="two layers without an activation",
+        kind="no_activation",
+        text="""\
+net = nn.Sequential(  #> location
+    nn.Linear(2, 8), nn.Linear(8, 1), nn.Sigmoid()
+)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(6, 2), torch.rand(6, 1)) for _ in range(3)]:
+    loss = F.binary_cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("nn.Linear(2, 8), nn", "nn.Linear(2, 8), nn.ReLU(), nn"),),
+    ),
+    Case(
         name="scores of a picture become rows without their channels",
         kind="scrambled",
         text="""\

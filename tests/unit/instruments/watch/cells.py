@@ -134,6 +134,18 @@ for step in range(30):
     optimizer.step()
     del seen
 """
+WEIGHTED = """\
+weights, first = torch.ones(2), None
+for step in range(6):
+    losses = torch.stack([F.mse_loss(model(x), y), F.relu(model(x) - 100).mean()])
+    first = losses.detach() if first is None else first
+    ratios = losses.detach() / first  # here
+    loss = (weights * losses).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    weights = ratios
+"""
 OUTSIDE = """\
 for epoch in range(6):
     for part, goal in zip(x.split(4), y.split(4)):
@@ -274,6 +286,7 @@ FAULTS = {
     "overflow_of_exp": Cell(loop("(model(x) * 200).exp().mean()  # here"), "nanhunt", raises=True),
     "diverges": Cell(loop(MEAN, before=sgd(40) + LINEAR, steps=60), "nanhunt", raises=True),
     "hooks_in_a_loop": Cell(HOOKED, "memtrace"),
+    "state_of_an_earlier_step": Cell(WEIGHTED, "nanhunt", raises=True),
     "step_outside_of_the_loop": Cell(OUTSIDE.format(""), "autograd"),
     "detached_term": Cell(ADVERSARIAL.format("made.detach()"), "autograd"),
     "noise_from_before_the_step": Cell(TWO_NETS, "nanhunt", raises=True),

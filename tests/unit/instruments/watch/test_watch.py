@@ -86,6 +86,7 @@ REPAIRED = {
         "/ torch.where(scores.max() - scores.min() == 0, 1.0, scores.max() - scores.min())",
     ),
     "detached_term": ("made.detach()", "made"),
+    "state_of_an_earlier_step": ("/ first", "/ first.clamp(min=1e-8)"),
     "best_state_without_a_copy": ("model.state_dict()", "{name: value.clone() for name, value in model.state_dict().items()}"),
     "compared_with_itself": ("weight.data", "weight.data.detach().clone()"),
     "history_of_one_memory": ("weight.data", "weight.data.detach().clone()"),

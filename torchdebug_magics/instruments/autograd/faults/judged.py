@@ -19,6 +19,7 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     stopped_gradients,
     wrong_tensors,
 )
+from torchdebug_magics.instruments.autograd.faults.linear_chain import linear_chains
 from torchdebug_magics.instruments.autograd.faults.own_functions import own_function_finding
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     comparison_finding,
@@ -41,7 +42,7 @@ from torchdebug_magics.report import Location
 _ORDER: tuple[Kind, ...] = (
     "stale_value", "wrong_backward", "broadcast", "scrambled", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step",
     "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch", "double_softmax", "never_zeroed",
-    "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
+    "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "no_activation",
 )  # fmt: skip
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
     "zeroed_before_step": frozenset({"grad_disabled", "stale_optimizer", "no_gradient"}),
@@ -410,5 +411,5 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _stale_values, accidental_broadcast, _own_functions, _shared_memory, nothing_reached, wrong_order, wrong_tensors, missing_gradients,
     stopped_gradients, constant_gradients, _batch_leaks, double_softmax, trained_in_eval_mode, evaluated_in_training_mode,
-    frozen_statistics, wasted_terms,
+    frozen_statistics, wasted_terms, linear_chains,
 )  # fmt: skip
