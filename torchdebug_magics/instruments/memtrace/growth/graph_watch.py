@@ -101,6 +101,8 @@ class GraphWatch:
             return 0
         rounds = _rounds(looks)
         pairs = [pair for one in rounds for pair in pairwise(one) if pair[0][1].is_whole]
+        # Of what is more than can be looked at, the number says nothing; that it grew up to there is known.
+        pairs = [pair for pair in pairs if pair[1][1].is_whole] or pairs
         # Most of it is of no use any more: a backward pass has let go what its nodes had saved.
         spent = [pair for pair in pairs if all(2 * len(history.used_up) > len(history.steps) for _, history in pair)]
         if any(len(later.used_up) >= FEWEST for _, (_, later) in spent):

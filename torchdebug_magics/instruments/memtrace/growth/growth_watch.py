@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -40,6 +41,7 @@ _FEWEST = 3
 """Runs from which one may speak of growth: a variable that is bound anew, and another that keeps its last value, hold two."""
 Run: TypeAlias = Mapping[str, tuple[int, int]]
 """(blocks, bytes) that a run has left with each holder."""
+_MAKES_CONSTANT = re.compile(r"= (?:torch\.)?(?:zeros|ones|tensor|empty|full)\(")
 _MOST_AGAIN = 24
 """Steps followed at once, to see what is kept only at times made."""
 _MORE_PATIENT = 8
@@ -327,7 +329,9 @@ class GrowthWatch:
         def line_of(path: HolderPath, history: History) -> Location | None:
             kept_at = self.lines.of(path, history.owner, adds_up=not history.is_collection)
             made, _ = (self._places.nodes.of(history.latest) if kept_at is None else None) or (None, "")
-            return kept_at if made is None else made.location
+            # A tensor that is written in place grows where that is done, and not where it was made and put into something.
+            is_new = kept_at is not None and _MAKES_CONSTANT.search(kept_at.source) is not None
+            return (self.lines.only_addition() if is_new else None) or (kept_at if made is None else made.location)
 
         return self.graphs.growth(self.steps, line_of)
 

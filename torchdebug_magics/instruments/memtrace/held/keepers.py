@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, adds_in_place, fix
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, category, size_of
 from torchdebug_magics.instruments.memtrace.trace import ACTIVATION, OTHER, PARAMETER, TEMPORARY, Holder, Undeleted
 from torchdebug_magics.memory.found import Holding, find_holders
@@ -207,6 +207,16 @@ class KeepingLines:
                 why = "each one registers hooks, which stay on the model"
                 return where, f"move `{ast.unparse(made)}` above the loop: {why}", source.merged(edits)
         return None
+
+    def only_addition(self) -> Location | None:
+        """The only statement that adds to a tensor in place: ``total.add_(loss)``."""
+        made = [
+            location(file, node.lineno, "<module>")
+            for file in self._files
+            for node in nodes(ast.Expr, tree_of(file))
+            if adds_in_place(ast.unparse(node))
+        ]
+        return made[0] if len(made) == 1 else None
 
     def in_function(self, name: str) -> Location | None:
         """Where a function of that name makes an attribute of its object larger."""

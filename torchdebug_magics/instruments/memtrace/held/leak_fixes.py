@@ -148,7 +148,7 @@ def rewritten(source: str, cure: str, entry: str = "") -> str:
                 adds[0].args = [_cured(adds[0].args[0], cure)]
             else:
                 statement.value = _cured(statement.value, cure)
-        case ast.Expr(value=ast.Call(args=[value], keywords=[]) as call) as statement if method(call) in _ADDS:
+        case ast.Expr(value=ast.Call(args=[value], keywords=[]) as call) as statement if method(call) in _ADDS or adds_in_place(source):
             cured = _with_entry(value, cure, entry) if entry else _cured(value, cure) if isinstance(value, _SIMPLE) else None
             if cured is None:
                 return ""
@@ -157,6 +157,14 @@ def rewritten(source: str, cure: str, entry: str = "") -> str:
             return ""
     code = ast.unparse(statement)
     return "" if f"{cure}{cure}" in code else code
+
+
+def adds_in_place(source: str) -> bool:
+    """Whether the line is a call such as ``total.add_(loss)``."""
+    match _statement(source):
+        case ast.Expr(ast.Call(args=[_], keywords=[]) as call):
+            return method(call) in {"add_", "sub_"}
+    return False
 
 
 def _sets_owner(source: str, path: HolderPath) -> bool:
