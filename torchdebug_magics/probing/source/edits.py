@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise, product, takewhile
 from typing import Any, TypeVar
 
 from torchdebug_magics.probing.source.edited_source import HEADS, SIMPLE, Source, cells, parse_with, running_cell, same
@@ -63,10 +63,15 @@ def _edits_of(finding: Finding) -> tuple[Edit, ...]:
     if where is None or tree is None:
         return ()
     source = Source(where, tree)
-    was_tried = finding.fix_state == "verified"
+    was_tried, codes = finding.fix_state == "verified", _codes(finding.fix)
+    together = 1 + sum(1 for _ in takewhile(lambda code: code[1] == " and ", codes[1:]))  # a part of a fix is none
     for way in (_blocks, _moves, _expressions, _insertions, _statements, _running_calls if was_tried else _copies):
         edits = source.merged(way(finding.fix, source))
-        if edits and all(parse_with([edit for edit in edits if edit.file == file]) for file in {edit.file for edit in edits}):
+        if (
+            len(edits) >= together
+            and edits
+            and all(parse_with([edit for edit in edits if edit.file == file]) for file in {edit.file for edit in edits})
+        ):
             return edits
     return ()
 

@@ -349,8 +349,8 @@ def frozen_statistics(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             for path, part in parts.items()
             if (writer := next((written[key] for one in part._buffers.values() if (key := facts.tape.numbers.of(one)) in written), None))
         }
-        if moving:
-            yield _moving_statistics(root, parts, moving)
+        if moving and (fault := _moving_statistics(root, parts, moving)) is not None:
+            yield fault
 
 
 def _is_frozen(part: torch.nn.Module) -> bool:
@@ -358,10 +358,14 @@ def _is_frozen(part: torch.nn.Module) -> bool:
     return bool(own) and not any(parameter.requires_grad for parameter in own)
 
 
-def _moving_statistics(root: torch.nn.Module, parts: Mapping[str, torch.nn.Module], moving: Mapping[str, RecordedOp]) -> AutogradFinding:
+def _moving_statistics(
+    root: torch.nn.Module, parts: Mapping[str, torch.nn.Module], moving: Mapping[str, RecordedOp]
+) -> AutogradFinding | None:
     """`moving` holds, by path, the op that has updated the statistics of a part."""
     where = _call_line(next(iter(moving.values())))
     calls = [(at, call) for at, call in edited_source.calls("" if where is None else where.file) if isinstance(call.func, ast.Attribute)]
+    if not any(method(call) == "eval" for _, call in calls):
+        return None  # who has called eval() on a part wants its statistics kept; others may want them to follow the data
     trains = next(((at, call) for at, call in calls if method(call) == "train" and not call.args), None)
     name = variable_of(root) or "model"
     if trains is not None and isinstance(trains[1].func, ast.Attribute):
@@ -386,7 +390,6 @@ def _moving_statistics(root: torch.nn.Module, parts: Mapping[str, torch.nn.Modul
         module=next(iter(moving)),
         parameters=tuple(moving),
         explanation="`requires_grad=False` keeps the parameters; in training mode, each forward changes the running mean and variance",
-        is_hint=not any(method(call) == "eval" for _, call in calls),  # who has called eval() on it wants them kept
     )
 
 

@@ -23,8 +23,8 @@ def linear_chains(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     updated = {facts.tape.numbers.of(parameter) for key, parameter in facts.parameters.items() if key in facts.updated}
     for op in facts.tape.ops:
         first = _linear_before(op) if _is_linear(op) else None
-        if first is None or first.module == op.module or first.root != op.root:
-            continue
+        if first is None or first.module == op.module or first.root != op.root or _parent(first) != _parent(op):
+            continue  # what is projected further in another part, as queries and keys are, meets an activation there
         width, inputs = first.makes[0].shape[-1], max((use.shape[-1] for use in first.reads if use.memory not in updated), default=0)
         trains = all(any(use.memory in updated for use in each.reads) for each in (first, op))
         if not trains or not 0 < inputs <= width:
@@ -41,6 +41,10 @@ def linear_chains(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             is_hint=True,
         )
         return
+
+
+def _parent(op: RecordedOp) -> str:
+    return (op.module or "").rpartition(".")[0]
 
 
 def _is_linear(op: RecordedOp) -> bool:

@@ -45,7 +45,7 @@ def _wasted(root: RecordedOp, updated: frozenset[int]) -> tuple[RecordedOp, Reco
     reached = {id(term): _leaves(term) for term in terms}
     if len(terms) < 2 or not any(updated & leaves for leaves in reached.values()):  # noqa: PLR2004 - a sum
         return None
-    for term in (term for term in terms if reached[id(term)] and not updated & reached[id(term)]):
+    for term in (term for term in terms if not updated & reached[id(term)]):
         for op in _upstream(term, lambda _use, maker: not (maker.in_backward or maker.in_optimizer)):
             is_cut = op.name == "detach" and "detach" in op.source and any(use.requires_grad for use in op.reads)
             if is_cut and any(updated & _leaves(maker) for maker in op.parents):
@@ -58,7 +58,7 @@ def _terms(root: RecordedOp) -> Iterator[RecordedOp]:
     todo = [root]
     while todo:
         op = todo.pop()
-        parts = [maker for use, maker in op.sources if use.requires_grad]
+        parts = [maker for _, maker in op.sources]
         is_sum = op.name in _SUMS and op.makes and not op.makes[0].shape
         if is_sum and parts and (len(parts) == 1 or op.name not in {"mul", "div"}):
             todo += parts
@@ -102,5 +102,5 @@ def _wasted_finding(term: RecordedOp, cut: RecordedOp) -> AutogradFinding:
         module=cut.module,
         tensor=name,
         saved_at=term.where,
-        explanation="its gradient reaches only parameters that no optimizer updates before the next backward pass",
+        explanation="its gradient reaches no parameter that an optimizer updates before the next backward pass",
     )
