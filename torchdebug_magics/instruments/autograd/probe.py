@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
-from torchdebug_magics.instruments.autograd.faults.judged import silent_faults, worst_first
+from torchdebug_magics.instruments.autograd.faults.judged import LASTING, silent_faults, worst_first
 from torchdebug_magics.instruments.autograd.faults.watched import WatchedTraining
 from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, LiveAutograd, verdict
@@ -125,7 +125,7 @@ class AutogradProbe:
         with _disable_current_modes():
             found = self._guard.run("the look for silent faults", silent_faults, self._watched) or []
         if self._watched.optimizers() or not self._course.steps:
-            self._silent = found
+            self._silent = [*found, *(one for one in self._silent if one.kind in LASTING)]
         else:  # of models and optimizers that are gone, the last look at them holds
             self._silent += [one for one in found if one.kind not in {"no_gradient", "not_in_optimizer", "stale_optimizer"}]
 

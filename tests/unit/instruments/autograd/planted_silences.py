@@ -1111,6 +1111,26 @@ for x, y in [(torch.randn(6, 4), torch.randn(6)) for _ in range(3)]:
 
 _COPIES = (
     Case(
+        name="a penalty is detached, in each of several trainings",
+        kind="wasted_term",
+        text="""\
+def train(weight):
+    net = nn.Linear(4, 1)
+    opt = torch.optim.Adam(net.parameters(), lr=0.1)
+    for x, y in [(torch.randn(6, 4), torch.randn(6, 1)) for _ in range(150)]:
+        out = net(x)
+        size = out.detach()  #> location
+        loss = F.mse_loss(out, y) + weight * size.pow(2).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+for weight in (0.1, 1.0, 10.0):
+    train(weight)
+""",
+        edits=(("out.detach()", "out"),),
+    ),
+    Case(
         name="two layers without an activation",
         kind="no_activation",
         text="""\

@@ -40,10 +40,14 @@ from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 _ORDER: tuple[Kind, ...] = (
-    "stale_value", "wrong_backward", "broadcast", "scrambled", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step",
-    "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch", "double_softmax", "never_zeroed",
-    "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "no_activation",
+    "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "grad_disabled", "stale_optimizer", "no_gradient",
+    "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch",
+    "double_softmax", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "no_activation",
 )  # fmt: skip
+LASTING: frozenset[Kind] = frozenset(
+    {"stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch", "double_softmax"}
+)
+"""What a step has shown, and no later one can undo; what others show is that something is missing, and may come."""
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
     "zeroed_before_step": frozenset({"grad_disabled", "stale_optimizer", "no_gradient"}),
     "stepped_without_backward": frozenset({"grad_disabled", "stale_optimizer", "no_gradient"}),

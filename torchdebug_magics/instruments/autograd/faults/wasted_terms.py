@@ -94,7 +94,7 @@ def _wasted_finding(term: RecordedOp, cut: RecordedOp) -> AutogradFinding:
     named: Iterable[ast.expr] = targets_of(statement_at(term.where))
     name = next((ast.unparse(target) for target in named if isinstance(target, ast.Name)), None)
     return finding(
-        "no_gradient",
+        "wasted_term",
         f"{f'`{name}`' if name else 'a term of the loss'} trains nothing: `detach` cuts it off from what the next step updates",
         cut.where,
         f"`{ast.unparse(exchanged(statement, attached))}`" if statement is not None else "remove `.detach()`",
