@@ -12,7 +12,7 @@ from tests import selection
 if TYPE_CHECKING:
     from pathlib import Path
 
-NANHUNT = [f"tests/unit/instruments/nanhunt/test_cases.py::test_the_finding[{number}]" for number in range(100)]
+NANHUNT = [f"tests/unit/instruments/nanhunt/test_cases.py::test_the_finding[{number}]" for number in range(selection.MOST_TOUCHED)]
 SHAPES = [f"tests/unit/instruments/shapes/test_engine.py::test_every_form[{number}]" for number in range(200)]
 NEW = [f"tests/unit/instruments/shapes/test_engine.py::test_every_form[new {number}]" for number in range(20)]
 ALONE = "tests/unit/test_session.py::test_a_session_runs_once"
