@@ -76,11 +76,7 @@ class Held:
 
 
 def find_holders(
-    wanted: Collection[int],
-    *,
-    extra_roots: Iterable[tuple[str, object]] = (),
-    first: Collection[str] = (),
-    most_visits: int = 300_000,
+    wanted: Collection[int], *, extra_roots: Iterable[tuple[str, object]] = (), first: Collection[str] = (), most_visits: int = 300_000
 ) -> Held:
     """Who holds the storages with these `_cdata`.
 

@@ -28,11 +28,7 @@ _TABLES: tuple[tuple[object, str], ...] = (
 )
 _ON_ALL: tuple[tuple[dict[int, Any], ...], ...] = (
     (torch_module._global_forward_pre_hooks,),
-    (
-        torch_module._global_forward_hooks,
-        torch_module._global_forward_hooks_with_kwargs,
-        torch_module._global_forward_hooks_always_called,
-    ),
+    (torch_module._global_forward_hooks, torch_module._global_forward_hooks_with_kwargs, torch_module._global_forward_hooks_always_called),
 )
 """The hooks on the calls of all modules, and the flags of each."""
 _ON_BIRTHS = tuple(getattr(torch_module, f"_global_{part}_registration_hooks") for part in ("module", "parameter", "buffer"))

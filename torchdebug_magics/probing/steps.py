@@ -114,9 +114,7 @@ class ParameterFacts:
 
 
 def facts_of(
-    parameters: Mapping[str, torch.Tensor],
-    optimizers: Sequence[torch.optim.Optimizer],
-    gradients: Mapping[int, torch.Tensor] | None = None,
+    parameters: Mapping[str, torch.Tensor], optimizers: Sequence[torch.optim.Optimizer], gradients: Mapping[int, torch.Tensor] | None = None
 ) -> dict[str, ParameterFacts]:
     """The facts of each parameter, by name; `gradients` are those of an earlier moment, by the id of the parameter."""
     groups = {id(one): group for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}

@@ -148,12 +148,7 @@ class _FunctionContext(CellContext):
 
 
 def verify(
-    function: Callable[[], object],
-    *,
-    seed: int = 42,
-    strict: bool = False,
-    keep_rng: bool = False,
-    anyway: bool = False,
+    function: Callable[[], object], *, seed: int = 42, strict: bool = False, keep_rng: bool = False, anyway: bool = False
 ) -> DeterministicReport:
     """Call `function`, without arguments, twice from the same start; what it raises is raised. Afterwards all is as after one call.
 

@@ -57,10 +57,7 @@ class MarkReport(Report):
         mark, before = self.mark, self.before
         is_old = before is not None and before.device == mark.device and not mark.max_is_new
         same_limit = before is not None and before.limit == mark.limit
-        notes = {
-            "Max_MA": " (older than the last mark)" if is_old else "",
-            "limit used": f" of {byte_size(mark.limit_bytes or 0)}",
-        }
+        notes = {"Max_MA": " (older than the last mark)" if is_old else "", "limit used": f" of {byte_size(mark.limit_bytes or 0)}"}
         cells = []
         for title, size in SIZES.items():
             now, earlier = size(mark), None if before is None or title.startswith("Max_") else size(before)

@@ -344,11 +344,7 @@ def compared(report: NanReport) -> Compared:
     is_traced = finding.op is not None or finding.diagnosis is not None
     stage = _STAGES.index(finding.phase) + (0 if is_traced else len(_STAGES))
     return Compared(
-        worked=worked,
-        found_at=(finding.step, stage),
-        is_received=is_received,
-        found_backward=finding.backward,
-        sum=finding.averaging,
+        worked=worked, found_at=(finding.step, stage), is_received=is_received, found_backward=finding.backward, sum=finding.averaging
     )
 
 

@@ -77,10 +77,7 @@ def _found(finding: NanFinding, report: NanReport) -> tuple[Block, ...]:
         *(history if is_telling else ()),
         *_notes(report),
         *_path(finding),
-        Fold(
-            f"Details: elements, {step}how it was found",
-            (Facts(further_rows(finding, report)),),
-        ),
+        Fold(f"Details: elements, {step}how it was found", (Facts(further_rows(finding, report)),)),
         *_others(report.findings[1:]),
         *(() if is_telling or not history else [Fold("History: largest magnitude in each backward pass", history)]),
         *_layers(report),
@@ -139,10 +136,7 @@ def _others(findings: tuple[NanFinding, ...]) -> tuple[Fold, ...]:
 def _notes(report: NanReport) -> tuple[Note, ...]:
     skipped = overflow(report)
     why = "scaled gradients overflowed, so the scaler lowered its scale and left the weights unchanged"
-    return (
-        *([Note(f"{skipped}: {why}. This is expected.")] if skipped else []),
-        *(Note(problem, "warn") for problem in report.problems),
-    )
+    return (*([Note(f"{skipped}: {why}. This is expected.")] if skipped else []), *(Note(problem, "warn") for problem in report.problems))
 
 
 def _grew(report: NanReport) -> bool:

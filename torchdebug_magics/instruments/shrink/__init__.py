@@ -22,11 +22,7 @@ a small one is generated.
 The removed layers stay in memory for `--undo`. A model on `meta` is shrunk before its weights exist: `--device cuda` then creates the
 remaining weights and initializes them as the model does.""",
     options=(
-        Option(
-            "--layers",
-            "layers to keep in each stack (2), and at least one of each kind",
-            {"type": int, "default": 2, "metavar": "N"},
-        ),
+        Option("--layers", "layers to keep in each stack (2), and at least one of each kind", {"type": int, "default": 2, "metavar": "N"}),
         Option(
             "--skip-attention",
             "run attention in the last layer of each stack only; the others return a tensor of its shape",

@@ -344,13 +344,7 @@ def _is_marked(tensor: torch.Tensor) -> bool:
 
 
 def examine(
-    context: CellContext,
-    model: nn.Module,
-    *args: Any,
-    layers: int = 2,
-    skip_attention: bool = False,
-    undo: bool = False,
-    device: str = "",
+    context: CellContext, model: nn.Module, *args: Any, layers: int = 2, skip_attention: bool = False, undo: bool = False, device: str = ""
 ) -> ShrinkReport:
     """Shrink a live model in place, proven by a forward; with `undo`, restore all layers.
 

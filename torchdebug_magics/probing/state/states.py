@@ -12,17 +12,7 @@ import sys
 from array import array as flat_array
 from collections.abc import Callable
 from queue import LifoQueue, PriorityQueue, Queue
-from types import (
-    BuiltinFunctionType,
-    BuiltinMethodType,
-    CellType,
-    CodeType,
-    FrameType,
-    FunctionType,
-    MethodType,
-    ModuleType,
-    TracebackType,
-)
+from types import BuiltinFunctionType, BuiltinMethodType, CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any
 
 import torch

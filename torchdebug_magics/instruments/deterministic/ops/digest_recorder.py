@@ -17,16 +17,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from torchdebug_magics.instruments.deterministic.fingerprint import OVERWRITTEN, RECORD, Fingerprint, Update
-from torchdebug_magics.instruments.deterministic.ops.op_recording import (
-    Empty,
-    Op,
-    Plan,
-    Recording,
-    Seen,
-    plan_of,
-    tensors,
-    view_of,
-)
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Empty, Op, Plan, Recording, Seen, plan_of, tensors, view_of
 from torchdebug_magics.probing import dispatch
 from torchdebug_magics.probing.compiler import away_from_the_compiler
 from torchdebug_magics.probing.hooks import Hooks

@@ -144,14 +144,7 @@ class _Room:
 
 
 def _event(action: str, address: int, block: Block) -> dict[str, Any]:
-    return {
-        "action": action,
-        "addr": address,
-        "size": block.bytes,
-        "stream": 0,
-        "frames": _frames(block),
-        "category": _category(block),
-    }
+    return {"action": action, "addr": address, "size": block.bytes, "stream": 0, "frames": _frames(block), "category": _category(block)}
 
 
 def _frames(block: Block) -> list[dict[str, Any]]:

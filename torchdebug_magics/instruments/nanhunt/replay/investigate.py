@@ -203,14 +203,7 @@ class Investigator:
         return self._with_fix(outcome, inquiry, again, bad)
 
     def _with_fix(
-        self,
-        outcome: Outcome,
-        inquiry: Inquiry,
-        again: Again,
-        bad: Bad,
-        *,
-        only_births: bool = False,
-        what: str = "the bad step",
+        self, outcome: Outcome, inquiry: Inquiry, again: Again, bad: Bad, *, only_births: bool = False, what: str = "the bad step"
     ) -> Outcome:
         """With code for its fix, where some was found that ends the fault."""
         finding, evidence = outcome.finding, outcome.evidence

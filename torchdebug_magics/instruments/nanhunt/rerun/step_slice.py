@@ -13,25 +13,9 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, refuse
-from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import (
-    Batches,
-    Drawn,
-    drawn_by,
-    draws,
-    makers,
-    runnable,
-    written_into,
-)
+from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Batches, Drawn, drawn_by, draws, makers, runnable, written_into
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Step
-from torchdebug_magics.probing.source.syntax import (
-    SIMPLE,
-    bound_names,
-    lists_around,
-    names_in,
-    read_before_bound,
-    span_as_written,
-    tree_of,
-)
+from torchdebug_magics.probing.source.syntax import SIMPLE, bound_names, lists_around, names_in, read_before_bound, span_as_written, tree_of
 from torchdebug_magics.probing.source.user_code import adopt_timed, local_values, location, owner
 from torchdebug_magics.report import Location
 
