@@ -224,7 +224,7 @@ class GraphRecorder(OpRecorder[_Running]):
         )
         places = [(use.memory, use.span, use.shape) for use in op.reads[:2]]
         if len(places) > 1 and places[0] == places[1] and op.reads[0].memory:
-            self._book_comparison(op, func, (args, kwargs), frame)
+            self._book_comparison(op, (args, kwargs), frame)
         before = self.tape.ops[-1] if self.tape.ops and op.grad_enabled else None
         self.tape.nodes.add(op, before if before is not None and before.writes else None)
         if not op.in_backward and not op.in_optimizer:
@@ -237,11 +237,11 @@ class GraphRecorder(OpRecorder[_Running]):
                 self.root_calls[key] = RootCall.of(call.root, op)
         return op, [weakref.ref(one) for one in written]
 
-    def _book_comparison(self, op: RecordedOp, func: Any, given: tuple[Any, Any], frame: FrameType | None) -> None:
+    def _book_comparison(self, op: RecordedOp, given: tuple[Any, Any], frame: FrameType | None) -> None:
         """An op is given one memory twice, outside of backward passes and updates."""
         key = (op.line, op.name)
         if frame is not None and key not in self.comparisons and not op.writes and not op.in_backward and not op.in_optimizer:
-            names = names_compared(op, func, given, frame)
+            names = names_compared(op, given, frame)
             self.comparisons[key] = Comparison(op, names) if names else None
 
     def _keep_silently_written(self, func: Any, written: list[torch.Tensor]) -> None:

@@ -91,10 +91,11 @@ class WatchProbe:
 
     def _ended(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         self._error = error
-        self._end.enter_context(one_moment())
 
     def _leave(self, name: str) -> None:
         error = self._error
+        if name != "nanhunt":  # which may run statements of the user's again, and is the first to leave
+            self._end.enter_context(one_moment())
         try:
             self._runs(name, "could not end", self._sessions[name].__exit__, error and type(error), error, error and error.__traceback__)
         except TorchDebugError as found_at_the_end:

@@ -343,23 +343,31 @@ def trained_in_eval_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 def frozen_statistics(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A part of a model that is frozen, while the rest trains, and whose statistics are updated in each forward all the same."""
-    written = {use.memory: op for op in reversed(facts.tape.ops) if op.root and not op.in_backward for use in op.writes}
+    ops = [op for op in facts.tape.ops if op.root and op.grad_enabled and not op.in_backward]
+    written = {use.memory: op for op in reversed(ops) for use in op.writes}
     for root in facts.roots:
         if facts.updated.isdisjoint(map(id, root.parameters())):
             continue
-        parts = {path: part for path, part in root.named_modules() if path and _is_frozen(part)}
+        parts = {path: part for path, part in root.named_modules() if path and _is_frozen(part, facts)}
         moving = {
             path: writer
             for path, part in parts.items()
-            if (writer := next((written[key] for one in part._buffers.values() if (key := facts.tape.numbers.of(one)) in written), None))
+            if isinstance(part, torch.nn.modules.batchnorm._NormBase)
+            and (
+                writer := next(
+                    (written[key] for one in part._buffers.values() if one is not None and (key := facts.tape.numbers.of(one)) in written),
+                    None,
+                )
+            )
         }
         if moving and (fault := _moving_statistics(root, parts, moving)) is not None:
             yield fault
 
 
-def _is_frozen(part: torch.nn.Module) -> bool:
+def _is_frozen(part: torch.nn.Module, facts: TrainingFacts) -> bool:
+    """Whether no gradient and no code of the user's changes its parameters, as it does those of a moving average."""
     own = list(part.parameters())
-    return bool(own) and not any(parameter.requires_grad for parameter in own)
+    return bool(own) and not any(parameter.requires_grad or facts.is_written_by_hand(parameter) for parameter in own)
 
 
 def _moving_statistics(
@@ -368,18 +376,19 @@ def _moving_statistics(
     """`moving` holds, by path, the op that has updated the statistics of a part."""
     where = _call_line(next(iter(moving.values())))
     calls = [(at, call) for at, call in edited_source.calls("" if where is None else where.file) if isinstance(call.func, ast.Attribute)]
-    if not any(method(call) == "eval" for _, call in calls):
-        return None  # who has called eval() on a part wants its statistics kept; others may want them to follow the data
     trains = next(((at, call) for at, call in calls if method(call) == "train" and not call.args), None)
     name = variable_of(root) or "model"
     if trains is not None and isinstance(trains[1].func, ast.Attribute):
         where, name = trains[0], ast.unparse(trains[1].func.value)
+    evaluated = {ast.unparse(call.func.value) for _, call in calls if method(call) == "eval" and isinstance(call.func, ast.Attribute)}
+    if not evaluated - {name, variable_of(root)}:
+        return None  # who has called eval() on a part wants its statistics kept; others may want them to follow the data
     tops = [path for path in parts if path.rpartition(".")[0] not in parts]
     around = {next(top for top in tops if f"{path}.".startswith(f"{top}.")) for path in moving}
     kind = type(parts[next(iter(moving))])
     code = f"{name}.{next(iter(around))}.eval()"
     if len(around) > 1 or "".join(around).rpartition(".")[2].isdigit():
-        of_kind = f"isinstance(part, torch.nn.{kind.__name__}) and not part.weight.requires_grad"
+        of_kind = f"isinstance(part, torch.nn.{kind.__name__}) and not any(one.requires_grad for one in part.parameters())"
         code = f"{name}.apply(lambda part: part.eval() if {of_kind} else part)"
     tree = tree_of(where.file) if trains is not None and where is not None else None
     source = Source(where, tree) if where is not None and tree is not None else None

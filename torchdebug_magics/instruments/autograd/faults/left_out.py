@@ -29,11 +29,12 @@ from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.edited_source import made_later
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import called, exchanged, names_in, targets_of
+from torchdebug_magics.probing.source.syntax import called, exchanged, names_in, nodes, targets_of
 from torchdebug_magics.report import Location
 
 WHY_HIDDEN = "`parameters()` returns only what is an `nn.Parameter`, and does not search plain lists and dicts"
 _CONTAINERS = (list, tuple, dict)
+_FILLED = frozenset({"randn", "rand", "zeros", "ones", "empty", "full", "Tensor", "FloatTensor"})
 _EMPTY = ("[]", "()", "{}", "list()", "dict()")
 _DEEPEST = 3
 _MOST_OPS = 20_000
@@ -53,9 +54,11 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     forgotten = facts.not_updated(facts.parameters)
     updated = {id(tensor) for optimizer in facts.optimizers for tensor in tensors_of(optimizer)}
     trained = [root for root in facts.roots if any(id(parameter) in updated for parameter in root.parameters())]
-    hidden = [
-        parameter for root in trained for parameter in hidden_parameters(root) if id(parameter.parameter) in facts.reached - facts.held
-    ]
+    read = {use.memory for op in facts.tape.ops if op.is_forward for use in op.reads}
+    wanted = (one for root in trained for one in hidden_parameters(root) if id(one.parameter) in facts.reached - facts.held)
+    # What is changed by hand, or by a rule of the user's that reads its gradient, as an attack, needs no optimizer.
+    by_hand = (one for one in wanted if not facts.is_written_by_hand(one.parameter))
+    hidden = [one for one in by_hand if one.parameter.grad is None or facts.tape.numbers.of(one.parameter.grad) not in read]
     if hidden:
         where = attribute_line(hidden[0].owner, hidden[0].attribute)
         yield _not_updated(tuple(one.name for one in hidden), where, registering(hidden), WHY_HIDDEN)
@@ -173,11 +176,17 @@ def hidden_parameters(root: torch.nn.Module) -> Iterator[Hidden]:
     """Of a model and of the modules in it."""
     for path, module in root.named_modules():
         for attribute, value in list(vars(module).items()):
-            if isinstance(value, torch.Tensor) and value.requires_grad and is_graph_leaf(value):
+            if isinstance(value, torch.Tensor) and value.requires_grad and is_graph_leaf(value) and _begins_as_weight(module, attribute):
                 yield Hidden(f"{path}.{attribute}".lstrip("."), value, module, attribute)
             elif not attribute.startswith("_") and type(value) in _CONTAINERS:
                 inside = _parameters_in(value, f"{path}.{attribute}".lstrip("."))
                 yield from (Hidden(name, parameter, module, attribute) for name, parameter in inside)
+
+
+def _begins_as_weight(module: torch.nn.Module, attribute: str) -> bool:
+    """Whether ``__init__`` fills the tensor as one fills a weight: with random numbers, or a constant; others may hold points or inputs."""
+    statement = statement_at(attribute_line(module, attribute))
+    return statement is not None and any(called(call) in _FILLED for call in nodes(ast.Call, statement))
 
 
 def registering(hidden: Iterable[Hidden]) -> str:

@@ -24,8 +24,6 @@ class WrongBackward(NamedTuple):
     """What a backward returned."""
 
     function: type
-    is_nothing: bool
-    """Whether it returned no gradient at all."""
     is_factor: bool
     """Whether what it returned and what it was given have one shape."""
 
@@ -45,10 +43,10 @@ class OwnFunctions:
         if function is None or function in self._met:
             return
         self._met.add(function)
-        code = inspect.unwrap(function.backward).__code__
+        code = getattr(inspect.unwrap(function.backward), "__code__", None)
         while frame is not None and frame.f_code is not code:
             frame = frame.f_back
-        if frame is None or not is_user_code(code):
+        if frame is None or code is None or not is_user_code(code):
             return
         # A hook on a node that runs already is given no gradients; before its first op the function still has them all.
         arguments = code.co_varnames[1 : code.co_argcount + bool(code.co_flags & inspect.CO_VARARGS)]
@@ -74,14 +72,17 @@ class OwnFunctions:
         with _disable_current_modes(), torch.no_grad():
             if not incoming or all(bool((one == one.flatten()[:1]).all()) for one in incoming if one.numel()):
                 return  # as at the end of a graph, where it is 1
-        is_independent = bool(gradients) and not _depends(tape, gradients, {tape.numbers.of(one) for one in incoming}, first)
-        if is_independent or not gradients:
+        if gradients and not _depends(tape, gradients, {tape.numbers.of(one) for one in incoming}, first):
             is_factor = any(gradient.shape == one.shape for gradient in gradients for one in incoming)
-            self.wrong.append(WrongBackward(function, not gradients, is_factor))
+            self.wrong.append(WrongBackward(function, is_factor))
 
 
 def _depends(tape: Tape, gradients: Iterable[torch.Tensor], incoming: set[int], first: int) -> bool:
-    """Whether the gradients were computed from those that came in, or may have been: where no op is seen to have made one."""
+    """Whether the gradients were computed from those that came in, or may have been.
+
+    That is where no op is seen to have made one, and where one lies in memory that was only allocated or set to a constant: what fills
+    that may be a kernel that no dispatcher sees.
+    """
     todo, seen = [], set[int]()
     for gradient in gradients:
         maker = tape.origin(id(gradient))
@@ -93,7 +94,8 @@ def _depends(tape: Tape, gradients: Iterable[torch.Tensor], incoming: set[int], 
         if op.index in seen:
             continue
         seen.add(op.index)
-        if any(use.memory in incoming or not use.memory for use in op.reads) or op.unknown:
+        is_filled_unseen = not op.reads or op.name.startswith(("empty", "new_", "zeros", "ones", "full"))
+        if is_filled_unseen or op.unknown or any(use.memory in incoming or not use.memory for use in op.reads):
             return True
         todo += [maker for maker in op.parents if maker.index >= first]
     return False
@@ -107,19 +109,15 @@ def own_function_finding(wrong: WrongBackward) -> AutogradFinding:
     given = list(inspect.signature(backward).parameters)[1:2]
     line = returns[-1].lineno if returns else code.co_firstlineno
     where, name = location(code.co_filename, line, code.co_name), given[0] if given else "grad_output"
-    if wrong.is_nothing:
-        headline, fix = f"`{function.__name__}.backward` returns no gradient", f"return the gradient of each input, times `{name}`"
-    else:
-        headline, fix = f"`{function.__name__}.backward` ignores `{name}`", f"multiply what it returns by `{name}`"
-        value = returns[-1].value if len(returns) == 1 else None
-        if wrong.is_factor and value is not None and not isinstance(value, ast.Tuple):
-            fix = f"`return {ast.unparse(ast.BinOp(ast.Name(name), ast.Mult(), expression(as_atom(value))))}`"
+    value, fix = returns[-1].value if len(returns) == 1 else None, f"multiply what it returns by `{name}`"
+    if wrong.is_factor and value is not None and not isinstance(value, ast.Tuple):
+        fix = f"`return {ast.unparse(ast.BinOp(ast.Name(name), ast.Mult(), expression(as_atom(value))))}`"
     return finding(
         "wrong_backward",
-        headline,
+        f"`{function.__name__}.backward` ignores `{name}`",
         where,
         fix,
         tensor=name,
         explanation="by the chain rule, the gradient of an input is that of the output times the derivative; "
-        + ("no parameter before it is trained" if wrong.is_nothing else "what comes after the function does not influence what is trained"),
+        "what comes after the function does not influence what is trained",
     )

@@ -6,14 +6,12 @@ import ast
 import copy
 import sys
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import assigned_at, finding, statement_at
@@ -22,7 +20,19 @@ from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
 from torchdebug_magics.probing.source.edited_source import Source, statements
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import as_atom, called, exchanged, expression, method, nodes, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import (
+    FUNCTIONS,
+    LOOPS,
+    as_atom,
+    called,
+    enclosing,
+    exchanged,
+    expression,
+    method,
+    nodes,
+    targets_of,
+    tree_of,
+)
 from torchdebug_magics.probing.source.user_code import local_values
 from torchdebug_magics.probing.state.attributes import attributes_of
 from torchdebug_magics.probing.state.contents import memory_of
@@ -30,6 +40,8 @@ from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Edit, Location
 
 _MOST_STATES = 64
+_CONSTANT = frozenset({"sub", "rsub", "eq", "ne", "equal", "isclose", "allclose", "mse_loss", "l1_loss", "dist"})
+"""What gives the same for any tensor and itself."""
 _FEWEST_ENTRIES = 3
 _CHANGES = frozenset({"append", "clear", "extend", "insert", "pop", "update", "add", "remove", "sort", "fill"})
 _COPIED_STATE = "{{name: value.clone() for name, value in {}.items()}}"
@@ -38,13 +50,15 @@ _COPIES = {kind.__name__: f"{kind.__name__}({{}})" for kind in (list, dict, set,
 _WHY = "`state_dict()`, `.data` and `list(model.parameters())` copy nothing: an optimizer writes into the same memory"
 
 
-class _Taken(NamedTuple):
+class Taken(NamedTuple):
     """A state that the user's code has asked for."""
 
     state: weakref.ref[Any]
     line: Line | None
     steps_count: int
     """Of all optimizers, before."""
+    op_index: int
+    """How many ops were recorded before."""
 
 
 class Restored(NamedTuple):
@@ -58,20 +72,24 @@ class KeptStates:
     """The states that ``state_dict()`` returned, as long as the user's code holds them."""
 
     def __init__(self) -> None:
-        self._taken: list[_Taken] = []
+        self._taken: list[Taken] = []
         self.restored: Restored | None = None
 
-    def take(self, state: Any, line: Line | None, steps_count: int) -> None:
-        """``state_dict()`` has returned that, after so many updates."""
-        alive = [one for one in self._taken if one.state() is not None]
-        self._taken = [*alive[-_MOST_STATES:], _Taken(weakref.ref(state), line, steps_count)]
+    def of(self, state: Any) -> Taken | None:
+        """When a state was taken."""
+        return next((taken for taken in self._taken if taken.state() is state), None)
 
-    def load(self, module: torch.nn.Module, state: Any, line: Line | None, updated: set[int], steps_count: int) -> None:
-        """``load_state_dict(state)`` is called; `updated` are the ids of what an optimizer updates."""
-        taken = next((one for one in self._taken if one.state() is state), None)
-        if taken is None or taken.line is None or taken.steps_count == steps_count or not isinstance(state, Mapping):
+    def take(self, state: Any, line: Line | None, steps_count: int, op_index: int) -> None:
+        """``state_dict()`` has returned that, after so many updates and ops."""
+        if isinstance(state, OrderedDict):  # what a hook of the user's has made of it may bear no weak reference
+            alive = [taken for taken in self._taken if taken.state() is not None]
+            self._taken = [*alive[-_MOST_STATES:], Taken(weakref.ref(state), line, steps_count, op_index)]
+
+    def load(self, state: Any, moved: Mapping[str, torch.Tensor], line: Line | None, steps_count: int) -> None:
+        """``load_state_dict(state)`` is called; `moved` are the parameters that an optimizer updates, and nobody else has written."""
+        taken = self.of(state)
+        if taken is None or taken.line is None or taken.steps_count == steps_count:
             return
-        moved = {name: one for name, one in module.named_parameters() if id(one) in updated}
         if moved and all(name in state and memory_of(state[name]) == memory_of(one) != 0 for name, one in moved.items()):
             self.restored = Restored(taken.line, line)
 
@@ -83,29 +101,22 @@ class Comparison(NamedTuple):
     names: tuple[str, ...]
 
 
-def names_compared(op: RecordedOp, func: Any, given: tuple[Any, Any], frame: FrameType) -> tuple[str, ...]:
-    """The names under which an op that is about to run is given one memory twice; empty where it has one name, or the result varies."""
-    tensors = tensors_in(given)
-    statement = statement_at(op.where)
-    first = next(iter(tensors))
-    names: list[str] = []
-    for node in nodes((ast.Name, ast.Attribute), statement):
-        value = value_of(node, frame, local_values(frame))
-        if isinstance(value, torch.Tensor) and memory_of(value) == memory_of(first) and value.shape == first.shape:
-            names.append(ast.unparse(node))
-    names = list(dict.fromkeys(names))
-    return tuple(names) if len(names) > 1 and any(name.isidentifier() for name in names) and _is_constant(func, given) else ()
+def names_compared(op: RecordedOp, given: tuple[Any, Any], frame: FrameType) -> tuple[str, ...]:
+    """The names under which an op that is about to run is given one memory twice.
 
-
-def _is_constant(func: Any, given: tuple[Any, Any]) -> bool:
-    """Whether the op gives the same for any two values that its tensors, which are one, might have: asked of the op itself."""
-    results = []
-    for value in (0.5, 2.0):
-        args, kwargs = tree_map(lambda one, value=value: torch.full_like(one, value) if isinstance(one, torch.Tensor) else one, given)
-        with _disable_current_modes(), torch.no_grad():
-            results.append(func(*args, **kwargs))
-    first, second = results
-    return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+    Empty where it has one name, or where both are parameters: whether those are tied may be what is asked.
+    """
+    first = next(tensors_in(given))
+    values = {
+        ast.unparse(node): value_of(node, frame, local_values(frame)) for node in nodes((ast.Name, ast.Attribute), statement_at(op.where))
+    }
+    alike = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, torch.Tensor) and memory_of(value) == memory_of(first) and value.shape == first.shape
+    }
+    is_kept = any(name.isidentifier() for name in alike) and not all(isinstance(value, torch.nn.Parameter) for value in alike.values())
+    return tuple(alike) if len(alike) > 1 and is_kept and op.name in _CONSTANT else ()
 
 
 class Repeated(NamedTuple):
@@ -120,27 +131,42 @@ class Repeated(NamedTuple):
 
 
 def repeated_entries(file: str, written: Container[int], number_of: Callable[[torch.Tensor], int]) -> Iterator[Repeated]:
-    """What ``holder.append(entry)`` has put into lists that are alive; `written` are the numbers of memories that an op wrote."""
-    texts: set[str] = set()
-    appends: list[tuple[Location, ast.expr, ast.expr]] = []
+    """What ``holder.append(entry)`` has put into lists that are alive; `written` are the numbers of memories that an op wrote.
+
+    Of an object that is no tensor, the text must change it where it is appended: in the same loop, or else in the same function.
+    """
+    changed: set[tuple[str, object]] = set()
+    appends: list[tuple[Location, ast.expr, ast.expr, object]] = []
     for where, statement in statements(file):
-        texts.update(ast.unparse(node.func.value) for node in nodes(ast.Call, statement) if method(node) in _CHANGES)  # type: ignore[attr-defined]
-        texts.update(ast.unparse(target.value) for target in targets_of(statement) if isinstance(target, ast.Subscript))
+        block = _block_around(where)
+        called_on = (
+            node.func.value for node in nodes(ast.Call, statement) if method(node) in _CHANGES and isinstance(node.func, ast.Attribute)
+        )
+        written_into = (target.value for target in targets_of(statement) if isinstance(target, ast.Subscript))
+        changed.update((ast.unparse(node), block) for node in (*called_on, *written_into))
         match statement:
             case ast.Expr(ast.Call(ast.Attribute(holder, "append"), [entry])):
-                appends.append((where, holder, entry))
-    for where, holder, entry in appends:
-        for values in _lists_called(holder):
-            places = {_place(value, number_of) for value in values}
-            place = next(iter(places)) if len(places) == 1 else None
-            if place is not None and (ast.unparse(entry) in texts if place[0] == "object" else place[1] in written):
-                kind = "tensor" if isinstance(values[0], torch.Tensor) else "state" if place[0] == "memory" else type(values[0]).__name__
-                yield Repeated(where, ast.unparse(holder), entry, kind, len(values))
+                appends.append((where, holder, entry, block))
+    for where, holder, entry, block in appends:
+        for count, values in _lists_called(holder):
+            place = _place(values[0])
+            if place is None or any(_place(value) != place for value in values):
+                continue
+            tensor = next(tensors_in(values[0]), None) if place[0] == "memory" else None
+            if number_of(tensor) in written if tensor is not None else (ast.unparse(entry), block) in changed:
+                kind = "tensor" if values[0] is tensor else "state" if tensor is not None else type(values[0]).__name__
+                yield Repeated(where, ast.unparse(holder), entry, kind, count)
                 break
 
 
-def _lists_called(holder: ast.expr) -> Iterator[list[Any]]:
-    """The lists of several entries that a variable, or an attribute of an object in a variable, may stand for."""
+def _block_around(where: Location) -> object:
+    """The innermost loop or function around a line; None at the top of a cell."""
+    around = [node for node in enclosing(tree_of(where.file), where.line) if isinstance(node, (*LOOPS, *FUNCTIONS))]
+    return around[-1] if around else None
+
+
+def _lists_called(holder: ast.expr) -> Iterator[tuple[int, list[Any]]]:
+    """How many entries the lists have, and some of them, that a variable, or an attribute of an object in one, may stand for."""
     for variable in user_names(sys._getframe(1)):
         value: Any = variable.value
         if isinstance(holder, ast.Attribute):
@@ -148,14 +174,17 @@ def _lists_called(holder: ast.expr) -> Iterator[list[Any]]:
         elif not isinstance(holder, ast.Name) or variable.name.partition(" in ")[0] != holder.id:
             continue
         if type(value) in {list, deque} and len(value) >= _FEWEST_ENTRIES:
-            yield list(value)
+            yield len(value), [value[0], value[1], value[-1]]
 
 
-def _place(entry: Any, number_of: Callable[[torch.Tensor], int]) -> tuple[str, int, object] | None:
+def _place(entry: Any) -> tuple[str, int, object] | None:
     """Where the values of an entry are; None for what cannot change, or is a part of a model."""
-    tensor = next(tensors_in(entry), None) if isinstance(entry, (torch.Tensor, dict)) else None
+    is_state = isinstance(entry, dict) and bool(entry) and all(isinstance(value, torch.Tensor) for value in entry.values())
+    tensor = next(tensors_in(entry), None) if isinstance(entry, torch.Tensor) or is_state else None
+    if isinstance(entry, torch.nn.Parameter):
+        return None
     if tensor is not None:
-        return "memory", number_of(tensor), (tensor.storage_offset(), tuple(tensor.shape))
+        return "memory", memory_of(tensor), (tensor.storage_offset(), tuple(tensor.shape))
     return ("object", id(entry), None) if type(entry).__name__ in _COPIES else None
 
 
@@ -217,12 +246,13 @@ def _with_copied_state(statement: ast.stmt | None) -> str:
         is_state = isinstance(node, ast.Call) and called(node) == "state_dict"
         return expression(_COPIED_STATE.format(ast.unparse(node))) if is_state else None
 
-    return "" if statement is None or hasattr(statement, "body") else ast.unparse(exchanged(statement, copied))
+    is_one = sum(called(node) == "state_dict" for node in nodes(ast.Call, statement)) == 1  # of an optimizer, it holds more than tensors
+    return "" if statement is None or hasattr(statement, "body") or not is_one else ast.unparse(exchanged(statement, copied))
 
 
 def _with_copied_value(statement: ast.stmt | None) -> str:
     """An assignment with a copy of its value: of a list of parameters, with a copy of each."""
-    if not isinstance(statement, ast.Assign):
+    if not isinstance(statement, ast.Assign) or isinstance(statement.value, (ast.Tuple, ast.List)):
         return ""
     changed = copy.deepcopy(statement)
     match changed.value:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
-from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp, Use
+from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Use, Zeroed
 from torchdebug_magics.probing.source.syntax import exchanged, method, targets_of
 
 _SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div"})
@@ -25,12 +25,12 @@ def wasted_terms(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for place, seen in enumerate(events):
         if not isinstance(seen, Backward) or not seen.is_recorded:
             continue
-        after = takewhile(lambda event: not isinstance(event, Backward), events[place + 1 :])
-        steps = [event for event in after if isinstance(event, OptimizerStep)]
+        after = events[place + 1 :]
+        steps = [event for event in takewhile(lambda event: not isinstance(event, Backward), after) if isinstance(event, OptimizerStep)]
         updated = frozenset[int]().union(*(step.parameters for step in steps))
         root = facts.tape.origin(seen.loss, seen.index)
         if root is not None and updated:
-            wasted.setdefault((seen.line, *(step.optimizer for step in steps)), []).append(_wasted(root, updated))
+            wasted.setdefault((seen.line, *(step.optimizer for step in steps)), []).append(_wasted(root, updated, after))
     for pairs in wasted.values():
         known = [pair for pair in pairs if pair is not None]
         if len(known) == len(pairs) >= _FEWEST_PASSES:
@@ -39,13 +39,24 @@ def wasted_terms(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             return
 
 
-def _wasted(root: RecordedOp, updated: frozenset[int]) -> tuple[RecordedOp, RecordedOp] | None:
+def _is_used(leaves: set[int], after: Sequence[Event]) -> bool:
+    """Whether an update uses a gradient of these leaves, or may: nothing has set it to zero before the end."""
+    left = set(leaves)
+    for event in after:
+        if isinstance(event, OptimizerStep) and event.parameters & left:
+            return True
+        if isinstance(event, Zeroed):
+            left -= event.parameters
+    return bool(left)
+
+
+def _wasted(root: RecordedOp, updated: frozenset[int], after: Sequence[Event]) -> tuple[RecordedOp, RecordedOp] | None:
     """(the term, the `detach`) of a loss with terms that reach what is updated, and one that does not."""
     terms = list(_terms(root))
     reached = {id(term): _leaves(term) for term in terms}
     if len(terms) < 2 or not any(updated & leaves for leaves in reached.values()):  # noqa: PLR2004 - a sum
         return None
-    for term in (term for term in terms if not updated & reached[id(term)]):
+    for term in (term for term in terms if not updated & reached[id(term)] and not _is_used(reached[id(term)], after)):
         for op in _upstream(term, lambda _use, maker: not (maker.in_backward or maker.in_optimizer)):
             is_cut = op.name == "detach" and "detach" in op.source and any(use.requires_grad for use in op.reads)
             if is_cut and any(updated & _leaves(maker) for maker in op.parents):

@@ -230,12 +230,17 @@ class WatchedTraining:
 
     def state_taken(self, state: Any) -> None:
         """``state_dict()`` has returned that."""
-        self.states.take(state, self.recorder.line_here(), self.steps.total())
+        self.states.take(state, self.recorder.line_here(), self.steps.total(), self.recorder.settle().count)
 
     def state_loaded(self, module: torch.nn.Module, state: Any) -> None:
         """``load_state_dict(state)`` is called."""
+        tape = self.recorder.settle()
+        taken = self.states.of(state)
+        later = tape.since(taken.op_index) if taken is not None else []
+        written = {use.memory for op in later if not op.in_optimizer and not op.in_backward for use in op.writes}
         updated = {id(tensor) for optimizer in self.optimizers() for tensor in tensors_of(optimizer)}
-        self.states.load(module, state, self.recorder.line_here(), updated, self.steps.total())
+        moved = {name: one for name, one in module.named_parameters() if id(one) in updated and tape.numbers.of(one) not in written}
+        self.states.load(state, moved, self.recorder.line_here(), self.steps.total())
 
     def zeroed(self, holder: torch.optim.Optimizer | torch.nn.Module) -> Zeroed:
         """``zero_grad()`` is called: whether an op has read one of the gradients since the latest backward pass began."""

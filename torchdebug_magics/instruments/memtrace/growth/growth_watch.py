@@ -101,7 +101,7 @@ def worst(
         keeps_graph=keeps_graph,
         others=tuple(sorted(others)),
         kept_at=kept_at,
-        frees_bytes=keepers.frees_bytes(path, graphs=keeps_graph),
+        frees_bytes=0 if edits else keepers.frees_bytes(path, graphs=keeps_graph),
     )
 
 
