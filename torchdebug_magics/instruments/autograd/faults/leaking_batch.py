@@ -99,7 +99,8 @@ def scrambled_channels(tape: Tape) -> Iterator[AutogradFinding]:
         before, after = (op.reads[0].shape, op.makes[0].shape) if op.reads and op.makes else ((), ())
         call = _RESHAPE_CALL.search(op.source) if op.name in _RESHAPES and op.is_forward else None
         is_of_channels = len(before) > _TABLE == len(after) and 1 < before[1] == after[1] and before[0] > 1
-        if call is None or not is_of_channels or op.reads[0].is_leaf or after[1] in itertools.accumulate(reversed(before), operator.mul):
+        is_weight = bool(op.reads) and op.reads[0].is_leaf and op.reads[0].requires_grad
+        if call is None or not is_of_channels or is_weight or after[1] in itertools.accumulate(reversed(before), operator.mul):
             continue
         order = ", ".join(map(str, (0, *range(2, len(before)), 1)))
         code = f"{op.source[: call.start()]}.permute({order}).reshape({call[1]}){op.source[call.end() :]}"

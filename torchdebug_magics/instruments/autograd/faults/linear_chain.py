@@ -26,7 +26,7 @@ def linear_chains(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         first = _linear_before(op) if _is_linear(op) else None
         if first is None or first.module == op.module or first.root != op.root or _parent(first) != _parent(op):
             continue  # what is projected further in another part, as queries and keys are, meets an activation there
-        if sum(any(use.requires_grad for use in one.makes) for one in consumers.get(first.index, ())) > 1:
+        if sum(later.grad_enabled and later.is_forward for later in consumers.get(first.index, ())) > 1:
             continue  # something else is computed of what the first one gives
         width, inputs = first.makes[0].shape[-1], max((use.shape[-1] for use in first.reads if use.memory not in updated), default=0)
         trains = all(any(use.memory in updated for use in each.reads) for each in (first, op))

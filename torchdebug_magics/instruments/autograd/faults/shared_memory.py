@@ -133,7 +133,7 @@ class Repeated(NamedTuple):
 def repeated_entries(file: str, written: Container[int], number_of: Callable[[torch.Tensor], int]) -> Iterator[Repeated]:
     """What ``holder.append(entry)`` has put into lists that are alive; `written` are the numbers of memories that an op wrote.
 
-    Of an object that is no tensor, the text must change it where it is appended: in the same loop, or else in the same function.
+    Of an object that is no tensor, the text must change it where it is appended: in the same class, loop or function.
     """
     changed: set[tuple[str, object]] = set()
     appends: list[tuple[Location, ast.expr, ast.expr, object]] = []
@@ -160,9 +160,10 @@ def repeated_entries(file: str, written: Container[int], number_of: Callable[[to
 
 
 def _block_around(where: Location) -> object:
-    """The innermost loop or function around a line; None at the top of a cell."""
-    around = [node for node in enclosing(tree_of(where.file), where.line) if isinstance(node, (*LOOPS, *FUNCTIONS))]
-    return around[-1] if around else None
+    """The class around a line, as its methods share their objects, or else the innermost loop or function; None at the top of a cell."""
+    around = list(enclosing(tree_of(where.file), where.line))
+    others = (node for node in reversed(around) if isinstance(node, (*LOOPS, *FUNCTIONS)))
+    return next((node for node in reversed(around) if isinstance(node, ast.ClassDef)), None) or next(others, None)
 
 
 def _lists_called(holder: ast.expr) -> Iterator[tuple[int, list[Any]]]:
