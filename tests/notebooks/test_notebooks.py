@@ -250,7 +250,7 @@ SENTENCES = {
     "hangwatch": (
         r"^usage: %%hangwatch ",
         r"Finished in [\d.]+ s: no pause of 2 s or longer · [\d.]+ steps per second",
-        r"^\('finished', None, 'step'\)$",
+        r"^\('finished', None, True\)$",
         r"Stuck: DataLoader worker 1 waits for a lock that it holds itself · .* line 11: .* -> worker 1 \(batch 1, pid \d+\) -> lock, acquired at .* line 17",
         r"^stuck self_deadlock worker 1 In\[\d+\] line 11 main +batch +waits for worker 1: batch 1",
         r"Stuck: DataLoader worker 0 has stopped in a debugger · .* line (9|10): .* `num_workers=0`",
