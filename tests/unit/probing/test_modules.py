@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import weakref
 from contextlib import ExitStack
 
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from torchdebug_magics.probing.modules import ModuleCalls, is_compiled, live_modules, parts_of, paths, unwrapped
+from torchdebug_magics.probing.modules import ModuleCalls, is_compiled, live, live_modules, one_moment, parts_of, paths, unwrapped
 
 
 class Outer(nn.Module):
@@ -177,3 +178,17 @@ def test_what_is_compiled_is_not_compiled_anew_at_each_call() -> None:
         for _ in range(4):
             fast(torch.ones(1, 2))
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_within_a_moment_what_is_alive_is_looked_for_once_and_not_kept_alive() -> None:
+    early, short = torch.nn.Linear(2, 2), torch.nn.Linear(3, 3)
+    with one_moment():
+        assert {id(early), id(short)} <= set(map(id, live(torch.nn.Linear)))
+        late, number = torch.nn.Linear(4, 4), id(short)
+        with one_moment():
+            assert id(late) not in set(map(id, live(torch.nn.Module)))
+        del short
+        gc.collect()
+        assert number not in set(map(id, live(torch.nn.Linear)))
+        assert early in live(torch.nn.Linear)
+    assert late in live(torch.nn.Linear)

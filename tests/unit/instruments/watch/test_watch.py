@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torchdebug_magics
-from tests.unit.instruments.watch.cells import FAULTS, HEALTHY, SETUP, TWO
+from tests.unit.instruments.watch.cells import COMPARED, FAULTS, HEALTHY, SETUP, TWO
 from torchdebug_magics.fixes import fixed_source
 from torchdebug_magics.html.page import Facts
 from torchdebug_magics.instrument import SCRIPT
@@ -238,3 +238,14 @@ def test_a_nan_whose_error_was_handled_does_not_explain_what_came_later(observe:
     report = observe("watch", body, namespace=observe.plain(SETUP)).report
     assert (report.instrument, report.location.line) == ("shapes", 6)
     assert report.consequences[0].startswith("%%nanhunt: NaN from log")
+
+
+def test_the_fix_finds_its_line_below_empty_lines(shell: InteractiveShell) -> None:
+    for cell in (
+        "%load_ext torchdebug_magics",
+        SETUP,
+        f"\n\n%%torchdebug -o w\n{COMPARED.format('model[0].weight.data', 'model[0].weight')}",
+    ):
+        shell.run_cell(cell, store_history=True)
+    (new,) = fixed_source(shell.user_ns["w"]).values()
+    assert "before = model[0].weight.data.detach().clone()  # here" in new
