@@ -65,6 +65,7 @@ class Replica:
         place: Location | None,
     ) -> None:
         self.model = weakref.ref(model)
+        self.group = group
         self._wrapper: Callable[[], DistributedDataParallel | None] = (lambda: None) if wrapper is None else weakref.ref(wrapper)
         """The DistributedDataParallel around the model; none if the user's loop averages its gradients."""
         self._is_wrapped = wrapper is not None
@@ -167,7 +168,7 @@ class Replica:
         begun: int | None = None
         for step, (names, values) in self._noted.held.items():
             weights = dict(zip(names, values, strict=True))
-            own = {name: weights.pop(name, 0) for name in sorted(self.forgotten)}
+            own = {name: weights.pop(name) for name in names if name in self.forgotten}
             begun = number_of(own.values()) & 0x7FFFFFFF if begun is None else begun
             yield self._moment("replicas_part", step, weights, self.step_place)
             if own:

@@ -181,14 +181,16 @@ class ReplicaWatch:
     # Replicas ------------------------------------------------------------------------------------------------------------
 
     def _find(self, model: torch.nn.Module, ids: set[int]) -> None:
-        """A model most of whose gradients were averaged before its first step; of tensor parallelism, less is."""
+        """A model most of whose gradients were averaged before its first step, or none beside a replica; of tensor parallelism, some."""
         weights = {name: weight for name, weight in weights_of(model).items() if id(weight) in ids and weight.grad is not None}
         groups = {name: group for name, weight in weights.items() if (group := self._group(weight.grad))}
-        if not groups:
+        # One that is trained beside a replica, by the same optimizer, and not averaged at all: it was forgotten, where it begins alike.
+        beside = [] if groups else [replica.group for replica in self._replicas if replica.holds(ids)]
+        if not groups and not beside:
             return
-        group = Counter(groups.values()).most_common(1)[0][0]
+        group = beside[0] if beside else Counter(groups.values()).most_common(1)[0][0]
         averaged = {name for name, ranks in groups.items() if ranks == group}
-        if 2 * sum(weights[name].numel() for name in averaged) < sum(weight.numel() for weight in weights.values()):
+        if groups and 2 * sum(weights[name].numel() for name in averaged) < sum(weight.numel() for weight in weights.values()):
             return
         place = self._made.get(id(model), (None, None))[1] or line_here()
         if (replica := self._add(model, group, place, names=set(weights), forgotten=weights.keys() - averaged)) is not None:
