@@ -72,7 +72,7 @@ class _Way:
 def fixes(candidates: Sequence[Repair], facts: FailureFacts, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
     """Those that were tried and let the whole forward through: the fewest edits first, then the most natural.
 
-    Failing that, the first candidates, not tried or not enough.
+    Failing that, the first candidates: not tried, or natural and not enough.
     """
     caller = trials.inputs.caller if trials is not None else None
     if trials is None or not candidates:
@@ -84,7 +84,7 @@ def fixes(candidates: Sequence[Repair], facts: FailureFacts, reached: int, trial
         if not states or any(way.natural and not way.mixed for way in search.through):
             break
     if not search.through:
-        left = [edit for edit in _by_rank(candidates) if edit.code not in search.in_vain]
+        left = [edit for edit in _by_rank(candidates) if edit.natural and edit.code not in search.in_vain]
         return tuple(_fix((edit,), verified=False, caller=caller) for edit in left[:2])
     plain = [way for way in search.through if not way.remade]
     ways = sorted(plain or search.through, key=lambda way: way.order)[:_SHOWN]

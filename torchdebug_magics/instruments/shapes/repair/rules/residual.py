@@ -26,6 +26,7 @@ from torchdebug_magics.instruments.shapes.repair.size_history import (
     of_inputs,
     steps,
 )
+from torchdebug_magics.probing.source.syntax import names_in
 
 _IMAGES = 4
 """Dimensions."""
@@ -64,14 +65,15 @@ def from_another_level(facts: FailureFacts, at: int, other: Operand, rank: int) 
         return []
     if one.sizes[1] == other.sizes[1] and is_rounded(one, other):
         return []
-    found = {
+    used = names_in(site.expression)  # what the other operand is computed of is no skip connection
+    fitting = {
         name: value
         for name, value in site.names.items()
-        if isinstance(value, torch.Tensor) and tuple(value.shape) == other.sizes and value is not other.tensor and name.isidentifier()
+        if isinstance(value, torch.Tensor) and tuple(value.shape) == other.sizes and value is not other.tensor and name not in used
     }
-    if len(found) != 1 or one.name not in site.names:
+    name, value = fitting.popitem() if len(fitting) == 1 else ("", None)
+    if value is None or not name.isidentifier() or one.name not in site.names:
         return []
-    name, value = found.popitem()
     change = ValueChange(lambda _: name, lambda tensor: tensor.new_zeros(value.shape))
     return on_operand(facts, at, change, rank=rank, why=f"`{name}` is {shape(other.sizes)}")
 
