@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -15,10 +15,10 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import increment_version
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
 
-from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.safety import Guard, interrupts_held
 from torchdebug_magics.probing.storages import is_shard_type
 
 Run = Callable[[], Any]
@@ -182,6 +182,13 @@ def enter(stack: ExitStack, mode: TorchDispatchMode) -> None:
     """``stack.enter_context(mode)``, which would take off whichever mode stands on top in the end."""
     stack.callback(take_off, mode)
     mode.__enter__()
+
+
+@contextmanager
+def modes_aside() -> Iterator[None]:
+    """What runs in here is shown to no mode, neither the user's nor ours. An interrupt would leave them off: it waits."""
+    with interrupts_held(), _disable_current_modes():
+        yield
 
 
 def others_listen(owner: object) -> bool:

@@ -15,10 +15,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.format import listed, plural
-from torchdebug_magics.probing.dispatch import is_being_compiled
+from torchdebug_magics.probing.dispatch import is_being_compiled, modes_aside
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_kinds, parts_of, unwrapped
@@ -348,7 +347,7 @@ class _Batches:
 @contextmanager
 def unseen() -> Iterator[None]:
     """Where operations are our own: no mode sees them, no graph grows, and no version counter is kept."""
-    with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext(), torch.inference_mode():
+    with modes_aside() if torch._C._len_torch_dispatch_stack() else nullcontext(), torch.inference_mode():
         yield
 
 

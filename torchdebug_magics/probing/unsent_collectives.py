@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from torchdebug_magics.probing.dispatch import OpListener, Run
+from torchdebug_magics.probing.dispatch import OpListener, Run, modes_aside
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.source.user_code import locate, user_frame
 from torchdebug_magics.probing.state.contents import memory_of
@@ -90,7 +89,7 @@ class UnsentCollectives:
 
     def _note(self, name: str, tensors: list[torch.Tensor]) -> None:
         frame = user_frame(sys._getframe(1))
-        with _disable_current_modes():
+        with modes_aside():
             peak = largest(tensors)
         self.exchanges.append(
             Exchange(

@@ -11,13 +11,12 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.faults.own_functions import OwnFunctions
 from torchdebug_magics.instruments.autograd.faults.shared_memory import Comparison, names_compared
 from torchdebug_magics.instruments.autograd.sample_twins import Begun, SampleTwins
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of
-from torchdebug_magics.probing.dispatch import modes
+from torchdebug_magics.probing.dispatch import modes, modes_aside
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.names import variable_of
@@ -54,7 +53,7 @@ class Copied(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Copied:
         """What a tensor holds now."""
-        with _disable_current_modes(), torch.no_grad():
+        with modes_aside(), torch.no_grad():
             return cls((int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()), tensor.detach().clone())
 
     def part(self, storage: torch.UntypedStorage) -> torch.Tensor:
@@ -195,7 +194,7 @@ class GraphRecorder(OpRecorder[_Running]):
         tensors = [one for one in (*args[:1], result) if type(one) is torch.Tensor and one.is_floating_point()]
         if maker is None or len(tensors) < 2 or any(one.layout is not torch.strided or one.is_meta or not one.numel() for one in tensors):  # noqa: PLR2004 - the gradient, and what became of it
             return
-        with _disable_current_modes(), torch.no_grad():
+        with modes_aside(), torch.no_grad():
             if tensors[0].count_nonzero():
                 op.derivative_of, op.is_zero = maker.index, not bool(tensors[1].count_nonzero())
 
@@ -329,7 +328,7 @@ class SharedMemory:
             if storage is None:
                 del self._kept[number]
             elif is_last or (before.nbytes <= _AT_EACH_OP_BYTES and tape.count < _AT_EACH_OP_COUNT):
-                with _disable_current_modes(), torch.no_grad():
+                with modes_aside(), torch.no_grad():
                     now = kept.copied.part(storage)
                     if torch.equal(now, before) or bool(before.isnan().any()):
                         continue

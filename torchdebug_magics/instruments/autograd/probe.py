@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
@@ -22,7 +21,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding, Autog
 from torchdebug_magics.instruments.autograd.source_readings import root_modules
 from torchdebug_magics.instruments.autograd.tape import Backward, EventCourse
 from torchdebug_magics.probing.compiler import CompiledCalls
-from torchdebug_magics.probing.dispatch import is_being_compiled
+from torchdebug_magics.probing.dispatch import is_being_compiled, modes_aside
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import fast_path_parts, is_compiled, unwrapped
 from torchdebug_magics.probing.safety import Guard
@@ -122,7 +121,7 @@ class AutogradProbe:
     def _judge(self) -> None:
         """What the steps tell so far, while the models and optimizers of the user's functions are alive."""
         self._recorder.settle()
-        with _disable_current_modes():
+        with modes_aside():
             found = self._guard.run("the look for silent faults", silent_faults, self._watched) or []
         if self._watched.optimizers() or not self._course.steps:
             self._silent = [*found, *(one for one in self._silent if one.kind in LASTING)]

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
+from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.ops import argument_of, written_by
 from torchdebug_magics.probing.tensors import tensors_in
 
@@ -61,7 +61,7 @@ class SampleTwins:
 
     def mixing(self) -> list[RecordedOp]:
         """The ops with an output element that depends on both samples, in order."""
-        with _disable_current_modes():
+        with modes_aside():
             return [op for op, is_mixed in self._mixed if bool(is_mixed)]
 
     def before(self, tape: Tape, op: RecordedOp, root: torch.nn.Module | None, func: Any, given: tuple[Any, Any]) -> Begun | None:
@@ -69,7 +69,7 @@ class SampleTwins:
         if self._is_over or op.in_backward or op.in_optimizer or op.initializes or not (op.grad_enabled or self.samples_count):
             return None
         try:
-            with _disable_current_modes(), torch.no_grad():
+            with modes_aside(), torch.no_grad():
                 if root is not None:
                     self._meet_inputs(tape, op, root, given)
                 tensors = list(tensors_in(given))
@@ -93,7 +93,7 @@ class SampleTwins:
         if not self._is_affordable(one for one in made if isinstance(one, torch.Tensor)):
             return
         try:
-            with _disable_current_modes(), torch.no_grad():
+            with modes_aside(), torch.no_grad():
                 for one, first, second in zip(made, *self._run(op, begun, given, made), strict=True):
                     if isinstance(one, torch.Tensor) and first is not None and second is not None:  # of some outputs there is none
                         self._twins[one] = first, second

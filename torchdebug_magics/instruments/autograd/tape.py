@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
+from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.graphs import NodeMakers
 from torchdebug_magics.probing.source.call_sites import node_at, value_of
 from torchdebug_magics.probing.source.lines import Line
@@ -356,7 +356,7 @@ def _sums_to_one(logits: torch.Tensor, dim: int) -> bool:
     """Whether what is to become a distribution by a softmax is one already."""
     if not logits.requires_grad or logits.layout is not torch.strided or logits.is_meta or not logits.numel() or logits.size(dim) == 1:
         return False
-    with _disable_current_modes(), torch.no_grad():
+    with modes_aside(), torch.no_grad():
         values = logits.detach()
         off = (values.sum(dim) - 1).abs().max()
         return bool(values.min() >= 0) and bool(off <= _ROUNDING * torch.finfo(values.dtype).eps)

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import TypeAlias
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
 from torchdebug_magics.instruments.nanhunt.remedies import remedies
@@ -20,6 +19,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay, Re
 from torchdebug_magics.instruments.nanhunt.source_edits import Sources, changed_statements, in_force, user_functions
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import walk
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import with_slope
+from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.ops import is_pointwise
 from torchdebug_magics.probing.source.user_code import span
 from torchdebug_magics.probing.tensors import largest
@@ -86,7 +86,7 @@ class _Search:
 def _flaw(births: tuple[Evidence, ...], replayed: Replayed) -> str:
     """Why a finite step is not right: what was finite is not the same, an infinity is left inside, or the gradients are dead."""
     trace, gradients = replayed.observer, list(replayed.gradients.values())
-    with _disable_current_modes():  # the comparison is not shown to a dispatch mode of the user's
+    with modes_aside():  # the comparison is not shown to a dispatch mode of the user's
         everything = any(birth.birth.mask is None or bool(birth.birth.mask.all()) for birth in births)
         if gradients and not everything and largest(gradients) == 0:
             return "no gradient is left"

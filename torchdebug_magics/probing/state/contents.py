@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from torchdebug_magics.probing.dispatch import OpListener, Run
+from torchdebug_magics.probing.dispatch import OpListener, Run, modes_aside
 from torchdebug_magics.probing.ops import written_by
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.storages import held_of, is_freed, local_of, storage_of
@@ -52,7 +52,7 @@ class Contents:
         if memory:
             key = memory, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
         if key not in self._kept and not (memory and is_freed(tensor)):
-            with _disable_current_modes():
+            with modes_aside():
                 # A sparse one is written by other memory in its place, which only itself would see.
                 place = each_element_once(tensor.detach()) if memory else tensor
                 self._kept[key] = Kept.of(tensor, place, copied=copied)

@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import math
 import random
 import signal
+import sys
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -443,6 +445,16 @@ def after_a_plain_bad_step() -> list[Any]:
     return everything(model)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Interrupts are signals that raise, as in a kernel."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @contextlib.contextmanager
 def alarms(handler: Any) -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, handler)
@@ -495,12 +507,13 @@ def test_after_an_interrupted_replay_the_session_goes_on() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.0002, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.02])
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_at_any_moment_of_a_replay(delay_s: float) -> None:
     wanted = after_a_plain_bad_step()
     model, _ = world()
 
     def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     calls: list[int] = []
 
@@ -520,6 +533,43 @@ def test_an_interrupt_at_any_moment_of_a_replay(delay_s: float) -> None:
     assert not _get_current_dispatch_mode_stack()
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("method", ["__enter__", "__exit__"])
+def test_an_interrupt_as_a_context_manager_begins_or_ends(method: str) -> None:
+    """One that an interrupt keeps from ending would end when the traceback goes, which is after the sweep."""
+    code = getattr(contextlib._GeneratorContextManager, method).__code__
+    wanted = after_a_plain_bad_step()
+    for place in itertools.count(1, 5):
+        model, _ = world()
+        session = nanhunt(keep_going=True)
+        passed = itertools.count(1)
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            outer = "" if frame.f_back is None else frame.f_back.f_code.co_filename
+            if frame.f_code is not code or "torchdebug_magics" not in outer or session._probe._inner._rerun._attempt is None:  # noqa: B023
+                return None
+            if event == ("call" if method == "__exit__" else "return") and next(passed) == place:  # noqa: B023 - called in this round only
+                signal.raise_signal(signal.SIGINT)
+            return trace  # noqa: B023
+
+        is_interrupted = True
+        with contextlib.suppress(KeyboardInterrupt), session:
+            sys.settrace(trace)
+            try:
+                bad_step(model)
+                is_interrupted = False
+            finally:
+                sys.settrace(None)
+        gc.collect()
+        assert not _get_current_dispatch_mode_stack(), place
+        assert equal(everything(model), wanted) == [], place
+        assert torch.is_grad_enabled(), place
+        if next(passed) <= place:
+            break
+        assert is_interrupted, place
+    assert place > 50
 
 
 # ------------------------------------------------------------------------------------------------ an error that is swallowed

@@ -9,11 +9,11 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, user_function
 from torchdebug_magics.instruments.autograd.tape import Tape
+from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.syntax import as_atom, expression, nodes
 from torchdebug_magics.probing.source.user_code import is_user_code, local_values, location
@@ -69,7 +69,7 @@ class OwnFunctions:
 
     def _look(self, function: type, made: tuple[Any, ...], incoming: list[torch.Tensor], tape: Tape, first: int) -> None:
         gradients = [gradient for gradient in made if gradient is not None]
-        with _disable_current_modes(), torch.no_grad():
+        with modes_aside(), torch.no_grad():
             if not incoming or all(bool((one == one.flatten()[:1]).all()) for one in incoming if one.numel()):
                 return  # as at the end of a graph, where it is 1
         if gradients and not _depends(tape, gradients, {tape.numbers.of(one) for one in incoming}, first):

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.autograd.errors.inplace import is_packed, saved_in, saved_names
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import BatchLeak
@@ -26,6 +25,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     written_names,
 )
 from torchdebug_magics.instruments.autograd.tape import Backward, EventCourse, OptimizerStep, RecordedOp, StorageNumbers, Use, Zeroed
+from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.graphs import leaves_of, upstream
 from torchdebug_magics.probing.modules import live, live_kinds, live_modules
 from torchdebug_magics.probing.names import variable_of
@@ -108,7 +108,7 @@ def _is_harmless(node: Any, held: torch.Tensor, kept: Copied) -> bool:
     One node can be asked where the whole graph cannot: a call of it runs no hook, and no other node. Its outputs get gradients that differ
     in each element: equal ones would hide much, as what a softmax saved.
     """
-    with _disable_current_modes(), torch.no_grad():
+    with modes_aside(), torch.no_grad():
         if torch.equal(kept.part(held.untyped_storage()), kept.values):
             return True
         if isinstance(node, torch.autograd.function.BackwardCFunction) or any(is_packed(node, name) for name in saved_names(node)):
@@ -139,7 +139,7 @@ def _error(tensors: tuple[torch.Tensor, ...], nodes: list[Any], held: torch.Tens
     leaves = [node.variable for node in nodes if hasattr(node, "variable")]
     if not leaves or any(tensor.numel() != 1 for tensor in tensors) or _runs_code(nodes, leaves):
         return None
-    with _disable_current_modes():
+    with modes_aside():
         now, true = _with_both(held, kept, lambda: torch.autograd.grad(tensors, leaves, retain_graph=True, allow_unused=True))
         pairs = [(one, other) for one, other in zip(now, true, strict=True) if one is not None and other is not None]
         norm = sum(float(other.double().norm()) ** 2 for _, other in pairs) ** 0.5
@@ -191,7 +191,7 @@ class WatchedTraining:
         leaves = frozenset(use.tensor for op in graph for use in op.reads if use.is_leaf and use.requires_grad)
         updated = [tensor for optimizer in self.optimizers() for tensor in tensors_of(optimizer)]
         leaves = _with_shards(leaves, tensors, updated)
-        with _disable_current_modes(), torch.no_grad():
+        with modes_aside(), torch.no_grad():
             left = frozenset(id(one) for one in updated or leaves_of(tensors) if id(one) in leaves and _is_nonzero(one.grad))
         loss = tensors[0] if tensors else None
         if is_loss and self.stale is None:
@@ -216,7 +216,7 @@ class WatchedTraining:
         line = self.recorder.line_here()
         if not self.recorder.is_on or has_closure:
             return OptimizerStep(line, id(optimizer))
-        with _disable_current_modes(), torch.no_grad():
+        with modes_aside(), torch.no_grad():
             tensors = [tensor for tensor in tensors_of(optimizer) if tensor.requires_grad]
             return OptimizerStep(
                 line,

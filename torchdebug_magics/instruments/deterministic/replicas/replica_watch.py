@@ -12,13 +12,12 @@ import torch
 from torch import distributed
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.deterministic.replicas.replica import Group, Replica, digests_of, group_of, weights_of
 from torchdebug_magics.instruments.deterministic.replicas.step_batches import SampleWatch, StepBatches, line_here
 from torchdebug_magics.instruments.deterministic.report import ReplicaRecord
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
-from torchdebug_magics.probing.dispatch import is_being_compiled, is_being_traced
+from torchdebug_magics.probing.dispatch import is_being_compiled, is_being_traced, modes_aside
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import OutermostCalls, live_modules
 from torchdebug_magics.probing.names import variable_of
@@ -219,7 +218,7 @@ class ReplicaWatch:
         captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
         if not self._calls.is_ours() or captures or is_being_compiled() or is_being_traced():
             return None
-        with _disable_current_modes(), torch.no_grad():
+        with modes_aside(), torch.no_grad():
             return self._guard.run(what, call, *args)
 
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdebug_magics.instruments.nanhunt.report import LayerRow
+from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.graphs import NodeMakers
 from torchdebug_magics.probing.hooks import Hook
 from torchdebug_magics.probing.modules import Call, ModuleCalls
@@ -244,7 +244,7 @@ class LayerWatch:
         if call is None or call.module is not module:
             return
         for tensor in tensors_in(output):
-            with _disable_current_modes(), torch.no_grad():
+            with modes_aside(), torch.no_grad():
                 row = _row(call, tensor)
             if row is not None:
                 self._rows.append(row)
@@ -255,7 +255,7 @@ class LayerWatch:
     def _gradient(self, call: Call, place: int, gradient: torch.Tensor | None) -> None:
         if gradient is None:
             return
-        with _disable_current_modes(), torch.no_grad():
+        with modes_aside(), torch.no_grad():
             came = _row(call, gradient)
         if came is not None:
             self._rows[place] = replace(

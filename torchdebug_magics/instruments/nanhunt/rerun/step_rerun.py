@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
@@ -33,6 +32,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Ste
 from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, values_in
 from torchdebug_magics.instruments.nanhunt.rerun.written_places import iterators_in
 from torchdebug_magics.probing.compiler import eager
+from torchdebug_magics.probing.dispatch import enter, modes_aside
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.outside.surroundings import used_by_other_threads
@@ -205,9 +205,9 @@ class StepRerun:
             # Statements that make a model, or a leaf, make another one in the replay: its gradients count as well.
             attempt.leaves.update({id(leaf): leaf for leaf in leaves_of(tensors) if leaf.grad is None})
             replayed.losses = tensors
-            with _disable_current_modes(), outside_transforms():  # what we ask must not stand in the trace
+            with modes_aside(), outside_transforms():  # what we ask must not stand in the trace
                 replayed.reproduced = same_bits(tensors, attempt.original) and self._went_the_same_way(replayed)
-        with _disable_current_modes(), outside_transforms():
+        with modes_aside(), outside_transforms():
             replayed.observer.backward_begins(sys._getframe(0), tensors, is_end=last and not attempt.until_update)
         self._in_backward = True
         try:
@@ -294,7 +294,7 @@ class StepRerun:
         self._state.start()
         self.recorder.feed(feed)
         with quiet(), eager(), contextlib.ExitStack() as stack:
-            stack.enter_context(self._state.writes.listener(self.recorder.hooks))
+            enter(stack, self._state.writes.listener(self.recorder.hooks))
             replayed.observer.attach(stack)
             self._state.alone.attach(stack, self.recorder.hooks)
             try:
@@ -341,7 +341,7 @@ class Feed:
         if not entry.recorded:
             return None
         entry.random.put_back()
-        with _disable_current_modes():  # what we ask must not stand in the trace
+        with modes_aside():  # what we ask must not stand in the trace
             return _merged((args, kwargs), (entry.args, entry.kwargs), self._observer)
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of, shares_memory
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
@@ -29,6 +28,7 @@ from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import (
     still_bad,
     tamed,
 )
+from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.ops import is_movement, is_pointwise
 from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense
 
@@ -69,7 +69,7 @@ class _Wanted:
 
 def walk(trace: Trace, sinks: list[torch.Tensor]) -> list[Birth]:
     """The births that reach any of `sinks`, the earliest first. Births on purpose are left out unless there is no other."""
-    with _disable_current_modes(), torch.no_grad(), torch.amp.autocast("cpu", enabled=False), torch.amp.autocast("cuda", enabled=False):
+    with modes_aside(), torch.no_grad(), torch.amp.autocast("cpu", enabled=False), torch.amp.autocast("cuda", enabled=False):
         births = [with_all_kinds(birth, trace) for birth in _Walk(trace, Masks()).run([(sink, None, ()) for sink in sinks])]
     births.sort(key=lambda birth: (birth.on_purpose, birth.index))
     meant = [birth for birth in births if not birth.on_purpose]

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
+from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.ops import is_movement, is_pointwise, written_by
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense, is_bad
@@ -197,7 +197,7 @@ def _derived(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int, wanted
         made = torch.rand(leaf.shape, generator=generator, dtype=torch.float32).add_(0.5).to(leaf.device, kind)
         return torch.where(bad, made + extreme, made) if leaf is tensor else made
 
-    with torch.enable_grad(), _disable_current_modes(), _past_hooks_of_the_user():
+    with torch.enable_grad(), modes_aside(), _past_hooks_of_the_user():
         asked = ordinary(tensor).requires_grad_()
         outputs = run_again(op, lambda leaf: asked * 1 if leaf is tensor else ordinary(leaf))
         output = outputs[place] if outputs is not None and place < len(outputs) else None
@@ -214,7 +214,7 @@ def with_slope(op: Op) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The first result of a pointwise op, and how much a relative change of its inputs changes it; None where it cannot be asked."""
     asked = [leaf.detach().requires_grad_() for leaf in op.inputs() if leaf.is_floating_point() and leaf.layout is torch.strided]
     given = {id(leaf): one for leaf, one in zip((leaf for leaf in op.inputs() if leaf.is_floating_point()), asked, strict=False)}
-    with torch.enable_grad(), _disable_current_modes(), _past_hooks_of_the_user():
+    with torch.enable_grad(), modes_aside(), _past_hooks_of_the_user():
         outputs = run_again(op, lambda leaf: given.get(id(leaf), leaf) * 1 if leaf.is_floating_point() else leaf) if op.args else None
         if not outputs or not outputs[0].is_floating_point():
             return None

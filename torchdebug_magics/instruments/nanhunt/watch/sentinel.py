@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from torch._C._autograd import _get_sequence_nr
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import caller
+from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.storages import bytes_of
 from torchdebug_magics.probing.tensors import are_ordinary, dense, extremes, kind_of, largest, peak_of
@@ -27,7 +27,7 @@ def survey(loss: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor]) -> t
     """The loss (of several elements: the largest magnitude) and the largest magnitude of it and all gradients."""
     if not torch._C._len_torch_dispatch_stack():
         return _survey(list(loss), gradients)
-    with _disable_current_modes():  # our reductions are not shown to a dispatch mode of the user's
+    with modes_aside():  # our reductions are not shown to a dispatch mode of the user's
         return _survey(list(loss), gradients)
 
 

@@ -15,9 +15,9 @@ from torch._C._autograd import (
 )
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
+from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.storages import held_of, is_shard, storage_of
@@ -101,7 +101,7 @@ class Saved:
                 current.saved_bytes += size_bytes
         if tensor.is_leaf:
             return tensor
-        with _disable_current_modes():
+        with modes_aside():
             return (
                 tensor.detach()
             )  # a node that holds its own result, as that of a ReLU does, would hold itself, this and the model for ever
