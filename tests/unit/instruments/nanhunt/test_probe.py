@@ -552,7 +552,7 @@ def test_an_interrupt_as_a_context_manager_begins_or_ends(method: str) -> None:
                 return None
             if event == ("call" if method == "__exit__" else "return") and next(passed) == place:  # noqa: B023 - called in this round only
                 signal.raise_signal(signal.SIGINT)
-            return trace  # noqa: B023
+            return trace
 
         is_interrupted = True
         with contextlib.suppress(KeyboardInterrupt), session:
