@@ -25,8 +25,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import torchdebug_magics
+from torchdebug_magics.probing.distributed.this_rank import collectives_count
 from torchdebug_magics.probing.storages import local_of, sharding_of
-from torchdebug_magics.probing.this_rank import collectives_count
 
 MOST_S = 180
 """After which a rank that waits for ever says where, before the launch ends it."""

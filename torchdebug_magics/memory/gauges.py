@@ -22,8 +22,8 @@ from torchdebug_magics.machine.guard_interrupt import Interrupt
 from torchdebug_magics.machine.limits import Limit, Limits
 from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio
 from torchdebug_magics.machine.process import PeakRss, Worker, rss_bytes, workers
+from torchdebug_magics.probing.distributed.this_rank import rank
 from torchdebug_magics.probing.safety import Guard, traceback_of
-from torchdebug_magics.probing.this_rank import rank
 from torchdebug_magics.report import Gauge, Mark
 
 _TORCH_NAMES = {"GPU": "cuda", "XPU": "xpu", "MPS": "mps"}

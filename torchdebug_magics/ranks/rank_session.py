@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from torchdebug_magics.machine.sampler import Sampler
-from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.after_import import AfterImport
+from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.ranks.compared import RankRecord
 from torchdebug_magics.ranks.rank_traces import leave_whole, record_of, standing_here

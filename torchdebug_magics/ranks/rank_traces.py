@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdebug_magics.machine.process_state import exit_code_of, process_state
-from torchdebug_magics.probing import this_rank
+from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, locate, location, user_frame
 from torchdebug_magics.ranks.compared import Compared, RankRecord
 from torchdebug_magics.ranks.report import Rank, RankState

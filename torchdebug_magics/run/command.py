@@ -24,8 +24,8 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.instrument import Instrument, writable_path
 from torchdebug_magics.machine.sampler import Sampler
-from torchdebug_magics.probing import this_rank
 from torchdebug_magics.probing.after_import import AfterImport
+from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.source.user_code import locate, user_frame
 from torchdebug_magics.ranks.compared import RankRecord
 from torchdebug_magics.ranks.rank_traces import record_of

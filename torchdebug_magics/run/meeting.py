@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol
 from torchdebug_magics.instrument import Instrument
 from torchdebug_magics.machine.process_state import process_state
 from torchdebug_magics.machine.sampler import Sampler
-from torchdebug_magics.probing import this_rank
+from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.ranks.compared import Details, RankRecord
 from torchdebug_magics.ranks.disagreements import Asked
 from torchdebug_magics.ranks.merging import merged

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchdebug_magics.probing.this_rank import rank, world_size
+from torchdebug_magics.probing.distributed.this_rank import rank, world_size
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ from torchdebug_magics.instruments.deterministic.twice.body import FunctionBody
 from torchdebug_magics.instruments.deterministic.twice.culprit import Culprit
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import RunComparison, different, plain_results_of, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import FirstRun, Outside, Runs
-from torchdebug_magics.probing import this_rank
+from torchdebug_magics.probing.distributed import this_rank
+from torchdebug_magics.probing.distributed.this_rank import collectives_count
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.outside.effects import Irrevocable
@@ -39,7 +40,6 @@ from torchdebug_magics.probing.state.attributes import attributes_of, referents
 from torchdebug_magics.probing.state.kinds import Kind, same
 from torchdebug_magics.probing.state.snapshot import Bound, reachable
 from torchdebug_magics.probing.state.states import ways_of
-from torchdebug_magics.probing.this_rank import collectives_count
 from torchdebug_magics.session import Session
 
 _TAKEN = "--strict: {} cannot be rewound for a second run: create it in the cell"

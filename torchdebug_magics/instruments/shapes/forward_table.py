@@ -22,12 +22,12 @@ from torchdebug_magics.instruments.shapes.follow.seen import Seen
 from torchdebug_magics.instruments.shapes.repair.source import EditSite, caller_of
 from torchdebug_magics.instruments.shapes.report import Mode, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
+from torchdebug_magics.probing.distributed.this_rank import world_size
 from torchdebug_magics.probing.dry_runs.faking import CannotBeFakedError, Fakes
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, readings, zeros
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.storages import has_flat_parameters, ranks_of
-from torchdebug_magics.probing.this_rank import world_size
 
 _SHORT_FLOPS = 2e10
 """Up to here a real run, to confirm an error that no op raised, takes about a second."""

@@ -16,13 +16,13 @@ from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.probing.distributed.unsent_collectives import LoneRerun, is_spread
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.modules import followed, unwrapped
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.state.contents import Writes
 from torchdebug_magics.probing.state.snapshot import Bound, Snapshot
-from torchdebug_magics.probing.unsent_collectives import LoneRerun, is_spread
 
 _UNDONE = "the forward {}, which cannot be undone after a dry run"
 _TABLES = ("_parameters", "_buffers", "_modules")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from torchdebug_magics.machine.kept_files import FileStore, Stamp, Version, stamp_of
-from torchdebug_magics.probing import this_rank
+from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.outside.acts import Asker, hear
 from torchdebug_magics.probing.outside.open_files import OpenFiles, mapped_paths, path_of_descriptor, paths_written_by_others
 from torchdebug_magics.probing.outside.surroundings import Surroundings

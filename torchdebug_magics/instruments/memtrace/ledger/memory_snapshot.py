@@ -19,8 +19,8 @@ import torch
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, category
 from torchdebug_magics.instruments.memtrace.trace import OTHER
+from torchdebug_magics.probing.distributed.this_rank import rank, world_size
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.this_rank import rank, world_size
 
 _RANK = "{rank}"
 _MOST_ENTRIES = 100_000

@@ -16,10 +16,10 @@ from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word
 from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, NanFinding, Phase, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, line_of, no_less_bad
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, is_bad_weight, walk
+from torchdebug_magics.probing.distributed.this_rank import rank, world_size
 from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, local_values, locate, location, user_frame
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import NAN, bad_mask, is_bad, kind_of, largest, tensors_in
-from torchdebug_magics.probing.this_rank import rank, world_size
 from torchdebug_magics.report import Location
 
 Sinks: TypeAlias = list[tuple[torch.Tensor, Sink]]

@@ -11,10 +11,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
+from torchdebug_magics.probing.distributed.unsent_collectives import Exchange
 from torchdebug_magics.probing.source.syntax import span_as_written
 from torchdebug_magics.probing.source.user_code import is_of_module, is_user_code, owner
 from torchdebug_magics.probing.tensors import is_bad
-from torchdebug_magics.probing.unsent_collectives import Exchange
 
 Place: TypeAlias = tuple[CodeType, int]
 """An instruction: unlike a frame it keeps no variables alive."""

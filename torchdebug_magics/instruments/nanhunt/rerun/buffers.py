@@ -15,7 +15,7 @@ from torch._C import _functorch as functorch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.modules.batchnorm import _NormBase
 
-from torchdebug_magics.probing import this_rank
+from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.state.contents import Kept, each_element_once
 
 _SMALL_COUNT = 1 << 16

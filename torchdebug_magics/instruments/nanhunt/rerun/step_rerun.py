@@ -33,6 +33,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, c
 from torchdebug_magics.instruments.nanhunt.rerun.written_places import iterators_in
 from torchdebug_magics.probing.compiler import eager
 from torchdebug_magics.probing.dispatch import enter, modes_aside
+from torchdebug_magics.probing.distributed.unsent_collectives import LoneRerun, OthersNeeded
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.outside.surroundings import used_by_other_threads
@@ -41,7 +42,6 @@ from torchdebug_magics.probing.source.user_code import frames_above
 from torchdebug_magics.probing.state.contents import Writes
 from torchdebug_magics.probing.state.snapshot import Snapshot, listening
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
-from torchdebug_magics.probing.unsent_collectives import LoneRerun, OthersNeeded
 
 
 class ReplayState:

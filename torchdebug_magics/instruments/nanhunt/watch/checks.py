@@ -26,10 +26,10 @@ from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Ste
 from torchdebug_magics.instruments.nanhunt.watch import update_checks as updates
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning, Leaves, site, survey
 from torchdebug_magics.instruments.nanhunt.watch.update_checks import Overflows, Undos, skips
+from torchdebug_magics.probing.distributed.this_rank import world_size
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.user_code import user_frame
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
-from torchdebug_magics.probing.this_rank import world_size
 
 _CONTEXT_HISTORY = 100
 _HARMLESS_ENOUGH = 3

@@ -27,14 +27,14 @@ from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.buffers import Held
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
+from torchdebug_magics.probing.distributed.this_rank import rank
+from torchdebug_magics.probing.distributed.unsent_collectives import UnsentCollectives
 from torchdebug_magics.probing.modules import ModuleCalls, live
 from torchdebug_magics.probing.safety import Guard, quiet
 from torchdebug_magics.probing.source.user_code import frames_above, location
 from torchdebug_magics.probing.state.contents import Kept, Writes, version_of
 from torchdebug_magics.probing.state.snapshot import Snapshot
 from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, largest
-from torchdebug_magics.probing.this_rank import rank
-from torchdebug_magics.probing.unsent_collectives import UnsentCollectives
 
 _LARGE, _HUGE = 1e4, 1e15
 """Of an update, and of a gradient whose square some optimizers keep."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from torchdebug_magics.probing.unsent_collectives import LoneRerun, OthersNeeded
+from torchdebug_magics.probing.distributed.unsent_collectives import LoneRerun, OthersNeeded
 
 
 def wrapped(**options: Any) -> DistributedDataParallel:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from torchdebug_magics.probing.dispatch import ResultListener
+from torchdebug_magics.probing.distributed.unsent_collectives import OthersNeeded, UnsentCollectives
 from torchdebug_magics.probing.state.contents import memory_of
-from torchdebug_magics.probing.unsent_collectives import OthersNeeded, UnsentCollectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

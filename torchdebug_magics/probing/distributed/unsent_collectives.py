@@ -17,12 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 from torchdebug_magics.probing.dispatch import OpListener, Run, modes_aside
+from torchdebug_magics.probing.distributed.this_rank import rank
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.source.user_code import locate, user_frame
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.storages import is_shard
 from torchdebug_magics.probing.tensors import largest, tensors_in
-from torchdebug_magics.probing.this_rank import rank
 from torchdebug_magics.report import Location
 
 _NOTHING = frozenset(["barrier", "monitored_barrier_", "send"])
