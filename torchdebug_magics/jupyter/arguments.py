@@ -149,7 +149,8 @@ class MagicParser(argparse.ArgumentParser):
         for blank in re.finditer(r"\s+|$", text):
             expression, rest = text[: blank.start()], text[blank.end() :]
             follows_flag = rest.split(" ", 1)[0].partition("=")[0] in self.flags
-            if (follows_flag or not _GOES_ON.match(rest)) and as_argument(expression) is not None:
+            ended = expression if rest else f"{expression}\n"  # a comment goes on to the end of the line
+            if (follows_flag or not _GOES_ON.match(rest)) and as_argument(ended) is not None:
                 return expression, rest
         msg = f"cannot read {text!r} as an expression: put parentheses around each"
         raise UsageError(msg)
@@ -252,7 +253,7 @@ def as_argument(source: str) -> str | None:
     Either may have a name: ``mask=(3, 4):bool``.
     """
     try:
-        ast.parse(f"f({source}\n)", mode="eval")
+        ast.parse(f"f({source})", mode="eval")
     except SyntaxError:
         name, equals, value = source.partition("=")
         described = _as_slice(value if equals else source)
