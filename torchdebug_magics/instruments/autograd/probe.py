@@ -51,7 +51,7 @@ class AutogradProbe:
         self._hooks = Hooks(self._guard)
         self._recorder = GraphRecorder(self._hooks, self._guard)
         self._course = EventCourse()
-        self._watched = WatchedTraining(self._recorder, self._course)
+        self._watched = WatchedTraining(self._recorder, self._course, self._guard)
         self._step_starts: list[int] = [0]
         self._error: AutogradFinding | None = None
         self._silent: list[AutogradFinding] = []
@@ -73,6 +73,7 @@ class AutogradProbe:
         self._hooks.autograd_calls(stack, "grad", partial(self._around, "outputs"))
         self._hooks.optimizer_steps(stack, self._before_step, self._after_step)
         self._hooks.zeroed_gradients(stack, self._around_zero)
+        self._hooks.loader_batches(stack, self._watched.loaders.around)
         self._hooks.model_states(stack, self._around_state, self._around_load)
         here = threading.get_ident()
         self._hooks.unnoticed(stack)

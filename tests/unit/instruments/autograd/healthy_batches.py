@@ -628,4 +628,59 @@ for input_ids in torch.randint(14, (3, 2, 6)):
     optimizer.step()
 """,
     ),
+    Program(
+        "positions of (steps, batch)",
+        """\
+class PositionalEncoding(nn.Module):
+    def __init__(self, dim, longest=50):
+        super().__init__()
+        position, rates = torch.arange(longest).unsqueeze(1), torch.exp(torch.arange(0, dim, 2) * (-3 / dim))
+        pe = torch.zeros(longest, 1, dim)
+        pe[:, 0, 0::2], pe[:, 0, 1::2] = torch.sin(position * rates), torch.cos(position * rates)
+        self.register_buffer("pe", pe)
+
+    def forward(self, x):
+        x = x + self.pe[:x.size(0)]
+        return x
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.position = nn.Embedding(9, 8), PositionalEncoding(8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16)
+        self.head = nn.Linear(8, 9)
+
+    def forward(self, x):
+        return self.head(self.layer(self.position(self.embed(x))))
+
+net = Net()
+opt = torch.optim.Adam(net.parameters())
+for x in [torch.randint(9, (5, 6)) for _ in range(3)]:
+    loss = F.cross_entropy(net(x).flatten(0, 1), x.flatten())
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a code for each sample of the only batch",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.codes = nn.Parameter(torch.randn(6, 1, 4))
+        self.rnn, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.rnn(x + self.codes)[0][:, -1])
+
+net = Net()
+opt = torch.optim.Adam(net.parameters())
+for x, y in [(torch.randn(6, 5, 4), torch.randint(3, (6,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
 )

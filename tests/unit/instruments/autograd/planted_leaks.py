@@ -264,4 +264,66 @@ for x, y in [(torch.randn(4, 8, 3), torch.randint(3, (4,))) for _ in range(3)]:
 """,
         edits=(("out.view(x.size(0), -1)", "out.transpose(0, 1).reshape(x.size(0), -1)"),),
     ),
+    Case(
+        name="the positional encoding counts the samples of the batch",
+        kind="leaking_batch",
+        text="""\
+class PositionalEncoding(nn.Module):
+    def __init__(self, dim, longest=50):
+        super().__init__()
+        position, rates = torch.arange(longest).unsqueeze(1), torch.exp(torch.arange(0, dim, 2) * (-3 / dim))
+        pe = torch.zeros(longest, 1, dim)
+        pe[:, 0, 0::2], pe[:, 0, 1::2] = torch.sin(position * rates), torch.cos(position * rates)
+        self.register_buffer("pe", pe)
+
+    def forward(self, x):
+        x = x + self.pe[:x.size(0)]  #> location
+        return x
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.position = nn.Embedding(9, 8), PositionalEncoding(8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, 9)
+
+    def forward(self, x):
+        return self.head(self.layer(self.position(self.embed(x))))
+
+net = Net()
+opt = torch.optim.Adam(net.parameters())
+for x in [torch.randint(9, (6, 5)) for _ in range(3)]:
+    loss = F.cross_entropy(net(x).flatten(0, 1), x.flatten())
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        module="position",
+        edits=(("self.pe[:x.size(0)]", "self.pe[:x.size(1)].transpose(0, 1)"),),
+    ),
+    Case(
+        name="learned positions count the samples of the batch",
+        kind="leaking_batch",
+        text="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token, self.place = nn.Embedding(9, 8), nn.Embedding(20, 8)
+        self.rnn, self.head = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        place = torch.arange(x.shape[0]).unsqueeze(1)  #> location
+        h = self.token(x) + self.place(place)
+        return self.head(self.rnn(h)[0][:, -1])
+
+net = Net()
+opt = torch.optim.Adam(net.parameters())
+for x, y in [(torch.randint(9, (6, 5)), torch.randint(3, (6,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("torch.arange(x.shape[0]).unsqueeze(1)", "torch.arange(x.shape[1]).unsqueeze(0)"),),
+    ),
 )

@@ -1221,6 +1221,37 @@ for x, y in [(torch.randn(6, 4), torch.randn(6, 1)) for _ in range(3)]:
 """,
         edits=(("return 2 * x", "return grad * 2 * x"),),
     ),
+    Case(
+        name="a loader drops its only batch",
+        kind="no_batches",
+        text="""\
+net = nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(20, 4), torch.randint(2, (20,)))
+loader = torch.utils.data.DataLoader(data, batch_size=32, drop_last=True)  #> location
+for epoch in range(2):
+    for x, y in loader:  #> saved
+        loss = F.cross_entropy(net(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+""",
+        tensors=("loader",),
+        edits=((", drop_last=True", ""),),
+    ),
+    Case(
+        name="a subset that holds nothing",
+        kind="no_batches",
+        text="""\
+data = torch.utils.data.TensorDataset(torch.randn(20, 4), torch.randint(2, (20,)))
+subset = torch.utils.data.Subset(data, [i for i in range(20) if i > 20])
+loader = torch.utils.data.DataLoader(subset, batch_size=4)  #> location
+total = 0
+for i, (x, y) in enumerate(loader):  #> saved
+    total += len(x)
+""",
+        tensors=("loader",),
+    ),
 )
 
 CASES = _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES + _COPIES

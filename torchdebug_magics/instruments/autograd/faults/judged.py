@@ -11,6 +11,8 @@ import torch
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.faults.accidental_broadcast import accidental_broadcast
+from torchdebug_magics.instruments.autograd.faults.batch_positions import counting_finding
+from torchdebug_magics.instruments.autograd.faults.empty_loaders import empty_finding
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak_finding, scrambled_channels
 from torchdebug_magics.instruments.autograd.faults.left_out import (
     constant_gradients,
@@ -40,13 +42,14 @@ from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 _ORDER: tuple[Kind, ...] = (
-    "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "grad_disabled", "stale_optimizer", "no_gradient",
-    "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch",
-    "double_softmax", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "no_activation",
+    "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "grad_disabled", "stale_optimizer",
+    "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory",
+    "leaking_batch", "double_softmax", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "no_activation",
 )  # fmt: skip
-LASTING: frozenset[Kind] = frozenset(
-    {"stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch", "double_softmax"}
-)
+LASTING: frozenset[Kind] = frozenset({
+    "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch",
+    "double_softmax",
+})  # fmt: skip
 """What a step has shown, and no later one can undo; what others show is that something is missing, and may come."""
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
     "zeroed_before_step": frozenset({"grad_disabled", "stale_optimizer", "no_gradient"}),
@@ -80,19 +83,19 @@ def worst_first(findings: Sequence[AutogradFinding]) -> tuple[AutogradFinding, .
     return tuple(sorted(known.values(), key=lambda one: _ORDER.index(one.kind)))
 
 
-def _stale_values(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    if (stale := facts.watched.stale) is not None:
+def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """What was seen as it happened, and needs no other step."""
+    watched = facts.watched
+    if (empty := watched.loaders.first) is not None:
+        yield empty_finding(empty)
+    if (stale := watched.stale) is not None:
         yield stale_finding(stale, tuple(name for name, one in named_members(facts.roots) if facts.tape.numbers.of(one) == stale.memory))
-
-
-def _batch_leaks(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    if (mixing := facts.watched.leak.mixing) is not None:
+    if (mixing := watched.leak.mixing) is not None:
         yield leak_finding(mixing)
+    if (counting := watched.leak.counting) is not None:
+        yield counting_finding(counting)
     yield from scrambled_channels(facts.tape)
-
-
-def _own_functions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    yield from map(own_function_finding, facts.watched.recorder.functions.wrong)
+    yield from map(own_function_finding, watched.recorder.functions.wrong)
 
 
 def _shared_memory(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -425,7 +428,7 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 
 
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
-    _stale_values, accidental_broadcast, _own_functions, _shared_memory, nothing_reached, wrong_order, wrong_tensors, missing_gradients,
-    stopped_gradients, constant_gradients, _batch_leaks, double_softmax, trained_in_eval_mode, evaluated_in_training_mode,
+    _seen_at_once, accidental_broadcast, _shared_memory, nothing_reached, wrong_order, wrong_tensors, missing_gradients,
+    stopped_gradients, constant_gradients, double_softmax, trained_in_eval_mode, evaluated_in_training_mode,
     frozen_statistics, wasted_terms, linear_chains,
 )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.autograd.faults.batch_positions import Counting, counted_samples, mixed_in_model
 from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
@@ -44,6 +45,7 @@ class BatchLeak:
     def __init__(self, recorder: GraphRecorder) -> None:
         self._recorder = recorder
         self.mixing: Mixing | None = None
+        self.counting: Counting | None = None
 
     def look(self, loss: torch.Tensor) -> None:
         """A backward pass from there begins.
@@ -64,6 +66,8 @@ class BatchLeak:
             has_mixed = any(made.shape for op in steps.mixing() if op in passed for made in op.makes)
             apart_from_steps = along_samples if has_row_a_step and has_mixed else None
             self.mixing = along_steps if _is_leak(steps, along_steps, rows) else apart_from_steps
+        elif samples.has_steps and not mixed_in_model(samples, passed) and mixed_in_model(steps, passed):
+            self.counting = counted_samples(samples, passed)
 
 
 def leak_finding(mixing: Mixing) -> AutogradFinding:

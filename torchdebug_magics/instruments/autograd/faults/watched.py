@@ -12,6 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchdebug_magics.instruments.autograd.errors.inplace import is_packed, saved_in, saved_names
+from torchdebug_magics.instruments.autograd.faults.empty_loaders import EmptyLoaders
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import BatchLeak
 from torchdebug_magics.instruments.autograd.faults.shared_memory import KeptStates
 from torchdebug_magics.instruments.autograd.graph_recorder import Copied, GraphRecorder
@@ -29,6 +30,7 @@ from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.graphs import leaves_of, upstream
 from torchdebug_magics.probing.modules import live, live_kinds, live_modules
 from torchdebug_magics.probing.names import variable_of
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.storages import gathered_for, is_shard, local_of, shards_may_be
 
 _MOST_DROPPED = 4
@@ -160,9 +162,10 @@ def _runs_code(nodes: list[Any], leaves: list[torch.Tensor]) -> bool:
 class WatchedTraining:
     """Fills the course; keeps no tensor and no optimizer alive."""
 
-    def __init__(self, recorder: GraphRecorder, course: EventCourse) -> None:
+    def __init__(self, recorder: GraphRecorder, course: EventCourse, guard: Guard) -> None:
         self.recorder = recorder
         self.course = course
+        self.loaders = EmptyLoaders(guard, recorder.line_here)
         self.stale: StaleValue | None = None
         self.leak = BatchLeak(recorder)
         self.states = KeptStates()

@@ -1,0 +1,119 @@
+"""Positions that count the samples of a batch: each sample gets one position of its own, and all its time steps the same."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
+from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
+from torchdebug_magics.probing.source.edited_source import Source, same
+from torchdebug_magics.probing.source.syntax import as_atom, exchanged, expression, method, nodes, tree_of
+from torchdebug_magics.report import Edit, Location
+
+_JOINS = frozenset({"add", "add_", "mul", "cat"})
+_MOST_OPS = 100
+
+
+class Counting(NamedTuple):
+    """What is computed of the samples meets what counts them."""
+
+    op: RecordedOp
+    operand: int
+    """Which of the tensors that the op reads counts them."""
+    counter: RecordedOp
+    """Has made as many rows as there are samples, of a range or of a longer table."""
+
+
+def mixed_in_model(twins: SampleTwins, passed: Iterable[RecordedOp]) -> bool:
+    """Whether a model computes something of several rows along the twins' dimension."""
+    inside = {op.index for op in passed if op.root}
+    return any(op.index in inside for op in twins.mixing())
+
+
+def counted_samples(twins: SampleTwins, passed: Iterable[RecordedOp]) -> Counting | None:
+    """The first op in a model that joins the samples with positions along the dimension that holds them."""
+    of_samples = twins.reached()
+    for op in sorted(passed, key=lambda one: one.index):
+        if op.root and op.is_forward and op.name in _JOINS and op.index in of_samples:
+            for use, maker in op.sources:
+                counter = _counter(use, maker, twins.samples_count, of_samples) if len(use.shape) == len(op.makes[0].shape) else None
+                if counter is not None:
+                    return Counting(op, op.reads.index(use), counter)
+    return None
+
+
+def _counter(use: Use, maker: RecordedOp, samples_count: int, of_samples: set[int]) -> RecordedOp | None:
+    """The op that counts the samples, if the tensor is computed of nothing else but parameters."""
+    todo, counters = [maker], list[RecordedOp]()
+    if use.shape[:1] != (samples_count,):
+        return None
+    for op in todo:
+        if op.index in of_samples or len(todo) > _MOST_OPS or "rand" in op.name or op.name in {"bernoulli", "normal"}:
+            return None
+        table = op.reads[0].shape if op.reads and op.name == "slice" else ()
+        if op.makes and op.makes[0].shape[:1] == (samples_count,) and (op.name == "arange" or table[:1] > (samples_count,)):
+            counters.append(op)
+        todo += [parent for parent in op.parents if parent not in todo]
+    return counters[0] if counters else None
+
+
+def counting_finding(counting: Counting) -> AutogradFinding:
+    """The line that counts."""
+    op, counter = counting.op, counting.counter
+    edits = list(_edits(counting))
+    return finding(
+        "leaking_batch",
+        "the positions count the samples of the batch: all steps of a sample get the same one",
+        counter.where,
+        " and ".join(f"`{edit.new}`" for edit in edits) or "count the steps, dimension 1, and let the batch be the dimension of size 1",
+        edits=tuple(edits),
+        fix_state="compiles" if edits else "advice",
+        op=counter.name,
+        module=op.module,
+        saved_at=op.where if op.where != counter.where else None,
+        explanation="the output for a sample depends on its place in the batch, and not on the order of its steps",
+    )
+
+
+def _edits(counting: Counting) -> Iterator[Edit]:
+    """The size of dimension 1 where the samples are counted, and a transpose where both meet."""
+    texts: dict[Location, ast.stmt] = {}
+    for where, change in ((counting.counter.where, _of_steps), (counting.op.where, lambda statement: _transposed(statement, counting))):
+        statement = None if where is None else texts.get(where) or statement_at(where)
+        changed = None if statement is None else change(statement)
+        if where is None or changed is None:
+            return
+        texts[where] = changed
+    for where, changed in texts.items():
+        tree = tree_of(where.file)
+        source = Source(where, tree) if tree is not None else None
+        if source is None or source.statement is None:
+            return
+        yield source.replacing(source.statement, ast.unparse(changed))
+
+
+def _of_steps(statement: ast.stmt) -> ast.stmt | None:
+    sizes = [
+        node
+        for node in nodes(ast.expr, statement)
+        if (method(node) == "size" and ast.unparse(node).endswith("(0)")) or ast.unparse(node).endswith(".shape[0]")
+    ]
+    if len(sizes) != 1:
+        return None
+    new = expression(ast.unparse(sizes[0]).replace("(0)", "(1)").replace("[0]", "[1]"))
+    return exchanged(statement, lambda node: new if same(node, sizes[0]) else None)
+
+
+def _transposed(statement: ast.stmt, counting: Counting) -> ast.stmt | None:
+    sums = [node for node in nodes(ast.BinOp, statement) if isinstance(node.op, (ast.Add, ast.Mult))]
+    old: ast.expr | None = statement.value if isinstance(statement, ast.AugAssign) else None
+    if old is None and len(sums) == 1:
+        old = sums[0].right if counting.operand else sums[0].left
+    if old is None:
+        return None
+    new = expression(f"{as_atom(old)}.transpose(0, 1)")
+    return exchanged(statement, lambda node: new if same(node, old) else None)
