@@ -15,7 +15,7 @@ import torch
 from torchdebug_magics.instruments.autograd.faults.own_functions import OwnFunctions
 from torchdebug_magics.instruments.autograd.faults.shared_memory import Comparison, names_compared
 from torchdebug_magics.instruments.autograd.sample_twins import Begun, SampleTwins
-from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of, target_span
 from torchdebug_magics.probing.dispatch import modes, modes_aside
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
@@ -220,6 +220,7 @@ class GraphRecorder(OpRecorder[_Running]):
             root=0 if call is None else id(call.root),
             training=call is None or call.root.training,
             note=note_of(name, args, frame),
+            target_span=target_span(name, args),
         )
         places = [(use.memory, use.span, use.shape) for use in op.reads[:2]]
         if len(places) > 1 and places[0] == places[1] and op.reads[0].memory:

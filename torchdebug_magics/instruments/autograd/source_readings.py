@@ -17,7 +17,19 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cut, 
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.call_sites import function_node
-from torchdebug_magics.probing.source.syntax import dotted, enclosing, exchanged, expression, method, names_in, nodes, parsed, tree_of
+from torchdebug_magics.probing.source.edited_source import calls
+from torchdebug_magics.probing.source.syntax import (
+    called,
+    dotted,
+    enclosing,
+    exchanged,
+    expression,
+    method,
+    names_in,
+    nodes,
+    parsed,
+    tree_of,
+)
 from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, location
 from torchdebug_magics.report import Location
 
@@ -230,6 +242,13 @@ def held_as(value: object) -> list[str]:
     spaces = (referrer if isinstance(referrer, dict) else getattr(referrer, "__dict__", None) for referrer in gc.get_referrers(value))
     names = (key for space in spaces if isinstance(space, dict) for key, held in list(space.items()) if held is value)
     return [name for name in names if isinstance(name, str)]
+
+
+def sequential_at(file: str, place: int, kind: str) -> Iterator[tuple[Location, ast.Call]]:
+    """Each ``nn.Sequential`` that is made with a layer of that class at that place."""
+    for where, call in calls(file):
+        if called(call) == "Sequential" and place < len(call.args) and called(call.args[place]) == kind:
+            yield where, call
 
 
 def stepped_name(where: Location | None) -> str | None:

@@ -6,9 +6,9 @@ import ast
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -22,8 +22,11 @@ from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
 
-Note: TypeAlias = Literal["", "wraps a graph", "takes probabilities"]
+Note: TypeAlias = Literal["", "wraps a graph", "takes probabilities", "takes logits"]
+DISTANCES = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss"})
 _ROUNDING = 16
+_NO_LOGARITHMS = 1e-2
+"""How far the logarithm of a sum of probabilities is from 0 only where they are none."""
 _MOST_EVENTS = 512
 
 
@@ -98,6 +101,7 @@ class RecordedOp:
     training: bool = True
     """Whether that was in training mode."""
     note: Note = ""
+    target_span: tuple[float, float] | None = None
     unknown: bool = False
     """Whether no op made one of the tensors that it reads, and that could have a gradient."""
     derivative_of: int = -1
@@ -332,7 +336,27 @@ def note_of(name: str, args: tuple[Any, ...], frame: FrameType | None) -> Note:
     """Of an op that is about to run in the line at which a frame stands."""
     if name == "lift_fresh" and frame is not None and _wraps_graph(frame):
         return "wraps a graph"
-    return "takes probabilities" if name == "_log_softmax" and _sums_to_one(args[0], args[1]) else ""
+    if name == "_log_softmax":
+        return "takes probabilities" if _sums_to_one(args[0], args[1]) else ""
+    if name.startswith("nll_loss") and name.endswith("_forward") and args[0].ndim > 1 and args[0].requires_grad:
+        return _instead_of_logarithms(args[0], 1)
+    return ""
+
+
+def _instead_of_logarithms(values: torch.Tensor, dim: int) -> Note:
+    """What a loss of log-probabilities is given."""
+    if _sums_to_one(values, dim):
+        return "takes probabilities"
+    with modes_aside(), torch.no_grad():
+        return "takes logits" if values.numel() and bool((values.detach().float().logsumexp(dim).abs() > _NO_LOGARITHMS).any()) else ""
+
+
+def target_span(name: str, args: tuple[Any, ...]) -> tuple[float, float] | None:
+    """The least and the largest value that an output is to come near to, of a loss that measures the distance."""
+    if name not in DISTANCES or not args[0].requires_grad or not args[1].numel() or args[1].is_meta:
+        return None
+    with modes_aside(), torch.no_grad():
+        return float(args[1].min()), float(args[1].max())
 
 
 def _wraps_graph(frame: FrameType) -> bool:
@@ -343,12 +367,15 @@ def _wraps_graph(frame: FrameType) -> bool:
     return any(tensor.requires_grad for tensor in tensors_in(_held(call.args[0], frame)))
 
 
-def _held(node: ast.expr, frame: FrameType) -> list[Any]:
+def _held(node: ast.expr, frame: FrameType, known: Mapping[str, Any] = MappingProxyType({})) -> list[Any]:
+    """The values of a list that is written there, where reading them calls nothing."""
     if isinstance(node, (ast.List, ast.Tuple)):
-        return [part for elt in node.elts for part in _held(elt, frame)]
-    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and ast.unparse(node.elt) == ast.unparse(node.generators[0].target):
-        return _held(node.generators[0].iter, frame)
-    value = value_of(node, frame, local_values(frame))
+        return [part for elt in node.elts for part in _held(elt, frame, known)]
+    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and isinstance(target := node.generators[0].target, ast.Name):
+        return [
+            part for item in _held(node.generators[0].iter, frame, known) for part in _held(node.elt, frame, {**known, target.id: item})
+        ]
+    value = value_of(node, frame, {**local_values(frame), **known})
     return list(value) if type(value) in {list, tuple} else [value]
 
 

@@ -683,4 +683,31 @@ for x, y in [(torch.randn(6, 5, 4), torch.randint(3, (6,))) for _ in range(3)]:
     opt.step()
 """,
     ),
+    Program(
+        "an autoencoder of pictures from 0 to 1, and a ReLU before noisy targets",
+        """\
+coder = nn.Sequential(nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 9), nn.Sigmoid())
+counter = nn.Sequential(nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 1), nn.ReLU())
+nn.init.constant_(counter[2].bias, 3.0)
+opt = torch.optim.SGD([*coder.parameters(), *counter.parameters()], lr=0.1)
+for x in [torch.rand(16, 9) for _ in range(3)]:
+    loss = F.mse_loss(coder(x), x) + F.smooth_l1_loss(counter(x), x.sum(1, keepdim=True) - 0.01)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "log-probabilities, and logits of a temperature",
+        """\
+net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3), nn.LogSoftmax(dim=1))
+other = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+opt = torch.optim.SGD([*net.parameters(), *other.parameters()], lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    loss = F.nll_loss(net(x), y) + F.cross_entropy(other(x) / 0.07, y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
 )

@@ -888,6 +888,35 @@ cam = (features.grad.mean((2, 3), keepdim=True) * features).sum(1)  #> location
 """,
         edits=(("features = net[0](x)\n", "features = net[0](x)\nfeatures.retain_grad()\n"),),
     ),
+    Case(
+        name="a list of losses with their graphs is read by NumPy",
+        kind="other",
+        text="""\
+import numpy as np
+net = nn.Linear(3, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+history = []
+for x in torch.randn(3, 4, 3):
+    loss = net(x).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    history.append(loss)  #> location
+print(np.log10(history))  #> saved
+""",
+        edits=(("history.append(loss)", "history.append(loss.item())"),),
+    ),
+    Case(
+        name="numpy() of an output",
+        kind="other",
+        text="""\
+net = nn.Linear(3, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+out = net(torch.randn(4, 3))
+values = out.squeeze(1).numpy()  #> location
+""",
+        edits=(("out.squeeze(1).numpy()", "out.squeeze(1).detach().numpy()"),),
+    ),
 )
 
 CASES = _LEAVES_AND_VIEWS + _SCALARS + _INFERENCE + _INPUTS + _FUNCTIONS + _CHECKPOINTS + _DOUBLE + _OTHER

@@ -1252,6 +1252,135 @@ for i, (x, y) in enumerate(loader):  #> saved
 """,
         tensors=("loader",),
     ),
+    Case(
+        name="a sigmoid before cross_entropy",
+        kind="loss_input",
+        text="""\
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.Sigmoid())
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=((", nn.Sigmoid()", ""),),
+    ),
+    Case(
+        name="a ReLU on the logits",
+        kind="loss_input",
+        text="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = F.relu(self.first(x))
+        return F.relu(self.last(x))  #> location
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)  #> saved
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("F.relu(self.last(x))", "self.last(x)"),),
+    ),
+    Case(
+        name="nll_loss of logits",
+        kind="loss_input",
+        text="""\
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    loss = F.nll_loss(net(x), y)  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("F.nll_loss", "F.cross_entropy"),),
+    ),
+    Case(
+        name="nll_loss of probabilities",
+        kind="loss_input",
+        text="""\
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.Softmax(dim=1))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    loss = F.nll_loss(net(x), y)  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("nn.Softmax", "nn.LogSoftmax"),),
+    ),
+    Case(
+        name="targets that a tanh cannot give",
+        kind="loss_input",
+        text="""\
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1), nn.Tanh())
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), 20 * torch.rand(8, 1)) for _ in range(3)]:
+    loss = F.mse_loss(net(x), y)  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=((", nn.Tanh()", ""),),
+    ),
+    Case(
+        name="the results of a loop are its own variable",
+        kind="no_gradient",
+        text="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.units = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, *parts):
+        for i, part in enumerate(parts):
+            part = torch.relu(self.units[i](part))  #> location
+        return self.head(torch.cat(parts, 1))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(6, 4), torch.randint(2, (6,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x, x + 1), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(
+            (
+                "for i, part in enumerate(parts):\n            part = torch.relu(self.units[i](part))",
+                "parts = [torch.relu(self.units[i](part)) for i, part in enumerate(parts)]",
+            ),
+        ),
+    ),
+    Case(
+        name="log-probabilities out of a memory of pairs become a new tensor",
+        kind="no_gradient",
+        text="""\
+net, value = nn.Linear(4, 2), nn.Linear(4, 1)
+opt = torch.optim.SGD([*net.parameters(), *value.parameters()], lr=0.1)
+for _ in range(3):
+    memory = []
+    for x in torch.randn(5, 4):
+        action = torch.distributions.Categorical(logits=net(x))
+        memory.append((value(x), action.log_prob(torch.tensor(1))))
+    log_probs = torch.tensor([pair[1] for pair in memory])  #> location
+    values = torch.stack([pair[0] for pair in memory]).squeeze(1)
+    loss = (values * values).mean() - log_probs.mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("torch.tensor([pair[1]", "torch.stack([pair[1]"),),
+    ),
 )
 
 CASES = _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES + _COPIES

@@ -22,9 +22,23 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     statement_at,
 )
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
-from torchdebug_magics.probing.source.syntax import FUNCTIONS, called, covers, expression, names_in, nodes, parsed, targets_of, tree_of
+from torchdebug_magics.probing.source.edited_source import Source
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.syntax import (
+    FUNCTIONS,
+    bound_names,
+    called,
+    covers,
+    expression,
+    loops_around,
+    names_in,
+    nodes,
+    parsed,
+    targets_of,
+    tree_of,
+)
 from torchdebug_magics.probing.source.user_code import location
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Edit, Location
 
 _MAKERS = frozenset({"tensor", "as_tensor", "from_numpy", "FloatTensor", "Tensor"})
 _READERS = frozenset({"item", "tolist", "detach", "cpu", "numpy"})
@@ -153,17 +167,20 @@ class Unused(NamedTuple):
 
     name: str
     op: RecordedOp
+    line: Line
+    """The line that gives it the name."""
     function: ast.AST | None
     """The innermost around it."""
 
     @classmethod
     def of(cls, op: RecordedOp) -> Unused | None:
-        """What an op computes in a line that gives it a name."""
-        name = next(map(ast.unparse, targets_of(statement_at(op.where))), None)
-        if name is None or op.line is None:
+        """What an op computes in a line that gives it a name, or that functions return to such a line."""
+        line = next((line for line in op.calls if not isinstance(statement_at(line.location), ast.Return)), None)
+        name = None if line is None else next(map(ast.unparse, targets_of(statement_at(line.location))), None)
+        if name is None or line is None:
             return None
-        functions = [node for node in nodes(FUNCTIONS, tree_of(op.line.file)) if covers(node, op.line.line)]
-        return cls(name, op, functions[-1] if functions else None)
+        functions = [node for node in nodes(FUNCTIONS, tree_of(line.file)) if covers(node, line.line)]
+        return cls(name, op, line, functions[-1] if functions else None)
 
     def covers(self, line: int) -> bool:
         """Whether the function holds a line."""
@@ -177,15 +194,30 @@ class Unused(NamedTuple):
     @property
     def returned_at(self) -> Location | None:
         """The line of that."""
-        line, node = self.op.line, self.returned
-        return None if line is None or node is None else location(line.file, node.lineno, line.function)
+        node = self.returned
+        return None if node is None else location(self.line.file, node.lineno, self.line.function)
+
+    @property
+    def collected(self) -> tuple[Edit, ...]:
+        """The loop that gives its own variable the results one by one, and keeps none, as a list of them."""
+        tree = tree_of(self.line.file)
+        loop = next((node for node in reversed(loops_around(tree, self.line.line)) if isinstance(node, ast.For)), None)
+        held = loop.iter.args[0] if loop is not None and isinstance(loop.iter, ast.Call) and called(loop.iter) == "enumerate" else None
+        held = held or (loop.iter if loop is not None else None)
+        if tree is None or loop is None or not isinstance(held, ast.Name) or self.name not in bound_names(loop.target):
+            return ()
+        match loop.body:
+            case [ast.Assign([ast.Name(name)], value)] if name == self.name:
+                source = Source(location(self.line.file, loop.lineno, self.line.function), tree)
+                value_text, target, over = map(source.text, (value, loop.target, loop.iter))
+                return (source.replacing(loop, f"{held.id} = [{value_text} for {target} in {over}]", source.text(loop, whole=True)),)
+        return ()
 
     @property
     def words(self) -> str:
         """What happens to it."""
-        assert self.op.line is not None  # see `of`
         returned = self.returned
-        rest = "" if returned is None or returned.value is None else f": `{self.op.line.function}` returns `{ast.unparse(returned.value)}`"
+        rest = "" if returned is None or returned.value is None else f": `{self.line.function}` returns `{ast.unparse(returned.value)}`"
         return f"`{self.name}` is computed and never used{rest}"
 
 

@@ -28,8 +28,8 @@ from torchdebug_magics.instruments.autograd.source_readings import (
 from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.source.call_sites import function_node
-from torchdebug_magics.probing.source.edited_source import Source
-from torchdebug_magics.probing.source.syntax import SIMPLE, as_atom, called, dotted, names_in, nodes, tree_of
+from torchdebug_magics.probing.source.edited_source import Source, calls, same
+from torchdebug_magics.probing.source.syntax import SIMPLE, as_atom, called, dotted, exchanged, expression, method, names_in, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
@@ -50,7 +50,7 @@ _WRITTEN = (
 )
 """What is written, by the message, and why it may not be; "" for a view of which the message says no more."""
 _OTHER_FIXES = (
-    (r"Can't call numpy\(\)", "replace `.numpy()` with `.detach().numpy()`"),
+    (r"Can't call numpy\(\)", "`.detach()` the tensor before NumPy reads it"),
     (r"graph leaves", "use `copy.deepcopy(tensor.detach())`, or delete the attribute that holds the computed tensor before the copy"),
     (r"requires_grad flags of leaf", "`.detach()` the tensor, or set `requires_grad` on the leaf that it was computed from"),
     (
@@ -289,12 +289,39 @@ def _other_error(raised: Raised) -> AutogradFinding:
         return _not_a_leaf(raised)
     if "graph leaves" in first and (kept := _kept_by_a_module(raised)) is not None:
         return kept
+    if "call numpy()" in first and (unread := _no_array(raised)) is not None:
+        return unread
     fix = next((fix for pattern, fix in _OTHER_FIXES if re.search(pattern, raised.message)), "")
     name = next((one.name for one in raised.reads() if fix and one.place == raised.here and isinstance(one.value, torch.Tensor)), None)
     hook = re.search(r"hook '(\w+)' has changed", first)
     hooks = (value for _, value in raised.variables() if type(value) is FunctionType and hook is not None and value.__name__ == hook[1])
     where = _return_of(next(hooks, None))
     return raised.finding(first, fix, where, tensor=name, first_backward_at=raised.here if where is not None else None)
+
+
+def _no_array(raised: Raised) -> AutogradFinding | None:
+    """Explains why NumPy cannot read a tensor with a graph: where ``numpy()`` is called, or where a list keeps losses with theirs."""
+    names = {read.name for read in raised.reads() if read.place == raised.here and isinstance(read.value, torch.Tensor)}
+    called_on = [node.value for node in nodes(ast.Attribute, raised.statement) if node.attr == "numpy"]
+    here = called_on or [node for node in nodes(ast.Name, raised.statement) if {node.id} == names]
+    if len(here) == 1 and raised.statement is not None:
+        new = expression(f"{as_atom(here[0])}.detach()")
+        code = ast.unparse(exchanged(raised.statement, lambda node: new if same(node, here[0]) else None))
+        return raised.finding(raised.message.splitlines()[0].rstrip("."), f"`{code}`", tensor=ast.unparse(here[0]))
+    known = list(calls(raised.here.file)) if raised.here is not None and not here else []
+    losses = {ast.unparse(call.func).removesuffix(".backward") for _, call in known if method(call) == "backward"}
+    filled = [(where, call) for where, call in known if method(call) == "append" and {ast.unparse(part) for part in call.args} & losses]
+    if len(filled) != 1:
+        return None
+    where, call = filled[0]
+    return raised.finding(
+        f"`{ast.unparse(call)}` keeps the loss with its graph, which NumPy cannot read",
+        f"`{ast.unparse(call.func)}({ast.unparse(call.args[0])}.item())`",
+        where,
+        saved_at=raised.here,
+        tensor=ast.unparse(call.args[0]),
+        explanation="NumPy reads only tensors without a graph; `.item()` gives the number alone",
+    )
 
 
 def _kept_by_a_module(raised: Raised) -> AutogradFinding | None:
@@ -307,12 +334,12 @@ def _kept_by_a_module(raised: Raised) -> AutogradFinding | None:
             full = f"{path}.{kept}".lstrip(".")
             headline = f"`{name}` cannot be copied: `{full}` is a computed tensor, which holds its graph"
             methods = [value for kind in type(part).__mro__ for value in vars(kind).values() if isinstance(value, FunctionType)]
-            using = {method: node for method in methods if (node := user_function(method)) is not None and _uses(node, kept)}
-            for method, node in using.items():
+            using = {function: node for function in methods if (node := user_function(function)) is not None and _uses(node, kept)}
+            for function, node in using.items():
                 stores = [one for one in nodes(ast.Assign, node) if any(dotted(target) == f"self.{kept}" for target in one.targets)]
                 if not stores:
                     continue
-                where = location(method.__code__.co_filename, stores[0].lineno, method.__name__)
+                where = location(function.__code__.co_filename, stores[0].lineno, function.__name__)
                 tree = tree_of(where.file)
                 detached = f"`self.{kept} = {as_atom(stores[0].value)}.detach()`"
                 if len(using) > 1 or tree is None or kept in names_in(node):
@@ -321,7 +348,7 @@ def _kept_by_a_module(raised: Raised) -> AutogradFinding | None:
                 users = [one for one in nodes(ast.stmt, node) if isinstance(one, SIMPLE) and _uses(one, kept)]
                 local = {one: re.sub(rf"\bself\.{kept}\b", kept, source.text(one)) for one in users}
                 edits = source.merged(source.replacing(one, text) for one, text in local.items())
-                fix = f"use a variable of `{method.__name__}` in its place: `{kept} = {ast.unparse(stores[0].value)}`"
+                fix = f"use a variable of `{function.__name__}` in its place: `{kept} = {ast.unparse(stores[0].value)}`"
                 return raised.finding(headline, fix, where, tensor=full, edits=edits, fix_state="compiles")
             return raised.finding(headline, f"delete `{name}.{full}` before the copy", tensor=full)
     return None

@@ -22,6 +22,7 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     wrong_tensors,
 )
 from torchdebug_magics.instruments.autograd.faults.linear_chain import linear_chains
+from torchdebug_magics.instruments.autograd.faults.loss_inputs import misfit_losses
 from torchdebug_magics.instruments.autograd.faults.own_functions import own_function_finding
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     comparison_finding,
@@ -44,11 +45,12 @@ from torchdebug_magics.report import Location
 _ORDER: tuple[Kind, ...] = (
     "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "grad_disabled", "stale_optimizer",
     "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory",
-    "leaking_batch", "double_softmax", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "no_activation",
+    "leaking_batch", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
+    "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
     "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch",
-    "double_softmax",
+    "double_softmax", "loss_input",
 })  # fmt: skip
 """What a step has shown, and no later one can undo; what others show is that something is missing, and may come."""
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
@@ -62,9 +64,6 @@ _WASTED = 2
 """Number of discarded backward passes from which on they are reported; a single skipped step may be intended."""
 _IN_A_LOOP = 3
 """Number of backward passes without an update from which on the update is reported missing."""
-_PASSES_ON = frozenset(
-    "view _unsafe_view transpose permute t squeeze unsqueeze reshape clone slice select alias _to_copy".split()  # noqa: SIM905
-)
 _MOST_OPS = 5_000
 
 
@@ -268,44 +267,6 @@ def _may_skip(scaler: torch.amp.GradScaler) -> bool:
     return scaler.is_enabled() and (tracker is None or not int(tracker))
 
 
-def double_softmax(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """Probabilities passed to a loss that applies softmax or sigmoid itself."""
-    losses = (op for op in facts.tape.ops if op.name in {"_log_softmax", "binary_cross_entropy_with_logits"} and not op.in_backward)
-    for op, maker in ((op, _maker(op)) for op in losses):
-        if maker is None:
-            continue
-        first, loss = ("softmax", "cross_entropy") if op.name == "_log_softmax" else ("sigmoid", "binary_cross_entropy_with_logits")
-        is_module = maker.module_type in {"Softmax", "Softmax2d", "Sigmoid"}
-        fix = f"remove {f'module `{maker.module}` ({maker.module_type})' if is_module else f'the {first}'} and pass the logits to the loss"
-        if op.note == "takes probabilities" and not all(parent is maker or parent.name in _PASSES_ON for parent in op.parents):
-            fix = "replace `F.cross_entropy(probabilities, target)` with `F.nll_loss(probabilities.log(), target)`"
-        yield finding(
-            "double_softmax",
-            f"`{first}` is applied before `{loss}`, which applies it itself",
-            maker.where,
-            fix,
-            op=first,
-            saved_at=op.where,
-            module=maker.module,
-            explanation=f"the second {first} makes all gradients small: the model learns slowly, and the loss cannot reach 0",
-        )
-        return
-
-
-def _maker(op: RecordedOp) -> RecordedOp | None:
-    """The softmax or sigmoid whose output an op receives; for an input whose rows sum to one, the nearest softmax upstream."""
-    wanted = "_softmax" if op.name == "_log_softmax" else "sigmoid"
-    maker = next(iter(op.parents), None)
-    while maker is not None and maker.name in _PASSES_ON:
-        maker = next(iter(maker.parents), None)
-    todo, seen = deque(op.parents if op.note == "takes probabilities" else ()), set[int]()
-    while todo and (maker is None or maker.name != wanted):
-        maker = todo.popleft()
-        todo.extend(parent for parent in maker.parents if parent.index not in seen)
-        seen.add(maker.index)
-    return maker if maker is not None and maker.name == wanted and any(use.requires_grad for use in maker.reads) else None
-
-
 def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A model that is trained, called without gradients and with BatchNorm or Dropout in training mode."""
     for (_, with_gradients, training), seen in facts.watched.recorder.root_calls.items():
@@ -429,6 +390,6 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _seen_at_once, accidental_broadcast, _shared_memory, nothing_reached, wrong_order, wrong_tensors, missing_gradients,
-    stopped_gradients, constant_gradients, double_softmax, trained_in_eval_mode, evaluated_in_training_mode,
+    stopped_gradients, constant_gradients, misfit_losses, trained_in_eval_mode, evaluated_in_training_mode,
     frozen_statistics, wasted_terms, linear_chains,
 )  # fmt: skip

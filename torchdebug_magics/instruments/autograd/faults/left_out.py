@@ -272,7 +272,7 @@ def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         if dropped is None and others_learn and after.keys().isdisjoint(counted):
             dropped = _left_unused(after.values(), consumers)
         if dropped is not None or (not readers and others_learn and _is_unused_by_mistake(facts, tensor)):
-            key = None if dropped is None else dropped.op.line or dropped.op.name
+            key = None if dropped is None else (dropped.line if isinstance(dropped, Unused) else dropped.op.line) or dropped.op.name
             groups[key] = ([*groups.get(key, ([],))[0], tensor], dropped)
     for tensors, dropped in groups.values():
         yield _no_gradient(facts.names_of(tensors), len(tensors), dropped)
@@ -336,8 +336,10 @@ def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | Unused |
         return finding(
             "no_gradient",
             f"{subject} no gradient: {dropped.words}",
-            dropped.op.where,
-            f"use `{dropped.name}` in what `{dropped.op.line.function if dropped.op.line is not None else 'the function'}` returns",
+            dropped.line.location,
+            f"`{edits[0].new}`" if (edits := dropped.collected) else f"use `{dropped.name}` in what `{dropped.line.function}` returns",
+            edits=edits,
+            fix_state="compiles" if edits else "advice",
             op=dropped.op.name,
             saved_at=dropped.returned_at,
             module=dropped.op.module,

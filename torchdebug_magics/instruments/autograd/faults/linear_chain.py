@@ -8,10 +8,10 @@ from functools import partial
 
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding
+from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
-from torchdebug_magics.probing.source.edited_source import same, statements
-from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, nodes
+from torchdebug_magics.probing.source.edited_source import same
+from torchdebug_magics.probing.source.syntax import called, dotted, exchanged
 from torchdebug_magics.report import Location
 
 _PRODUCTS = frozenset({"addmm", "mm"})
@@ -68,15 +68,13 @@ def _with_activation(op: RecordedOp, first: RecordedOp) -> tuple[Location, str] 
     if not all(place.isdigit() for place in places):
         return None
     before = int(places[0]) + 1
-    file = op.line.file if op.line is not None else ""
-    made = [(where, statement, call) for where, statement in statements(file) for call in nodes(ast.Call, statement)]
-    for where, statement, call in made:
-        layers = [called(layer) for layer in call.args]
-        if called(call) == "Sequential" and len(layers) >= before + 1 and layers[before - 1] == layers[before] == "Linear":
-            owner = dotted(call.func).rpartition(".")[0]
+    for where, made in sequential_at("" if op.line is None else op.line.file, before, "Linear"):
+        statement = statement_at(where)
+        if statement is not None and called(made.args[before - 1]) == "Linear":
+            owner = dotted(made.func).rpartition(".")[0]
             relu = ast.parse(f"{owner}.ReLU()" if owner else "torch.nn.ReLU()", mode="eval").body
-            new = ast.Call(call.func, [*call.args[:before], relu, *call.args[before:]], call.keywords)
-            return where, ast.unparse(exchanged(statement, partial(_replaced, call, new)))
+            new = ast.Call(made.func, [*made.args[:before], relu, *made.args[before:]], made.keywords)
+            return where, ast.unparse(exchanged(statement, partial(_replaced, made, new)))
     return None
 
 

@@ -151,6 +151,6 @@ def value_named(node: ast.expr, names: Mapping[str, Any]) -> Any:
         return UNKNOWN
     tables = [getattr(own, "__dict__", {})]
     if isinstance(own, torch.nn.Module):
-        tables += [own._parameters, own._buffers, own._modules]
+        tables += [tables[0].get(table) or {} for table in ("_parameters", "_buffers", "_modules")]  # before its `__init__`, it has none
     held = next((table[node.attr] for table in tables if node.attr in table), UNKNOWN)
     return inspect.getattr_static(type(own), node.attr, UNKNOWN) if held is UNKNOWN else held

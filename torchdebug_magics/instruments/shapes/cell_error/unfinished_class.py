@@ -1,0 +1,156 @@
+"""A class of the user's that lacks what torch calls, and a class that is called in the place of an instance of it."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import FrameType, FunctionType
+
+import torch
+
+from torchdebug_magics.instruments.shapes.explain import refusal
+from torchdebug_magics.instruments.shapes.report import Failure
+from torchdebug_magics.probing.source.edited_source import Source, cells, same
+from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, method, nodes, statement_at, targets_of, tree_of
+from torchdebug_magics.probing.source.user_code import is_user_code, location
+from torchdebug_magics.report import Edit, Location
+
+_ALIKE = 0.75
+"""Likeness of two names of which one is the other, mistyped."""
+_SUPER = "super().__init__()"
+
+
+def unfinished_class(error: BaseException) -> Failure | None:
+    """Why torch cannot use a class, or an object, as it was asked to; None where that is not why it raised."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    if not frames:
+        return None
+    owner, message = frames[-1][0].f_locals.get("self"), str(error)
+    if 'is missing the required "forward"' in message and owner is not None:
+        return _without_forward(error, type(owner))
+    if "before Module.__init__() call" in message and owner is not None:
+        return _of_class(error, type(owner), f"`{type(owner).__name__}.__init__` does not call `{_SUPER}` first", _with_super)
+    if isinstance(error, TypeError) and "has no len()" in message:
+        sets = (value for frame, _ in frames for value in frame.f_locals.values() if isinstance(value, torch.utils.data.Dataset))
+        kinds = [kind for kind in map(type, sets) if not hasattr(kind, "__len__") and f"'{kind.__name__}'" in message]
+        sentence = f"`{kinds[-1].__name__}` has no `__len__`, which a DataLoader asks" if kinds else ""
+        return _of_class(error, kinds[-1], sentence, _with_len) if kinds else None
+    return _given_to_class(error, frames)
+
+
+def _without_forward(error: BaseException, kind: type) -> Failure:
+    methods = [name for name, value in vars(kind).items() if callable(value)]
+    codes = [value.__code__ for value in vars(kind).values() if isinstance(value, FunctionType)]
+    has_inner = any("forward" in code.co_varnames for code in codes)
+    alike = next(iter(difflib.get_close_matches("forward", methods, 1, _ALIKE)), "")
+
+    def renamed(source: Source, node: ast.ClassDef) -> tuple[str, ast.stmt] | None:
+        functions = [function for function in nodes(ast.FunctionDef, node) if function.name in {alike, "forward"}]
+        if len(functions) != 1:
+            return None
+        lines = source.text(node, whole=True).split("\n")
+        function, first = functions[0], functions[0].lineno - node.lineno
+        if function.name == "forward":  # it stands inside another function
+            for line in range(first, (function.end_lineno or 0) - node.lineno + 1):
+                lines[line] = lines[line].removeprefix(" " * (function.col_offset - node.body[0].col_offset))
+        lines[first] = lines[first].replace(f"def {function.name}(", "def forward(")
+        return "\n".join(lines), function
+
+    reason = f": `{alike}` is mistyped" if alike else ": `def forward` stands inside of another method" if has_inner else ""
+    return _of_class(error, kind, f"`{kind.__name__}` has no method `forward`{reason}", renamed)
+
+
+def _with_super(source: Source, node: ast.ClassDef) -> tuple[str, ast.stmt] | None:
+    function = next((function for function in node.body if isinstance(function, ast.FunctionDef) and function.name == "__init__"), None)
+    if function is None:
+        return None
+    calls = ((statement, getattr(statement, "value", None)) for statement in function.body)
+    later = [statement for statement, call in calls if method(call) == "__init__" and "super" in ast.unparse(statement)]
+    lines = source.text(node, whole=True).split("\n")
+    for statement in later:
+        del lines[statement.lineno - node.lineno : (statement.end_lineno or 0) - node.lineno + 1]
+    first = function.body[0]
+    lines.insert(first.lineno - node.lineno, " " * (first.col_offset - node.col_offset) + _SUPER)
+    return "\n".join(lines), function
+
+
+def _with_len(source: Source, node: ast.ClassDef) -> tuple[str, ast.stmt] | None:
+    getting = next((function for function in node.body if isinstance(function, ast.FunctionDef) and function.name == "__getitem__"), None)
+    held = [dotted(part.value) for part in nodes(ast.Subscript, getting) if dotted(part.value).startswith("self.")]
+    if not held:
+        return None
+    indent = " " * (node.body[0].col_offset - node.col_offset)
+    own = f"{indent}def __len__(self):\n{indent}{indent}return len({held[0]})"
+    return f"{source.text(node, whole=True)}\n\n{own}", node
+
+
+def _of_class(
+    error: BaseException, kind: type, sentence: str, change: Callable[[Source, ast.ClassDef], tuple[str, ast.stmt] | None]
+) -> Failure:
+    """At the statement of a class that is to be changed, with its new text as an edit."""
+    for source in cells():
+        for node in nodes(ast.ClassDef, source.tree):
+            changed = change(source, node) if node.name == kind.__name__ else None
+            if changed is not None:
+                new, at = changed
+                edit = source.replacing(node, new, source.text(node, whole=True))
+                where = location(source.where.file, at.lineno, kind.__name__)
+                return _failure(error, sentence, where, (edit,))
+    return refusal(error, sentence)
+
+
+def _failure(error: BaseException, sentence: str, where: Location | None, edits: tuple[Edit, ...]) -> Failure:
+    return replace(refusal(error, sentence), location=where, underlined=None, edits=edits, fix=_shown(edits), fix_state="compiles")
+
+
+def _shown(edits: tuple[Edit, ...]) -> str:
+    """The lines that are new."""
+    old, new = edits[0].old.split("\n"), edits[0].new.split("\n")
+    return "write " + " and ".join(f"`{line.strip()}`" for line in new if line.strip() and line not in old)
+
+
+def _given_to_class(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:
+    """A class of modules that is given tensors as its options, as ``nn.CrossEntropyLoss(output, target)``."""
+    made = [frame.f_locals.get("self") for frame, _ in frames if frame.f_code.co_name == "__init__" and not is_user_code(frame.f_code)]
+    own = [(frame, line) for frame, line in frames if is_user_code(frame.f_code)]
+    if not own or not made or not isinstance(made[0], torch.nn.Module):
+        return None
+    frame, line = own[-1]
+    kind, file = type(made[0]), frame.f_code.co_filename
+    for call, name in _calls_of(kind, frame, line):
+        old = call if name == kind.__name__ else None
+        for source, statement in _statements(file, line, name if old is None else ""):
+            part = old if old is not None else getattr(statement, "value", None)
+            if not isinstance(part, ast.expr):
+                continue
+            new = ast.Call(ast.Call(call.func, [], []), call.args, call.keywords) if old is not None else ast.Call(part, [], [])
+            text = ast.unparse(exchanged(statement, lambda node, part=part, new=new: new if same(node, part) else None))  # type: ignore[misc]
+            sentence = f"`{ast.unparse(call.func)}` is a class, and is given tensors as its options: make an instance, then call that"
+            return _failure(error, sentence, location(file, statement.lineno, frame.f_code.co_name), (source.replacing(statement, text),))
+    return None
+
+
+def _calls_of(kind: type, frame: FrameType, line: int) -> Iterator[tuple[ast.Call, str]]:
+    """The calls of a class at a line, by its own name or by that of a variable."""
+    known = {**frame.f_globals, **frame.f_locals}
+    for call in nodes(ast.Call, statement_at(tree_of(frame.f_code.co_filename), line)):
+        if called(call) == kind.__name__ or known.get(called(call)) is kind:
+            yield call, called(call)
+
+
+def _statements(file: str, line: int, name: str) -> Iterator[tuple[Source, ast.stmt]]:
+    """The statement at a line, or those of the user's that give a name its value."""
+    tree = tree_of(file)
+    if tree is None:
+        return
+    source = Source(location(file, line, ""), tree)
+    if not name:
+        yield from [(source, source.statement)] if source.statement is not None else []
+        return
+    for each in (source, *cells()):
+        for statement in nodes(ast.Assign, each.tree):
+            if name in map(ast.unparse, targets_of(statement)):
+                yield each, statement
