@@ -188,23 +188,25 @@ class AutogradProbe:
                 recorder.tape.drop_before(self._step_starts[0])
         elif recorder.is_on:
             recorder.off()
-            self._hooked = [weakref.ref(root) for root in self._trained_with_modes()]
+            self._hooked = [weakref.ref(root) for root in self._trained()]
             for root in self._with_hooks():
                 self._hooks.own_calls(self._evaluations, root, self._evaluated, _nothing)
 
     def _with_hooks(self) -> list[torch.nn.Module]:
         return [root for ref in self._hooked if (root := ref()) is not None]
 
-    def _trained_with_modes(self) -> list[torch.nn.Module]:
-        """The models with BatchNorm or Dropout that are updated, and that no compiler or fused kernel runs."""
+    def _trained(self) -> list[torch.nn.Module]:
+        """The models that are updated, and that no compiler or fused kernel runs."""
         updated = self._watched.updated()
-        calls = [seen for seen in self._recorder.root_calls.values() if seen.modes and seen.parameters & updated]
+        calls = [seen for seen in self._recorder.root_calls.values() if seen.parameters & updated]
         roots = {id(root): root for seen in calls if (root := seen.root()) is not None}
         return [root for root in roots.values() if not is_compiled(root) and unwrapped(root) is root and not fast_path_parts([root])]
 
     def _evaluated(self, module: torch.nn.Module, _args: Any, _kwargs: Any) -> None:
-        """A model that trains is called without gradients, in training mode: what becomes of its output is recorded."""
-        if not torch.is_grad_enabled() and module.training and not is_being_compiled() and not self._depth and not self._recorder.is_on:
+        """A model that trains is called without gradients: what becomes of its output is recorded, once, or while it is in training mode."""
+        calls, key = self._recorder.root_calls, (id(module), False, module.training)
+        is_news = key not in calls or (module.training and calls[key].modes)
+        if is_news and not torch.is_grad_enabled() and not is_being_compiled() and not self._depth and not self._recorder.is_on:
             self._sees_evaluation = True
             self._guard.run("the look at an evaluation", self._recorder.on, [module])
 

@@ -1381,6 +1381,26 @@ for _ in range(3):
 """,
         edits=(("torch.tensor([pair[1]", "torch.stack([pair[1]"),),
     ),
+    Case(
+        name="the validation set is not scaled",
+        kind="evaluated_on_other_sizes",
+        text="""\
+net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+pictures = torch.randint(256, (12, 6))
+for epoch in range(2):
+    net.train()
+    for x in pictures.split(4):
+        loss = F.cross_entropy(net(x / 255), torch.randint(2, (4,)))  #> saved
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    net.eval()
+    with torch.no_grad():
+        right = (net(pictures.float()).argmax(1) == 1).sum()  #> location
+""",
+        edits=(("pictures.float()", "pictures / 255"),),
+    ),
 )
 
 CASES = _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES + _COPIES

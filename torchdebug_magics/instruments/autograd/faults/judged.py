@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import torch
 
-from torchdebug_magics.format import listed
+from torchdebug_magics.format import listed, number
 from torchdebug_magics.instruments.autograd.faults.accidental_broadcast import accidental_broadcast
 from torchdebug_magics.instruments.autograd.faults.batch_positions import counting_finding
 from torchdebug_magics.instruments.autograd.faults.empty_loaders import empty_finding
@@ -46,7 +46,7 @@ _ORDER: tuple[Kind, ...] = (
     "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "grad_disabled", "stale_optimizer",
     "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory",
     "leaking_batch", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
-    "no_activation",
+    "evaluated_on_other_sizes", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
     "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch",
@@ -65,6 +65,8 @@ _WASTED = 2
 _IN_A_LOOP = 3
 """Number of backward passes without an update from which on the update is reported missing."""
 _MOST_OPS = 5_000
+_OTHER_SIZE = 20.0
+"""Ratio of two inputs from which on one of them is taken for unscaled."""
 
 
 def silent_faults(watched: WatchedTraining) -> list[AutogradFinding]:
@@ -305,6 +307,25 @@ def trained_in_eval_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 return
 
 
+def evaluated_on_other_sizes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A model that is trained on numbers of one size, and called without gradients on numbers of quite another."""
+    calls = facts.watched.recorder.root_calls
+    trained = {root: seen for (root, with_gradients, _), seen in calls.items() if with_gradients and seen.parameters & facts.updated}
+    for (root, with_gradients, _), seen in calls.items():
+        usual = trained[root].size if root in trained and not with_gradients else 0.0
+        if usual and seen.size and not 1 / _OTHER_SIZE < seen.size / usual < _OTHER_SIZE:
+            times = max(seen.size / usual, usual / seen.size)
+            yield finding(
+                "evaluated_on_other_sizes",
+                f"`{seen.name}` is evaluated on inputs {times:,.0f} times as {'large' if seen.size > usual else 'small'} as in training",
+                _call_line(seen.op),
+                "prepare the data for both in the same way: one of them is scaled, as `ToTensor` or `/ 255` does, and one is not",
+                saved_at=_call_line(trained[root].op),
+                explanation=f"their root mean square is {number(seen.size)}, and {number(usual)} in training",
+            )
+            return
+
+
 def frozen_statistics(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A part of a model that is frozen, while the rest trains, and whose statistics are updated in each forward all the same."""
     ops = [op for op in facts.tape.ops if op.root and op.grad_enabled and not op.in_backward]
@@ -391,5 +412,5 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _seen_at_once, accidental_broadcast, _shared_memory, nothing_reached, wrong_order, wrong_tensors, missing_gradients,
     stopped_gradients, constant_gradients, misfit_losses, trained_in_eval_mode, evaluated_in_training_mode,
-    frozen_statistics, wasted_terms, linear_chains,
+    evaluated_on_other_sizes, frozen_statistics, wasted_terms, linear_chains,
 )  # fmt: skip
