@@ -12,6 +12,7 @@ from torchdebug_magics.instruments.shapes.explain import explained
 from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
 from torchdebug_magics.instruments.shapes.follow.parameters import NOTHING, Owned, Parameters
 from torchdebug_magics.instruments.shapes.follow.seen import Forward, Seen
+from torchdebug_magics.instruments.shapes.outline import paths_above
 from torchdebug_magics.instruments.shapes.report import Failure, Layout, Need, Row, ShapesReport
 from torchdebug_magics.machine.gpus import Gpus
 from torchdebug_magics.machine.limits import smallest_limit
@@ -187,14 +188,9 @@ def _note(module: torch.nn.Module, *, is_used: bool) -> str:
 def _outermost(holding: set[str], alive: set[str]) -> tuple[str, ...]:
     """Of the paths in `holding`, and what is above them, those below which nothing is alive."""
     for path in list(alive):
-        alive.update(_above(path))
-    dead = {one for path in holding for one in (path, *_above(path)) if one not in alive}
+        alive.update(paths_above(path))
+    dead = {one for path in holding for one in (path, *paths_above(path)) if one not in alive}
     return tuple(sorted(path for path in dead if path and (not path.count(".") or path.rpartition(".")[0] not in dead)))
-
-
-def _above(path: str) -> list[str]:
-    parts = path.split(".")
-    return [".".join(parts[:count]) for count in range(len(parts))]
 
 
 def row_of(path: str, module: torch.nn.Module, owned: Owned = NOTHING, note: str = "") -> Row:
