@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import FLAT, at_step, squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond
-from torchdebug_magics.instruments.shapes.repair.rules.residual import padded, stretched
+from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
     anywhere,
@@ -175,7 +175,7 @@ def classes_and_scores(facts: FailureFacts, scores: Operand, target: Operand) ->
 
 def resized_output(facts: FailureFacts, scores: Operand, like: Operand, size: str) -> list[Repair]:
     """The output as high and wide as the target: by what made it, or else by interpolation."""
-    edits = [*stretched(facts, scores, like), *padded(facts, scores, like)]
+    edits = as_large(facts, scores, like)
     step = maker(scores.made)
     is_output = step is not None and step.module in facts.modules and not (like.made is not None and like.made.of_model)
     if edits or not is_output or len(scores.sizes) != 4 or scores.sizes[:2] != like.sizes[:2] or scores.sizes == like.sizes:
