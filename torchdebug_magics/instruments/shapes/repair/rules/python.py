@@ -15,7 +15,7 @@ from torchdebug_magics.format import plural, shape
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import value_named
 from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, OpEdit, Repair, ValueChange, as_typed, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, argument_changed
 from torchdebug_magics.instruments.shapes.repair.source import EditSite, assignments
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors
 from torchdebug_magics.probing.source.syntax import last_name
@@ -214,12 +214,9 @@ def _member(facts: FailureFacts, given: object, name: str, part: torch.Tensor, r
 
 def _part(facts: FailureFacts, key: int | str, written: str, *, rank: int = 2, why: str = "only the output") -> list[Repair]:
     """A part of what was given, in the user's call."""
-    site, call = facts.site, facts.written_call
-    if site is None or facts.path is None or call is None or not call.args or isinstance(call.args[0], ast.Starred):
-        return []
-    code = site.changed(call.args[0], lambda text: f"{text}{written}")
-    taken = CallEdit(facts.path, site, lambda args, kwargs: ((args[0][key], *args[1:]), kwargs))
-    return [Repair(code, why, rank, calls=(taken,))]
+    return argument_changed(
+        facts, 0, lambda text: f"{text}{written}", lambda args, kwargs: ((args[0][key], *args[1:]), kwargs), rank=rank, why=why
+    )
 
 
 def _hooked(facts: FailureFacts, maker: str) -> list[Repair]:
