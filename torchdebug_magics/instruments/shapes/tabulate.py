@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -112,38 +112,25 @@ def needs(model: torch.nn.Module, parameters: Parameters, activation_bytes: int,
     """An estimate for each of the common optimizers; nothing where there is nothing to train."""
     if not parameters.trainable:
         return ()
-    batch = _batch(inputs)
-    limit = _limit(model)
-    return tuple(_need(name, tensors, parameters, activation_bytes, batch, limit) for name, tensors in _STATE.items())
-
-
-def _need(name: str, tensors: int, parameters: Parameters, activation_bytes: int, batch: int | None, limit: tuple[int | None, str]) -> Need:
-    held_bytes = parameters.local_bytes + parameters.buffer_bytes
-    state_bytes = tensors * parameters.trainable_bytes
-    fixed_bytes = held_bytes + parameters.trainable_bytes + state_bytes
-    return Need(
-        optimizer=name,
-        parameters_bytes=held_bytes,
-        gradients_bytes=parameters.trainable_bytes,
-        optimizer_bytes=state_bytes,
-        activations_bytes=activation_bytes,
-        limit_bytes=limit[0],
-        limit=limit[1],
-        batch=batch,
-        largest_batch=_largest(fixed_bytes, activation_bytes, batch, limit[0]),
-    )
-
-
-def _largest(fixed_bytes: int, activation_bytes: int, batch: int | None, limit_bytes: int | None) -> int | None:
-    """Activations grow with the batch, the rest does not."""
-    if not batch or limit_bytes is None or not activation_bytes:
-        return None
-    return max(0, (limit_bytes - fixed_bytes) * batch // activation_bytes)
-
-
-def _batch(inputs: Inputs) -> int | None:
-    """The first size of the first tensor that has any."""
-    return next((shape[0] for _, tensor in named_tensors(inputs.named_values()) if (shape := sizes(tensor))), None)
+    batch = next((shape[0] for _, tensor in named_tensors(inputs.named_values()) if (shape := sizes(tensor))), None)
+    limit_bytes, whose = _limit(model)
+    found = []
+    for name, tensors in _STATE.items():
+        need = Need(
+            optimizer=name,
+            parameters_bytes=parameters.local_bytes + parameters.buffer_bytes,
+            gradients_bytes=parameters.trainable_bytes,
+            optimizer_bytes=tensors * parameters.trainable_bytes,
+            activations_bytes=activation_bytes,
+            limit_bytes=limit_bytes,
+            limit=whose,
+            batch=batch,
+        )
+        if batch and limit_bytes is not None and activation_bytes:  # activations grow with the batch, the rest does not
+            left_bytes = limit_bytes - (need.total_bytes - activation_bytes)
+            need = replace(need, largest_batch=max(0, left_bytes * batch // activation_bytes))
+        found.append(need)
+    return tuple(found)
 
 
 def _limit(model: torch.nn.Module) -> tuple[int | None, str]:

@@ -117,8 +117,8 @@ class Side(NamedTuple):
 
     sizes: tuple[int, ...]
     made: Made | None
-    tensor: Any = None
-    """None where it is not alive any more."""
+    tensor: Any = _GONE
+    """Another object where it is not alive any more."""
 
 
 def averaged(made: Made | None) -> Failure | None:
@@ -166,7 +166,7 @@ def broadcast(name: str, pair: list[Side], site: EditSite, module: str | None, w
     crossing = Crossing.of(small.sizes, large.sizes)
     if crossing is None or not (name in PAIRED_LOSSES or _is_accident(small.made, large.made)):
         return None
-    texts = [site.operand_text(at, one.tensor if one.tensor is not None else _GONE, direct=True) for at, one in enumerate(pair)]
+    texts = [site.operand_text(at, one.tensor, direct=True) for at, one in enumerate(pair)]
     sizes_of = [one.sizes for one in pair]
     sentence = f"{crossing.sentence(name, list(zip(texts, sizes_of, strict=True)))}: {crossing.meets}"
     return suspected(sentence, name, module, where, sizes_of, texts, _squeezes(site, pair, crossing))
@@ -197,7 +197,7 @@ def _squeezes(site: EditSite, pair: list[Side], crossing: Crossing) -> list[Fix]
     fixes = []
     for dims, change, gives in ((many, "squeeze", few), (few, "unsqueeze", many)) if crossing.dim is not None else ():
         at = next(at for at, one in enumerate(pair) if one.sizes == dims)
-        node = site.operand_node(at, pair[at].tensor if pair[at].tensor is not None else _GONE, direct=True)
+        node = site.operand_node(at, pair[at].tensor, direct=True)
         if node is not None:
             code = site.changed(node, method(change, crossing.dim).text)
             fixes.append(Fix(code=code, verified=True, why=f"{shape(gives)} on both sides"))

@@ -271,7 +271,7 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
         ranks.append((21, {"bidirectional": not numbers["bidirectional"]}, "both directions, as the state has"))
     if mismatch is not None:
         ranks += _other_numbers(numbers, mismatch.got, mismatch.wanted)
-        if any("kernel_size" in one for one in ({*numbers},)):
+        if "kernel_size" in numbers:
             ranks.append((20, {"padding": _half(numbers.get("kernel_size"))}, "padded to keep the size"))
     weight = getattr(module, "weight", None)
     tied = (

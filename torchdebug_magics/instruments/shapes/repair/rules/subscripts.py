@@ -135,8 +135,8 @@ def _beyond_rows(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None
         return None
     sentence = f"{text} selects position {wrong} of dimension 0, which has {size} (0 to {size - 1}): {told(x)}"
     found = counted(index.made)
-    if found is not None and found.many > size:
-        sentence += f"; `{found.op}` returns one of {found.many}{f' {found.source}' if found.source else ''}"
+    if found is not None and (words := found.words(size)):
+        sentence += f"; {words}"
     many = max(wrong + 1, found.many if found is not None else 0)
     edits = [*fitted(facts, x, size, many, rank=6), *parameter_edit(x, (many, *x.sizes[1:]), rank=12)] if wrong >= 0 else []
     return Diagnosis(sentence, (*edits, *(shortened(facts, many, size) if not of_inputs(x.made) else ())), index)
