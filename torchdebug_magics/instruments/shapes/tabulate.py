@@ -83,34 +83,22 @@ def of_cell(watched: WatchedForward, layout: Layout, failure: Failure | None, gu
 
 def _counted(run: Forward | WatchedForward) -> dict[str, Any]:
     """What the modules hold, computed and saved."""
-    held = _held(run.parameters)
+    held = run.parameters.totals()
     flops = {"total_flops": run.flops, "uncounted_ops": run.formulas.names(), "activation_bytes": run.saved_bytes}
-    return {**held, **flops, "has_shared_flops": run.has_shared_flops and run.parameters.sharded_over > 1}
-
-
-def _held(parameters: Parameters) -> dict[str, Any]:
-    """What the modules hold, and what of it is in this process."""
-    return {
-        "total_params": parameters.total,
-        "trainable_params": parameters.trainable,
-        "buffer_count": parameters.buffers,
-        "buffer_bytes": parameters.buffer_bytes,
-        "param_bytes": parameters.bytes,
-        "sharded_over": parameters.sharded_over,
-        "local_param_bytes": parameters.local_bytes if parameters.sharded_over > 1 else None,
-    }
+    return {**held, **flops, "has_shared_flops": run.has_shared_flops and held["sharded_over"] > 1}
 
 
 def params_only(model: torch.nn.Module, layout: Layout) -> ShapesReport:
     """The modules as they are nested, with what they hold."""
     parameters = Parameters(model)
     rows = [row_of(path, module, parameters.take(path, module)) for path, module in named_followed(model)]
-    return ShapesReport(model=type(model).__name__, rows=tuple(rows), **_held(parameters), mode="params", layout=layout)
+    return ShapesReport(model=type(model).__name__, rows=tuple(rows), **parameters.totals(), mode="params", layout=layout)
 
 
 def needs(model: torch.nn.Module, parameters: Parameters, activation_bytes: int, inputs: Inputs) -> tuple[Need, ...]:
     """An estimate for each of the common optimizers; nothing where there is nothing to train."""
-    if not parameters.trainable:
+    held = parameters.totals()
+    if not held["trainable_params"]:
         return ()
     batch = next((shape[0] for _, tensor in named_tensors(inputs.named_values()) if (shape := sizes(tensor))), None)
     limit_bytes, whose = _limit(model)
@@ -118,7 +106,7 @@ def needs(model: torch.nn.Module, parameters: Parameters, activation_bytes: int,
     for name, tensors in _STATE.items():
         need = Need(
             optimizer=name,
-            parameters_bytes=parameters.local_bytes + parameters.buffer_bytes,
+            parameters_bytes=parameters.local_bytes + held["buffer_bytes"],
             gradients_bytes=parameters.trainable_bytes,
             optimizer_bytes=tensors * parameters.trainable_bytes,
             activations_bytes=activation_bytes,
