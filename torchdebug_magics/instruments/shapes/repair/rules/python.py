@@ -174,11 +174,14 @@ def _told(facts: FailureFacts, path: str, what: str, code: str, value: object) -
     parts = [shape(tuple(one.shape)) for _, one in named_tensors(value)]
     of = f" of {' and '.join(parts[:3])}" if parts else ""
     if isinstance(module, _RETURN_TUPLES):
-        rest = "state" if isinstance(module, torch.nn.RNNBase) else "weights"
-        of = f": (output, {rest}){f'; the output is {parts[0]}' if parts else ''}"
+        of = f": {_pair_of(module)}{f'; the output is {parts[0]}' if parts else ''}"
     sentence = f"{what} is the tuple that `{path}` returns{of}"
     first = CallEdit(path, None, lambda args, kwargs: (args, kwargs), lambda output: output[0])
     return Diagnosis(sentence, (Repair(code, "only the output", 2, calls=(first,)),))
+
+
+def _pair_of(module: torch.nn.Module) -> str:
+    return f"(output, {'state' if isinstance(module, torch.nn.RNNBase) else 'weights'})"
 
 
 def tuples(facts: FailureFacts) -> Diagnosis | None:
@@ -188,7 +191,7 @@ def tuples(facts: FailureFacts) -> Diagnosis | None:
         return None
     given = facts.call.args[0] if facts.call is not None and facts.call.args else None
     what = f"a {found['kind']}"
-    makers = [path for path, one in facts.modules.items() if isinstance(one, (torch.nn.RNNBase, torch.nn.MultiheadAttention))]
+    makers = [path for path, one in facts.modules.items() if isinstance(one, _RETURN_TUPLES)]
     if parts := _parts(given):
         shapes = ", ".join(f"`{name}` {shape(tuple(part.shape))}" for name, part in list(parts.items())[:4])
         edits = [edit for rank, (name, part) in enumerate(parts.items(), 2) for edit in _member(facts, given, name, part, rank)]
@@ -201,8 +204,7 @@ def tuples(facts: FailureFacts) -> Diagnosis | None:
         return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_part(facts, 0, "[0]")))
     if not isinstance(given, tuple) or not makers:
         return Diagnosis(f"{facts.who} expects a tensor, gets {what}")
-    rest = "state" if isinstance(facts.modules[makers[-1]], torch.nn.RNNBase) else "weights"
-    what = f"a tuple, as `{makers[-1]}` returns it: (output, {rest})"
+    what = f"a tuple, as `{makers[-1]}` returns it: {_pair_of(facts.modules[makers[-1]])}"
     return Diagnosis(f"{facts.who} expects a tensor, gets {what}", (*_part(facts, 0, "[0]"), *_hooked(facts, makers[-1])))
 
 
