@@ -203,7 +203,7 @@ class AutogradProbe:
         return [root for root in roots.values() if not is_compiled(root) and unwrapped(root) is root and not fast_path_parts([root])]
 
     def _evaluated(self, module: torch.nn.Module, _args: Any, _kwargs: Any) -> None:
-        """A model that trains is called without gradients: what becomes of its output is recorded, once, or while it is in training mode."""
+        """A model that trains is called without gradients: the first such call is recorded, and each one in training mode."""
         calls, key = self._recorder.root_calls, (id(module), False, module.training)
         is_news = key not in calls or (module.training and calls[key].modes)
         if is_news and not torch.is_grad_enabled() and not is_being_compiled() and not self._depth and not self._recorder.is_on:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import linecache
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from types import CodeType
-from typing import NamedTuple
+from types import TracebackType
 
 import torch
 
 from torchdebug_magics.instruments.shapes.follow.seen import Made, Seen
+from torchdebug_magics.instruments.shapes.follow.suspects import underlined_at
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, facts_of
 from torchdebug_magics.instruments.shapes.repair.fix_search import fixes
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.instruments.shapes.repair.trial import Trials, fitting_sizes
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Shape, Step
-from torchdebug_magics.probing.source.user_code import locate, location, owner, part_of_line, span, user_frame
+from torchdebug_magics.probing.source.user_code import locate, location, owner, user_frame
 from torchdebug_magics.report import Location
 
 _SHOWN = 5
@@ -93,8 +92,8 @@ def _trials(seen: Seen) -> Trials | None:
 
 def place(error: BaseException) -> Location | None:
     """The innermost line of the user's code; else that of a library, and else the line that called for the report."""
-    if (frame := _innermost(error)) is not None:
-        return location(frame.code.co_filename, frame.line, frame.code.co_name)
+    if (trace := _innermost(error)) is not None:
+        return location(trace.tb_frame.f_code.co_filename, trace.tb_lineno, trace.tb_frame.f_code.co_name)
     asking = user_frame(sys._getframe())
     where = locate(asking) if asking is not None else None
     return None if where is None or where.source.startswith("get_ipython()") else where
@@ -102,26 +101,16 @@ def place(error: BaseException) -> Location | None:
 
 def underlined(error: BaseException) -> tuple[int, int] | None:
     """The failing expression as (start, end) in the source of `place`; None before Python 3.11, and where it is the whole line."""
-    frame = _innermost(error)
-    found = span(frame.code, frame.instruction) if frame is not None else None
-    if frame is None or found is None:
-        return None
-    return part_of_line(linecache.getline(frame.code.co_filename, frame.line), frame.line, found)
+    trace = _innermost(error)
+    return underlined_at(trace.tb_frame.f_code, trace.tb_lineno, trace.tb_lasti) if trace is not None else None
 
 
-class _At(NamedTuple):
-    code: CodeType
-    line: int
-    instruction: int
-
-
-def _innermost(error: BaseException) -> _At | None:
+def _innermost(error: BaseException) -> TracebackType | None:
     """The innermost frame of the user's code in a traceback, else that of a library."""
-    places: dict[str, _At] = {}
+    places: dict[str, TracebackType] = {}
     trace = error.__traceback__
     while trace is not None:
-        code = trace.tb_frame.f_code
-        places[owner(code.co_filename)] = _At(code, trace.tb_lineno, trace.tb_lasti)
+        places[owner(trace.tb_frame.f_code.co_filename)] = trace
         trace = trace.tb_next
     return places.get("user") or places.get("library")
 
@@ -140,7 +129,7 @@ def chain(made: Made | None) -> tuple[Step, ...]:
             module=step.module,
             input_shapes=tuple(sizes for sizes, _ in step.inputs),
             output_shape=step.shape,
-            location=location(step.line[0].co_filename, step.line[1], step.line[0].co_name) if step.line is not None else None,
+            location=step.location,
         )
         for step in reversed(list(steps(made)))
     )

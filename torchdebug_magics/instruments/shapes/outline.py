@@ -110,12 +110,13 @@ def _drafts(report: ShapesReport) -> list[_Draft]:
         open_.append(draft)
     for path in report.unused:
         missing = _Draft(Row(path=path, type="", call=0, depth=path.count(".") + 1, note=NEVER_CALLED), [])
-        around = next((latest[outer] for outer in _outer(path) if outer in latest), None)
+        around = next((latest[outer] for outer in paths_above(path) if outer in latest), None)
         (around.inside if around is not None else roots).append(missing)
     return roots
 
 
-def _outer(path: str) -> Iterator[str]:
+def paths_above(path: str) -> Iterator[str]:
+    """The paths of the modules around one, the nearest first; the empty one of the root is the last."""
     while path:
         path = path.rpartition(".")[0]
         yield path

@@ -11,7 +11,7 @@ import dis
 import inspect
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -26,9 +26,9 @@ from torchdebug_magics.instruments.shapes.columns import layout as layout_of
 from torchdebug_magics.instruments.shapes.explain import place, underlined
 from torchdebug_magics.instruments.shapes.follow.seen import Seen
 from torchdebug_magics.instruments.shapes.forward_table import see, see_call
-from torchdebug_magics.instruments.shapes.repair.failure_facts import is_loss
+from torchdebug_magics.instruments.shapes.repair.failure_facts import FailedCall, is_loss, module_calls
 from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUGH
-from torchdebug_magics.instruments.shapes.repair.source import EditSite, site_at
+from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.source.syntax import nodes
@@ -42,20 +42,20 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
     layout = layout or layout_of(**options)
     unfinished = unfinished_class(error)
     called = outermost_call(error)
-    if unfinished is None and called is not None and not is_loss(called.model) and (found := _of_model(called, error, layout)) is not None:
+    if unfinished is None and called is not None and not is_loss(called.module) and (found := _of_model(called, error, layout)) is not None:
         return found
     if _is_of_compiler(error):
         return None
-    if (called is None or is_loss(called.model)) and (led := _led_to(error, layout)) is not None:
+    if unfinished is None and (called is None or is_loss(called.module)) and (led := _led_to(error, layout)) is not None:
         return led
     if (refused := unfinished or refused_checkpoint(error) or unequal_samples(error)) is not None:
         return ShapesReport(failure=refused, layout=layout)
     return _alone(error, layout)
 
 
-def _of_model(called: Called, error: Exception, layout: Layout) -> ShapesReport | None:
+def _of_model(called: FailedCall, error: Exception, layout: Layout) -> ShapesReport | None:
     """The report on the call of a model, made again without data."""
-    seen = see(called.model, called.args, called.kwargs, site=called.site)
+    seen = see(called.module, called.args, dict(called.kwargs), site=called.site)
     if seen.error is None or seen.run.error is None:
         return None
     if not _is_of_compiler(error) and _deepest(seen.run.error) != _deepest(error):
@@ -123,8 +123,8 @@ def _deepest(error: BaseException) -> tuple[int | None, tuple[str, int] | None]:
     module: int | None = None
     line: tuple[str, int] | None = None
     for frame, number in traceback.walk_tb(error.__traceback__):
-        if frame.f_code.co_name == "_call_impl" and isinstance(own := frame.f_locals.get("self"), torch.nn.Module):
-            module = id(own)
+        if calls := module_calls([frame]):
+            module = id(calls[0].module)
         elif module is not None and is_user_code(frame.f_code):
             line = (frame.f_code.co_filename, number)
     return module, line
@@ -141,18 +141,7 @@ def _in_the_words_of(error: BaseException, report: ShapesReport) -> ShapesReport
     return replace(report, failure=failure)
 
 
-@dataclass(frozen=True, eq=False)
-class Called:
-    """An outermost module call that did not return."""
-
-    model: torch.nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    site: EditSite | None = None
-    """The user's own call of it."""
-
-
-def outermost_call(error: BaseException) -> Called | None:
+def outermost_call(error: BaseException) -> FailedCall | None:
     """The first one among the frames; None where no module was running."""
     outer: TracebackType | None = None
     user: TracebackType | None = None
@@ -160,16 +149,16 @@ def outermost_call(error: BaseException) -> Called | None:
     while step is not None:
         frame = step.tb_frame
         user = step if is_user_code(frame.f_code) else user
-        if frame.f_code.co_name == "_call_impl" and isinstance(model := frame.f_locals.get("self"), torch.nn.Module):
+        if calls := module_calls([frame]):
             site = site_at(user.tb_frame.f_code, user.tb_lineno, user.tb_lasti, dict(user.tb_frame.f_locals)) if user is not None else None
-            return Called(model, tuple(frame.f_locals.get("args", ())), dict(frame.f_locals.get("kwargs", {})), site)
+            return replace(calls[0], site=site)
         if (found := _yielding(frame, outer)) is not None:
             return found
         outer, step = step, step.tb_next
     return None
 
 
-def _yielding(frame: FrameType, outer: TracebackType | None) -> Called | None:
+def _yielding(frame: FrameType, outer: TracebackType | None) -> FailedCall | None:
     """A forward that is a generator: its call has returned when it runs, and stands in the line above, or was made before."""
     model = frame.f_locals.get("self")
     if not frame.f_code.co_flags & inspect.CO_GENERATOR or not isinstance(model, torch.nn.Module):
@@ -179,7 +168,7 @@ def _yielding(frame: FrameType, outer: TracebackType | None) -> Called | None:
     return _written(model, outer) or _as_taken(model, frame)
 
 
-def _written(model: torch.nn.Module, outer: TracebackType | None) -> Called | None:
+def _written(model: torch.nn.Module, outer: TracebackType | None) -> FailedCall | None:
     if outer is None:
         return None
     frame = outer.tb_frame
@@ -190,17 +179,17 @@ def _written(model: torch.nn.Module, outer: TracebackType | None) -> Called | No
             args = tuple(value_named(argument, names) for argument in node.args)
             kwargs = {keyword.arg: value_named(keyword.value, names) for keyword in node.keywords if keyword.arg is not None}
             if all(argument is not UNKNOWN for argument in (*args, *kwargs.values())) and len(kwargs) == len(node.keywords):
-                return Called(model, args, kwargs)
+                return FailedCall(model, args, kwargs)
     return None
 
 
-def _as_taken(model: torch.nn.Module, frame: FrameType) -> Called | None:
+def _as_taken(model: torch.nn.Module, frame: FrameType) -> FailedCall | None:
     """With its arguments as they stand in the frame, where none was given anew since then."""
     taken = inspect.getargvalues(frame)
     names = taken.args[1:]
     if taken.varargs or taken.keywords or any(name in set(_given_anew(frame.f_code)) for name in names):
         return None
-    return Called(model, (), {name: taken.locals[name] for name in names if name in taken.locals})
+    return FailedCall(model, (), {name: taken.locals[name] for name in names if name in taken.locals})
 
 
 def _given_anew(code: CodeType) -> Iterator[str]:

@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.shapes.follow.forward import forward
 from torchdebug_magics.instruments.shapes.follow.seen import Seen
 from torchdebug_magics.instruments.shapes.report import Row
 from torchdebug_magics.probing.dry_runs.faking import Fakes
-from torchdebug_magics.probing.dry_runs.inputs import Spec, named_tensors
+from torchdebug_magics.probing.dry_runs.inputs import named_tensors
 
 # What the sizes of an input are usually called, by the number of its dimensions.
 _LETTERS = {1: "N", 2: "BT", 3: "BTC", 4: "BCHW", 5: "BCDHW"}
@@ -87,7 +87,7 @@ class Symbols(Fakes):
 def with_formulas(seen: Seen, rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], str, str]:
     """(the rows with their formulas, what the letters stand for that the model fixes, why there are none)."""
     given = [tensor for _, tensor in named_tensors((seen.inputs.args, dict(seen.inputs.kwargs)))]
-    symbols = Symbols([*given, *(torch.empty(spec.sizes) for spec in _specs(seen) if not given)])
+    symbols = Symbols([*given, *(torch.empty(spec.sizes) for _, spec in seen.inputs.specs() if not given)])
     run = forward(seen.model, seen.inputs, symbols, trial=True, symbolic=True)
     outputs = [one.symbols for one in run.calls.made]
     inputs = [one.taken for one in run.calls.made]
@@ -105,10 +105,6 @@ def with_formulas(seen: Seen, rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], s
         replace(row, input_formula=said(taken), formula=said(sizes)) for row, taken, sizes in zip(rows, inputs, outputs, strict=True)
     ]
     return tuple(written), f"{_WIDTH} = {width}" if any(_WIDTH in row.formula for row in written) else "", ""
-
-
-def _specs(seen: Seen) -> list[Spec]:
-    return [value for value in (*seen.inputs.args, *seen.inputs.kwargs.values()) if isinstance(value, Spec)]
 
 
 def _width(outputs: Sequence[Sequence[Sequence[Any]]]) -> int | None:

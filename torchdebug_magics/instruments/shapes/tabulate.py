@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torchdebug_magics.instruments.shapes.explain import explained
 from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
 from torchdebug_magics.instruments.shapes.follow.parameters import NOTHING, Owned, Parameters
 from torchdebug_magics.instruments.shapes.follow.seen import Forward, Seen
+from torchdebug_magics.instruments.shapes.outline import paths_above
 from torchdebug_magics.instruments.shapes.report import Failure, Layout, Need, Row, ShapesReport
 from torchdebug_magics.machine.gpus import Gpus
 from torchdebug_magics.machine.limits import smallest_limit
@@ -82,67 +83,42 @@ def of_cell(watched: WatchedForward, layout: Layout, failure: Failure | None, gu
 
 def _counted(run: Forward | WatchedForward) -> dict[str, Any]:
     """What the modules hold, computed and saved."""
-    held = _held(run.parameters)
+    held = run.parameters.totals()
     flops = {"total_flops": run.flops, "uncounted_ops": run.formulas.names(), "activation_bytes": run.saved_bytes}
-    return {**held, **flops, "has_shared_flops": run.has_shared_flops and run.parameters.sharded_over > 1}
-
-
-def _held(parameters: Parameters) -> dict[str, Any]:
-    """What the modules hold, and what of it is in this process."""
-    return {
-        "total_params": parameters.total,
-        "trainable_params": parameters.trainable,
-        "buffer_count": parameters.buffers,
-        "buffer_bytes": parameters.buffer_bytes,
-        "param_bytes": parameters.bytes,
-        "sharded_over": parameters.sharded_over,
-        "local_param_bytes": parameters.local_bytes if parameters.sharded_over > 1 else None,
-    }
+    return {**held, **flops, "has_shared_flops": run.has_shared_flops and held["sharded_over"] > 1}
 
 
 def params_only(model: torch.nn.Module, layout: Layout) -> ShapesReport:
     """The modules as they are nested, with what they hold."""
     parameters = Parameters(model)
     rows = [row_of(path, module, parameters.take(path, module)) for path, module in named_followed(model)]
-    return ShapesReport(model=type(model).__name__, rows=tuple(rows), **_held(parameters), mode="params", layout=layout)
+    return ShapesReport(model=type(model).__name__, rows=tuple(rows), **parameters.totals(), mode="params", layout=layout)
 
 
 def needs(model: torch.nn.Module, parameters: Parameters, activation_bytes: int, inputs: Inputs) -> tuple[Need, ...]:
     """An estimate for each of the common optimizers; nothing where there is nothing to train."""
-    if not parameters.trainable:
+    held = parameters.totals()
+    if not held["trainable_params"]:
         return ()
-    batch = _batch(inputs)
-    limit = _limit(model)
-    return tuple(_need(name, tensors, parameters, activation_bytes, batch, limit) for name, tensors in _STATE.items())
-
-
-def _need(name: str, tensors: int, parameters: Parameters, activation_bytes: int, batch: int | None, limit: tuple[int | None, str]) -> Need:
-    held_bytes = parameters.local_bytes + parameters.buffer_bytes
-    state_bytes = tensors * parameters.trainable_bytes
-    fixed_bytes = held_bytes + parameters.trainable_bytes + state_bytes
-    return Need(
-        optimizer=name,
-        parameters_bytes=held_bytes,
-        gradients_bytes=parameters.trainable_bytes,
-        optimizer_bytes=state_bytes,
-        activations_bytes=activation_bytes,
-        limit_bytes=limit[0],
-        limit=limit[1],
-        batch=batch,
-        largest_batch=_largest(fixed_bytes, activation_bytes, batch, limit[0]),
-    )
-
-
-def _largest(fixed_bytes: int, activation_bytes: int, batch: int | None, limit_bytes: int | None) -> int | None:
-    """Activations grow with the batch, the rest does not."""
-    if not batch or limit_bytes is None or not activation_bytes:
-        return None
-    return max(0, (limit_bytes - fixed_bytes) * batch // activation_bytes)
-
-
-def _batch(inputs: Inputs) -> int | None:
-    """The first size of the first tensor that has any."""
-    return next((shape[0] for _, tensor in named_tensors(inputs.named_values()) if (shape := sizes(tensor))), None)
+    batch = next((shape[0] for _, tensor in named_tensors(inputs.named_values()) if (shape := sizes(tensor))), None)
+    limit_bytes, whose = _limit(model)
+    found = []
+    for name, tensors in _STATE.items():
+        need = Need(
+            optimizer=name,
+            parameters_bytes=parameters.local_bytes + held["buffer_bytes"],
+            gradients_bytes=parameters.trainable_bytes,
+            optimizer_bytes=tensors * parameters.trainable_bytes,
+            activations_bytes=activation_bytes,
+            limit_bytes=limit_bytes,
+            limit=whose,
+            batch=batch,
+        )
+        if batch and limit_bytes is not None and activation_bytes:  # activations grow with the batch, the rest does not
+            left_bytes = limit_bytes - (need.total_bytes - activation_bytes)
+            need = replace(need, largest_batch=max(0, left_bytes * batch // activation_bytes))
+        found.append(need)
+    return tuple(found)
 
 
 def _limit(model: torch.nn.Module) -> tuple[int | None, str]:
@@ -187,14 +163,9 @@ def _note(module: torch.nn.Module, *, is_used: bool) -> str:
 def _outermost(holding: set[str], alive: set[str]) -> tuple[str, ...]:
     """Of the paths in `holding`, and what is above them, those below which nothing is alive."""
     for path in list(alive):
-        alive.update(_above(path))
-    dead = {one for path in holding for one in (path, *_above(path)) if one not in alive}
+        alive.update(paths_above(path))
+    dead = {one for path in holding for one in (path, *paths_above(path)) if one not in alive}
     return tuple(sorted(path for path in dead if path and (not path.count(".") or path.rpartition(".")[0] not in dead)))
-
-
-def _above(path: str) -> list[str]:
-    parts = path.split(".")
-    return [".".join(parts[:count]) for count in range(len(parts))]
 
 
 def row_of(path: str, module: torch.nn.Module, owned: Owned = NOTHING, note: str = "") -> Row:

@@ -44,25 +44,16 @@ def unequal_samples(error: BaseException) -> Failure | None:
         return _of_worker(error)
     samples = collating.f_locals.get("batch")
     fetching = next((frame for frame in frames if "possibly_batched_index" in frame.f_code.co_varnames), None)
-    indices = fetching.f_locals.get("possibly_batched_index") if fetching is not None else None
-    return _explained(error, samples, indices, frames)
-
-
-def _explained(error: BaseException, samples: Any, indices: Any, frames: list[FrameType]) -> Failure | None:
-    part = unequal(samples) if isinstance(samples, list) else None
-    if part is None:
+    indices: Any = fetching.f_locals.get("possibly_batched_index") if fetching is not None else None
+    if not isinstance(samples, list) or (part := unequal(samples)) is None:
         return None
     which = f"`{part.of}` of " if part.path else ""
     shapes = [shape(one) or "a scalar" for one in part.shapes[:_SHOWN]]
-    sentence = f"samples of a batch must have one shape, and {which}these have {', '.join(shapes)}{_first_other(part, indices)}"
-    return refusal(error, sentence, op="stack", sizes=part.shapes[:_SHOWN], fixes=other_batches(samples, part, frames))
-
-
-def _first_other(part: Part, indices: Any) -> str:
-    """Which sample is the first with another shape."""
     at = next(at for at, one in enumerate(part.shapes) if one != part.shapes[0])
-    known = isinstance(indices, list) and at < len(indices) and type(indices[at]) is int
-    return f": `dataset[{indices[at]}]` is the first that differs" if known else ""
+    is_known = isinstance(indices, list) and at < len(indices) and type(indices[at]) is int
+    first = f": `dataset[{indices[at]}]` is the first that differs" if is_known else ""
+    sentence = f"samples of a batch must have one shape, and {which}these have {', '.join(shapes)}{first}"
+    return refusal(error, sentence, op="stack", sizes=part.shapes[:_SHOWN], fixes=other_batches(samples, part, frames))
 
 
 def _of_worker(error: BaseException) -> Failure | None:

@@ -13,6 +13,7 @@ import torch
 
 from torchdebug_magics.format import listed, shape
 from torchdebug_magics.instruments.shapes.explain import refusal
+from torchdebug_magics.instruments.shapes.repair.fix_search import OUR_NAME
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.source.syntax import dotted, nodes, tree_of
@@ -63,16 +64,9 @@ def _fixes(model: torch.nn.Module, given: Mapping[str, Sizes], wrong: list[str],
 
 def _typed(name: str, code: str, *, is_whole: bool) -> str:
     """The code of a part with the user's name of the model before it."""
-    where, _, made = code.partition(" = ")
     if not name:
         return code
-    return (
-        f"{name} = {made}"
-        if is_whole
-        else f"{name}{where.removeprefix('model')} = {made}"
-        if where.startswith("model[")
-        else f"{name}.{code}"
-    )
+    return OUR_NAME.sub(name, code) if is_whole or code.startswith("model[") else f"{name}.{code}"
 
 
 def _name_of(model: torch.nn.Module, frames: list[FrameType]) -> str:

@@ -72,45 +72,29 @@ class Parameters:
         """The path of the module that it was counted with."""
         return self._counted.get(id(parameter))
 
-    @property
-    def total(self) -> int:
-        """Elements, tied ones once; those of quantised modules too."""
-        return sum(map(size, self._tensors.values())) + self._packed
-
-    @property
-    def trainable(self) -> int:
-        """Elements of those that require a gradient."""
-        return sum(size(tensor) for tensor in self._tensors.values() if tensor.requires_grad)
-
-    @property
-    def trainable_bytes(self) -> int:
-        """Their size in this process, as gradients will have it."""
-        return sum(size(local_of(tensor)) * tensor.element_size() for tensor in self._tensors.values() if tensor.requires_grad)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all parameters."""
-        return sum(size(tensor) * tensor.element_size() for tensor in self._tensors.values()) + self._packed_bytes
-
-    @property
-    def sharded_over(self) -> int:
-        """How many ranks hold parts of them."""
-        return ranks_of(self._tensors.values())
+    def totals(self) -> dict[str, Any]:
+        """What they come to, by the report's names for it: tied ones once, those of quantised modules too."""
+        tensors = self._tensors.values()
+        ranks = ranks_of(tensors)
+        return {
+            "total_params": sum(map(size, tensors)) + self._packed,
+            "trainable_params": sum(size(tensor) for tensor in tensors if tensor.requires_grad),
+            "buffer_count": len(self._buffers),
+            "buffer_bytes": sum(map(size_bytes, self._buffers.values())),
+            "param_bytes": sum(map(size_bytes, tensors)) + self._packed_bytes,
+            "sharded_over": ranks,
+            "local_param_bytes": self.local_bytes if ranks > 1 else None,
+        }
 
     @property
     def local_bytes(self) -> int:
         """Bytes of the parts of parameters in this process."""
-        return sum(size(one) * one.element_size() for one in map(local_of, self._tensors.values())) + self._packed_bytes
+        return sum(size_bytes(local_of(tensor)) for tensor in self._tensors.values()) + self._packed_bytes
 
     @property
-    def buffers(self) -> int:
-        """How many buffers there are."""
-        return len(self._buffers)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(size(buffer) * buffer.element_size() for buffer in self._buffers.values())
+    def trainable_bytes(self) -> int:
+        """Of these, what gradients will have."""
+        return sum(size_bytes(local_of(tensor)) for tensor in self._tensors.values() if tensor.requires_grad)
 
     def take(self, path: str, module: torch.nn.Module) -> Owned:
         """What `module` holds; whatever an earlier call has taken is named and not counted again."""
@@ -149,6 +133,11 @@ def own_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]
 def size(tensor: torch.Tensor) -> int:
     """Elements; none where a lazy one has no shape yet."""
     return 0 if is_lazy(tensor) else tensor.numel()
+
+
+def size_bytes(tensor: torch.Tensor) -> int:
+    """Bytes, likewise."""
+    return size(tensor) * tensor.element_size()
 
 
 def packed_weights(module: Any) -> Iterator[torch.Tensor]:

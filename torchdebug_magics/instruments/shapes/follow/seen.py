@@ -15,6 +15,8 @@ from torchdebug_magics.instruments.shapes.report import Failure, Mode
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
 from torchdebug_magics.probing.dry_runs.inputs import Inputs
+from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.report import Location
 
 
 @dataclass(eq=False)
@@ -88,6 +90,11 @@ class Made:
     """The user's own, innermost: its code, its number, and the instruction that ran."""
     of_model: bool = False
     """Whether it was made in a module, or of what was."""
+
+    @property
+    def location(self) -> Location | None:
+        """The user's line."""
+        return None if self.line is None else location(self.line[0].co_filename, self.line[1], self.line[0].co_name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from torchdebug_magics.probing.dry_runs.faking import Fakes, ValueFailure
+from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 
 _IN_PLACE = ("mul_", "add_", "sub_", "div_")
 _COMPARISONS = ("gt", "lt", "ge", "le")
@@ -39,7 +40,7 @@ _BY_MASK = ("masked_scatter", "masked_scatter_")
 _LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
 _MANY = 1 << 24
 _USUAL = frozenset([torch.float32, torch.float64])
-_SAID = re.compile(r"not implemented for|(is|are) not supported|only supports|not support")
+_SAID = r"not implemented for|(is|are) not supported|only supports|not support"
 _MOVES = frozenset(
     [
         *("cat", "stack", "clone", "copy", "_to_copy", "repeat", "index", "index_select", "gather", "where", "masked_fill", "fill"),
@@ -77,7 +78,7 @@ def check_strictly(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
     ):
         with unset_fake_temporarily():
             if name not in _INDEX_PUT or _are_whole(fakes, args[1]):
-                ask(fakes.value, func, args)
+                _ask_with_values(fakes.value, func, args)
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
@@ -86,14 +87,10 @@ def _overlaps(tensor: torch.Tensor) -> bool:
 
 
 def _write(func: Any, args: tuple[Any, ...]) -> None:
-    with unset_fake_temporarily(), torch.no_grad():
-        one, *others = args
-        target = torch.zeros((), dtype=one.dtype).expand(one.shape)
-        try:
-            func(target, *(torch.zeros(other.shape, dtype=other.dtype) if isinstance(other, torch.Tensor) else other for other in others))
-        except Exception as error:  # noqa: BLE001 - whatever torch says
-            if "single memory location" in str(error):
-                raise ValueFailure(error) from None
+    def real(one: torch.Tensor) -> torch.Tensor:
+        return torch.zeros((), dtype=one.dtype).expand(one.shape) if one is args[0] else torch.zeros(one.shape, dtype=one.dtype)
+
+    _ask(func, args, real, "single memory location")
 
 
 def _are_whole(fakes: Fakes, indices: Any) -> bool:
@@ -151,7 +148,7 @@ def check_bounds(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
                 or _has_too_few(fakes.value, name, args)
                 or any(_is_beyond(index, low, high) for index, low, high in _limits(fakes.value, name, args))
             ):
-                ask(fakes.value, func, args)
+                _ask_with_values(fakes.value, func, args)
 
 
 def _does_not_fit(name: str, args: tuple[Any, ...]) -> bool:
@@ -196,23 +193,27 @@ def _is_beyond(index: torch.Tensor, low: int, high: int) -> bool:
     return bool(smallest < low) or bool(largest >= high)
 
 
-def ask(value: Callable[[Any], Any], func: Any, args: tuple[Any, ...]) -> None:
-    """Call the op itself on zeros, and on those numbers that are known; what it refuses is raised as a `ValueFailure`."""
+def _ask(func: Any, args: Any, real: Callable[[torch.Tensor], torch.Tensor], said: str = "") -> None:
+    """Call the op itself, with real tensors for its own; what it refuses, where it says this, is raised as a `ValueFailure`."""
+    try:
+        with unset_fake_temporarily(), torch.no_grad():
+            func(*rebuilt(args, real))
+    except Exception as error:  # noqa: BLE001 - whatever torch says
+        if re.search(said, str(error)):
+            raise ValueFailure(error) from None
 
-    def real(one: Any) -> Any:
-        if not isinstance(one, torch.Tensor):
-            return [real(item) for item in one] if isinstance(one, (list, tuple)) else one
-        known = value(one)
+
+def _ask_with_values(value: Callable[[Any], Any], func: Any, args: tuple[Any, ...], said: str = "") -> None:
+    """On zeros, and on those numbers that are known."""
+
+    def real(one: torch.Tensor) -> torch.Tensor:
+        known: torch.Tensor | None = value(one)
         if known is not None:
             return known.clone() if func._schema.is_mutable else known  # it may come through, and is not to write into what is known
         zeros = torch.zeros((), dtype=one.dtype).expand(one.shape)
         return zeros.contiguous() if func._schema.is_mutable and one.numel() <= _MANY else zeros
 
-    try:
-        with torch.no_grad():
-            func(*(real(argument) for argument in args))
-    except Exception as error:  # noqa: BLE001 - whatever torch says
-        raise ValueFailure(error) from None
+    _ask(func, args, real, said)
 
 
 def check_kernels(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
@@ -226,12 +227,7 @@ def check_kernels(fakes: Fakes, func: Any, args: tuple[Any, ...]) -> None:
         return
     if all(fakes.value(tensor) is not None for tensor in tensors):  # then it is computed anyway
         return
-    with unset_fake_temporarily():
-        try:
-            ask(lambda _: None, func, args)
-        except ValueFailure as failure:
-            if _SAID.search(str(failure.error)):
-                raise
+    _ask_with_values(lambda _: None, func, args, _SAID)
 
 
 def _only_moves(func: Any) -> bool:
@@ -261,21 +257,8 @@ def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
     name = func._schema.name.partition("::")[2]
     suspected = _SUSPECTED_DTYPES.get(name)
     if suspected is not None and suspected(args):
-        _ask(func, name, args)
-
-
-def _ask(func: Any, name: str, args: tuple[Any, ...]) -> None:
-    spatial = name == "convolution"
-    with unset_fake_temporarily(), torch.no_grad():
-        small = [_small(value, spatial=spatial) if isinstance(value, torch.Tensor) else value for value in args]
-        if spatial:
-            small[8] = 1  # groups
-        try:
-            func(*small)
-        except Exception as error:  # noqa: BLE001 - whatever torch says
-            raise ValueFailure(error) from None
-
-
-def _small(tensor: torch.Tensor, *, spatial: bool) -> torch.Tensor:
-    # Two by two, as torch has shorter ways for a single element; a kernel of one fits any stride and padding.
-    return torch.zeros([2, 2, 1, 1, 1][: tensor.dim()] if spatial else [2] * tensor.dim(), dtype=tensor.dtype)
+        spatial = name == "convolution"
+        of_one_group = (*args[:8], 1) if spatial else args
+        # Two by two, as torch has shorter ways for a single element; a kernel of one fits any stride and padding.
+        sizes = [2, 2, 1, 1, 1] if spatial else [2] * max(one.dim() for one in args if isinstance(one, torch.Tensor))
+        _ask(func, of_one_group, lambda one: torch.zeros(sizes[: one.dim()], dtype=one.dtype))

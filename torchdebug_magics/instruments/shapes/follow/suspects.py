@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -27,7 +27,7 @@ from torchdebug_magics.instruments.shapes.repair.source import EditSite, site_at
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.dry_runs.inputs import sizes
 from torchdebug_magics.probing.source.syntax import expression
-from torchdebug_magics.probing.source.user_code import locate, location, owner, part_of_line, span
+from torchdebug_magics.probing.source.user_code import locate, owner, part_of_line, span
 from torchdebug_magics.probing.tensors import Crossing
 from torchdebug_magics.report import Location
 
@@ -90,12 +90,13 @@ class Suspects:
                 sides = [Side(sizes(one), made(one), one) for one in pair]
                 self.first = broadcast(name, sides, site_in(frame), module, locate(frame))
         if self.first is not None:
-            self.first = replace(self.first, underlined=_underlined(frame))
+            self.first = replace(self.first, underlined=underlined_at(frame.f_code, frame.f_lineno, frame.f_lasti))
 
 
-def _underlined(frame: FrameType) -> tuple[int, int] | None:
-    found = span(frame.f_code, frame.f_lasti)
-    return None if found is None else part_of_line(linecache.getline(frame.f_code.co_filename, frame.f_lineno), frame.f_lineno, found)
+def underlined_at(code: CodeType, line: int, instruction: int) -> tuple[int, int] | None:
+    """The expression that runs as (start, end) in its line; None before Python 3.11, and where it is the whole line."""
+    found = span(code, instruction)
+    return None if found is None else part_of_line(linecache.getline(code.co_filename, line), line, found)
 
 
 def _asking(frame: FrameType, *, through_loss: bool) -> FrameType | None:
@@ -116,8 +117,8 @@ class Side(NamedTuple):
 
     sizes: tuple[int, ...]
     made: Made | None
-    tensor: Any = None
-    """None where it is not alive any more."""
+    tensor: Any = _GONE
+    """Another object where it is not alive any more."""
 
 
 def averaged(made: Made | None) -> Failure | None:
@@ -144,10 +145,10 @@ def averaged(made: Made | None) -> Failure | None:
 
 
 def _crossed(step: Made) -> Failure | None:
-    if len(step.inputs) != 2 or step.line is None:  # noqa: PLR2004 - a pair
+    where = step.location
+    if len(step.inputs) != 2 or step.line is None or where is None:  # noqa: PLR2004 - a pair
         return None
     site = site_at(*step.line)
-    where = location(step.line[0].co_filename, step.line[1], step.line[0].co_name)
     return broadcast(step.op, [Side(*given) for given in step.inputs], site, step.module or None, where) if _calls(site, step.op) else None
 
 
@@ -165,7 +166,7 @@ def broadcast(name: str, pair: list[Side], site: EditSite, module: str | None, w
     crossing = Crossing.of(small.sizes, large.sizes)
     if crossing is None or not (name in PAIRED_LOSSES or _is_accident(small.made, large.made)):
         return None
-    texts = [site.operand_text(at, one.tensor if one.tensor is not None else _GONE, direct=True) for at, one in enumerate(pair)]
+    texts = [site.operand_text(at, one.tensor, direct=True) for at, one in enumerate(pair)]
     sizes_of = [one.sizes for one in pair]
     sentence = f"{crossing.sentence(name, list(zip(texts, sizes_of, strict=True)))}: {crossing.meets}"
     return suspected(sentence, name, module, where, sizes_of, texts, _squeezes(site, pair, crossing))
@@ -196,7 +197,7 @@ def _squeezes(site: EditSite, pair: list[Side], crossing: Crossing) -> list[Fix]
     fixes = []
     for dims, change, gives in ((many, "squeeze", few), (few, "unsqueeze", many)) if crossing.dim is not None else ():
         at = next(at for at, one in enumerate(pair) if one.sizes == dims)
-        node = site.operand_node(at, pair[at].tensor if pair[at].tensor is not None else _GONE, direct=True)
+        node = site.operand_node(at, pair[at].tensor, direct=True)
         if node is not None:
             code = site.changed(node, method(change, crossing.dim).text)
             fixes.append(Fix(code=code, verified=True, why=f"{shape(gives)} on both sides"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from keyword import iskeyword
@@ -183,12 +184,12 @@ def _in_place(facts: FailureFacts, at: int, change: ValueChange) -> Repair | Non
     node = site.operand_node(at, operand.tensor, direct=True)
     if node is None or (at == 0 and _writes(facts.op) and not isinstance(site.expression, ast.AugAssign)):
         return None  # what is written into another tensor is lost
+    return Repair(site.changed(node, change.text), ops=(OpEdit(site, facts.op, functools.partial(_with_change, at, change)),))
 
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        args, kwargs = at_tensor(at, change.apply, args, kwargs)
-        return func(*args, **kwargs)
 
-    return Repair(site.changed(node, change.text), ops=(OpEdit(site, facts.op, run),))
+def _with_change(at: int, change: ValueChange, func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = at_tensor(at, change.apply, args, kwargs)
+    return func(*args, **kwargs)
 
 
 def _writes(op: str) -> bool:
@@ -208,14 +209,8 @@ def _argument(facts: FailureFacts, at: int, change: ValueChange) -> Repair | Non
     name = getattr(node, "id", "")
     code = f"{name} = {change.text(name)}" if name and site.assigns_over(name) else site.changed(node, change.text)
     if is_loss(facts.module) and facts.op is not None:  # it may be one that is made in the line
-        return Repair(
-            code, ops=(OpEdit(site, facts.op, lambda func, args, kwargs: _called(func, *at_tensor(at, change.apply, args, kwargs))),)
-        )
+        return Repair(code, ops=(OpEdit(site, facts.op, functools.partial(_with_change, at, change)),))
     return Repair(code, calls=(CallEdit(facts.path, site, lambda args, kwargs: at_tensor(at, change.apply, args, kwargs)),))
-
-
-def _called(func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
 
 
 def _insertion(facts: FailureFacts, at: int, change: ValueChange) -> Repair | None:

@@ -50,6 +50,8 @@ class FailedCall:
     module: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    site: EditSite | None = None
+    """The user's own call of it, where that was looked for."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ _SHOWN = 4
 _NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|[\d x]+")
 ALWAYS_THROUGH = frozenset(["view", "reshape", "view_as", "reshape_as", "unflatten"])
 """Alone, another view of a tensor succeeds whatever was meant."""
-_OUR_NAME = re.compile(r"^model(?=\[| = )", re.MULTILINE)
+OUR_NAME = re.compile(r"^model(?=\[| = )", re.MULTILINE)
 _WIDE = (5, 3, 2, 1)
 """How many half-way states are taken further after each round; there is one round more."""
 _TWICE = ValueChange(str, lambda one: torch.cat([one, one]))
@@ -182,7 +182,7 @@ def _of_caller(code: str, caller: Caller | None) -> str:
     call = caller.site.expression if caller is not None else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, (ast.Name, ast.Attribute)):
         return code
-    return _OUR_NAME.sub(ast.unparse(call.func), code)
+    return OUR_NAME.sub(ast.unparse(call.func), code)
 
 
 def _at_call(edit: Repair, caller: Caller | None) -> str:

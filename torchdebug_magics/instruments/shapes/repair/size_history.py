@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
@@ -44,28 +44,23 @@ def same_input(made: Made | None) -> Made | None:
 
 def of_inputs(made: Made | None) -> bool:
     """Whether it depends on what the model was called with."""
-    todo, seen = [made], set()
-    while todo:
-        one = todo.pop()
-        if one is not None and id(one) not in seen:
-            if one.number == 0:
-                return True
-            seen.add(id(one))
-            todo += [inner for _, inner in one.inputs]
-    return False
+    return any(step.number == 0 for step in every_step(made))
 
 
 def comes_from(made: Made | None, first: Made) -> bool:
     """Whether a step is among those that led to another."""
+    return any(step is first for step in every_step(made))
+
+
+def every_step(made: Made | None, goes_on: Callable[[Made], bool] = lambda _: True) -> Iterator[Made]:
+    """All that led to a tensor, along all operands, once each; not what lies before a step where it does not go on."""
     todo, seen = [made], set()
     while todo:
-        one = todo.pop()
-        if one is first:
-            return True
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            todo += [inner for _, inner in one.inputs]
-    return False
+        step = todo.pop()
+        if step is not None and id(step) not in seen:
+            seen.add(id(step))
+            yield step
+            todo += [inner for _, inner in step.inputs] if goes_on(step) else []
 
 
 def before(made: Made) -> Made | None:

@@ -8,12 +8,12 @@ import math
 
 import torch
 
-from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, method, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, on_operand, parameter_edit
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
-from torchdebug_magics.instruments.shapes.repair.rules.candidates import subscript
+from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed, subscript
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.residual import from_another_level, padded, projected, resized, stretched, strided
+from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, from_another_level, projected, resized, strided
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
     anywhere,
@@ -106,9 +106,8 @@ def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
         if one.owned and not unspread:
             edits += _sized(one, other)
         edits += strided(facts, one, other)
-        edits += padded(facts, one, other)
+        edits += as_large(facts, one, other, rank=12)
         edits += unpacked_to(facts, one, other)
-        edits += stretched(facts, one, other, rank=12)
         edits += from_another_level(facts, at, other, 7 + later)
         edits += projected(facts, at, other, 9 + later)
         edits += resized(facts, at, other, 14 + later)
@@ -132,26 +131,21 @@ def _spreads(facts: FailureFacts, a: int, b: int) -> dict[int, list[Repair]]:
 def _spread(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
     """A dimension of one put where the other has one more."""
     one = facts.operands[at]
-    lacking = len(other.sizes) - len(one.sizes)
-    if lacking == 1 and one.sizes:
-        places = [dim for dim in range(1, len(one.sizes) + 1) if _fits((*one.sizes[:dim], 1, *one.sizes[dim:]), other.sizes)]
-        return [
-            edit
-            for dim in places[:2]
-            for edit in on_operand(facts, at, method("unsqueeze", -1 if dim == len(one.sizes) else dim), rank=rank)
-        ]
+    many = len(other.sizes)
+    lacking = many - len(one.sizes)
     if lacking < 1 or not one.sizes:
         return []
     edits: list[Repair] = []
-    many = len(other.sizes)
     # Rows to rows, and columns to columns, or to the channels of a picture, where there is a choice.
     features = 1 if channels_first(other.made) or (one.owned and many in _PICTURES) else many - 1
-    for kept in sorted(itertools.combinations(range(many), len(one.sizes)), key=lambda kept: (0 not in kept, features not in kept)):
+    places = list(itertools.combinations(range(many), len(one.sizes)))
+    if lacking > 1:
+        places.sort(key=lambda kept: (0 not in kept, features not in kept))
+    for kept in places if lacking > 1 else [kept for kept in reversed(places) if 0 in kept]:
         index = tuple(slice(None) if dim in kept else None for dim in range(kept[0] if one.owned else 0, many))
         sizes = iter(one.sizes)
         if _fits(tuple(next(sizes) if dim in kept else 1 for dim in range(len(other.sizes))), other.sizes):
-            text = ", ".join(":" if part is not None else "None" for part in index)
-            edits += on_operand(facts, at, subscript(text, index), rank=rank, owned=features in kept)
+            edits += on_operand(facts, at, placed(index, lacking), rank=rank, owned=lacking > 1 and features in kept)
     return edits[:2]
 
 

@@ -31,7 +31,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import created
-from torchdebug_magics.instruments.shapes.repair.rules.residual import interpolated, padded, stretched
+from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, interpolated
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     anywhere,
     in_outer_call,
@@ -73,13 +73,10 @@ def layouts(sizes: Sizes, *, moves: bool = True) -> Iterator[tuple[ValueChange, 
     if many > 2:
         yield method("flatten", 1), 3, f"{shape(sizes[1:])} in one dimension"
         yield method("flatten", 2), 6, "one dimension of features"
-    for text, index in (
-        (f"{':, ' * many}None, None", (*(slice(None),) * many, None, None)),
-        (":, None, None, :", (slice(None), None, None, slice(None))),
-        (":, None, :, None", (slice(None), None, slice(None), None)),
-    ):
+    kept = slice(None)
+    for index, rank in (((*(kept,) * many, None, None), 7), ((kept, None, None, kept), 3), ((kept, None, kept, None), 3)):
         if many in {1, 2}:
-            yield subscript(text, index), 3 if "None, :" in text else 7, "the same for every place"
+            yield placed(index, 2), rank, "the same for every place"
     yield method("unsqueeze", 0), 8, "a batch of 1"
     yield from _moves(many) if moves else ()
 
@@ -101,6 +98,14 @@ def shape_of(x: Operand, change: ValueChange) -> Sizes:
 def subscript(text: str, index: tuple[slice | None, ...]) -> ValueChange:
     """``x[:, None]``."""
     return ValueChange(lambda x: f"{x}[{text}]", lambda tensor: tensor[index])
+
+
+def placed(index: tuple[slice | None, ...], lacking: int) -> ValueChange:
+    """Dimensions of one where the index has None: ``x.unsqueeze(1)`` where it lacks that alone, or ``x[:, None, None]``."""
+    if lacking == 1:
+        at = index.index(None)
+        return method("unsqueeze", -1 if at == len(index) - 1 else at)
+    return subscript(", ".join(":" if part is not None else "None" for part in index), index)
 
 
 def relaid(local: LocalCall, at: int, *, moves: bool = True, later: int = 0) -> Iterator[Repair]:
@@ -266,7 +271,7 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
         ranks.append((21, {"bidirectional": not numbers["bidirectional"]}, "both directions, as the state has"))
     if mismatch is not None:
         ranks += _other_numbers(numbers, mismatch.got, mismatch.wanted)
-        if any("kernel_size" in one for one in ({*numbers},)):
+        if "kernel_size" in numbers:
             ranks.append((20, {"padding": _half(numbers.get("kernel_size"))}, "padded to keep the size"))
     weight = getattr(module, "weight", None)
     tied = (
@@ -365,8 +370,7 @@ def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     if len(x.sizes) not in {4, 5} or not others:
         return
     other = next((other for other in others if other.sizes[mismatch.dim] == mismatch.wanted), others[0])
-    yield from padded(facts, x, other)
-    yield from stretched(facts, x, other, rank=12)
+    yield from as_large(facts, x, other, rank=12)
     # What was made later is fitted to what it is joined with: a picture on its way up to one on the way down.
     later = other.made is None or comes_from(x.made, other.made) or local.operands.index(x) == 0
     change = interpolated(other.name, other.sizes)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
-from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, method, on_operand, then, together
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, on_operand, then, together
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.size_history import (
@@ -30,6 +31,7 @@ from torchdebug_magics.probing.source.syntax import expression
 
 _REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "logsumexp"])
 _IMAGES = 4
+FLAT = method("flatten", 1)
 _LAST = (0, 2, 3, 1)
 """The order that puts the channels last."""
 
@@ -47,16 +49,10 @@ class Earlier:
 
 def earlier(facts: FailureFacts, x: Operand, wanted: int, dim: int = -1) -> Earlier | None:
     """Why another size than the wanted one came, where the last op is not to blame."""
-    if (
-        len(x.sizes) <= 2
-        and dim == -1
-        and (found := _unbatched(x) or _flattened(facts, x, wanted) or _rebatched(facts, x, wanted) or _stacked(facts, x))
-    ):
+    if len(x.sizes) <= 2 and dim == -1 and (found := _unbatched(x) or _rebatched(facts, x, wanted) or _stacked(facts, x)):
         return found
-    if dim == -1 and (known := _crossed(facts, x) or _unjoined(facts, x, wanted) or _unpooled(x, wanted)):
+    if dim == -1 and (known := _crossed(facts, x) or _unjoined(facts, x, wanted) or _unpooled(x, wanted) or _taken_apart(x, wanted)):
         return known
-    if dim == -1 and (apart := taken_apart(x, wanted)):
-        return Earlier(*apart, wanted)
     return _joined(x, wanted, dim) or (_reduced(x, wanted) if dim == -1 else None)
 
 
@@ -93,20 +89,6 @@ def _is_unbatched(step: Made) -> bool:
     return _is_of_pictures(step) and len(step.inputs[0][0]) == spatial + 1
 
 
-def _flattened(facts: FailureFacts, x: Operand, wanted: int) -> Earlier | None:
-    """``x.flatten()`` or ``x.view(-1)``: all of the batch in one row.
-
-    That the first dimension was a batch is sure where its rows have the wanted size, or a convolution took it for one.
-    """
-    for step in _rows(x.made):
-        before: Sizes = step.inputs[0][0] if step.inputs else ()
-        sure = math.prod(before[1:]) == wanted or any(_is_of_pictures(step) and not _is_unbatched(step) for step in steps(x.made))
-        if step.op in RESHAPES and len(before) > 1 and before[0] in _batches(facts) and sure:
-            edits = _of_module(facts, step) or at_step(step, _flat_rows, lambda _, args, __: args[0].flatten(1))
-            return Earlier(f": `{step.op}` merged the batch of {before[0]} into the features", edits, math.prod(before[1:]))
-    return None
-
-
 def _crossed(facts: FailureFacts, x: Operand) -> Earlier | None:
     """``5`` with ``5 x 1``: each sample with each, which runs without an error and is probably unintended."""
     for step in steps(x.made):
@@ -121,16 +103,19 @@ def _crossed(facts: FailureFacts, x: Operand) -> Earlier | None:
 
 
 def _rebatched(facts: FailureFacts, x: Operand, wanted: int) -> Earlier | None:
-    """``x.view(64, -1)`` of a batch of 32: rows of another length than those of the samples, which have the wanted one."""
-    for step in steps(x.made):
-        if len(step.shape) != len(x.sizes):
-            return None
+    """``x.view(64, -1)`` of a batch of 32, or ``x.flatten()``: rows of another length than those of the samples.
+
+    That the first dimension was a batch is sure where its rows have the wanted size, or a convolution took the single row's for one.
+    """
+    line = list(steps(x.made))
+    for step in itertools.takewhile(lambda step: len(step.shape) == len(x.sizes), line):
         before: Sizes = step.inputs[0][0] if step.inputs else ()
-        if step.op in RESHAPES and len(before) > len(step.shape) and before[0] != step.shape[0]:
-            if before[0] not in _batches(facts) or math.prod(before[1:]) != wanted:
-                return None
-            words = f": `{step.op}` made {step.shape[0]} rows of a batch of {before[0]}"
-            return Earlier(words, at_step(step, _flat_rows, lambda _, args, __: args[0].flatten(1)), wanted)
+        if step.op in RESHAPES and len(before) > len(step.shape) and before[0] in _batches(facts) - {step.shape[0]}:
+            size, is_row = math.prod(before[1:]), len(step.shape) == 1
+            if size == wanted or (is_row and any(_is_of_pictures(one) and not _is_unbatched(one) for one in line)):
+                merged = f"merged the batch of {before[0]} into the features"
+                words = f": `{step.op}` {merged if is_row else f'made {step.shape[0]} rows of a batch of {before[0]}'}"
+                return Earlier(words, _of_module(facts, step) or at_step(step, FLAT), size)
     return None
 
 
@@ -145,21 +130,9 @@ def squeezed(facts: FailureFacts, x: Operand) -> Earlier | None:
         if step.op == "squeeze" and not step.args and before[:1] == (1,) and 1 in _batches(facts):
             kept = tuple(dim for dim, size in enumerate(before) if dim and size == 1)
             kept = (-1,) if kept == (len(before) - 1,) else kept
-            return Earlier(": `squeeze` removed the batch dimension", _squeezed(step, kept), math.prod(before[1:]))
+            edits = at_step(step, method("squeeze", kept[0] if len(kept) == 1 else kept))
+            return Earlier(": `squeeze` removed the batch dimension", edits, math.prod(before[1:]))
     return None
-
-
-def _squeezed(step: Made, dims: Sizes) -> tuple[Repair, ...]:
-    told = dims[0] if len(dims) == 1 else dims
-    return at_step(step, lambda _, x: f"{x}.squeeze({told})", lambda _, args, __: args[0].squeeze(dims))
-
-
-def _rows(made: Made | None) -> Iterator[Made]:
-    """The steps since there is one dimension alone."""
-    for step in steps(made):
-        if len(step.shape) != 1:
-            return
-        yield step
 
 
 def _batches(facts: FailureFacts) -> set[int]:
@@ -176,7 +149,7 @@ def _stacked(facts: FailureFacts, x: Operand) -> Earlier | None:
     if not batch or batch[0] not in _batches(facts) or batch[0] == len(parts):
         return None
     words = f": `stack` put its {len(parts)} tensors in front of the batch of {batch[0]}"
-    edits = at_step(step, lambda call, _: _along(call, 1), lambda func, args, _: func(args[0], dim=1))
+    edits = called_otherwise(step, lambda call, _: _along(call, 1), lambda func, args, _: func(args[0], dim=1))
     return Earlier(words, edits, math.prod(parts[0][1:]) * len(parts))
 
 
@@ -190,7 +163,7 @@ def _joined(x: Operand, wanted: int, dim: int) -> Earlier | None:
     if now is None or now == then or len(set(parts)) > 1 or sum(part[then] for part in parts) != wanted:
         return None
     words = f": `{step.op}` joined {' and '.join(map(shape, parts[:3]))} along dimension {now}"
-    edits = at_step(step, lambda call, _: _along(call, dim), lambda _, args, __: torch.cat(args[0], dim=dim))
+    edits = called_otherwise(step, lambda call, _: _along(call, dim), lambda _, args, __: torch.cat(args[0], dim=dim))
     return Earlier(words, edits, wanted)
 
 
@@ -203,7 +176,7 @@ def _reduced(x: Operand, wanted: int) -> Earlier | None:
     if before[:-1] != step.shape or before[-1] != wanted:
         return None
     words = f": `{step.op}` reduced the last dimension of {shape(before)}"
-    return Earlier(words, at_step(step, _over_steps, lambda func, args, _: func(args[0], 1)), wanted)
+    return Earlier(words, called_otherwise(step, _over_steps, lambda func, args, _: func(args[0], 1)), wanted)
 
 
 def _over_steps(call: ast.Call, _: str) -> str:
@@ -222,7 +195,14 @@ def _of_module(facts: FailureFacts, step: Made) -> tuple[Repair, ...]:
     return tuple(rebuilt_module(module, step.module, start_dim=1, rank=1)) if isinstance(module, nn.Flatten) else ()
 
 
-def at_step(step: Made, text: Callable[[ast.Call, str], str], run: Callable[[Any, Any, Any], Any]) -> tuple[Repair, ...]:
+def at_step(step: Made, change: ValueChange, *, why: str = "") -> tuple[Repair, ...]:
+    """What the step was made of, changed in the place of the user's call that made it."""
+    return called_otherwise(step, lambda _, x: change.text(x), lambda _, args, __: change.apply(args[0]), why=why)
+
+
+def called_otherwise(
+    step: Made, text: Callable[[ast.Call, str], str], run: Callable[[Any, Any, Any], Any], *, why: str = ""
+) -> tuple[Repair, ...]:
     """The call that made this step, done otherwise, where it stands in the user's code."""
     if step.line is None:
         return ()
@@ -234,11 +214,7 @@ def at_step(step: Made, text: Callable[[ast.Call, str], str], run: Callable[[Any
     receiver = call.args[0] if of_torch and call.args else call.func.value
     shown = ast.unparse(receiver)
     code = text(call, shown if isinstance(receiver, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({shown})")
-    return (Repair(code, rank=1, ops=(OpEdit(site, step.op, run),)),) if code else ()
-
-
-def _flat_rows(_: ast.Call, x: str) -> str:
-    return f"{x}.flatten(1)"
+    return (Repair(code, why, 1, ops=(OpEdit(site, step.op, run),)),) if code else ()
 
 
 def _along(call: ast.Call, dim: int) -> str:
@@ -247,8 +223,8 @@ def _along(call: ast.Call, dim: int) -> str:
     return ast.unparse(ast.Call(call.func, call.args[:1], [*rest, ast.keyword("dim", number)])) if call.args else ""
 
 
-def taken_apart(x: Operand, wanted: int) -> tuple[str, tuple[Repair, ...]] | None:
-    """Where the width of a picture became the features, and its channels are as many as were wanted: in words, and turned in time."""
+def _taken_apart(x: Operand, wanted: int) -> Earlier | None:
+    """Where the width of a picture became the features, and its channels are as many as were wanted: it is turned in time."""
     for step in steps(x.made):
         sizes, before = step.inputs[0] if step.inputs else ((), None)
         if step.op not in RESHAPES or len(sizes) != _IMAGES or before is None:
@@ -259,7 +235,7 @@ def taken_apart(x: Operand, wanted: int) -> tuple[str, tuple[Repair, ...]] | Non
             return None
         source = came_from(before)
         words = f": `{step.op}` split {shape(sizes)}{f' {source}' if source else ''} as if it were channels-last"
-        return words, channels_last(before)
+        return Earlier(words, channels_last(before), wanted)
     return None
 
 
@@ -290,7 +266,9 @@ def _unpooled(x: Operand, wanted: int) -> Earlier | None:
         if step.shape != x.sizes or step.op not in RESHAPES:
             return None
         if len(before[0]) > 2 and before[0][:2] == (x.sizes[0], wanted) and len(x.sizes) == 2 and channels_first(before[1]):
-            return Earlier(f": its {wanted} channels were not pooled", _pooled(step, tuple(range(2, len(before[0])))), wanted, fits=True)
+            mean = method("mean", tuple(range(2, len(before[0]))))
+            edits = at_step(step, mean, why=f"each channel as one value, instead of `{step.op}`")
+            return Earlier(f": its {wanted} channels were not pooled", edits, wanted, fits=True)
     return None
 
 
@@ -316,12 +294,6 @@ def _side_by_side(facts: FailureFacts, x: Operand, step: Made) -> tuple[Repair, 
     change = then(method("transpose", 0, 1), method("flatten", 1))
     squeezes = next((step for step in steps(x.made) if step.op == "squeeze"), None)
     if squeezes is not None:
-        return at_step(squeezes, lambda _, y: change.text(y), lambda _, args, __: change.apply(args[0]))
+        return at_step(squeezes, change)
     at = next((at for at, one in enumerate(facts.given or facts.operands) if one.tensor is x.tensor), 0)
     return tuple(on_operand(replace(facts, operands=facts.given or facts.operands), at, change, rank=1)) if x.sizes == step.shape else ()
-
-
-def _pooled(step: Made, places: Sizes) -> tuple[Repair, ...]:
-    why = f"each channel as one value, instead of `{step.op}`"
-    edits = at_step(step, lambda _, x: f"{x}.mean({places})", lambda _, args, __: args[0].mean(places))
-    return tuple(replace(edit, why=why) for edit in edits)

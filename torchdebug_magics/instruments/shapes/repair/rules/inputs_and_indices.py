@@ -85,6 +85,10 @@ class Counted:
     before: Made | None
     """What it looked through, where that was its last dimension."""
 
+    def words(self, size: int) -> str:
+        """What it returns, where that are more positions than there are."""
+        return f"`{self.op}` returns one of {self.many}{f' {self.source}' if self.source else ''}" if self.many > size else ""
+
 
 def counted(made: Made | None) -> Counted | None:
     """Where the indices are positions that an op found in another tensor, and were only laid out otherwise since then."""

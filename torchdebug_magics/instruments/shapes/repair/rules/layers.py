@@ -110,8 +110,8 @@ def _beyond(facts: FailureFacts, ids: Operand, values: torch.Tensor, rows: int, 
     where = f" at {f'`{ids.name}`' if ids.name else ''}{place}" if place else ""
     sentence = f"{facts.who} has {rows} rows (0 to {rows - 1}), gets index {wrong}{where}"
     found = counted(ids.made)
-    if found is not None and found.many > rows:
-        sentence += f": `{found.op}` returns one of {found.many}{f' {found.source}' if found.source else ''}"
+    if found is not None and (words := found.words(rows)):
+        sentence += f": {words}"
     edits = _embedding_edits(facts, ids, (low, high), rows) if low >= 0 else []
     if maker(ids.made) is not None and not ids.is_input and low == 0:  # positions, counted along a sequence
         long = too_long(facts, high + 1, rows)

@@ -14,9 +14,9 @@ from torchdebug_magics.instruments.shapes.follow.suspects import PAIRED_LOSSES
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, method, on_operand, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, is_loss
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.earlier import at_step, squeezed
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import FLAT, at_step, squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond
-from torchdebug_magics.instruments.shapes.repair.rules.residual import padded, stretched
+from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
     anywhere,
@@ -175,7 +175,7 @@ def classes_and_scores(facts: FailureFacts, scores: Operand, target: Operand) ->
 
 def resized_output(facts: FailureFacts, scores: Operand, like: Operand, size: str) -> list[Repair]:
     """The output as high and wide as the target: by what made it, or else by interpolation."""
-    edits = [*stretched(facts, scores, like), *padded(facts, scores, like)]
+    edits = as_large(facts, scores, like)
     step = maker(scores.made)
     is_output = step is not None and step.module in facts.modules and not (like.made is not None and like.made.of_model)
     if edits or not is_output or len(scores.sizes) != 4 or scores.sizes[:2] != like.sizes[:2] or scores.sizes == like.sizes:
@@ -204,10 +204,8 @@ def _next_words(scores: Operand, target: Operand) -> list[Repair]:
     before = step.inputs[0][0] if step is not None and step.inputs else ()
     if step is None or step.op not in RESHAPES or len(before) != 2 or scores.sizes[0] != before[0] * (before[1] - 1):
         return []
-    return [
-        replace(edit, why="the next word for each")
-        for edit in at_step(step, lambda _, x: f"{x}[:, 1:].reshape(-1)", lambda _, args, __: args[0][:, 1:].reshape(-1))
-    ]
+    change = ValueChange("{}[:, 1:].reshape(-1)".format, lambda ids: ids[:, 1:].reshape(-1))
+    return list(at_step(step, change, why="the next word for each"))
 
 
 def _one_hot(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
@@ -219,7 +217,7 @@ def _one_hot(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis
     rows = values.reshape(scores.sizes)
     if not bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all()):
         return None
-    edits = at_step(step, lambda _, x: f"{x}.argmax(1)", lambda _, args, __: args[0].argmax(1))
+    edits = at_step(step, method("argmax", 1))
     sentence = f"`{facts.op}` of scores {shape(scores.sizes)} expects class indices, and the target is one-hot, {shape(scores.sizes)}"
     return Diagnosis(f"{sentence}: `{step.op}` made {target.sizes[0]} of it", edits, target)
 
@@ -230,7 +228,7 @@ def _other_rows(facts: FailureFacts, scores: Operand, target: Operand) -> Diagno
     for step in steps(scores.made):
         before = step.inputs[0][0] if step.inputs else ()
         if step.op in RESHAPES and before[:1] == (many,) and step.shape[:1] == scores.sizes[:1] and len(before) > 2:
-            edits = at_step(step, lambda _, x: f"{x}.flatten(1)", lambda _, args, __: args[0].flatten(1))
+            edits = at_step(step, FLAT)
             went = f"`{step.op}`{f' in `{step.module}`' if step.module else ''} made {shape(step.shape)} of {shape(before)}"
             return Diagnosis(f"`{facts.op}` gets {scores.sizes[0]} rows of scores for {many} targets: {went}", edits, scores)
     return None

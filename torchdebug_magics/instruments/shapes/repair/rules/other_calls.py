@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, OpEdit, Repair
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, rewritten
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, argument_changed, rewritten
 from torchdebug_magics.instruments.shapes.repair.size_history import JOINS, of_inputs
 
 _KEYWORDS = {"scaled_dot_product_attention": ("enable_gqa", "fewer heads of keys and values than of queries")}
@@ -89,7 +89,7 @@ def pair(facts: FailureFacts) -> Diagnosis | None:
         return (args[0], (args[1], torch.zeros_like(args[1])), *args[2:]), kwargs
 
     sentence = f"{facts.who} expects its state as two tensors (h, c), gets one tensor of {shape(tuple(given[0].shape))}"
-    edits = _with_state(facts, lambda h: f"({h}, torch.zeros_like({h}))", changed, rank=3, why="a cell state of zeros beside it")
+    edits = argument_changed(facts, 1, lambda h: f"({h}, torch.zeros_like({h}))", changed, rank=3, why="a cell state of zeros beside it")
     return Diagnosis(sentence, tuple(edits))
 
 
@@ -111,18 +111,4 @@ def first_rows(local: LocalCall, mismatch: Mismatch) -> list[Repair]:
         return f"tuple(h[:, :{size}].contiguous() for h in {h})" if many else f"{h}[:, :{size}].contiguous()"
 
     why = f"a batch of {rows} after those of {mismatch.got}, as the last one of a loader is: or `drop_last=True` in the `DataLoader`"
-    return _with_state(facts, text, changed, rank=2, why=why)
-
-
-def _with_state(
-    facts: FailureFacts, text: Callable[[str], str], changed: Callable[[Any, Any], tuple[Any, Any]], *, rank: int, why: str
-) -> list[Repair]:
-    """The state changed in the user's own call of the module, where it is the second argument."""
-    site = facts.site if facts.direct else None
-    written = facts.caller.site if site is None and not facts.path and facts.caller is not None else site
-    call = written.expression if written is not None else None
-    if written is None or facts.path is None or not isinstance(call, ast.Call) or len(call.args) < 2:
-        return []
-    if any(isinstance(argument, ast.Starred) for argument in call.args):
-        return []
-    return [Repair(written.changed(call.args[1], text), why, rank, calls=(CallEdit(facts.path, site, changed),))]
+    return argument_changed(facts, 1, text, changed, rank=2, why=why)

@@ -7,19 +7,18 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import functional
 
 from torchdebug_magics.format import plural, shape
+from torchdebug_magics.instruments.shapes.cell_error.side_effects import value_named
 from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, OpEdit, Repair, ValueChange, as_typed, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, argument_changed
 from torchdebug_magics.instruments.shapes.repair.source import EditSite, assignments
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors
-from torchdebug_magics.probing.source.syntax import dotted, last_name
+from torchdebug_magics.probing.source.syntax import last_name
 
 _IMAGE = 4
 _SIZE = re.compile(r"(\d+) ?[*x,] ?(\d+)")
@@ -38,14 +37,15 @@ def unpacking(facts: FailureFacts) -> Diagnosis | None:
         return None
     many = len(statement.targets[0].elts)
     text = ast.unparse(statement)
-    owner = _owner_of_shape(statement.value)
-    tensor = _held(site.names, owner) if owner is not None else None
-    if isinstance(tensor, torch.Tensor) and owner is not None:
-        x = _operand(facts, tensor, owner)
+    node = _owner_of_shape(statement.value)
+    tensor = value_named(node, site.names) if node is not None else None
+    if isinstance(tensor, torch.Tensor) and node is not None:
+        owner = ast.unparse(node)
+        x = facts.operand(tensor) or Operand(tensor, owner, owned=False, made=None)
         cut = _cut(statement.value, len(x.sizes))
         sentence = f"`{text}` unpacks {many} sizes, and `{owner}` has {cut}{plural(len(x.sizes), 'dimension')}: {shape(x.sizes)}"
         return Diagnosis(sentence, tuple(_edits(facts, x, many) if not cut else []), x)
-    value = _held(site.names, ast.unparse(statement.value))
+    value = value_named(statement.value, site.names)
     if isinstance(value, torch.Tensor):
         turned = _turned_input(facts, value, many)
         return Diagnosis(f"`{text}` unpacks {many} values, and gets a tensor of {shape(tuple(value.shape))}", tuple(turned))
@@ -83,57 +83,30 @@ def _cut(value: ast.expr, many: int) -> str:
     return "" if not isinstance(value, ast.Subscript) or not many else "after the slice fewer than its "
 
 
-def _owner_of_shape(value: ast.expr) -> str | None:
+def _owner_of_shape(value: ast.expr) -> ast.expr | None:
     if isinstance(value, ast.Subscript):
         value = value.value
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "size" and not value.args:
-        return ast.unparse(value.func.value)
-    return ast.unparse(value.value) if isinstance(value, ast.Attribute) and value.attr == "shape" else None
-
-
-def _held(names: Any, text: str) -> object:
-    root, *rest = text.split(".")
-    value = names.get(root)
-    for name in rest:
-        value = getattr(value, name, None) if name.isidentifier() else None
-    return value
-
-
-def _operand(facts: FailureFacts, tensor: torch.Tensor, name: str) -> Operand:
-    for operand in facts.operands:
-        if operand.tensor is tensor:
-            return operand
-    return Operand(tensor, name, owned=False, made=None)
+        return value.func.value
+    return value.value if isinstance(value, ast.Attribute) and value.attr == "shape" else None
 
 
 def _edits(facts: FailureFacts, x: Operand, many: int) -> list[Repair]:
     """Of the model's own input only: elsewhere it is not known which dimension was lost."""
-    own = next((name for name, tensor in facts.inputs if tensor is x.tensor), None)
-    if own is None:
+    at = next((at for at, operand in enumerate(facts.operands) if operand.tensor is x.tensor), None)
+    if at is None or not any(tensor is x.tensor for _, tensor in facts.inputs):
         return []
-    at = (
-        [operand.tensor for operand in facts.operands].index(x.tensor)
-        if any(operand.tensor is x.tensor for operand in facts.operands)
-        else None
-    )
-    if at is None:
-        return []
-    found = replace(facts, op=None)
-    edits: list[Repair] = []
+    ways: list[tuple[ValueChange, int, str]] = []
     lacking = many - len(x.sizes)
     if lacking == 1:
-        edits += on_operand(found, at, method("unsqueeze", 0), rank=4, why="a batch of 1")
-        edits += on_operand(found, at, method("unsqueeze", 1), rank=5, why="one channel")
-        edits += on_operand(found, at, method("unsqueeze", -1), rank=6, why="one feature")
+        ways = [(method("unsqueeze", 0), 4, "a batch of 1"), (method("unsqueeze", 1), 5, "one channel")]
+        ways.append((method("unsqueeze", -1), 6, "one feature"))
     if lacking == -1:
-        edits += [
-            edit for dim in range(len(x.sizes)) if x.sizes[dim] == 1 for edit in on_operand(found, at, method("squeeze", dim), rank=4)
-        ]
-        edits += on_operand(found, at, method("flatten", 0, 1), rank=10)
-        edits += on_operand(found, at, method("flatten", -2), rank=11)
+        ways = [(method("squeeze", dim), 4, "") for dim, size in enumerate(x.sizes) if size == 1]
+        ways += [(method("flatten", 0, 1), 10, ""), (method("flatten", -2), 11, "")]
     if lacking < -1 and many > 1:
-        edits += on_operand(found, at, method("flatten", many - 1), rank=8)
-    return edits
+        ways = [(method("flatten", many - 1), 8, "")]
+    return [edit for change, rank, why in ways for edit in on_operand(replace(facts, op=None), at, change, rank=rank, why=why)]
 
 
 def picture(facts: FailureFacts) -> Diagnosis | None:
@@ -192,7 +165,7 @@ def called(facts: FailureFacts, site: EditSite, node: ast.expr) -> str | None:
     """The path of the module that the expression calls."""
     if not isinstance(node, ast.Call):
         return None
-    module = _held(site.names, dotted(node.func))
+    module = value_named(node.func, site.names)
     return next((path for path, one in facts.modules.items() if one is module), None)
 
 
@@ -201,11 +174,14 @@ def _told(facts: FailureFacts, path: str, what: str, code: str, value: object) -
     parts = [shape(tuple(one.shape)) for _, one in named_tensors(value)]
     of = f" of {' and '.join(parts[:3])}" if parts else ""
     if isinstance(module, _RETURN_TUPLES):
-        rest = "state" if isinstance(module, torch.nn.RNNBase) else "weights"
-        of = f": (output, {rest}){f'; the output is {parts[0]}' if parts else ''}"
+        of = f": {_pair_of(module)}{f'; the output is {parts[0]}' if parts else ''}"
     sentence = f"{what} is the tuple that `{path}` returns{of}"
     first = CallEdit(path, None, lambda args, kwargs: (args, kwargs), lambda output: output[0])
     return Diagnosis(sentence, (Repair(code, "only the output", 2, calls=(first,)),))
+
+
+def _pair_of(module: torch.nn.Module) -> str:
+    return f"(output, {'state' if isinstance(module, torch.nn.RNNBase) else 'weights'})"
 
 
 def tuples(facts: FailureFacts) -> Diagnosis | None:
@@ -215,31 +191,34 @@ def tuples(facts: FailureFacts) -> Diagnosis | None:
         return None
     given = facts.call.args[0] if facts.call is not None and facts.call.args else None
     what = f"a {found['kind']}"
-    makers = [path for path, one in facts.modules.items() if isinstance(one, (torch.nn.RNNBase, torch.nn.MultiheadAttention))]
+    makers = [path for path, one in facts.modules.items() if isinstance(one, _RETURN_TUPLES)]
     if parts := _parts(given):
         shapes = ", ".join(f"`{name}` {shape(tuple(part.shape))}" for name, part in list(parts.items())[:4])
-        return Diagnosis(f"{facts.who} expects a tensor, gets {what}, which holds {shapes}", tuple(_one_of(facts, given, parts)))
+        edits = [edit for rank, (name, part) in enumerate(parts.items(), 2) for edit in _member(facts, given, name, part, rank)]
+        return Diagnosis(f"{facts.who} expects a tensor, gets {what}, which holds {shapes}", tuple(edits))
     if isinstance(given, tuple) and isinstance(values := getattr(given, "values", None), torch.Tensor):  # as of `torch.max` along one
         what = f"two tensors: `values` of {shape(tuple(values.shape))} and their `indices`"
-        return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_first_of(facts, ".values")))
+        return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_part(facts, 0, ".values")))
     if isinstance(given, tuple) and given and not makers and all(isinstance(one, torch.Tensor) for one in given):
         what = f"a tuple of {' and '.join(shape(tuple(one.shape)) for one in given[:3])}"
-        return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_first_of(facts)))
+        return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_part(facts, 0, "[0]")))
     if not isinstance(given, tuple) or not makers:
         return Diagnosis(f"{facts.who} expects a tensor, gets {what}")
-    rest = "state" if isinstance(facts.modules[makers[-1]], torch.nn.RNNBase) else "weights"
-    what = f"a tuple, as `{makers[-1]}` returns it: (output, {rest})"
-    return Diagnosis(f"{facts.who} expects a tensor, gets {what}", (*_first_of(facts), *_hooked(facts, makers[-1])))
+    what = f"a tuple, as `{makers[-1]}` returns it: {_pair_of(facts.modules[makers[-1]])}"
+    return Diagnosis(f"{facts.who} expects a tensor, gets {what}", (*_part(facts, 0, "[0]"), *_hooked(facts, makers[-1])))
 
 
-def _first_of(facts: FailureFacts, taken: str = "[0]") -> list[Repair]:
-    """The first of the tuple, in the user's call."""
-    site, call = facts.site, facts.written_call
-    if site is None or facts.path is None or call is None or not call.args or isinstance(call.args[0], ast.Starred):
-        return []
-    code = site.changed(call.args[0], lambda text: f"{text}{taken}")
-    first = CallEdit(facts.path, site, lambda args, kwargs: ((args[0][0], *args[1:]), kwargs))
-    return [Repair(code, "only the output", 2, calls=(first,))]
+def _member(facts: FailureFacts, given: object, name: str, part: torch.Tensor, rank: int) -> list[Repair]:
+    """A tensor of a mapping: by attribute where it has one."""
+    written = f".{name}" if getattr(given, name, None) is part else f"[{name!r}]"
+    return _part(facts, name, written, rank=rank, why=shape(tuple(part.shape)))
+
+
+def _part(facts: FailureFacts, key: int | str, written: str, *, rank: int = 2, why: str = "only the output") -> list[Repair]:
+    """A part of what was given, in the user's call."""
+    return argument_changed(
+        facts, 0, lambda text: f"{text}{written}", lambda args, kwargs: ((args[0][key], *args[1:]), kwargs), rank=rank, why=why
+    )
 
 
 def _hooked(facts: FailureFacts, maker: str) -> list[Repair]:
@@ -259,21 +238,3 @@ def _parts(given: object) -> dict[str, torch.Tensor]:
     if not isinstance(given, Mapping):
         return {}
     return {key: value for key, value in given.items() if isinstance(key, str) and isinstance(value, torch.Tensor)}
-
-
-def _one_of(facts: FailureFacts, given: object, parts: Mapping[str, torch.Tensor]) -> list[Repair]:
-    """Each of its tensors, in the user's call."""
-    site, call = facts.site, facts.written_call
-    if site is None or facts.path is None or call is None or not call.args or isinstance(call.args[0], ast.Starred):
-        return []
-    edits = []
-    for rank, (name, part) in enumerate(parts.items()):
-        written = "{}." + name if getattr(given, name, None) is part else "{}[" + repr(name) + "]"
-        code = site.changed(call.args[0], written.format)
-        taken = CallEdit(facts.path, site, partial(_with_part, name))
-        edits.append(Repair(code, shape(tuple(part.shape)), 2 + rank, calls=(taken,)))
-    return edits
-
-
-def _with_part(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    return (args[0][name], *args[1:]), kwargs

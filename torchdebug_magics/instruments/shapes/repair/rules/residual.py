@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.size_history import (
     channels_first,
     comes_from,
+    every_step,
     features_last,
     maker,
     makers,
@@ -36,6 +36,11 @@ _DEEP = 2
 """Layers of a long way that make a short one worth a layer of its own; a single one would be made to fit."""
 _NEXT_LEVEL = 1.5
 """How many times larger a picture of another level is, at least."""
+
+
+def as_large(facts: FailureFacts, one: Operand, other: Operand, *, rank: int = 4) -> list[Repair]:
+    """The convolutions that made one picture, made otherwise, so that they leave it as large as the other."""
+    return [*padded(facts, one, other), *_stretched(facts, one, other, rank=rank)]
 
 
 def strided(facts: FailureFacts, one: Operand, other: Operand) -> list[Repair]:
@@ -148,11 +153,15 @@ def resized(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Rep
     )
 
 
+def _short(one: Operand, other: Operand) -> int:
+    """How many pixels it lacks, where that is the same in each dimension."""
+    lacking = {there - here for here, there in zip(one.sizes[2:], other.sizes[2:], strict=False)}
+    return lacking.pop() if len(lacking) == 1 else 0
+
+
 def padded(facts: FailureFacts, one: Operand, other: Operand) -> list[Repair]:
     """The one convolution, since the other was as large, that does not leave its picture as large as it was, padded so that it does."""
-    spatial = one.sizes[2:]
-    lacking = {there - here for here, there in zip(spatial, other.sizes[2:], strict=False)}
-    short = lacking.pop() if len(lacking) == 1 else 0
+    spatial, short = one.sizes[2:], _short(one, other)
     if not spatial or not short or short % 2:
         return []
     found: dict[str, list[Repair]] = {}
@@ -169,26 +178,22 @@ def padded(facts: FailureFacts, one: Operand, other: Operand) -> list[Repair]:
     return [functools.reduce(together, edits)] if (edits := [edit for each in found.values() for edit in each]) else []
 
 
-def _smaller(made: Made | None, many: int, spatial: tuple[int, ...]) -> Iterator[Made]:
+def _smaller(made: Made | None, many: int, spatial: tuple[int, ...]) -> list[Made]:
     """The convolutions on all ways to a picture, such as to a product of two, that made it as small as it is."""
-    todo, seen = [made], set()
-    while todo:
-        step = todo.pop()
-        if step is None or id(step) in seen or len(step.shape) != many or step.shape[2:] != spatial:
-            continue
-        seen.add(id(step))
-        if step.op.startswith("conv") and step.inputs[0][0][2:] != spatial:
-            yield step
-        else:
-            todo += [inner for _, inner in step.inputs]
+
+    def is_as_small(step: Made) -> bool:
+        return len(step.shape) == many and step.shape[2:] == spatial
+
+    def made_it(step: Made) -> bool:
+        return step.op.startswith("conv") and step.inputs[0][0][2:] != spatial
+
+    line = every_step(made, lambda step: is_as_small(step) and not made_it(step))
+    return [step for step in line if is_as_small(step) and made_it(step)]
 
 
-def stretched(facts: FailureFacts, one: Operand, other: Operand, *, rank: int = 4) -> list[Repair]:
+def _stretched(facts: FailureFacts, one: Operand, other: Operand, *, rank: int) -> list[Repair]:
     """The transposed convolutions on the way, whose strides leave several sizes to choose from, rebuilt to return the expected size."""
-    if not one.sizes[2:] or len(one.sizes) != len(other.sizes):
-        return []
-    lacking = {there - here for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)}
-    short = lacking.pop() if len(lacking) == 1 else 0
+    short = _short(one, other) if len(one.sizes) == len(other.sizes) else 0
     edits: list[Repair] = []
     for step in steps(one.made):
         module = facts.modules.get(step.module)

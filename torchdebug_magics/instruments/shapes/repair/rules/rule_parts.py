@@ -185,6 +185,20 @@ def rewritten(
     return [Repair(code, why, rank, ops=(OpEdit(facts.site, facts.op, run),))]
 
 
+def argument_changed(
+    facts: FailureFacts, at: int, text: Callable[[str], str], arguments: Callable[[Any, Any], tuple[Any, Any]], *, rank: int, why: str
+) -> list[Repair]:
+    """The user's own call of the failing module with the argument at this place changed."""
+    site = facts.site if facts.direct else None
+    written = facts.caller.site if site is None and not facts.path and facts.caller is not None else site
+    call = written.expression if written is not None else None
+    if written is None or facts.path is None or not isinstance(call, ast.Call) or len(call.args) <= at:
+        return []
+    if any(isinstance(argument, ast.Starred) for argument in call.args[: at + 1]):
+        return []
+    return [Repair(written.changed(call.args[at], text), why, rank, calls=(CallEdit(facts.path, site, arguments),))]
+
+
 def in_outer_call(facts: FailureFacts, operand: Operand, change: ValueChange, *, rank: int = 10, why: str = "") -> list[Repair]:
     """The same tensor, changed in the user's call of a module around the failing one."""
     key = next((key for key, one in facts.outer if one.tensor is operand.tensor or _is_made_of(operand, one)), None)

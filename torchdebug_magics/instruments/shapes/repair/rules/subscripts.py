@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import itertools
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, on_operand, parameter_edit, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, counted, created, shortened
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
@@ -133,8 +135,8 @@ def _beyond_rows(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None
         return None
     sentence = f"{text} selects position {wrong} of dimension 0, which has {size} (0 to {size - 1}): {told(x)}"
     found = counted(index.made)
-    if found is not None and found.many > size:
-        sentence += f"; `{found.op}` returns one of {found.many}{f' {found.source}' if found.source else ''}"
+    if found is not None and (words := found.words(size)):
+        sentence += f"; {words}"
     many = max(wrong + 1, found.many if found is not None else 0)
     edits = [*fitted(facts, x, size, many, rank=6), *parameter_edit(x, (many, *x.sizes[1:]), rank=12)] if wrong >= 0 else []
     return Diagnosis(sentence, (*edits, *(shortened(facts, many, size) if not of_inputs(x.made) else ())), index)
@@ -222,26 +224,21 @@ def _spread(facts: FailureFacts, at: int, dim: int) -> list[Repair]:
         return []
     edits: list[Repair] = []
     for kept in itertools.combinations(range(many), len(one.sizes)):
-        placed = dict(zip(kept, one.sizes, strict=True))
+        had = dict(zip(kept, one.sizes, strict=True))
         free = source is None and dim in kept  # as many places are looked up as it has
-        if any(size != fits[place] and not (free and place == dim) for place, size in placed.items()):
+        if any(size != fits[place] and not (free and place == dim) for place, size in had.items()):
             continue
         index = tuple(slice(None) if place in kept else None for place in range(many))
         sizes = [fits[place] if place not in kept and fits[place] != 1 else -1 for place in range(many)]
-        edits += on_operand(facts, at, _spread_change(index, sizes, source), rank=4 + (0 not in kept))
+        change = placed(index, index.count(None))
+        if set(sizes) != {-1}:
+            named_so = source is not None and source.name.isidentifier()
+            grown = f"expand_as({source.name})" if source is not None and named_so else f"expand({', '.join(map(str, sizes))})"
+            change = then(change, ValueChange(f"{{}}.{grown}".format, functools.partial(torch.Tensor.expand, size=sizes)))
+        edits += on_operand(facts, at, change, rank=4 + (0 not in kept))
         if 0 in kept:  # a place for each row: it is not to be taken for one for all of them
             return edits[:1]
     return edits[:2]
-
-
-def _spread_change(index: tuple[slice | None, ...], sizes: list[int], source: Operand | None) -> ValueChange:
-    lacking = [place for place, part in enumerate(index) if part is None]
-    shown = ", ".join(":" if part is not None else "None" for part in index)
-    lift = f"[{shown}]" if len(lacking) > 1 else f".unsqueeze({-1 if lacking[0] == len(index) - 1 else lacking[0]})"
-    grow = "" if set(sizes) == {-1} else f".expand({', '.join(map(str, sizes))})"
-    if grow and source is not None and source.name.isidentifier():
-        grow = f".expand_as({source.name})"
-    return ValueChange(lambda x: f"{x}{lift}{grow}", lambda one: one[index].expand(sizes))
 
 
 def _op(facts: FailureFacts) -> Diagnosis | None:

@@ -64,7 +64,7 @@ def view(facts: FailureFacts) -> Diagnosis | None:
         edits = [*fitted(facts, x, x.sizes[-1], wanted[-1], rank=6), *_sizes(facts, x, wanted)]
         return Diagnosis(sentence, tuple(edits), x)
     edits = _padded_to(facts, x, wanted) or _sizes(facts, x, wanted)
-    return Diagnosis(sentence, tuple(edits), x, (math.prod(x.sizes[1:]), _per_row(wanted)))
+    return Diagnosis(sentence, tuple(edits), x, (math.prod(x.sizes[1:]), math.prod(one for one in wanted[1:] if one != -1)))
 
 
 def _padded_to(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> list[Repair]:
@@ -88,10 +88,6 @@ def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] |
     if not before or -1 in into or len(into) < 2 or before + behind != len(x.sizes) - 1:
         return None
     return x.sizes[before], into
-
-
-def _per_row(wanted: tuple[int, ...]) -> int:
-    return math.prod(one for one in wanted[1:] if one != -1)
 
 
 def _turner(x: Operand) -> str:
@@ -127,13 +123,7 @@ def _sizes(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> list[Rep
     many = math.prod(x.sizes)
     edits: list[Repair] = []
     if len(wanted) == 2 and x.sizes and len(x.sizes) > 2:
-        edits += _with_sizes(
-            facts,
-            (x.sizes[0], -1),
-            rank=3,
-            text=f"{_receiver(facts)}.flatten(1)" if _receiver(facts) else "",
-            why="each row in one dimension",
-        )
+        edits += rewritten(facts, _flat, lambda _, args, __: args[0].flatten(1), rank=3, why="each row in one dimension")
     edits += _made_to_fit(facts, x, wanted)
     free = wanted.index(-1) if -1 in wanted else None
     for at in range(len(wanted)):
@@ -182,15 +172,15 @@ def _place_rank(at: int, sizes: tuple[int, ...], wanted: tuple[int, ...]) -> int
     return 8 + len(wanted) - at
 
 
-def _receiver(facts: FailureFacts) -> str:
-    call = facts.written_call
-    if call is not None and isinstance(call.func, ast.Attribute) and facts.op == call.func.attr:
-        return as_atom(call.func.value)
-    return ""
+def _flat(call: ast.Call) -> str:
+    if not isinstance(call.func, ast.Attribute):
+        return ""
+    of_torch = isinstance(call.func.value, ast.Name) and call.func.value.id == "torch"
+    return f"{as_atom(call.args[0] if of_torch and call.args else call.func.value)}.flatten(1)"
 
 
-def _with_sizes(facts: FailureFacts, sizes: tuple[int, ...], *, rank: int, text: str = "", why: str = "") -> list[Repair]:
-    return rewritten(facts, lambda call: text or _call_with(call, sizes), lambda _, args, __: args[0].reshape(sizes), rank=rank, why=why)
+def _with_sizes(facts: FailureFacts, sizes: tuple[int, ...], *, rank: int) -> list[Repair]:
+    return rewritten(facts, lambda call: _call_with(call, sizes), lambda _, args, __: args[0].reshape(sizes), rank=rank)
 
 
 def _call_with(call: ast.Call, sizes: tuple[int, ...]) -> str:
