@@ -322,6 +322,8 @@ def _is_changed(old: ast.expr, new: ast.expr) -> bool:  # noqa: PLR0911 - one fo
             return True
         case (ast.Call(), ast.Call()) if same(old.func, new.func):
             return True
+        case (ast.Call(ast.Attribute(receiver, name)), ast.Call(ast.Attribute(changed, other))) if name == other:
+            return any(same(receiver, part) for part in nodes(ast.expr, changed))
         case (ast.Subscript(), ast.Subscript()):
             return same(old.value, new.value)
         case (ast.BinOp(), ast.BinOp()) if type(old.op) is type(new.op):

@@ -153,3 +153,21 @@ def test_a_range_of_sizes_is_whole(shell: InteractiveShell) -> None:
     far = "far = nn.Sequential(nn.Conv2d(1, 1, 3, stride=32), nn.Flatten(0))\nbig = torch.rand(4, 1, 70, 70)\n"
     report = after(shell, f"{far}F.mse_loss(far(big), torch.ones(4))")
     assert "input of 3 x 3 to 34 x 34" in [one.code for one in report.failure.fixes]
+
+
+DTYPES = {
+    "a kernel that only fakes have": ("F.log_softmax(labels.view(2, 3), dim=1)", "F.log_softmax(labels.view(2, 3).float(), dim=1)"),
+    "a method": ("shares = labels.softmax(dim=0)", "labels.float().softmax(dim=0)"),
+    "weights of a loss": (
+        "criterion = nn.CrossEntropyLoss(weight=torch.ones(5, dtype=torch.float64))\ncriterion(head(rows), labels)",
+        "criterion(head(rows).double(), labels)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DTYPES.values(), ids=DTYPES)
+def test_a_dtype_that_only_real_tensors_refuse(case: tuple[str, str], shell: InteractiveShell) -> None:
+    cell, code = case
+    post = after(shell, cell)
+    assert post.failure.fixes[0].code == code
+    assert post.failure.fixes[0].verified

@@ -76,6 +76,11 @@ def report_of(file: str, code: str, fix: str, *, state: str = "advice") -> Found
 
 
 CASES = {
+    "a call without arguments, on another receiver": (
+        "optimizer = torch",
+        "write `model.float().parameters()`",
+        [("model.parameters()", "model.float().parameters()")],
+    ),
     "the statement at the line": (
         "losses.append",
         "write `losses.append(loss.detach())`: `losses` keeps each graph",

@@ -247,7 +247,7 @@ def _is_no_index(at: int, args: tuple[Any, ...]) -> bool:
 _SUSPECTED_DTYPES: dict[str, Callable[[tuple[Any, ...]], bool]] = {
     **{name: partial(_differ, places) for name, places in _FACTORS.items()},
     **{name: partial(_is_no_index, at) for name, at in _INDEX_ARGUMENTS.items()},
-    **dict.fromkeys(_LOSSES, lambda args: args[1].dtype not in {torch.int64, torch.uint8}),
+    **dict.fromkeys(_LOSSES, lambda args: args[1].dtype not in {torch.int64, torch.uint8} or _differ((0, 2), args)),
     "_softmax": lambda args: not -max(args[0].dim(), 1) <= args[1] < max(args[0].dim(), 1),  # a fake one does not ask either
 }
 

@@ -6,9 +6,10 @@ import ast
 import re
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.follow.forward import real_error
+from torchdebug_magics.instruments.shapes.follow.seen import Failed
 from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, at_tensor, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, anywhere, named, short_dtype, told
@@ -118,16 +119,11 @@ def _alone(facts: FailureFacts) -> Diagnosis | None:
 
 
 def _runs(facts: FailureFacts, at: int, to: torch.dtype) -> bool:
-    """Whether the op takes its operands with this one cast; asked of fakes alone, as it may write to them."""
-    if not all(isinstance(operand.tensor, FakeTensor) for operand in facts.operands):
-        return False
+    """Whether the op takes its operands with this one cast; asked of zeros: fakes take what it has no kernel for."""
     args, kwargs = at_tensor(at, lambda tensor: tensor.to(to), facts.args, facts.kwargs)
-    try:
-        with quiet():
-            facts.func(*args, **kwargs)
-    except Exception:  # noqa: BLE001 - whatever an op raises on operands that it does not take
-        return False
-    return True
+    failed = Failed(facts.func, facts.op or "", None, 0, args, dict(kwargs), (), (), facts.error)
+    with quiet():
+        return real_error(failed) == (True, None)
 
 
 def stored(facts: FailureFacts) -> Diagnosis | None:
