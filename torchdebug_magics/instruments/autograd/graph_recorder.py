@@ -233,8 +233,8 @@ class GraphRecorder(OpRecorder[_Running]):
             self._shared.meet(self.tape, op, (args, kwargs))
         if call is not None and not op.in_backward:
             key = (id(call.root), op.grad_enabled, call.root.training)
-            if key not in self.root_calls:
-                self.root_calls[key] = RootCall.of(call.root, op, (args, kwargs))
+            known = self.root_calls.get(key) or RootCall.of(call.root, op)
+            self.root_calls[key] = known.given((args, kwargs)) if known.size is None else known
         return op, [weakref.ref(one) for one in written]
 
     def _book_comparison(self, op: RecordedOp, given: tuple[Any, Any], frame: FrameType | None) -> None:
@@ -283,20 +283,27 @@ class RootCall(NamedTuple):
     name: str
     parameters: frozenset[int]
     """The ids of those that require a gradient."""
-    size: float
-    """The root mean square of the numbers that it was given; 0 where it was given none, or where they are all 0."""
+    size: float | None = None
+    """The root mean square of the first numbers that it was given; 0 where these are no floating-point numbers, or all 0."""
 
     @classmethod
-    def of(cls, root: torch.nn.Module, op: RecordedOp, given: Any) -> RootCall:
-        """As it is now, and is given by its first op."""
+    def of(cls, root: torch.nn.Module, op: RecordedOp) -> RootCall:
+        """As it is now."""
         trainable = frozenset(id(parameter) for parameter in root.parameters() if parameter.requires_grad)
         kinds = ((path, one) for path, one in root.named_modules() if isinstance(one, _WITH_MODES) and getattr(one, "p", 1) > 0)
         modes = tuple(f"{path} ({type(one).__name__})" for path, one in kinds if getattr(one, "track_running_stats", True))
-        own = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
-        numbers = next((one for one in tensors_in(given) if one.is_floating_point() and id(one) not in own and not one.is_meta), None)
+        return cls(weakref.ref(root), op, modes, variable_of(root) or type(root).__name__, trainable)
+
+    def given(self, values: Any) -> RootCall:
+        """With the size of its input, if the op is the first that is given one: others are given only parameters."""
+        root = self.root()
+        own = set() if root is None else {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
+        first = next((tensor for tensor in tensors_in(values) if id(tensor) not in own), None)
+        if first is None:
+            return self
         with modes_aside(), torch.no_grad():
-            size = 0.0 if numbers is None or not numbers.numel() else float(numbers.detach().float().square().mean().sqrt())
-        return cls(weakref.ref(root), op, modes, variable_of(root) or type(root).__name__, trainable, size)
+            is_number = first.is_floating_point() and first.numel() and not first.is_meta
+            return self._replace(size=float(first.detach().float().square().mean().sqrt()) if is_number else 0.0)
 
 
 @dataclass
