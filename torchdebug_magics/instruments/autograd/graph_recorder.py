@@ -234,7 +234,7 @@ class GraphRecorder(OpRecorder[_Running]):
         if call is not None and not op.in_backward:
             key = (id(call.root), op.grad_enabled, call.root.training)
             known = self.root_calls.get(key) or RootCall.of(call.root, op)
-            self.root_calls[key] = known.given((args, kwargs)) if known.size is None else known
+            self.root_calls[key] = known.given(op, (args, kwargs), self.tape) if known.size is None and name != "lift_fresh" else known
         return op, [weakref.ref(one) for one in written]
 
     def _book_comparison(self, op: RecordedOp, given: tuple[Any, Any], frame: FrameType | None) -> None:
@@ -294,11 +294,12 @@ class RootCall(NamedTuple):
         modes = tuple(f"{path} ({type(one).__name__})" for path, one in kinds if getattr(one, "track_running_stats", True))
         return cls(weakref.ref(root), op, modes, variable_of(root) or type(root).__name__, trainable)
 
-    def given(self, values: Any) -> RootCall:
-        """With the size of its input, if the op is the first that is given one: others are given only parameters."""
+    def given(self, op: RecordedOp, values: Any, tape: Tape) -> RootCall:
+        """With the size of its input, if the op is the first that is given one: others are given parameters, and what the model makes."""
         root = self.root()
         own = set() if root is None else {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
-        first = next((tensor for tensor in tensors_in(values) if id(tensor) not in own), None)
+        others = ((tensor, tape.maker(use)) for tensor, use in zip(tensors_in(values), op.reads, strict=False) if id(tensor) not in own)
+        first = next((tensor for tensor, maker in others if maker is None or maker.root != op.root), None)
         if first is None:
             return self
         with modes_aside(), torch.no_grad():

@@ -22,6 +22,7 @@ from torchdebug_magics.instruments.shapes.cell_error.program_slice import expres
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
 from torchdebug_magics.instruments.shapes.cell_error.unfinished_class import unfinished_class
+from torchdebug_magics.instruments.shapes.cell_error.whole_numbers import fractional_size
 from torchdebug_magics.instruments.shapes.columns import layout as layout_of
 from torchdebug_magics.instruments.shapes.explain import place, underlined
 from torchdebug_magics.instruments.shapes.follow.seen import Seen
@@ -40,15 +41,15 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
     if not isinstance(error, Exception):
         return None
     layout = layout or layout_of(**options)
-    unfinished = unfinished_class(error)
+    known = fractional_size(error) or unfinished_class(error)
     called = outermost_call(error)
-    if unfinished is None and called is not None and not is_loss(called.module) and (found := _of_model(called, error, layout)) is not None:
+    if known is None and called is not None and not is_loss(called.module) and (found := _of_model(called, error, layout)) is not None:
         return found
     if _is_of_compiler(error):
         return None
-    if unfinished is None and (called is None or is_loss(called.module)) and (led := _led_to(error, layout)) is not None:
+    if known is None and (called is None or is_loss(called.module)) and (led := _led_to(error, layout)) is not None:
         return led
-    if (refused := unfinished or refused_checkpoint(error) or unequal_samples(error)) is not None:
+    if (refused := known or refused_checkpoint(error) or unequal_samples(error)) is not None:
         return ShapesReport(failure=refused, layout=layout)
     return _alone(error, layout)
 

@@ -322,6 +322,7 @@ def evaluated_on_other_sizes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 "prepare the data for both in the same way: one of them is scaled, as `ToTensor` or `/ 255` does, and one is not",
                 saved_at=_call_line(trained[root].op),
                 explanation=f"their root mean square is {number(seen.size)}, and {number(usual)} in training",
+                is_hint=True,
             )
             return
 

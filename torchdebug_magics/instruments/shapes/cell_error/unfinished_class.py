@@ -114,7 +114,8 @@ def _shown(edits: tuple[Edit, ...]) -> str:
 
 def _given_to_class(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:
     """A class of modules that is given tensors as its options, as ``nn.CrossEntropyLoss(output, target)``."""
-    made = [frame.f_locals.get("self") for frame, _ in frames if frame.f_code.co_name == "__init__" and not is_user_code(frame.f_code)]
+    inits = [frame.f_locals for frame, _ in frames if frame.f_code.co_name == "__init__" and not is_user_code(frame.f_code)]
+    made = [names.get("self") for names in inits if any(isinstance(value, torch.Tensor) for value in names.values())]
     own = [(frame, line) for frame, line in frames if is_user_code(frame.f_code)]
     if not own or not made or not isinstance(made[0], torch.nn.Module):
         return None
