@@ -126,7 +126,7 @@ def _logsumexp(site: Site) -> Iterator[Change]:
     for node in nodes(ast.Call, syntax.parsed(site.text)):
         total = next(iter(_arguments(node)), None) if called(node) == "log" else None
         power = next(iter(_arguments(total)), None) if called(total) == "sum" else None
-        if called(power) == "exp" and syntax.span_of(site.node) in {syntax.span_of(node), syntax.span_of(power)}:
+        if power is not None and called(power) == "exp" and syntax.span_of(site.node) in {syntax.span_of(node), syntax.span_of(power)}:
             logits = site.atom(_arguments(power)[0])
             dims = [site.code(argument) for argument in (*_arguments(total)[1:], *getattr(total, "keywords", ()))]
             yield node, f"torch.logsumexp({logits}, {', '.join(dims) or f'tuple(range({logits}.dim()))'})"
