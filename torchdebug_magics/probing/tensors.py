@@ -172,21 +172,28 @@ def _by_type(tensors: Sequence[torch.Tensor]) -> Iterable[Sequence[torch.Tensor]
     return [tensors] if len(types) < 2 else [[tensor for tensor in tensors if tensor.dtype is dtype] for dtype in types]  # noqa: PLR2004 - one type
 
 
-def peak_of(candidates: Sequence[torch.Tensor]) -> float:
-    """The largest magnitude among 0-dimensional tensors; one transfer a device."""
+def values_of(candidates: Sequence[torch.Tensor]) -> list[float]:
+    """0-dimensional tensors as numbers, by device, that of the first one first; one transfer a device."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for candidate in candidates:
         by_device.setdefault(candidate.device, []).append(candidate)
-    peak = 0.0
+    values: list[float] = []
     for device, members in by_device.items():
-        values = (
+        values += (
             [member.item() for member in members] if device.type == "cpu" else torch.stack([member.double() for member in members]).tolist()
         )
-        for value in values:
-            if math.isnan(value):
-                return math.nan
-            peak = max(peak, abs(value))
-    return peak
+    return values
+
+
+def peak_of(candidates: Sequence[torch.Tensor]) -> float:
+    """The largest magnitude among 0-dimensional tensors."""
+    return peak(values_of(candidates))
+
+
+def peak(values: Iterable[float]) -> float:
+    """The largest magnitude; NaN if any is, 0.0 for none."""
+    sizes = list(map(abs, values))
+    return math.nan if any(map(math.isnan, sizes)) else max(sizes, default=0.0)
 
 
 def _extremes(device: torch.device, members: Sequence[torch.Tensor]) -> list[torch.Tensor]:

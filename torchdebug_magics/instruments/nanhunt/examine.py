@@ -12,13 +12,14 @@ import torch
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import number, plural, shape
 from torchdebug_magics.instrument import CellContext
+from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, value_at
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of
-from torchdebug_magics.instruments.nanhunt.finding import kind_word, marked
+from torchdebug_magics.instruments.nanhunt.finding import kind_word, marked, surfaced
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, NanReport, Phase, Sink
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live_modules, parts_of
 from torchdebug_magics.probing.state.rng import RandomState
-from torchdebug_magics.probing.tensors import INF, NAN, dense, describe, is_bad, kind_of
+from torchdebug_magics.probing.tensors import INF, NAN, dense, is_bad, kind_of
 
 _SINK = "this tensor"
 _UNKNOWN = "a recorded graph holds neither modules nor lines: put `%%nanhunt` above the cell that computes the tensor"
@@ -71,7 +72,7 @@ def _one(tensor: torch.Tensor) -> NanReport:
         return _nothing(tensor, graph)
     suspect = None if graph.is_freed else graph.first_bad()
     problems = (_FREED, _UNKNOWN) if graph.is_freed else (_UNKNOWN,)
-    finding = _bare(tensor) if suspect is None or suspect.tensor is tensor else _finding(suspect, tensor)
+    finding = _finding(suspect, tensor)
     return NanReport(
         findings=(finding,),
         problems=problems,
@@ -89,44 +90,25 @@ def _nothing(tensor: torch.Tensor, graph: SavedGraph) -> NanReport:
     return NanReport(sentence=f"No NaN or inf in this tensor{value}; its graph has {plural(op_count, 'op')}")
 
 
-def _finding(suspect: Suspect, sink: torch.Tensor) -> NanFinding:
-    phase: Phase = "forward" if suspect.op is not None else "parameter" if suspect.is_leaf else "data"
-    finding = _of(suspect.tensor, sink, phase)
-    if suspect.op is None:
-        name = _name(suspect.tensor)
-        return replace(
-            finding,
-            tensor=name,
-            explanation=f"{name} was non-finite before it entered the graph",
-            fix="check where it is computed or loaded",
-        )
-    values = tuple(_value(operand, finding.index, suspect.tensor) for operand in suspect.operands if operand.dtype is not torch.bool)
-    return replace(
-        finding,
-        op=suspect.op,
-        operands=values,
-        explanation=f"`{suspect.op}` is the first op of the graph with a non-finite result",
-        fix=f"check the inputs of `{suspect.op}`",
-    )
-
-
-def _bare(sink: torch.Tensor) -> NanFinding:
-    """A non-finite tensor whose graph, if any, saved only finite tensors."""
-    has_graph = sink.grad_fn is not None
-    return replace(
-        _of(sink, sink, "forward" if has_graph else "data"),
-        tensor=None if has_graph else _SINK,
-        explanation="the tensors that its graph saved are finite" if has_graph else "this tensor was not computed by a recorded graph",
-        fix="rerun the cell that makes this tensor with `%%nanhunt` above it",
-    )
-
-
-def _of(tensor: torch.Tensor, sink: torch.Tensor, phase: Phase) -> NanFinding:
-    finding = NanFinding(
-        kind=kind_word(tensor), phase=phase, step=0, backward=0, sink=Sink("tensor", _SINK),
-        sink_kind=kind_word(sink),
-    )  # fmt: skip
-    return marked(finding, tensor.detach())
+def _finding(suspect: Suspect | None, sink: torch.Tensor) -> NanFinding:
+    """Of a tensor of the graph; of `sink` itself, where what its graph, if any, saved is finite."""
+    phase: Phase
+    if suspect is None or suspect.tensor is sink:
+        suspect = Suspect(sink)
+        phase, name = ("data", _SINK) if sink.grad_fn is None else ("forward", None)
+        explanation = "the tensors that its graph saved are finite" if name is None else "this tensor was not computed by a recorded graph"
+        fix = "rerun the cell that makes this tensor with `%%nanhunt` above it"
+    elif suspect.op is None:
+        phase, name = "parameter" if suspect.is_leaf else "data", _name(suspect.tensor)
+        explanation, fix = f"{name} was non-finite before it entered the graph", "check where it is computed or loaded"
+    else:
+        phase, name = "forward", None
+        explanation, fix = f"`{suspect.op}` is the first op of the graph with a non-finite result", f"check the inputs of `{suspect.op}`"
+    bad = suspect.tensor
+    finding = marked(surfaced(bad, phase, Sink("tensor", _SINK), None, Context(step=0, backward=0)), bad.detach())
+    values = tuple(value_at(operand.detach(), finding.index, bad) for operand in suspect.operands if operand.dtype is not torch.bool)
+    known = replace(finding, op=suspect.op, operands=values, tensor=name, explanation=explanation, fix=fix)
+    return replace(known, sink_kind=kind_word(sink), weights="")
 
 
 def _name(tensor: torch.Tensor) -> str:
@@ -135,14 +117,6 @@ def _name(tensor: torch.Tensor) -> str:
     inner = parts_of(modules)
     owner = owner_of(tensor, [module for module in modules if id(module) not in inner])
     return owner[1] if owner is not None else f"a tensor of shape {shape(tuple(tensor.shape))}"
-
-
-def _value(operand: torch.Tensor, index: tuple[int, ...], like: torch.Tensor) -> Any:
-    numbers = dense(operand) if operand.is_floating_point() or operand.is_complex() else operand
-    try:
-        return describe(operand) if numbers is None else numbers.detach().expand(like.shape)[index].item()
-    except (RuntimeError, IndexError):
-        return describe(operand)
 
 
 def _origin(finding: NanFinding) -> str:

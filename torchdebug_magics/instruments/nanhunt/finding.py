@@ -11,12 +11,13 @@ from itertools import dropwhile
 import torch
 
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
-from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
+from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence, bad_rows, first_bad
 from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
 from torchdebug_magics.instruments.nanhunt.report import Kind, NanFinding, PathStep, Phase, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position
+from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import is_given
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import overlap
 from torchdebug_magics.probing.modules import Call, unwrapped
@@ -214,13 +215,12 @@ def marked(finding: NanFinding, tensor: torch.Tensor, mask: torch.Tensor | None 
     if tensor.is_nested:  # its shape holds no plain numbers
         return replace(finding, dtype=str(tensor.dtype).removeprefix("torch."))
     mask = bad_mask(tensor) if mask is None else mask
-    has_rows = mask is not None and mask.dim() > 0 and bool(mask.any())
-    rows = mask.reshape(mask.shape[0], -1).any(1).nonzero().flatten().tolist() if mask is not None and has_rows else []
+    rows = bad_rows(mask)
     return replace(
         finding,
-        rows=tuple(rows[:_MOST_ROWS]),
+        rows=rows[:_MOST_ROWS],
         row_count=len(rows),
-        index=tuple(mask.nonzero()[0].tolist()) if mask is not None and has_rows else (),
+        index=first_bad(mask),
         bad_count=0 if mask is None else int(mask.sum()),
         element_count=tensor.numel(),
         shape=sizes_of(tensor),
@@ -282,21 +282,13 @@ def writers_of(variable: str, chain: tuple[Position, ...]) -> list[Location]:
 def _writing(body: list[ast.stmt], names: set[str]) -> Iterator[ast.stmt]:
     for statement in body:
         inner = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)]
+        called_on = (call.func for call in syntax.nodes(ast.Call, statement) if syntax.method(call) in _CALLED_ON)
         if isinstance(statement, ast.For) and syntax.mentions(statement.iter, names):
             yield from _writing(inner, names | syntax.bound_names(statement.target))
         elif inner:
             yield from _writing(inner, names)
-        elif syntax.writes_into(statement, names) or _is_handed_over(statement, names):
+        elif syntax.writes_into(statement, names) or is_given(statement, names) or any(syntax.mentions(one, names) for one in called_on):
             yield statement
-
-
-def _is_handed_over(statement: ast.stmt, names: set[str]) -> bool:
-    """``update(teacher, student)``, and ``teacher.load_state_dict(...)``."""
-    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
-        return False
-    if syntax.method(statement.value) in _CALLED_ON and syntax.mentions(statement.value.func, names):
-        return True
-    return any(syntax.dotted(argument) in names for argument in statement.value.args)
 
 
 def made_uninitialized(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> Location | None:
@@ -316,11 +308,8 @@ def _line(tree: ast.Module, name: str, file: str, first: int) -> Location | None
     classes = [node for node in syntax.nodes(ast.ClassDef, tree) if functions and functions[0] in node.body]
     if not classes:
         return None
-    bound = (
-        (node, node.targets if isinstance(node, ast.Assign) else [node.target])
-        for node in syntax.nodes((ast.Assign, ast.AnnAssign), functions[0])
-    )
-    makers = [node for node, targets in bound if any(isinstance(target, ast.Attribute) and target.attr == name for target in targets)]
+    bound = syntax.nodes((ast.Assign, ast.AnnAssign), functions[0])
+    makers = [node for node in bound if any(isinstance(one, ast.Attribute) and one.attr == name for one in syntax.targets_of(node))]
     is_filled = any(_fills(node, name) for node in syntax.nodes(ast.Call, classes[0]))
     if len(makers) != 1 or is_filled or not any(map(_is_unfilled, syntax.nodes(ast.Call, makers[0]))):
         return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -30,10 +31,11 @@ from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
 from torchdebug_magics.instruments.nanhunt.source_edits import Expression, Sources, expression_at, is_named
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import on_purpose
 from torchdebug_magics.probing.source import syntax
-from torchdebug_magics.probing.source.syntax import called, dotted, last_name, nodes
+from torchdebug_magics.probing.source.syntax import called, last_name, nodes
 from torchdebug_magics.probing.tensors import INF, dense
 
 _MOST_MASKS = 6
+_INFINITY: Final = re.compile(r"-*(?:float\('[+-]?inf(?:inity)?'\)|[\w.]+\.inf(?:ty)?)", re.IGNORECASE)
 _ROUNDED: Final = 1e-3
 _SIGNED: Final = {"sub", "sub_", "add", "mul", "neg", "mm", "bmm", "addmm", "convolution", "sin", "cos", "tanh"}
 _OPERATORS: Final[dict[type[ast.operator], frozenset[str]]] = {
@@ -115,70 +117,63 @@ def _masks(evidence: Evidence, sources: Sources) -> Iterator[Sources]:
 
 def _infinity(node: ast.AST) -> float:
     """The infinity that ``float('-inf')``, ``-math.inf`` or ``-float('-inf')`` is; 0 for anything else."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_infinity(node.operand)
-    if isinstance(node, ast.Attribute) and node.attr in {"inf", "infty"}:
-        return math.inf
-    if isinstance(node, ast.Call) and dotted(node.func) == "float" and len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
-        text = str(node.args[0].value).lower()
-        return float(text) if text.lstrip("+-") in {"inf", "infinity"} else 0.0
-    return 0.0
+    text = ast.unparse(node)
+    return 0.0 if _INFINITY.fullmatch(text) is None else math.inf * (-1) ** text.count("-")
 
 
-def _one_function(site: Site) -> Iterator[Change]:
-    """``log(sigmoid(x))`` and ``log(softmax(x))`` as the one function that does both, and ``log(sum(exp(x)))``: equal, and finite."""
-    tree = syntax.parsed(site.text)
-    for node in nodes(ast.Call, tree):
+def _logsumexp(site: Site) -> Iterator[Change]:
+    """``log(sum(exp(x)))`` as the one function that does all three: equal, and finite."""
+    for node in nodes(ast.Call, syntax.parsed(site.text)):
         total = next(iter(_arguments(node)), None) if called(node) == "log" else None
         power = next(iter(_arguments(total)), None) if called(total) == "sum" else None
         if power is not None and called(power) == "exp" and syntax.span_of(site.node) in {syntax.span_of(node), syntax.span_of(power)}:
-            dims = [site.code(argument) for argument in (*_arguments(total)[1:], *getattr(total, "keywords", ()))] or [
-                "tuple(range({0}.dim()))"
-            ]
             logits = site.atom(_arguments(power)[0])
-            yield node, f"torch.logsumexp({logits}, {', '.join(dims).format(logits)})"
-    argument = site.argument("log")
-    maker = next((op for op in reversed(site.evidence.trace.ops[: site.op.index]) if op.name in _PROBABILITIES and not op.backward), None)
+            dims = [site.code(argument) for argument in (*_arguments(total)[1:], *getattr(total, "keywords", ()))]
+            yield node, f"torch.logsumexp({logits}, {', '.join(dims) or f'tuple(range({logits}.dim()))'})"
+
+
+def _log_of_probabilities(site: Site) -> Iterator[Change]:
+    """``log(sigmoid(x))``, ``log(1 - sigmoid(x))`` and ``log(softmax(x))``, maybe of a variable, as the one function that does both."""
+    argument, ops = site.argument("log"), site.evidence.trace.ops
+    maker = next((op for op in reversed(ops[: site.op.index]) if op.name in _PROBABILITIES and not op.backward), None)
     if argument is None or maker is None or maker.place is None or site.op.place is None or maker.place[0] is not site.op.place[0]:
         return
-    before = site.evidence.trace.ops[maker.parents[0]] if maker.parents else None
-    if before is not None and before.place == maker.place:
+    if maker.parents and ops[maker.parents[0]].place == maker.place:
         return  # one call of the user's makes the logits, too: there is no expression for them
     source = expression_at(maker.place, {site.file: site.text})
-    if source is None or not (given := _arguments(source.node)) or not isinstance(source.node, ast.Call):
+    given = [] if source is None else _arguments(source.node)
+    if source is None or not isinstance(source.node, ast.Call) or not given:
         return
-    variable, logits = _variable(source.node, given[0], site, tree), source.code(given[0])
-
-    def is_made(node: ast.AST) -> bool:
-        return isinstance(node, ast.Name) and node.id == variable if variable else ast.dump(node) == ast.dump(source.node)
-
-    is_complement = isinstance(argument, ast.BinOp) and isinstance(argument.op, ast.Sub) and ast.unparse(argument.left) in {"1", "1.0"}
-    used = argument.right if is_complement and isinstance(argument, ast.BinOp) else argument
-    if variable is None or sum(map(is_made, ast.walk(used))) != 1 or (is_complement and maker.name != "sigmoid"):
+    made, logits = _standing_for(source.node, given[0], site), source.code(given[0])
+    used = argument
+    if isinstance(argument, ast.BinOp) and isinstance(argument.op, ast.Sub) and ast.unparse(argument.left) in {"1", "1.0"}:
+        used, logits = argument.right, f"-{logits}" if logits.isidentifier() else f"-({logits})"
+    is_used_once = made is not None and sum(ast.dump(node) == ast.dump(made) for node in ast.walk(used)) == 1
+    if made is None or not is_used_once or (used is not argument and maker.name != "sigmoid"):
         return
-    if is_complement:
-        logits = f"-{logits}" if logits.isidentifier() else f"-({logits})"
     is_module = called(source.node) not in {"sigmoid", "softmax"}
     rest = [] if is_module else [source.code(one) for one in (*given[1:], *source.node.keywords)]
     text = _PROBABILITIES[maker.name].format(logits, ", ".join(rest) or f"dim={maker.args[1] if len(maker.args) > 1 else -1}")
     if "torch.nn.functional as F" in site.text:
         text = text.replace("torch.nn.functional.", "F.")
     mark = ast.Name("_torchdebug_made", ast.Load())
-    yield site.node, ast.unparse(syntax.exchanged(used, lambda node: mark if is_made(node) else None)).replace(mark.id, text)
+    exchanged = syntax.exchanged(used, lambda node: mark if ast.dump(node) == ast.dump(made) else None)
+    yield site.node, ast.unparse(exchanged).replace(mark.id, text)
 
 
-def _variable(made: ast.Call, logits: ast.expr, site: Site, tree: ast.Module | None) -> str | None:
-    """What a call's result is bound to; empty where it stands in the expression itself, None where it, or what it was given, is gone."""
+def _standing_for(made: ast.Call, logits: ast.expr, site: Site) -> ast.expr | None:
+    """What a call's result is in the expression: the call itself, or the variable; None where that, or what the call was given, is gone."""
     if _covers(site.node, made):
-        return ""
+        return made
+    tree = syntax.parsed(site.text)
     binding = next((node for node in nodes(ast.Assign, tree) if syntax.span_of(node.value) == syntax.span_of(made)), None)
     if binding is None or len(binding.targets) != 1 or not isinstance(binding.targets[0], ast.Name):
         return None
     if any(syntax.method(node) not in _RESHAPING for node in nodes(ast.Call, logits)):  # it may draw, or call something of the user's
         return None
     since = [node for node in nodes(ast.stmt, tree) if binding.lineno < node.lineno and syntax.last_line(node) < site.node.lineno]
-    name = binding.targets[0].id
-    return None if syntax.names_in(logits) & {name, *syntax.bound_names(*since)} or name in syntax.bound_names(*since) else name
+    name, bound = binding.targets[0].id, syntax.bound_names(*since)
+    return None if name in bound or syntax.names_in(logits) & {name, *bound} else ast.Name(name, ast.Load())
 
 
 def _covers(outer: ast.AST, inner: ast.AST) -> bool:
@@ -226,20 +221,26 @@ def _denominator(site: Site) -> Iterator[Change]:
         return
     code, atom = site.code(node), site.atom(node)
     divisor = site.evidence.inputs_at(min(1, len(site.op.inputs()) - 1))
-    numbers = None if divisor is None else dense(divisor)
+    finite = _finite(divisor)
     maker = None if divisor is None else site.evidence.trace.maker(divisor)
     if divisor is not None and (
         not divisor.is_floating_point() or (maker is not None and maker.name == "sum" and any(map(_is_mask, maker.inputs()[:1])))
     ):
         yield node, f"{atom}.clamp(min=1)"  # it counts something
     is_trained = maker is None and divisor is not None and divisor.requires_grad
-    is_negative = numbers is not None and not numbers.is_complex() and bool((numbers[torch.isfinite(numbers)] < 0).any())
+    is_negative = finite is not None and bool((finite < 0).any())
     # A difference, or a number that is trained, may be negative in the next step.
     if not is_negative and not is_trained and (maker is None or maker.name not in _SIGNED):
         for small in ("1e-8", "1e-6", "1e-4", "1e-30"):
             yield node, f"{atom}.clamp(min={small})"
     yield node, f"torch.where({code} == 0, 1.0, {code})"
     yield node, f"max({code}, 1)"
+
+
+def _finite(values: torch.Tensor | None) -> torch.Tensor | None:
+    """The finite numbers of a tensor; None where they cannot be ordered."""
+    numbers = None if values is None or values.is_complex() else dense(values)
+    return None if numbers is None else numbers[torch.isfinite(numbers)]
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:
@@ -271,10 +272,8 @@ def _bounded(site: Site) -> Iterator[Change]:
 
 def _signed_power(site: Site) -> Iterator[Change]:
     """A fractional power of values of both signs: that of their magnitudes, with the sign. Clamping would lose it."""
-    base, power, values = site.operand("pow", 0), site.argument("pow", 1), site.evidence.inputs_at(0)
-    power = site.node.right if isinstance(site.node, ast.BinOp) else power
-    numbers = None if values is None or values.is_complex() or site.name not in POWERS else dense(values)
-    finite = None if numbers is None else numbers[torch.isfinite(numbers)]
+    base, power = site.operand("pow", 0), site.node.right if isinstance(site.node, ast.BinOp) else site.argument("pow", 1)
+    finite = _finite(site.evidence.inputs_at(0)) if site.name in POWERS else None
     if base is None or power is None or finite is None or not finite.numel():
         return
     if any(nodes(ast.Call, base)) or called(site.node).endswith("_"):  # the base stands there twice, and nothing is written into it
@@ -316,7 +315,7 @@ def _as_xlogy(site: Site) -> Iterator[Change]:
 
 
 _WAYS: tuple[Callable[[Site], Iterator[Change]], ...] = (
-    _one_function, _as_xlogy, _keywords, _selected, _denominator, _signed_power, _bounded, _off_zero, _in_float32,
+    _logsumexp, _log_of_probabilities, _as_xlogy, _keywords, _selected, _denominator, _signed_power, _bounded, _off_zero, _in_float32,
 )  # fmt: skip
 """Those that change nothing but what was bad come first."""
 

@@ -275,7 +275,7 @@ def further_rows(finding: NanFinding, report: NanReport) -> tuple[tuple[str, str
         ("module", "" if is_graph else _module(finding)),
         ("surfaced in", "" if is_graph else sink(finding)),
         ("when", "" if is_graph else f"after {done} in this cell"),
-        ("how it was found", _replay(report)),
+        ("how it was found", _REPLAYS.get(report.replay, "the bad step was not run again") + _REPRODUCED[report.reproduced]),
     )
 
 
@@ -324,7 +324,3 @@ def _bad(finding: NanFinding) -> str:
         return f"the only one, of type {finding.dtype}" if finding.dtype else "the only one"
     amount = f"{finding.bad_count:,} of {finding.element_count:,} ({share(finding.bad_count / finding.element_count)})"
     return f"{amount}, in a tensor of shape {shape(finding.shape)}" + (f" and type {finding.dtype}" if finding.dtype else "")
-
-
-def _replay(report: NanReport) -> str:
-    return _REPLAYS.get(report.replay, "the bad step was not run again") + _REPRODUCED[report.reproduced]

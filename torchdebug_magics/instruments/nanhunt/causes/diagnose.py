@@ -9,6 +9,7 @@ import torch
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
 from torchdebug_magics.instruments.nanhunt.causes.op_table import (
+    ANY,
     DIVISIONS,
     LOGS,
     MASKED_ROW,
@@ -18,6 +19,7 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import (
     ROOTS,
     SELECTORS,
     Diagnosis,
+    Row,
     Rule,
 )
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
@@ -155,45 +157,39 @@ RANGE_CAUSES: tuple[Rule, ...] = (_overflow, _exploded, _own_parameter)
 """In the order they are tried."""
 
 
-def nan_constant(evidence: Evidence) -> Diagnosis | None:
-    """A NaN that the code holds as a number."""
-    op = evidence.op
-    if op is None or not any(map(_is_nan_number, (*op.args, *op.kwargs.values()))):
-        return None
-    hidden = "; the loss hides it, its derivative does not" if evidence.in_gradient else ""
-    return Diagnosis(
-        "nan_constant",
-        f"NaN is written here as a constant{hidden}",
-        "write a finite number instead, or select the valid elements before computing with them",
-    )
+def _is_infinite(value: object) -> bool:
+    return isinstance(value, float) and math.isinf(value)
 
 
-def infinite_constant(evidence: Evidence) -> Diagnosis | None:
-    """An infinity that the code put in on purpose, and that nothing took out again."""
+def _writes_nan(evidence: Evidence) -> bool:
     op = evidence.op
-    if op is None or evidence.kind == NAN:
-        return None
-    if evidence.birth.on_purpose:
-        return Diagnosis(
-            "inf_constant",
-            "inf is written here as a constant, and reaches the loss (or the output)",
-            "replace it before the loss (`torch.where`, `isfinite`), or start from a finite number",
-        )
-    if on_purpose(op, INF):
-        return Diagnosis("mask_sign", "+inf is written here, and softmax of +inf is NaN: a mask needs -inf", "write `float('-inf')`")
-    if evidence.plain_name in {"mul", "div", "add", "sub"} and any(isinstance(value, float) and math.isinf(value) for value in op.args):
-        return Diagnosis(
-            "inf_constant",
-            "a Python float used here is inf",
-            "check where that float is computed: print it, or `assert math.isfinite(...)` before this line",
-        )
-    return None
+    return op is not None and any(map(_is_nan_number, (*op.args, *op.kwargs.values())))
 
 
 def _is_nan_number(value: object) -> bool:
     if isinstance(value, torch.Tensor):  # made of a number by torch
         return value.dim() == 0 and value.grad_fn is None and not value.requires_grad and bool(kind_of(value) & NAN)
     return isinstance(value, float) and math.isnan(value)
+
+
+_FINITE_INSTEAD = "write a finite number instead, or select the valid elements before computing with them"
+NAN_CONSTANTS: tuple[Rule, ...] = (
+    Row(ANY, "nan_constant", lambda one: one.in_gradient and _writes_nan(one),
+        "NaN is written here as a constant; the loss hides it, its derivative does not", _FINITE_INSTEAD),
+    Row(ANY, "nan_constant", _writes_nan, "NaN is written here as a constant", _FINITE_INSTEAD),
+)  # fmt: skip
+INFINITE_CONSTANTS: tuple[Rule, ...] = (
+    Row(ANY, "inf_constant", lambda one: one.kind != NAN and one.birth.on_purpose,
+        "inf is written here as a constant, and reaches the loss (or the output)",
+        "replace it before the loss (`torch.where`, `isfinite`), or start from a finite number"),
+    Row(ANY, "mask_sign", lambda one: one.kind != NAN and one.op is not None and on_purpose(one.op, INF),
+        "+inf is written here, and softmax of +inf is NaN: a mask needs -inf", "write `float('-inf')`"),
+    Row(frozenset({"mul", "div", "add", "sub"}), "inf_constant",
+        lambda one: one.kind != NAN and one.op is not None and any(map(_is_infinite, one.op.args)),
+        "a Python float used here is inf",
+        "check where that float is computed: print it, or `assert math.isfinite(...)` before this line"),
+)  # fmt: skip
+"""An infinity that the code put in on purpose, and that nothing took out again."""
 
 
 def where_trap(evidence: Evidence) -> Diagnosis | None:
@@ -279,6 +275,6 @@ def _plain(evidence: Evidence) -> Diagnosis:
 
 _LEAF: tuple[Rule, ...] = (_bad_embedding, _bad_row)
 _FORWARD: tuple[Rule, ...] = (
-    nan_constant, infinite_constant, *NEIGHBOUR_CAUSES, *RANGE_CAUSES, *OP_CAUSES, out_of_range,
+    *NAN_CONSTANTS, *INFINITE_CONSTANTS, *NEIGHBOUR_CAUSES, *RANGE_CAUSES, *OP_CAUSES, out_of_range,
 )  # fmt: skip
-_BACKWARD: tuple[Rule, ...] = (nan_constant, MASKED_ROW, where_trap, *_FORWARD[1:])
+_BACKWARD: tuple[Rule, ...] = (*NAN_CONSTANTS, MASKED_ROW, where_trap, *_FORWARD[len(NAN_CONSTANTS) :])

@@ -115,18 +115,12 @@ class Evidence:
     @property
     def index(self) -> tuple[int, ...]:
         """The first bad element."""
-        mask = self._mask()
-        if mask is None or not mask.dim() or not bool(mask.any()):
-            return ()
-        return tuple(mask.nonzero()[0].tolist())
+        return first_bad(self._mask())
 
     @property
     def rows(self) -> tuple[int, ...]:
         """Bad indices along dimension 0."""
-        mask = self._mask()
-        if mask is None or not mask.dim():
-            return ()
-        return tuple(mask.reshape(mask.shape[0], -1).any(1).nonzero().flatten().tolist())
+        return bad_rows(self._mask())
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -150,16 +144,8 @@ class Evidence:
         return tuple(self._value(op, tensor) for tensor in [tensor for tensor in op.inputs() if tensor.dtype is not torch.bool][:6])
 
     def _value(self, op: Op, tensor: torch.Tensor) -> Any:
-        numbers = dense(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor
-        if numbers is None or tensor.layout is not torch.strided:
-            return describe(tensor)
-        if numbers.numel() == 1:
-            return numbers.reshape(()).item()
-        aligned = is_pointwise(op.func) or tuple(numbers.shape) == sizes_of(self.birth.tensor)
-        try:
-            return numbers.expand(self.birth.tensor.shape)[self.index].item() if aligned and self.index else describe(tensor)
-        except RuntimeError:
-            return describe(tensor)
+        aligned = is_pointwise(op.func) or tuple(tensor.shape) == sizes_of(self.birth.tensor)
+        return value_at(tensor, self.index if aligned else (), self.birth.tensor)
 
     def inputs_at(self, place: int) -> torch.Tensor | None:
         """An input of the known op, as it was."""
@@ -176,3 +162,28 @@ class Evidence:
                 yield one
                 if len(reached) <= _MOST_CONSUMERS:
                     reached.add(one.index)
+
+
+def bad_rows(mask: torch.Tensor | None) -> tuple[int, ...]:
+    """Indices along dimension 0 in which any element is marked."""
+    if mask is None or not mask.dim() or not bool(mask.any()):
+        return ()
+    return tuple(mask.reshape(mask.shape[0], -1).any(1).nonzero().flatten().tolist())
+
+
+def first_bad(mask: torch.Tensor | None) -> tuple[int, ...]:
+    """The first element that is marked."""
+    return () if mask is None or not mask.dim() or not bool(mask.any()) else tuple(mask.nonzero()[0].tolist())
+
+
+def value_at(tensor: torch.Tensor, index: tuple[int, ...], like: torch.Tensor) -> Any:
+    """The number of an operand, broadcast as the result is, at one of its elements; a few words where there is no such element."""
+    numbers = dense(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor
+    if numbers is None or tensor.layout is not torch.strided:
+        return describe(tensor)
+    if numbers.numel() == 1:
+        return numbers.reshape(()).item()
+    try:
+        return numbers.expand(like.shape)[index].item() if index else describe(tensor)
+    except (RuntimeError, IndexError):
+        return describe(tensor)

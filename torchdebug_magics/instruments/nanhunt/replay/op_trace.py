@@ -93,93 +93,6 @@ class _Known:
     stamp: int
 
 
-class Lineage:
-    """Only tensors that hold a NaN or an infinity, and what they were made of, are kept alive."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
-        self._by_place: dict[tuple[Any, ...], Op] = {}
-        self._writers: dict[int, list[Op]] = {}
-        self._kept: list[torch.Tensor] = []
-        self._copied: dict[int, torch.Tensor] = {}
-        """What a copy was made of."""
-        self._originals: dict[int, torch.Tensor] = {}
-        """What a copy, made before it was overwritten, is the copy of; for tensors from before the step."""
-
-    def maker(self, tensor: torch.Tensor) -> Op | None:
-        """What made a tensor; None for what was there before the step."""
-        known = self._known.get(id(tensor))
-        if known is not None and known.reference() is tensor and known.op is not None:
-            return known.op
-        return None if id(tensor) in self._originals else self._by_place.get(_place(tensor) or ())
-
-    def writers(self, tensor: torch.Tensor) -> list[Op]:
-        """Ops that wrote non-finite values in place into its memory, the latest first."""
-        return self._writers.get(memory_of(tensor), [])[::-1]
-
-    def is_bad(self, tensor: torch.Tensor, now: int) -> bool:
-        """Whether a tensor that is read at the time `now` holds anything non-finite; looked at only if it may have changed."""
-        known = self._known.get(id(tensor))
-        if known is not None and known.reference() is tensor:
-            writers = self._writers.get(memory_of(tensor))
-            if not writers or writers[-1].index <= known.stamp:
-                return known.is_bad
-            known.is_bad, known.stamp = is_bad(tensor), now
-            return known.is_bad
-        op = self._by_place.get(_place(tensor) or ())
-        bad = is_bad(tensor)
-        self._known[id(tensor)] = _Known(weakref.ref(tensor), bad, op, now)
-        if bad:
-            self._kept.append(tensor)
-        return bad
-
-    def made(self, op: Op, outputs: list[torch.Tensor], *, of_bad: bool) -> None:
-        """The op has run. A view of clean inputs is clean without a look."""
-        ignored = (not of_bad and getattr(op.func, "is_view", False)) or is_uninitialised(op.name)
-        for tensor in outputs:
-            bad = not ignored and is_bad(tensor)
-            op.is_bad |= bad
-            self._known[id(tensor)] = _Known(weakref.ref(tensor), bad, op, op.index)
-            place = _place(tensor)
-            if place and bad:
-                self._by_place[place] = op
-            elif place:
-                self._by_place.pop(place, None)
-        op.outputs = tuple(outputs) if op.is_bad else ()
-
-    def keep(self, op: Op, written: list[Overwritten]) -> None:
-        """A bad op: it may be asked later, with all that it was given."""
-        op.written = tuple(one.tensor for one in written)
-        self._kept += [*op.outputs, *op.inputs()]
-        for one in written:
-            memory = memory_of(one.tensor)
-            if memory:
-                self._writers.setdefault(memory, []).append(op)
-            self.stand_in(one, op.index)
-
-    def stand_in(self, one: Overwritten, now: int) -> None:
-        """The copy stands for what the tensor was: it has the tensor's earlier maker, not the op that overwrites it."""
-        if one.copy is None or self._copied.get(id(one.copy)) is one.tensor:
-            return
-        self._copied[id(one.copy)] = one.tensor
-        self._known[id(one.copy)] = _Known(weakref.ref(one.copy), is_bad(one.copy), one.maker, now)
-        self._kept.append(one.copy)
-        if one.maker is None:
-            self._originals[id(one.copy)] = one.tensor
-
-    def original(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor that a copy was made of before it was overwritten; any other tensor itself."""
-        return self._copied.get(id(tensor), tensor)
-
-    def from_before(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same, only of a tensor that was there before the step."""
-        return self._originals.get(id(tensor), tensor)
-
-    def overwritten(self, tensor: torch.Tensor) -> Overwritten:
-        """To be asked before the op runs."""
-        return Overwritten(tensor, tensor.detach().clone() if memory_of(tensor) else None, self.maker(tensor))
-
-
 def _number_of(tensor: torch.Tensor) -> int:
     """The address of its storage, or a number of its own where it has none."""
     return memory_of(tensor) or -id(tensor)
@@ -277,12 +190,14 @@ class _Running(NamedTuple):
     written: list[Overwritten]
 
 
-class Trace(OpRecorder[_Running], Lineage):
-    """Records while attached; afterwards answers where a tensor came from."""
+class Trace(OpRecorder[_Running]):
+    """Records while attached; afterwards answers where a tensor came from.
+
+    Only tensors that hold a NaN or an infinity, and what they were made of, are kept alive.
+    """
 
     def __init__(self, calls: ModuleCalls, layers: LayerWatch | None = None) -> None:
-        OpRecorder.__init__(self, calls.hooks, calls.hooks.guard or Guard(), runs_eagerly=True)
-        Lineage.__init__(self)
+        super().__init__(calls.hooks, calls.hooks.guard or Guard(), runs_eagerly=True)
         self.ops: list[Op] = []
         self.backward_frame: FrameType | None = None
         """Our frame below which a running backward stands; frames above it are the user's own backward code."""
@@ -297,6 +212,12 @@ class Trace(OpRecorder[_Running], Lineage):
         self._room_bytes = _MOST_REMEMBERED_BYTES
         self._users: dict[int, list[tuple[Op, torch.Tensor]]] = {}
         """By place in memory: what was given to an op may be overwritten through another view of it."""
+        self._known: dict[int, _Known] = {}
+        self._by_place: dict[tuple[Any, ...], Op] = {}
+        self._writers: dict[int, list[Op]] = {}
+        self._kept: list[torch.Tensor] = []
+        self._copied: dict[int, torch.Tensor] = {}
+        """What a copy was made of."""
 
     def attach(self, stack: ExitStack, height: int | None = None) -> None:
         """Record until the stack closes."""
@@ -321,7 +242,7 @@ class Trace(OpRecorder[_Running], Lineage):
 
     def stands_for(self, recorded: torch.Tensor, made: torch.Tensor) -> None:
         """What is used in place of a tensor that was made again has come about as that one has."""
-        self.stand_in(Overwritten(made, recorded, self.maker(made)), len(self.ops))
+        self._stand_in(Overwritten(made, recorded, self.maker(made)), len(self.ops))
 
     def forward_of(self, op: Op) -> Op | None:
         """The forward op that a backward op is the derivative of; through the first backward for a double one."""
@@ -339,9 +260,9 @@ class Trace(OpRecorder[_Running], Lineage):
             return None
         op = self._begun(func, user_frame(caller, below=self.backward_frame))
         self._nodes.add(op, self.ops[-1] if self.ops and self.ops[-1].name.endswith("_") else None)
-        bad_inputs = [self.is_bad(tensor, op.index) for tensor in inputs]
+        bad_inputs = [self._is_bad(tensor, op.index) for tensor in inputs]
         op.parents = tuple(maker.index for maker in map(self.maker, inputs) if maker is not None)
-        written = [self.overwritten(tensor) for tensor in written_by(func, args, kwargs)]
+        written = [self._overwritten(tensor) for tensor in written_by(func, args, kwargs)]
         self._save_for_users(written)
         return _Running(op, inputs, any(bad_inputs), kwargs, written)
 
@@ -351,10 +272,15 @@ class Trace(OpRecorder[_Running], Lineage):
         self.ops.append(op)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         outputs += [one.tensor for one in written if not any(one.tensor is output for output in outputs)]
-        self.made(op, outputs, of_bad=running.of_bad)
+        self._made(op, outputs, of_bad=running.of_bad)
         if op.is_bad:  # what it was given, as it was then
             op.args, op.kwargs = _replaced((args, running.kwargs), {id(one.tensor): one.copy for one in written if one.copy is not None})
-            self.keep(op, written)
+            op.written = tuple(one.tensor for one in written)
+            self._kept += [*op.outputs, *op.inputs()]
+            for one in written:
+                if memory := memory_of(one.tensor):
+                    self._writers.setdefault(memory, []).append(op)
+                self._stand_in(one, op.index)
             for tensor in op.inputs():
                 self._users.setdefault(_number_of(tensor), []).append((op, tensor))
         elif not op.backward:  # what a clean one was given, in case its derivative is the birth; as long as there is room
@@ -362,6 +288,62 @@ class Trace(OpRecorder[_Running], Lineage):
             self._room_bytes -= sum(tensor.numel() * tensor.element_size() for tensor in strided)
             if self._room_bytes > 0:
                 op.args, op.kwargs = args, running.kwargs
+
+    def maker(self, tensor: torch.Tensor) -> Op | None:
+        """What made a tensor; None for what was there before the step."""
+        known = self._known.get(id(tensor))
+        if known is not None and known.reference() is tensor and known.op is not None:
+            return known.op
+        return None if id(tensor) in self._copied else self._by_place.get(_place(tensor) or ())
+
+    def writers(self, tensor: torch.Tensor) -> list[Op]:
+        """Ops that wrote non-finite values in place into its memory, the latest first."""
+        return self._writers.get(memory_of(tensor), [])[::-1]
+
+    def _is_bad(self, tensor: torch.Tensor, now: int) -> bool:
+        """Whether a tensor that is read at the time `now` holds anything non-finite; looked at only if it may have changed."""
+        known = self._known.get(id(tensor))
+        if known is not None and known.reference() is tensor:
+            writers = self._writers.get(memory_of(tensor))
+            if not writers or writers[-1].index <= known.stamp:
+                return known.is_bad
+            known.is_bad, known.stamp = is_bad(tensor), now
+            return known.is_bad
+        op = self._by_place.get(_place(tensor) or ())
+        bad = is_bad(tensor)
+        self._known[id(tensor)] = _Known(weakref.ref(tensor), bad, op, now)
+        if bad:
+            self._kept.append(tensor)
+        return bad
+
+    def _made(self, op: Op, outputs: list[torch.Tensor], *, of_bad: bool) -> None:
+        """The op has run. A view of clean inputs is clean without a look."""
+        ignored = (not of_bad and getattr(op.func, "is_view", False)) or is_uninitialised(op.name)
+        for tensor in outputs:
+            bad = not ignored and is_bad(tensor)
+            op.is_bad |= bad
+            self._known[id(tensor)] = _Known(weakref.ref(tensor), bad, op, op.index)
+            place = _place(tensor)
+            if place and bad:
+                self._by_place[place] = op
+            elif place:
+                self._by_place.pop(place, None)
+        op.outputs = tuple(outputs) if op.is_bad else ()
+
+    def _stand_in(self, one: Overwritten, now: int) -> None:
+        """The copy stands for what the tensor was: it has the tensor's earlier maker, not the op that overwrites it."""
+        if one.copy is None or self._copied.get(id(one.copy)) is one.tensor:
+            return
+        self._copied[id(one.copy)] = one.tensor
+        self._known[id(one.copy)] = _Known(weakref.ref(one.copy), is_bad(one.copy), one.maker, now)
+        self._kept.append(one.copy)
+
+    def original(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor that a copy was made of before it was overwritten; any other tensor itself."""
+        return self._copied.get(id(tensor), tensor)
+
+    def _overwritten(self, tensor: torch.Tensor) -> Overwritten:
+        return Overwritten(tensor, tensor.detach().clone() if memory_of(tensor) else None, self.maker(tensor))
 
     def failed(self, error: Exception) -> None:
         """A trace with a gap would blame another op: the replay fails."""
@@ -404,10 +386,10 @@ class Trace(OpRecorder[_Running], Lineage):
         copies = {id(one.tensor): one for one in written}
         for one in written:
             for user, tensor in self._users.pop(_number_of(one.tensor), ()):
-                before = copies[id(tensor)] if id(tensor) in copies else self.overwritten(tensor)
+                before = copies[id(tensor)] if id(tensor) in copies else self._overwritten(tensor)
                 copies[id(tensor)] = before
                 if before.copy is not None:
-                    self.stand_in(before, len(self.ops))
+                    self._stand_in(before, len(self.ops))
                     user.args, user.kwargs = _replaced((user.args, user.kwargs), {id(tensor): before.copy})
 
 

@@ -37,7 +37,7 @@ _TAKING = frozenset({"get", "get_nowait", "pop", "popleft", "popitem", "readline
 
 def makers(before: list[ast.stmt], wanted: set[str], known: frozenset[str] = frozenset()) -> tuple[list[ast.stmt], frozenset[str]]:
     """The statements that made some variables, none that takes from an iterator; and what is gone of what they read, nor is `known`."""
-    return backward_slice(before, wanted, lambda one: not draws(one), lambda one, names: makes(one, names) or _is_given(one, names), known)
+    return backward_slice(before, wanted, lambda one: not draws(one), lambda one, names: makes(one, names) or is_given(one, names), known)
 
 
 def drawn_by(before: list[ast.stmt], names: frozenset[str]) -> ast.expr | None:
@@ -59,12 +59,12 @@ def used(statements: list[ast.stmt]) -> set[str]:
     return {node.id for node in nodes(ast.Name, *statements) if isinstance(node.ctx, ast.Load) and id(node) not in told}
 
 
-def _is_given(statement: ast.stmt, names: set[str]) -> bool:
+def is_given(statement: ast.stmt, names: set[str]) -> bool:
     """``fill(h, x)`` and ``torch.div(h, y, out=h)``, whose value nobody takes, were called for what they do to their arguments."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return False
     given = (*statement.value.args, *(keyword.value for keyword in statement.value.keywords))
-    return any(isinstance(one, ast.Name) and one.id in names for one in given)
+    return any(dotted(one) in names for one in given)
 
 
 def draws(statement: ast.stmt) -> bool:

@@ -57,7 +57,10 @@ def cut(
         end = next(ends, None) or refuse(_NO_SOURCE)
         before, statements = [], _dependencies(end)
         early = {}
-    return _compiled(end, before, statements, early)
+    now, together = {**end.frame.f_globals, **local_values(end.frame)}, [*before, *statements]
+    code, given = runnable(together, end.frame, end.line, Drawn(together, now, end.line))
+    made = {name: now[name] for name in bound_names(*statements) & now.keys()}
+    return Slice(code, {**now, **early, **given}, tuple(together), made)
 
 
 def overwritten(step: Step, sink: tuple[Position, ...], wanted: str, batches: Batches) -> tuple[list[dict[str, Any]], Location | None]:
@@ -142,13 +145,6 @@ def _dependencies(end: Position) -> list[ast.stmt]:
     if lost:
         refuse(f"the earlier value of {', '.join(sorted(lost))} is gone")
     return kept
-
-
-def _compiled(end: Position, before: list[ast.stmt], step: list[ast.stmt], early: dict[str, Any]) -> Slice:
-    now, statements = {**end.frame.f_globals, **local_values(end.frame)}, [*before, *step]
-    code, given = runnable(statements, end.frame, end.line, Drawn(statements, now, end.line))
-    made = {name: now[name] for name in bound_names(*step) & now.keys()}
-    return Slice(code, {**now, **early, **given}, tuple(statements), made)
 
 
 def values_in(part: Slice | None) -> list[object]:

@@ -167,7 +167,7 @@ class _Walk:
                     yield writer, target, on_target
                     left = left & ~hit
         if left is None or bool(left.any()):
-            yield made, self._trace.from_before(tensor) if made is None else tensor, left
+            yield made, self._trace.original(tensor) if made is None else tensor, left
 
 
 def _join(held: _Wanted, mask: torch.Tensor | None, kind: int) -> None:

@@ -212,22 +212,18 @@ def _derived(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int, wanted
 
 def with_slope(op: Op) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The first result of a pointwise op, and how much a relative change of its inputs changes it; None where it cannot be asked."""
-    asked = [leaf.detach().requires_grad_() for leaf in op.inputs() if leaf.is_floating_point() and leaf.layout is torch.strided]
-    given = {id(leaf): one for leaf, one in zip((leaf for leaf in op.inputs() if leaf.is_floating_point()), asked, strict=False)}
+    inputs = [leaf for leaf in op.inputs() if leaf.is_floating_point() and leaf.layout is torch.strided]
+    asked = {id(leaf): leaf.detach().requires_grad_() for leaf in inputs}
     with torch.enable_grad(), modes_aside(), _past_hooks_of_the_user():
-        outputs = run_again(op, lambda leaf: given.get(id(leaf), leaf) * 1 if leaf.is_floating_point() else leaf) if op.args else None
+        outputs = run_again(op, lambda leaf: asked.get(id(leaf), leaf) * 1 if leaf.is_floating_point() else leaf) if op.args else None
         if not outputs or not outputs[0].is_floating_point():
             return None
-        slopes = _slopes(outputs[0], torch.ones_like(outputs[0]), asked) if outputs[0].grad_fn is not None else None
-    zero = torch.zeros_like(outputs[0])
-    return outputs[0].detach(), sum(
-        (
-            (one * leaf).detach().abs()
-            for one, leaf in zip(slopes or (), asked, strict=False)
-            if one is not None and one.shape == zero.shape
-        ),
-        zero,
-    )
+        slopes = _slopes(outputs[0], torch.ones_like(outputs[0]), [*asked.values()]) if outputs[0].grad_fn is not None else None
+    size = torch.zeros_like(outputs[0])
+    for slope, leaf in zip(slopes or (), asked.values(), strict=False):
+        if slope is not None and slope.shape == size.shape:
+            size = size + (slope * leaf).detach().abs()
+    return outputs[0].detach(), size
 
 
 def _slopes(output: torch.Tensor, weights: torch.Tensor, inputs: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...] | None:

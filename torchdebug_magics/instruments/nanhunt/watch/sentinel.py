@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import caller
 from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.storages import bytes_of
-from torchdebug_magics.probing.tensors import are_ordinary, dense, extremes, kind_of, largest, peak_of
+from torchdebug_magics.probing.tensors import are_ordinary, dense, extremes, kind_of, largest, peak, values_of
 
 _MOST_PLACES = 1000
 _MOST_BYTES = 4 << 30
@@ -35,22 +35,10 @@ def _survey(given: list[torch.Tensor], gradients: Iterable[torch.Tensor]) -> tup
     losses = given if are_ordinary(given) else [numbers for numbers in map(dense, given) if numbers is not None]
     if len(losses) != 1 or losses[0].numel() != 1 or losses[0].is_complex():
         value = largest(losses)
-        return value, _peak(value, largest(gradients))
-    single, found = losses[0], extremes(gradients)
-    if single.is_cpu and all(one.is_cpu for one in found):
-        value = single.item()
-        return value, _peak(abs(value), *[abs(one.item()) for one in found])
-    if all(one.device == single.device for one in found):
-        # One transfer for everything: the signed loss rides along.
-        with torch.no_grad():
-            value, *values = torch.stack([single.reshape(()).double(), *(one.double() for one in found)]).tolist()
-        return value, _peak(abs(value), *map(abs, values))
-    value = single.item()
-    return value, _peak(abs(value), peak_of(found))
-
-
-def _peak(*values: float) -> float:
-    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
+        return value, peak([value, largest(gradients)])
+    with torch.no_grad():
+        value, *values = values_of([losses[0].reshape(()), *extremes(gradients)])
+    return value, peak([value, *values])
 
 
 def site() -> tuple[object, int] | None:
