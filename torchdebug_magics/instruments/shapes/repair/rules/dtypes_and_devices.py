@@ -55,7 +55,7 @@ def _unlike(facts: FailureFacts) -> Diagnosis | None:
     if owned is not None and odd:
         at, one = odd[0]
         sentence = f"{facts.who} has {short_dtype(owned)} weights, gets {named(one, 'an input')} in {short_dtype(one)}"
-        edits = [edit for at, _ in odd[:1] for edit in _cast(facts, at, owned.tensor.dtype, rank=2)]
+        edits = [edit for at, _ in odd[:1] for edit in cast(facts, at, owned.tensor.dtype, rank=2)]
         if one.tensor.is_complex() and owned.tensor.is_floating_point() and any(step.op == "stft" for step in steps(one.made)):
             edits += anywhere(facts, at, method("abs"), rank=4, why="the magnitude, without the phase")
         return Diagnosis(sentence, tuple(edits), one)
@@ -66,7 +66,7 @@ def _unlike(facts: FailureFacts) -> Diagnosis | None:
     edits = []
     for at, one in enumerate(facts.operands):
         for kind in sorted(kinds - {one.tensor.dtype} if one in meant else (), key=lambda kind: -kind.itemsize):
-            edits += _cast(facts, at, kind, rank=4 if kind.is_floating_point else 9)
+            edits += cast(facts, at, kind, rank=4 if kind.is_floating_point else 9)
     return Diagnosis(f"`{facts.op.strip('_')}` expects one dtype, gets {told}", tuple(edits), facts.operands[0])
 
 
@@ -79,10 +79,10 @@ def _inverted(facts: FailureFacts) -> Diagnosis | None:
         return None
     text = f"`{site.text}` subtracts from a mask of bool"
     if len(facts.operands) > 1 or ast.unparse(written.left) not in {"1", "1.0", "True"}:
-        return Diagnosis(text, tuple(_cast(facts, 0, torch.float32, rank=5)), one)
+        return Diagnosis(text, tuple(cast(facts, 0, torch.float32, rank=5)), one)
     inner = ast.unparse(ast.UnaryOp(ast.Invert(), written.right))
     run = OpEdit(site, facts.op, lambda _, args, __: ~next(argument for argument in args if isinstance(argument, torch.Tensor)))
-    edits = [Repair(inner, "the inverse of the mask", 2, ops=(run,)), *_cast(facts, 0, torch.float32, rank=8)]
+    edits = [Repair(inner, "the inverse of the mask", 2, ops=(run,)), *cast(facts, 0, torch.float32, rank=8)]
     return Diagnosis(f"{text}: `~` inverts it", tuple(edits), one)
 
 
@@ -96,7 +96,7 @@ def _mask(facts: FailureFacts) -> Diagnosis | None:
     one = facts.operands[at]
     return Diagnosis(
         f"`{facts.op}` expects a mask of bool, gets {named(one, 'one')} in {short_dtype(one)}",
-        tuple(_cast(facts, at, torch.bool, rank=2)),
+        tuple(cast(facts, at, torch.bool, rank=2)),
         one,
     )
 
@@ -114,7 +114,7 @@ def _alone(facts: FailureFacts) -> Diagnosis | None:
         if not one.owned and _runs(facts, at, to):
             meant = "an integer" if to is torch.int64 else "floating point"
             sentence = f"`{(facts.op or '').strip('_')}` expects {meant}, gets {named(one, 'its input')} in {short_dtype(one)}"
-            return Diagnosis(sentence, tuple(_cast(facts, at, to, rank=2)), one)
+            return Diagnosis(sentence, tuple(cast(facts, at, to, rank=2)), one)
     return None
 
 
@@ -146,7 +146,8 @@ def stored(facts: FailureFacts) -> Diagnosis | None:
     return Diagnosis(sentence, tuple(edits), x)
 
 
-def _cast(facts: FailureFacts, at: int, to: torch.dtype, *, rank: int) -> list[Repair]:
+def cast(facts: FailureFacts, at: int, to: torch.dtype, *, rank: int) -> list[Repair]:
+    """The operand in that dtype, where it is taken."""
     if to not in _CASTS or facts.operands[at].tensor.is_complex():  # it would throw the imaginary part away
         return []
     return anywhere(facts, at, method(_CASTS[to]), rank=rank)

@@ -14,6 +14,7 @@ from torchdebug_magics.instruments.shapes.follow.suspects import PAIRED_LOSSES
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, method, on_operand, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, is_loss
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.dtypes_and_devices import cast
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import FLAT, at_step, squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large
@@ -55,8 +56,8 @@ def _pairs(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis |
     if scores.sizes == target.sizes:
         if scores.tensor.dtype == target.tensor.dtype:
             return None
-        casts = on_operand(facts, 1, method("float"), rank=2) if scores.tensor.dtype is torch.float32 else []
-        return Diagnosis(f"`{facts.op}` expects a target of {short_dtype(scores)}, gets {short_dtype(target)}", tuple(casts), target)
+        casts = tuple(cast(facts, 1, scores.tensor.dtype, rank=2))
+        return Diagnosis(f"`{facts.op}` expects a target of {short_dtype(scores)}, gets {short_dtype(target)}", casts, target)
     step = maker(scores.made)
     made = step is not None and step.module in facts.modules
     who = f"`{facts.op}`"
