@@ -29,6 +29,7 @@ from torchdebug_magics.probing.source.user_code import frames_above, is_module_c
 from torchdebug_magics.probing.tensors import tensors_in
 
 _MOST_CALLS = 12
+_LEAST_OF_BYTES, _MOST_OF_BYTES = 64, 255
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm"})
 """The gradient may be the second factor."""
 _MOST_BYTES = 1 << 28
@@ -234,7 +235,7 @@ class GraphRecorder(OpRecorder[_Running]):
         if call is not None and not op.in_backward:
             key = (id(call.root), op.grad_enabled, call.root.training)
             known = self.root_calls.get(key) or RootCall.of(call.root, op)
-            self.root_calls[key] = known.given(op, (args, kwargs), self.tape) if known.size is None and name != "lift_fresh" else known
+            self.root_calls[key] = known.given(op, (args, kwargs), self.tape) if known.numbers is None and name != "lift_fresh" else known
         return op, [weakref.ref(one) for one in written]
 
     def _book_comparison(self, op: RecordedOp, given: tuple[Any, Any], frame: FrameType | None) -> None:
@@ -273,6 +274,15 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return first, first + (last + 1) * size
 
 
+class Numbers(NamedTuple):
+    """What is known of an input."""
+
+    largest: float
+    """The largest absolute value."""
+    are_bytes: bool
+    """Whether all are whole, as those of a stored picture."""
+
+
 class RootCall(NamedTuple):
     """A model as it was called."""
 
@@ -283,8 +293,8 @@ class RootCall(NamedTuple):
     name: str
     parameters: frozenset[int]
     """The ids of those that require a gradient."""
-    size: float | None = None
-    """The root mean square of the first numbers that it was given; 0 where these are no floating-point numbers, or all 0."""
+    numbers: Numbers | None = None
+    """The first that it was given; of indices and masks, nothing is known."""
 
     @classmethod
     def of(cls, root: torch.nn.Module, op: RecordedOp) -> RootCall:
@@ -295,16 +305,19 @@ class RootCall(NamedTuple):
         return cls(weakref.ref(root), op, modes, variable_of(root) or type(root).__name__, trainable)
 
     def given(self, op: RecordedOp, values: Any, tape: Tape) -> RootCall:
-        """With the size of its input, if the op is the first that is given one: others are given parameters, and what the model makes."""
+        """With the numbers of its input, if the op is the first that is given one: others are given what the model has or makes."""
         root = self.root()
         own = set() if root is None else {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
         others = ((tensor, tape.maker(use)) for tensor, use in zip(tensors_in(values), op.reads, strict=False) if id(tensor) not in own)
         first = next((tensor for tensor, maker in others if maker is None or maker.root != op.root), None)
         if first is None:
             return self
+        if not first.is_floating_point() or not first.numel() or first.is_meta:
+            return self._replace(numbers=Numbers(0.0, are_bytes=False))
         with modes_aside(), torch.no_grad():
-            is_number = first.is_floating_point() and first.numel() and not first.is_meta
-            return self._replace(size=float(first.detach().float().square().mean().sqrt()) if is_number else 0.0)
+            low, high = float(first.detach().min()), float(first.detach().max())
+            are_bytes = low >= 0 and _LEAST_OF_BYTES < high <= _MOST_OF_BYTES and bool((first.detach() == first.detach().round()).all())
+            return self._replace(numbers=Numbers(max(-low, high), are_bytes=are_bytes))
 
 
 @dataclass

@@ -25,8 +25,7 @@ from torchdebug_magics.report import Location
 Note: TypeAlias = Literal["", "wraps a graph", "takes probabilities", "takes logits"]
 DISTANCES = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss"})
 _ROUNDING = 16
-_NO_LOGARITHMS = 1e-2
-"""How far the logarithm of a sum of probabilities is from 0 only where they are none."""
+_NO_LOGARITHM, _MOST_TARGETS = 1e-3, 10_000
 _MOST_EVENTS = 512
 
 
@@ -344,19 +343,20 @@ def note_of(name: str, args: tuple[Any, ...], frame: FrameType | None) -> Note:
 
 
 def _instead_of_logarithms(values: torch.Tensor, dim: int) -> Note:
-    """What a loss of log-probabilities is given."""
+    """What a loss of log-probabilities is given: these are never above 0."""
     if _sums_to_one(values, dim):
         return "takes probabilities"
     with modes_aside(), torch.no_grad():
-        return "takes logits" if values.numel() and bool((values.detach().float().logsumexp(dim).abs() > _NO_LOGARITHMS).any()) else ""
+        return "takes logits" if values.numel() and bool(values.max() > _NO_LOGARITHM) else ""
 
 
 def target_span(name: str, args: tuple[Any, ...]) -> tuple[float, float] | None:
-    """The least and the largest value that an output is to come near to, of a loss that measures the distance."""
+    """Between which values nine in ten lie that an output is to come near to, of a loss that measures the distance."""
     if name not in DISTANCES or not args[0].requires_grad or not args[1].numel() or args[1].is_meta:
         return None
     with modes_aside(), torch.no_grad():
-        return float(args[1].min()), float(args[1].max())
+        ordered = args[1].detach().flatten()[:_MOST_TARGETS].float().sort().values
+        return float(ordered[len(ordered) // 20]), float(ordered[-1 - len(ordered) // 20])
 
 
 def _wraps_graph(frame: FrameType) -> bool:

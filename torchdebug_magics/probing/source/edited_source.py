@@ -14,6 +14,7 @@ from torchdebug_magics.probing.source.syntax import (
     bound_names,
     called,
     covers,
+    exchanged,
     first_line,
     last_line,
     last_name,
@@ -123,6 +124,19 @@ class Source:
             new = ("\n" if has_block else "; ").join(filter(None, texts))
             result.append(Edit(cell=self.where.cell, file=self.where.file, line=line, old=whole, new=new))
         return tuple(result)
+
+
+def exchanging(where: Location | None, old: ast.expr, new: ast.expr | None) -> tuple[Edit, ...]:
+    """The edit of the statement at a line that holds `old`, with `new` in its place; none where none, or more than one, does."""
+    tree = None if where is None else tree_of(where.file)
+    source = None if where is None or tree is None else Source(where, tree)
+    if source is None or source.statement is None or new is None:
+        return ()
+    here = [node for node in source.beside(source.statement) or [source.statement] if any(same(part, old) for part in ast.walk(node))]
+    if len(here) != 1:
+        return ()
+    text = ast.unparse(exchanged(here[0], lambda node: new if same(node, old) else None))
+    return source.merged((source.replacing(here[0], text),))
 
 
 def statements(file: str) -> Iterator[tuple[Location, ast.stmt]]:

@@ -710,4 +710,65 @@ for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
     opt.step()
 """,
     ),
+    Program(
+        "targets that a mask leaves out, or that lie outside by a little",
+        """\
+m, r, a = nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 1), nn.ReLU()), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+nn.init.constant_(r[0].bias, 3.0)
+opt = torch.optim.SGD([*m.parameters(), *r.parameters(), *a.parameters()], lr=0.1)
+for x in torch.randn(3, 64, 4):
+    y = torch.rand(64, 1)
+    y[::4] = -1
+    loss = (F.mse_loss(torch.sigmoid(m(x)), y, reduction="none") * (y >= 0)).mean()
+    loss = loss + F.mse_loss(r(x), (3 * x[:, :1]).clamp(min=0) + 0.3 * torch.randn(64, 1))
+    loss = loss + F.mse_loss(a(x), x.clamp(-1.2, 1.2))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "log-probabilities of less than one, and values that are gathered by nll_loss",
+        """\
+net, gate, q = nn.Linear(4, 3), nn.Linear(4, 1), nn.Linear(4, 3)
+opt = torch.optim.SGD([*net.parameters(), *gate.parameters(), *q.parameters()], lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    log_shares = (net(x).softmax(1) * torch.sigmoid(gate(x)) + 1e-3).log()
+    values = -F.nll_loss(q(x), y, reduction="none")
+    loss = F.nll_loss(log_shares, y) + (values - 1).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a curriculum whose first loader is too small",
+        """\
+net = nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for count in (3, 40):
+    data = torch.utils.data.TensorDataset(torch.randn(count, 4), torch.randint(2, (count,)))
+    for x, y in torch.utils.data.DataLoader(data, 8, drop_last=True):
+        loss = F.cross_entropy(net(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+""",
+    ),
+    Program(
+        "evaluations on small, large and noisy inputs",
+        """\
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for state in (1e-3 * torch.randn(1, 4), 80 * torch.randn(6, 4), 200 * torch.ones(1, 4) + 0.5):
+    net.eval()
+    with torch.no_grad():
+        net(state)
+    net.train()
+    loss = F.cross_entropy(net(torch.randn(8, 4)), torch.randint(2, (8,)))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
 )

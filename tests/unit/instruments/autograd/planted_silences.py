@@ -1383,7 +1383,7 @@ for _ in range(3):
     ),
     Case(
         name="the validation set is not scaled",
-        kind="evaluated_on_other_sizes",
+        kind="evaluated_on_bytes",
         text="""\
 net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
 opt = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -44,6 +44,42 @@ out = Net()(x)
 """,
         "`Net.__init__` does not call `super().__init__()` first",
     ),
+    "the class that it is derived from": (
+        """\
+class Base(nn.Module):
+    def __init__(self, width):
+        \'\'\'Layers of that width.\'\'\'
+        self.fc = nn.Linear(4, width)
+
+class Net(Base):
+    def __init__(self):
+        super().__init__(3)
+
+    def forward(self, x):
+        assert Base.__init__.__doc__
+        return self.fc(x)
+out = Net()(x)
+""",
+        "`Base.__init__` does not call `super().__init__()` first",
+    ),
+    "super with an argument, too late": (
+        """\
+class Base(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc = nn.Linear(4, width)
+
+class Net(Base):
+    def __init__(self, width):
+        self.scale = nn.Parameter(torch.ones(4))
+        super().__init__(width)
+
+    def forward(self, x):
+        return self.fc(self.scale * x)
+out = Net(3)(x)
+""",
+        "`Net.__init__` does not call `super().__init__()` first",
+    ),
     "mistyped": (
         """\
 class Net(nn.Module):
@@ -75,10 +111,11 @@ out = Net()(x)
         """\
 class Rows(Dataset):
     def __init__(self, rows):
-        self.rows = rows
+        self.options, self.rows = {"factor": 2}, rows
 
     def __getitem__(self, i):
-        return self.rows[i]
+        factor = self.options["factor"]
+        return factor * self.rows[i]
 for batch in DataLoader(Rows(x), batch_size=2, shuffle=True):
     net(batch)
 """,

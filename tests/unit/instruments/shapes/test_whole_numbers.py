@@ -55,7 +55,7 @@ def test_the_edit_divides_integers(case: tuple[str, str], shell: InteractiveShel
         assert isinstance(shell.run_cell(cell, store_history=True).error_in_exec, TypeError)
         shell.run_cell("%torchdebug -o report", store_history=True)
         report = shell.user_ns["report"]
-        assert report.verdict.startswith(f"`{division}` is a float, where torch expects an integer"), report.verdict
+        assert report.verdict.startswith(f"`{division}` is a float, where an integer is expected"), report.verdict
         fixed = fixed_source(report)
         for number, source in ((first, SETUP), (first + 1, cell)):
             result = shell.run_cell(fixed.get(number, source), store_history=True)
@@ -64,7 +64,14 @@ def test_the_edit_divides_integers(case: tuple[str, str], shell: InteractiveShel
     assert fixed[next(iter(fixed))].count("#") == (SETUP if first in fixed else cell).count("#")
 
 
-@pytest.mark.parametrize("cell", ["torch.zeros(2.5)", "torch.ones(3) @ 'a'", "nn.Linear(x / 2, 10)", "x[:, 1.5:]"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *("torch.zeros(2.5)", "torch.ones(3) @ 'a'", "nn.Linear(x / 2, 10)", "x[:, 1.5:]", "[1, 2][3 / 4]", "nn.Linear(7 / 2, 3)"),
+        *("k = 3.0\nnn.Conv2d(3, 8, k)(torch.randn(1, 3, 8, 8) / 2)", "torch.zeros(int(7 / 2), 3.0)"),
+        "torch.utils.data.random_split(x, [len(x) * 0.5, len(x) / 2])",
+    ],
+)
 def test_other_errors_of_types_are_no_divisions(cell: str, shell: InteractiveShell) -> None:
     from IPython.utils.capture import capture_output
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
-from torchdebug_magics.probing.source.edited_source import Source, same
-from torchdebug_magics.probing.source.syntax import as_atom, exchanged, expression, method, nodes, tree_of
-from torchdebug_magics.report import Edit, Location
+from torchdebug_magics.probing.source.edited_source import exchanging, same
+from torchdebug_magics.probing.source.syntax import as_atom, exchanged, expression, method, nodes
+from torchdebug_magics.report import Edit
 
 _JOINS = frozenset({"add", "add_", "mul", "cat"})
 _MOST_OPS = 100
@@ -64,56 +64,46 @@ def _counter(use: Use, maker: RecordedOp, samples_count: int, of_samples: set[in
 def counting_finding(counting: Counting) -> AutogradFinding:
     """The line that counts."""
     op, counter = counting.op, counting.counter
-    edits = list(_edits(counting))
+    edits = _edits(counting)
     return finding(
         "leaking_batch",
         "the positions count the samples of the batch: all steps of a sample get the same one",
         counter.where,
         " and ".join(f"`{edit.new}`" for edit in edits) or "count the steps, dimension 1, and let the batch be the dimension of size 1",
-        edits=tuple(edits),
+        edits=edits,
         fix_state="compiles" if edits else "advice",
         op=counter.name,
         module=op.module,
         saved_at=op.where if op.where != counter.where else None,
         explanation="the output for a sample depends on its place in the batch, and not on the order of its steps",
+        is_hint=True,
     )
 
 
-def _edits(counting: Counting) -> Iterator[Edit]:
+def _edits(counting: Counting) -> tuple[Edit, ...]:
     """The size of dimension 1 where the samples are counted, and a transpose where both meet."""
-    texts: dict[Location, ast.stmt] = {}
-    for where, change in ((counting.counter.where, _of_steps), (counting.op.where, lambda statement: _transposed(statement, counting))):
-        statement = None if where is None else texts.get(where) or statement_at(where)
-        changed = None if statement is None else change(statement)
-        if where is None or changed is None:
-            return
-        texts[where] = changed
-    for where, changed in texts.items():
-        tree = tree_of(where.file)
-        source = Source(where, tree) if tree is not None else None
-        if source is None or source.statement is None:
-            return
-        yield source.replacing(source.statement, ast.unparse(changed))
+    counter, op = counting.counter.where, counting.op.where
+    counted, joined = _of_steps(statement_at(counter)), _transposed(statement_at(op), counting)
+    if counted is None or joined is None:
+        return ()
+    if counter != op:
+        edits = (*exchanging(counter, *counted), *exchanging(op, *joined))
+        return edits if len(edits) == 2 else ()  # noqa: PLR2004 - one at each line
+    old, new = joined
+    return exchanging(op, old, exchanged(new, lambda node: counted[1] if same(node, counted[0]) else None))
 
 
-def _of_steps(statement: ast.stmt) -> ast.stmt | None:
-    sizes = [
-        node
-        for node in nodes(ast.expr, statement)
-        if (method(node) == "size" and ast.unparse(node).endswith("(0)")) or ast.unparse(node).endswith(".shape[0]")
-    ]
-    if len(sizes) != 1:
-        return None
-    new = expression(ast.unparse(sizes[0]).replace("(0)", "(1)").replace("[0]", "[1]"))
-    return exchanged(statement, lambda node: new if same(node, sizes[0]) else None)
+def _of_steps(statement: ast.stmt | None) -> tuple[ast.expr, ast.expr] | None:
+    """The only size of dimension 0 in a statement, and that of dimension 1."""
+    texts = [(node, ast.unparse(node)) for node in nodes(ast.expr, statement)]
+    sizes = [(node, text) for node, text in texts if (method(node) == "size" and text.endswith("(0)")) or text.endswith(".shape[0]")]
+    return (sizes[0][0], expression(sizes[0][1].replace("(0)", "(1)").replace("[0]", "[1]"))) if len(sizes) == 1 else None
 
 
-def _transposed(statement: ast.stmt, counting: Counting) -> ast.stmt | None:
+def _transposed(statement: ast.stmt | None, counting: Counting) -> tuple[ast.expr, ast.expr] | None:
+    """The operand that counts, and the same with the batch as a dimension of one."""
     sums = [node for node in nodes(ast.BinOp, statement) if isinstance(node.op, (ast.Add, ast.Mult))]
     old: ast.expr | None = statement.value if isinstance(statement, ast.AugAssign) else None
     if old is None and len(sums) == 1:
         old = sums[0].right if counting.operand else sums[0].left
-    if old is None:
-        return None
-    new = expression(f"{as_atom(old)}.transpose(0, 1)")
-    return exchanged(statement, lambda node: new if same(node, old) else None)
+    return None if old is None else (old, expression(f"{as_atom(old)}.transpose(0, 1)"))

@@ -12,9 +12,9 @@ from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.edited_source import Source, made_as, same
+from torchdebug_magics.probing.source.edited_source import exchanging, made_as
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import called, enclosing, exchanged, last_name, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import called, enclosing, last_name, nodes, tree_of
 from torchdebug_magics.report import Edit, Location
 
 
@@ -40,11 +40,14 @@ class EmptyLoaders:
         """A loader is asked for a batch."""
         __tracebackhide__ = True
         try:
-            return original(iterator)
+            batch = original(iterator)
         except StopIteration:
             if self.first is None and iterator._num_yielded == 0 and iterator._dataset_kind == _DatasetKind.Map:
                 self._guard.run("the look at an empty loader", self._meet, iterator)
             raise
+        if self.first is not None and self.first.line is self._line_here():
+            self.first = None  # another loader there has batches: that one has none may be meant
+        return batch
 
     def _meet(self, iterator: Any) -> None:
         sampler = iterator._index_sampler
@@ -61,7 +64,7 @@ def empty_finding(empty: EmptyLoader) -> AutogradFinding:
     is_too_few = empty.drops_last and 0 < empty.samples_count < empty.batch_size
     held = plural(empty.samples_count, "sample")
     reason = f"{held} are less than one batch of {empty.batch_size}, and `drop_last=True` drops them" if is_too_few else f"it has {held}"
-    edits = tuple(_without_drop(*made[0])) if is_too_few and made else ()
+    edits = _without_drop(*made[0]) if is_too_few and made else ()
     keep = f"`{edits[0].new}`" if edits else f"pass a `batch_size` of at most {empty.samples_count}, or `drop_last=False`"
     return finding(
         "no_batches",
@@ -73,6 +76,7 @@ def empty_finding(empty: EmptyLoader) -> AutogradFinding:
         tensor=name or None,
         saved_at=looped if where is not looped else None,
         explanation="a loop over an empty loader ends at once, and raises nothing",
+        is_hint=not is_too_few,
     )
 
 
@@ -87,12 +91,6 @@ def _name(where: Location | None) -> str:
     return last_name(over)
 
 
-def _without_drop(where: Location, call: ast.Call) -> list[Edit]:
+def _without_drop(where: Location, call: ast.Call) -> tuple[Edit, ...]:
     kept = [keyword for keyword in call.keywords if keyword.arg != "drop_last"]
-    tree = tree_of(where.file)
-    source = Source(where, tree) if tree is not None else None
-    if source is None or source.statement is None or len(kept) == len(call.keywords):
-        return []
-    new = ast.Call(call.func, call.args, kept)
-    changed = exchanged(source.statement, lambda node: new if same(node, call) else None)
-    return [source.replacing(source.statement, ast.unparse(changed))]
+    return exchanging(where, call, ast.Call(call.func, call.args, kept)) if len(kept) < len(call.keywords) else ()

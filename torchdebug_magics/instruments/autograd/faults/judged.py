@@ -46,11 +46,11 @@ _ORDER: tuple[Kind, ...] = (
     "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "grad_disabled", "stale_optimizer",
     "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory",
     "leaking_batch", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
-    "evaluated_on_other_sizes", "no_activation",
+    "evaluated_on_bytes", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
-    "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch",
-    "double_softmax", "loss_input",
+    "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch", "double_softmax",
+    "loss_input",
 })  # fmt: skip
 """What a step has shown, and no later one can undo; what others show is that something is missing, and may come."""
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
@@ -65,8 +65,8 @@ _WASTED = 2
 _IN_A_LOOP = 3
 """Number of backward passes without an update from which on the update is reported missing."""
 _MOST_OPS = 5_000
-_OTHER_SIZE = 20.0
-"""Ratio of two inputs from which on one of them is taken for unscaled."""
+_SCALE = 20.0
+"""Ratio of the largest numbers of two inputs from which on one of them is taken for unscaled."""
 
 
 def silent_faults(watched: WatchedTraining) -> list[AutogradFinding]:
@@ -307,22 +307,24 @@ def trained_in_eval_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 return
 
 
-def evaluated_on_other_sizes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A model that is trained on numbers of one size, and called without gradients on numbers of quite another."""
+def evaluated_on_bytes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A model that is trained on scaled numbers, and called without gradients on bytes, or the reverse."""
     calls = facts.watched.recorder.root_calls
     trained = {root: seen for (root, with_gradients, _), seen in calls.items() if with_gradients and seen.parameters & facts.updated}
     for (root, with_gradients, _), seen in calls.items():
-        usual = trained[root].size if root in trained and not with_gradients else 0.0
-        if usual and seen.size and not 1 / _OTHER_SIZE < seen.size / usual < _OTHER_SIZE:
-            times = max(seen.size / usual, usual / seen.size)
+        usual = trained.get(root) if not with_gradients else None
+        if usual is None or seen.numbers is None or usual.numbers is None or seen.numbers.are_bytes == usual.numbers.are_bytes:
+            continue
+        words = ("evaluated", "trained") if seen.numbers.are_bytes else ("trained", "evaluated")
+        scaled, largest = sorted((seen.numbers.largest, usual.numbers.largest))
+        if 0 < _SCALE * scaled < largest:
             yield finding(
-                "evaluated_on_other_sizes",
-                f"`{seen.name}` is evaluated on inputs {times:,.0f} times as {'large' if seen.size > usual else 'small'} as in training",
+                "evaluated_on_bytes",
+                f"`{seen.name}` is {words[0]} on numbers up to {number(largest)}, and {words[1]} on numbers up to {number(scaled)}",
                 _call_line(seen.op),
                 "prepare the data for both in the same way: one of them is scaled, as `ToTensor` or `/ 255` does, and one is not",
-                saved_at=_call_line(trained[root].op),
-                explanation=f"their root mean square is {number(seen.size)}, and {number(usual)} in training",
-                is_hint=True,
+                saved_at=_call_line(usual.op),
+                explanation="whole numbers up to 255 are pictures as they are stored",
             )
             return
 
@@ -413,5 +415,5 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _seen_at_once, accidental_broadcast, _shared_memory, nothing_reached, wrong_order, wrong_tensors, missing_gradients,
     stopped_gradients, constant_gradients, misfit_losses, trained_in_eval_mode, evaluated_in_training_mode,
-    evaluated_on_other_sizes, frozen_statistics, wasted_terms, linear_chains,
+    evaluated_on_bytes, frozen_statistics, wasted_terms, linear_chains,
 )  # fmt: skip

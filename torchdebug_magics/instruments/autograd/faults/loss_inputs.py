@@ -11,9 +11,9 @@ from torchdebug_magics.format import number
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
-from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp
-from torchdebug_magics.probing.source.edited_source import Source, calls, same
-from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, last_name, nodes, tree_of
+from torchdebug_magics.instruments.autograd.tape import RecordedOp
+from torchdebug_magics.probing.source.edited_source import calls, exchanging
+from torchdebug_magics.probing.source.syntax import called, dotted, last_name, nodes
 from torchdebug_magics.report import Edit, Location
 
 _LIMITS = {"sigmoid": (0.0, 1.0), "_softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, math.inf)}
@@ -26,8 +26,8 @@ _OF_LOGITS = {
 _PASSES_ON = frozenset(
     "view _unsafe_view transpose permute t squeeze unsqueeze reshape clone slice select alias _to_copy".split()  # noqa: SIM905
 )
-_NOISE = 0.05
-"""Share of the targets' span by which single ones may lie outside."""
+_NOISE = 0.25
+"""Share of the targets' span by which some may lie outside."""
 _LIBRARIES = frozenset({"torch", "F", "functional", "nn"})
 _WITH_LOGARITHM = {"softmax": "log_softmax", "Softmax": "LogSoftmax"}
 _OF_LOGITS_TOO = {"nll_loss": "cross_entropy", "NLLLoss": "CrossEntropyLoss"}
@@ -37,15 +37,16 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """The first loss that is given what it does not expect."""
     consumers = facts.tape.consumers()
     for op in facts.tape.ops:
-        if not op.is_forward:
+        if not op.is_forward or not op.makes:
             continue
+        is_reduced = not op.makes[0].shape  # else what becomes of each value is not known
         is_loss = op.name != "_log_softmax" or any(later.name.startswith("nll_loss") for later in consumers.get(op.index, ()))
         maker = _limiting(op)
         if op.name in _OF_LOGITS and maker is not None and (is_loss or maker.name == "_softmax"):
             yield _of_logits(op, maker)
-        elif op.name.startswith("nll_loss") and op.note in {"takes probabilities", "takes logits"}:
+        elif is_reduced and op.name.startswith("nll_loss") and op.note in {"takes probabilities", "takes logits"}:
             yield _of_logarithms(op, maker)
-        elif op.name in DISTANCES and maker is not None and op.target_span is not None and not _is_within(op.target_span, maker):
+        elif is_reduced and maker is not None and op.target_span is not None and not _is_within(op.target_span, maker):
             yield _of_distance(op, maker, op.target_span)
         else:
             continue
@@ -95,7 +96,7 @@ def _of_logarithms(op: RecordedOp, maker: RecordedOp | None) -> AutogradFinding:
         fix, edits = _changed(maker, lambda call: _renamed(call, _WITH_LOGARITHM))
         fix, where = fix or "use `log_softmax` in place of `softmax`", maker.where
     else:
-        changes = (_exchanged(where, call, _renamed(call, _OF_LOGITS_TOO)) for where, call in _loss_calls(op))
+        changes = (exchanging(where, call, _renamed(call, _OF_LOGITS_TOO)) for where, call in _loss_calls(op))
         edits = tuple(next(filter(None, changes), ()))
         fix = f"`{edits[0].new}`" if edits else "use `cross_entropy`, which takes logits"
     return finding(
@@ -159,11 +160,11 @@ def _changed(maker: RecordedOp, change: Callable[[ast.Call], ast.expr | None]) -
         for where, layers in sequential_at("" if maker.line is None else maker.line.file, int(leaf), maker.module_type):
             new = change(layers.args[int(leaf)])  # type: ignore[arg-type]  # a call of that class
             args = [*layers.args[: int(leaf)], *([] if new is None else [new]), *layers.args[int(leaf) + 1 :]]
-            edits = _exchanged(where, layers, ast.Call(layers.func, args, layers.keywords))
+            edits = exchanging(where, layers, ast.Call(layers.func, args, layers.keywords))
             break
     elif len(here) == 1:
         new = change(here[0]) if called(here[0]) in _WITH_LOGARITHM else _argument(here[0]) if change(here[0]) is None else None
-        edits = _exchanged(maker.where, here[0], new) if new is not None else ()
+        edits = exchanging(maker.where, here[0], new) if new is not None else ()
     return f"`{edits[0].new}`" if edits else "", edits
 
 
@@ -186,15 +187,7 @@ def _renamed(call: ast.Call, names: dict[str, str]) -> ast.Call | None:
 def _loss_calls(op: RecordedOp) -> Iterator[tuple[Location, ast.Call]]:
     """The calls that compute a loss, or make its module."""
     if op.where is not None:
-        yield from ((op.where, call) for call in nodes(ast.Call, statement_at(op.where)))
-        made = [(where, call) for where, call in calls(op.where.file) if called(call) == "NLLLoss"]
-        yield from made if len(made) == 1 else ()
-
-
-def _exchanged(where: Location | None, old: ast.expr, new: ast.expr | None) -> tuple[Edit, ...]:
-    tree = None if where is None else tree_of(where.file)
-    source = None if where is None or tree is None else Source(where, tree)
-    if source is None or source.statement is None or new is None:
-        return ()
-    changed = exchanged(source.statement, lambda node: new if same(node, old) else None)
-    return (source.replacing(source.statement, ast.unparse(changed)),)
+        here = [(op.where, call) for call in nodes(ast.Call, statement_at(op.where))]
+        for name, made in (("nll_loss", here), ("NLLLoss", calls(op.where.file))):
+            named = [(where, call) for where, call in made if called(call) == name]
+            yield from named if len(named) == 1 else ()

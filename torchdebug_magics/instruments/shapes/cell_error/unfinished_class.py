@@ -29,10 +29,13 @@ def unfinished_class(error: BaseException) -> Failure | None:
     if not frames:
         return None
     owner, message = frames[-1][0].f_locals.get("self"), str(error)
-    if 'is missing the required "forward"' in message and owner is not None:
+    if 'is missing the required "forward"' in message and owner is not None and not type(owner).__module__.startswith("torch."):
         return _without_forward(error, type(owner))
     if "before Module.__init__() call" in message and owner is not None:
-        return _of_class(error, type(owner), f"`{type(owner).__name__}.__init__` does not call `{_SUPER}` first", _with_super)
+        codes = [frame.f_code for frame, _ in frames]
+        kinds = [kind for kind in type(owner).__mro__ if getattr(vars(kind).get("__init__"), "__code__", None) in codes]
+        kind = kinds[-1] if kinds else type(owner)  # a class that it is derived from may be the one
+        return _of_class(error, kind, f"`{kind.__name__}.__init__` does not call `{_SUPER}` first", _with_super)
     if isinstance(error, TypeError) and "has no len()" in message:
         sets = (value for frame, _ in frames for value in frame.f_locals.values() if isinstance(value, torch.utils.data.Dataset))
         kinds = [kind for kind in map(type, sets) if not hasattr(kind, "__len__") and f"'{kind.__name__}'" in message]
@@ -49,7 +52,8 @@ def _without_forward(error: BaseException, kind: type) -> Failure:
 
     def renamed(source: Source, node: ast.ClassDef) -> tuple[str, ast.stmt] | None:
         functions = [function for function in nodes(ast.FunctionDef, node) if function.name in {alike, "forward"}]
-        if len(functions) != 1:
+        texts = nodes(ast.Constant, *functions)
+        if len(functions) != 1 or any(text.lineno != text.end_lineno for text in texts):  # of which each blank counts
             return None
         lines = source.text(node, whole=True).split("\n")
         function, first = functions[0], functions[0].lineno - node.lineno
@@ -65,22 +69,26 @@ def _without_forward(error: BaseException, kind: type) -> Failure:
 
 def _with_super(source: Source, node: ast.ClassDef) -> tuple[str, ast.stmt] | None:
     function = next((function for function in node.body if isinstance(function, ast.FunctionDef) and function.name == "__init__"), None)
-    if function is None:
+    body = function.body if function is not None else []
+    body = body[1:] if body and ast.get_docstring(function) is not None else body  # type: ignore[arg-type]  # there is a body
+    if function is None or not body or body[0].lineno == function.lineno:
         return None
-    calls = ((statement, getattr(statement, "value", None)) for statement in function.body)
-    later = [statement for statement, call in calls if method(call) == "__init__" and "super" in ast.unparse(statement)]
+    calls = ((statement, getattr(statement, "value", None)) for statement in body)
+    late = [statement for statement, call in calls if method(call) == "__init__" and "super" in ast.unparse(statement)]
     lines = source.text(node, whole=True).split("\n")
-    for statement in later:
+    for statement in late:
         del lines[statement.lineno - node.lineno : (statement.end_lineno or 0) - node.lineno + 1]
-    first = function.body[0]
-    lines.insert(first.lineno - node.lineno, " " * (first.col_offset - node.col_offset) + _SUPER)
+    called_first = ast.unparse(late[0]) if late else _SUPER
+    lines.insert(body[0].lineno - node.lineno, " " * (body[0].col_offset - node.col_offset) + called_first)
     return "\n".join(lines), function
 
 
 def _with_len(source: Source, node: ast.ClassDef) -> tuple[str, ast.stmt] | None:
     getting = next((function for function in node.body if isinstance(function, ast.FunctionDef) and function.name == "__getitem__"), None)
-    held = [dotted(part.value) for part in nodes(ast.Subscript, getting) if dotted(part.value).startswith("self.")]
-    if not held:
+    index = getting.args.args[1].arg if getting is not None and len(getting.args.args) > 1 else ""
+    parts = [part for part in nodes(ast.Subscript, getting) if isinstance(part.slice, ast.Name) and part.slice.id == index]
+    held = sorted({dotted(part.value) for part in parts if dotted(part.value).startswith("self.")})
+    if len(held) != 1:
         return None
     indent = " " * (node.body[0].col_offset - node.col_offset)
     own = f"{indent}def __len__(self):\n{indent}{indent}return len({held[0]})"

@@ -18,6 +18,7 @@ from torchdebug_magics.probing.source.call_sites import MISSING, value_of
 from torchdebug_magics.probing.source.edited_source import HEADS, Source, cells, same
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
+    called,
     dotted,
     enclosing,
     exchanged,
@@ -42,7 +43,7 @@ def fractional_size(error: BaseException) -> Failure | None:
         return None
     frame, line = own[-1]
     for source, statement, around in (*_of_call(frame, line), *_of_module(frames)):
-        divisions = [node for node in _divisions(statement) if not _is_of_tensors(node, around)]
+        divisions = [node for node in _divisions(statement) if _is_whole(node, around)]
         if divisions:
             return _failure(error, source, statement, divisions)
     return None
@@ -69,19 +70,17 @@ def _of_call(frame: FrameType, line: int) -> Iterator[Place]:
 def _of_module(frames: list[tuple[FrameType, int]]) -> Iterator[Place]:
     """The statement that made the module which ran, of whose options one is a float, and those that made what it reads."""
     ran = [value for frame, _ in frames if isinstance(value := frame.f_locals.get("self"), torch.nn.Module)]
-    options = vars(ran[-1]).items() if ran and not is_user_code(type(ran[-1]).forward.__code__) else ()
-    if not any(
-        type(part) is float and part.is_integer() for _, value in options for part in (value if isinstance(value, tuple) else [value])
-    ):
+    options = vars(ran[-1]).values() if ran and not is_user_code(type(ran[-1]).forward.__code__) else ()
+    parts = [part for value in options for part in (value if isinstance(value, tuple) else [value])]
+    if not any(type(part) is float and part.is_integer() for part in parts):
         return
-    for source in cells():
-        for statement in nodes(ast.stmt, source.tree):
-            if not hasattr(statement, "body") and any(
-                dotted(call.func).endswith(type(ran[-1]).__name__) for call in nodes(ast.Call, statement)
-            ):
-                yield source, statement, None
-                around = [node for node in enclosing(source.tree, statement.lineno) if isinstance(node, FUNCTIONS)]
-                yield from _makers(source, names_in(statement), *around[-1:])
+    simple = [(source, node) for source in cells() for node in nodes(ast.stmt, source.tree) if not hasattr(node, "body")]
+    made = [(source, node) for source, node in simple if type(ran[-1]).__name__ in map(called, nodes(ast.Call, node))]
+    if len(made) == 1:  # else which of them made this one is not known
+        source, statement = made[0]
+        yield source, statement, None
+        around = [node for node in enclosing(source.tree, statement.lineno) if isinstance(node, FUNCTIONS)]
+        yield from _makers(source, names_in(statement), *around[-1:])
 
 
 def _makers(source: Source, names: set[str], *inside: ast.AST) -> Iterator[Place]:
@@ -91,19 +90,31 @@ def _makers(source: Source, names: set[str], *inside: ast.AST) -> Iterator[Place
 
 
 def _divisions(statement: ast.stmt) -> list[ast.BinOp]:
-    """Those of an assigned value, or of what is given to a call or an index."""
-    given: list[ast.AST] = [part for call in nodes(ast.Call, statement) for part in (*call.args, *call.keywords)]
-    given += [node.slice for node in nodes(ast.Subscript, statement)]
-    value = getattr(statement, "value", None)
-    whole = [value] if isinstance(statement, ast.Assign) and isinstance(value, (ast.BinOp, ast.Tuple)) else []
-    found = {id(node): node for node in nodes(ast.BinOp, *given, *whole) if isinstance(node.op, ast.Div)}
-    return list(found.values())
+    """Those that are an assigned value, or that a call or an index is given; none where a float is given beside them."""
+    given = [part for call in nodes(ast.Call, statement) for part in (*call.args, *(keyword.value for keyword in call.keywords))]
+    given += [part for node in nodes(ast.Subscript, statement) for part in (node.slice, *_bounds(node.slice))]
+    given += [statement.value] if isinstance(statement, ast.Assign) else []
+    given += [part for node in given if isinstance(node, (ast.Tuple, ast.List)) for part in node.elts]
+    if any(type(node.value) is float for node in nodes(ast.Constant, *given)):
+        return []
+    return [node for node in given if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)]
 
 
-def _is_of_tensors(node: ast.BinOp, frame: FrameType | None) -> bool:
-    """Whether a side of it is known to be something else than an integer."""
-    sides: list[Any] = [MISSING if frame is None else value_of(side, frame) for side in (node.left, node.right)]
-    return any(side is not MISSING and type(side) is not int for side in sides)
+def _bounds(index: ast.expr) -> list[ast.expr]:
+    return [part for node in nodes(ast.Slice, index) for part in (node.lower, node.upper, node.step) if part is not None]
+
+
+def _is_whole(node: ast.expr, frame: FrameType | None) -> bool:
+    """Whether only integers are in it, as far as they are known, and it leaves no remainder."""
+    if isinstance(node, ast.BinOp):
+        sides = [MISSING if frame is None else value_of(side, frame) for side in (node.left, node.right)]
+        has_rest = isinstance(node.op, ast.Div) and all(type(side) is int for side in sides) and sides[1] and sides[0] % sides[1]
+        return not has_rest and _is_whole(node.left, frame) and _is_whole(node.right, frame)
+    if isinstance(node, ast.Call):
+        return called(node) in {"len", "size", "dim", "numel", "int"}
+    constant = node.value if isinstance(node, ast.Constant) else MISSING
+    value: Any = constant if frame is None else value_of(node, frame)
+    return type(value) is int or (value is MISSING and isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)))
 
 
 def _failure(error: BaseException, source: Source, statement: ast.stmt, divisions: list[ast.BinOp]) -> Failure:
@@ -114,6 +125,6 @@ def _failure(error: BaseException, source: Source, statement: ast.stmt, division
     text = ast.unparse(exchanged(statement, whole))
     text = text.partition("\n")[0] if isinstance(statement, HEADS) else text
     where = location(source.where.file, statement.lineno - source.offset, source.where.function)
-    sentence = f"`{ast.unparse(divisions[0])}` is a float, where torch expects an integer: `//` divides integers"
+    sentence = f"`{ast.unparse(divisions[0])}` is a float, where an integer is expected: `//` divides integers"
     edits = (source.replacing(statement, text),)
     return replace(refusal(error, sentence), location=where, underlined=None, edits=edits, fix=f"write `{text}`", fix_state="compiles")
