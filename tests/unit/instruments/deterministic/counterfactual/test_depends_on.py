@@ -247,7 +247,7 @@ sched = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
         ("history",),
     ),
     "what is taken out of a set": (
-        "pool = {'delta', 'alpha', 'beta', 'gamma', 'eps', 'zeta', 'eta'}",
+        "pool = {'delta', 'alpha', 'beta', 'gamma', 'kappa', 'zeta', 'eta'}",
         "n = pool.pop()\ny = torch.tensor([float(ord(n[0]))]) * 2",
         "this run changes `pool`, and",
         ("pool",),
