@@ -312,7 +312,7 @@ class RootCall(NamedTuple):
         first = next((tensor for tensor, maker in others if maker is None or maker.root != op.root), None)
         if first is None:
             return self
-        if not first.is_floating_point() or not first.numel() or first.is_meta:
+        if type(first) is not torch.Tensor or not first.is_floating_point() or not first.numel() or first.is_meta:
             return self._replace(numbers=Numbers(0.0, are_bytes=False))
         with modes_aside(), torch.no_grad():
             low, high = float(first.detach().min()), float(first.detach().max())

@@ -337,13 +337,15 @@ def note_of(name: str, args: tuple[Any, ...], frame: FrameType | None) -> Note:
         return "wraps a graph"
     if name == "_log_softmax":
         return "takes probabilities" if _sums_to_one(args[0], args[1]) else ""
-    if name.startswith("nll_loss") and name.endswith("_forward") and args[0].ndim > 1 and args[0].requires_grad:
+    if name.startswith("nll_loss") and name.endswith("_forward") and type(args[0]) is torch.Tensor and args[0].ndim > 1:
         return _instead_of_logarithms(args[0], 1)
     return ""
 
 
 def _instead_of_logarithms(values: torch.Tensor, dim: int) -> Note:
     """What a loss of log-probabilities is given: these are never above 0."""
+    if not values.requires_grad or values.is_meta:
+        return ""
     if _sums_to_one(values, dim):
         return "takes probabilities"
     with modes_aside(), torch.no_grad():
@@ -352,7 +354,7 @@ def _instead_of_logarithms(values: torch.Tensor, dim: int) -> Note:
 
 def target_span(name: str, args: tuple[Any, ...]) -> tuple[float, float] | None:
     """Between which values nine in ten lie that an output is to come near to, of a loss that measures the distance."""
-    if name not in DISTANCES or not args[0].requires_grad or not args[1].numel() or args[1].is_meta:
+    if name not in DISTANCES or not args[0].requires_grad or type(args[1]) is not torch.Tensor or not args[1].numel() or args[1].is_meta:
         return None
     with modes_aside(), torch.no_grad():
         ordered = args[1].detach().flatten()[:_MOST_TARGETS].float().sort().values
