@@ -771,4 +771,21 @@ for state in (1e-3 * torch.randn(1, 4), 80 * torch.randn(6, 4), 200 * torch.ones
     opt.step()
 """,
     ),
+    Program(
+        "a training without a validation set",
+        """\
+net = nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(12, 4), torch.randint(2, (12,)))
+train, validation = torch.utils.data.random_split(data, [12, 0])
+for epoch in range(2):
+    for x, y in torch.utils.data.DataLoader(train, 4):
+        loss = F.cross_entropy(net(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    for x, y in torch.utils.data.DataLoader(validation, 4):
+        net(x)
+""",
+    ),
 )

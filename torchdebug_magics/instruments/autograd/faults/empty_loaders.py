@@ -27,6 +27,11 @@ class EmptyLoader(NamedTuple):
     """0 where a sampler of the user's makes the batches."""
     drops_last: bool
 
+    @property
+    def is_too_few(self) -> bool:
+        """Whether there are samples, and all are dropped."""
+        return self.drops_last and 0 < self.samples_count < self.batch_size
+
 
 class EmptyLoaders:
     """Sees each loader asked for its first batch, and keeps the first that has none."""
@@ -61,7 +66,7 @@ def empty_finding(empty: EmptyLoader) -> AutogradFinding:
     name = _name(looped)
     made = made_as(looped.file, name, "DataLoader") if looped is not None else []
     where = made[0][0] if made else looped
-    is_too_few = empty.drops_last and 0 < empty.samples_count < empty.batch_size
+    is_too_few = empty.is_too_few
     held = plural(empty.samples_count, "sample")
     reason = f"{held} are less than one batch of {empty.batch_size}, and `drop_last=True` drops them" if is_too_few else f"it has {held}"
     edits = _without_drop(*made[0]) if is_too_few and made else ()

@@ -22,7 +22,7 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     wrong_tensors,
 )
 from torchdebug_magics.instruments.autograd.faults.linear_chain import linear_chains
-from torchdebug_magics.instruments.autograd.faults.loss_inputs import misfit_losses
+from torchdebug_magics.instruments.autograd.faults.misfit_losses import misfit_losses
 from torchdebug_magics.instruments.autograd.faults.own_functions import own_function_finding
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     comparison_finding,
@@ -87,7 +87,8 @@ def worst_first(findings: Sequence[AutogradFinding]) -> tuple[AutogradFinding, .
 def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """What was seen as it happened, and needs no other step."""
     watched = facts.watched
-    if (empty := watched.loaders.first) is not None:
+    empty = watched.loaders.first
+    if empty is not None and (empty.is_too_few or not facts.course.steps_count):  # beside a training, no validation set may be meant
         yield empty_finding(empty)
     if (stale := watched.stale) is not None:
         yield stale_finding(stale, tuple(name for name, one in named_members(facts.roots) if facts.tape.numbers.of(one) == stale.memory))
