@@ -109,7 +109,8 @@ def _of_logarithms(op: RecordedOp, maker: RecordedOp | None) -> AutogradFinding:
         op="nll_loss",
         saved_at=op.where if where is not op.where else None,
         module=maker.module if maker is not None and is_softmax else None,
-        explanation="it takes the number of the right class as it is, so the loss has no least value and is below 0",
+        explanation="it takes the number of the right class as it is: the loss "
+        + ("goes down to -1, and its gradients are small" if is_softmax else "falls below 0, and has no least value"),
     )
 
 

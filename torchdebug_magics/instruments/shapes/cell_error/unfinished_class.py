@@ -12,7 +12,7 @@ from types import FrameType, FunctionType
 import torch
 
 from torchdebug_magics.instruments.shapes.explain import refusal
-from torchdebug_magics.instruments.shapes.report import Failure
+from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.source.edited_source import Source, cells, same
 from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, method, nodes, statement_at, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location
@@ -111,13 +111,10 @@ def _of_class(
 
 
 def _failure(error: BaseException, sentence: str, where: Location | None, edits: tuple[Edit, ...]) -> Failure:
-    return replace(refusal(error, sentence), location=where, underlined=None, edits=edits, fix=_shown(edits), fix_state="compiles")
-
-
-def _shown(edits: tuple[Edit, ...]) -> str:
-    """The lines that are new."""
     old, new = edits[0].old.split("\n"), edits[0].new.split("\n")
-    return "write " + " and ".join(f"`{line.strip()}`" for line in new if line.strip() and line not in old)
+    code = "\n".join(line.strip() for line in new if line.strip() and line not in old)
+    failure = refusal(error, sentence, fixes=[Fix(code=code, verified=False)])
+    return replace(failure, location=where, underlined=None, edits=edits, fix_state="compiles")
 
 
 def _given_to_class(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:

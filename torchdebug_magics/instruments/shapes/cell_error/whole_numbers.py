@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.shapes.explain import refusal
-from torchdebug_magics.instruments.shapes.report import Failure
+from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.source.call_sites import MISSING, value_of
 from torchdebug_magics.probing.source.edited_source import HEADS, Source, cells, same
 from torchdebug_magics.probing.source.syntax import (
@@ -127,4 +127,5 @@ def _failure(error: BaseException, source: Source, statement: ast.stmt, division
     where = location(source.where.file, statement.lineno - source.offset, source.where.function)
     sentence = f"`{ast.unparse(divisions[0])}` is a float, where an integer is expected: `//` divides integers"
     edits = (source.replacing(statement, text),)
-    return replace(refusal(error, sentence), location=where, underlined=None, edits=edits, fix=f"write `{text}`", fix_state="compiles")
+    failure = refusal(error, sentence, fixes=[Fix(code=text, verified=False)])
+    return replace(failure, location=where, underlined=None, edits=edits, fix_state="compiles")
