@@ -164,7 +164,7 @@ def past_ours(error: BaseException) -> TracebackType | None:
 def _past_ours(trace: TracebackType | None) -> TracebackType | None:
     """The first entry that is not ours; frames that torch adds around ours are skipped with them."""
     at, last_own = trace, None
-    while at is not None and (_is_own(at) or _is_way(at)):
+    while at is not None and (_is_own(at) or at.tb_frame.f_code.co_filename.replace("\\", "/").endswith(_WAY_TO_AN_OP)):
         if _is_own(at):
             last_own = at
         at = at.tb_next
@@ -173,7 +173,3 @@ def _past_ours(trace: TracebackType | None) -> TracebackType | None:
 
 def _is_own(trace: TracebackType) -> bool:
     return trace.tb_frame.f_code.co_filename.startswith(_OWN)
-
-
-def _is_way(trace: TracebackType) -> bool:
-    return trace.tb_frame.f_code.co_filename.replace("\\", "/").endswith(_WAY_TO_AN_OP)

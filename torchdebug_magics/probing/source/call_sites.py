@@ -63,7 +63,7 @@ def node_at(frame: FrameType) -> ast.expr | None:
     if tree is None or not 0 <= at < len(positions):
         return None
     # The instruction that enters a `with` has the span of the statement: what it enters was evaluated just before.
-    before = positions[max(0, at - _WITHIN) : at] if _opens_with(frame) else ()
+    before = positions[max(0, at - _WITHIN) : at] if (_instruction(frame) in _OPENS) else ()
     found = map(expressions(tree).get, (positions[at], *reversed(before)))
     return next((node for node in found if isinstance(node, ast.expr)), None)
 
@@ -82,10 +82,6 @@ def _is_undisturbed(frame: FrameType) -> bool:
             is_known = owner(code.co_filename) in {"torch", "python"} and str(callee.f_globals.get("__name__")) not in _TRACERS
             return is_known or not takes_three
     return True  # of a coroutine
-
-
-def _opens_with(frame: FrameType) -> bool:
-    return _instruction(frame) in _OPENS
 
 
 def _instruction(frame: FrameType) -> str:

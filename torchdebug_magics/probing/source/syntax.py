@@ -170,7 +170,7 @@ def lists_around(tree: ast.Module | None, where: Span) -> list[tuple[list[ast.st
             break
         found.append((body, holder))
         statement = body[holder]
-        if isinstance(statement, SCOPES) and not _in_header(statement, where):
+        if isinstance(statement, SCOPES) and not (where[0] < statement.body[0].lineno and statement.lineno != statement.body[0].lineno):
             found.clear()
         body = next((inner for inner in blocks(statement) if any(_holds(one, where) for one in inner)), None)
     return found[::-1]
@@ -183,10 +183,6 @@ def _holds(statement: ast.stmt, where: Span) -> bool:
     first = first_line(statement)
     start = first, statement.col_offset if first == statement.lineno else 0
     return bool(start <= (line, column) <= (end_line, end_column) <= (last_line(statement), statement.end_col_offset or 0))
-
-
-def _in_header(statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, where: Span) -> bool:
-    return where[0] < statement.body[0].lineno and statement.lineno != statement.body[0].lineno
 
 
 def names_in(*roots: ast.AST | None) -> set[str]:
