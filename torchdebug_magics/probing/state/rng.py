@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import sys
 from collections.abc import Iterator
@@ -11,9 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-_TWISTER_BYTES = 4 * (624 + 1)
-"""Of a Mersenne Twister: its words, and the position among them."""
 
 
 @dataclass(frozen=True)
@@ -26,24 +22,14 @@ class RandomState:
     cuda: tuple[torch.Tensor, ...]
     xpu: tuple[torch.Tensor, ...] = ()
     mps: torch.Tensor | None = None
-    numpy_words: bytes = b""
-    """The memory of NumPy's generator, which is quick to read; empty for a kind that is not known."""
 
     @classmethod
-    def take(cls, earlier: RandomState | None = None) -> RandomState:
-        """The states as they are now. Never initialises CUDA.
-
-        NumPy needs 46 µs to give its state, which is taken from `earlier` where nothing was drawn since.
-        """
-        numpy = sys.modules.get("numpy")
-        words = _words(numpy.random) if numpy else b""
-        # A normal number that is kept for the next draw stands outside this memory: it can only go, never come, without a trace here.
-        is_same = bool(words) and earlier is not None and earlier.numpy_words == words and not earlier.numpy[3]
-        of_numpy = earlier.numpy if earlier is not None and is_same else _read(numpy.random) if numpy else None
+    def take(cls) -> RandomState:
+        """The states as they are now. Never initialises CUDA."""
         cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
         xpu = tuple(torch.xpu.get_rng_state_all()) if torch.xpu.is_initialized() else ()
         mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
-        return cls(random.getstate(), of_numpy, torch.get_rng_state(), cuda, xpu, mps, words)
+        return cls(random.getstate(), _numpy_state(), torch.get_rng_state(), cuda, xpu, mps)
 
     @classmethod
     @contextmanager
@@ -88,21 +74,10 @@ def same_state(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _generator_of(numpy_random: Any) -> Any:
-    """NumPy's global one; None from a NumPy that does not tell."""
-    return numpy_random.get_bit_generator() if hasattr(numpy_random, "get_bit_generator") else None
-
-
-def _read(numpy_random: Any) -> Any:
-    """The state of NumPy's global generator. Of any kind but the usual one, NumPy gives a dict, and warns where a tuple is asked for."""
-    generator = _generator_of(numpy_random)
-    return numpy_random.get_state(legacy=generator is None or _is_twister(generator))
-
-
-def _words(numpy_random: Any) -> bytes:
-    generator = _generator_of(numpy_random)
-    return ctypes.string_at(generator.ctypes.state_address, _TWISTER_BYTES) if _is_twister(generator) else b""
-
-
-def _is_twister(generator: Any) -> bool:
-    return type(generator).__name__ == "MT19937"
+def _numpy_state() -> Any:
+    """NumPy gives a dict for any kind of generator but the usual one, and warns where a tuple is asked for."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    generator = numpy.random.get_bit_generator() if hasattr(numpy.random, "get_bit_generator") else None
+    return numpy.random.get_state(legacy=generator is None or type(generator).__name__ == "MT19937")

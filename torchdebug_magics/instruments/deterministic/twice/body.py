@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from queue import Queue
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -27,10 +27,10 @@ from torch.utils.data._utils import worker
 
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.user_code import called_from, frames_above, owner, runs_alone, writes_of
+from torchdebug_magics.probing.source.user_code import called_from, frames_above, is_user_code, owner, runs_alone, writes_of
 from torchdebug_magics.probing.state.attributes import Names, attributes_of
 from torchdebug_magics.probing.state.contents import Contents
-from torchdebug_magics.probing.state.kinds import ABSENT, hashes_by_itself
+from torchdebug_magics.probing.state.kinds import ABSENT, LEAVES
 from torchdebug_magics.probing.state.snapshot import Bound, Snapshot
 
 _AGAIN_S = 0.02
@@ -319,7 +319,7 @@ def _results_of(function: Any) -> dict[Any, Any] | None:
     if function.cache_parameters()["maxsize"] is None or table is None or table != 2 * len(referents[table]):
         return None
     keys = referents[:table:2]
-    is_known = {*map(id, keys)} == {*map(id, referents[table])} and all(map(hashes_by_itself, keys))
+    is_known = {*map(id, keys)} == {*map(id, referents[table])} and all(map(_hashes_by_itself, keys))
     return dict(zip(keys, referents[1:table:2], strict=True)) if is_known else None
 
 
@@ -346,3 +346,13 @@ def figures() -> dict[Any, Any]:
     """By number, the very dict; one of nobody's where pyplot was not imported."""
     helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
     return {} if helpers is None else helpers.Gcf.figs
+
+
+def _hashes_by_itself(key: Any) -> bool:
+    """Whether a dict can be asked for it without a call of a `__hash__` or an `__eq__` of the user's."""
+    kind: Any = type(key)
+    if kind in LEAVES:
+        return True
+    if issubclass(kind, (tuple, frozenset)) and not all(map(_hashes_by_itself, key)):
+        return False
+    return not any(isinstance(method, FunctionType) and is_user_code(method.__code__) for method in (kind.__hash__, kind.__eq__))

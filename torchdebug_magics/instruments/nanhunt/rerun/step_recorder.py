@@ -214,7 +214,7 @@ class StepRecorder:
             step.buffers += known.buffers.take()
             if known.places:
                 step.python.append(Snapshot(known.places, OF_A_STEP))
-        self._random = RandomState.take(self._random)
+        self._random = RandomState.take()
         tensors = tuple(tensors_in((*args, kwargs)))
         copies = tuple(map(Kept.of, tensors)) if known.writes_input else ()
         step.add(Entry(module, args, kwargs, self._random, _versions(tensors), copies=copies, place=places(frame)))
