@@ -51,7 +51,7 @@ class Fakes:
         self._shadows = WeakIdKeyDictionary()
         self._stale: dict[int, torch.Tensor] = {}
         self._from_meta = WeakIdKeyDictionary()
-        self.asked: set[tuple[Any, tuple[torch.dtype, ...]]] = set()
+        self.asked: set[tuple[Any, tuple[Any, ...]]] = set()
         """The ops and dtypes of which it is known whether there is a kernel."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:

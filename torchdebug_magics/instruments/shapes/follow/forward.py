@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from inspect import isgenerator
 from typing import Any
 
@@ -19,7 +20,7 @@ from torchdebug_magics.instruments.shapes.follow.origins import Origins
 from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
 from torchdebug_magics.instruments.shapes.follow.saved import Saved
 from torchdebug_magics.instruments.shapes.follow.seen import Failed, Forward
-from torchdebug_magics.instruments.shapes.follow.stricter import check_bounds, check_dtypes, check_kernels, check_strictly
+from torchdebug_magics.instruments.shapes.follow.stricter import check_strictly
 from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic, Copies
 from torchdebug_magics.probing.dry_runs.faking import Fakes, ValueFailure
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas, NoFormulas
@@ -59,7 +60,7 @@ def forward(
     formulas, guard = NoFormulas() if symbolic else FlopFormulas(), Guard()
     saved = Saved(calls, Hooks(), guard)
     origins = Origins(calls, instead, fakes, forward.__code__, guard)
-    check = _checks(fakes) if fakes is not None and not symbolic else None
+    check = partial(check_strictly, fakes) if fakes is not None and not symbolic else None
     arithmetic = Arithmetic(calls, formulas, fakes, check, saved=None if symbolic else saved, writes=writes)
     stand_in, described = (fakes.of, fakes.zeros) if fakes is not None else _for_real(writes)
     error: Exception | None = None
@@ -119,18 +120,6 @@ def forward(
         notes=tuple(guard.notes),
         suspect=origins.suspects.first,
     )
-
-
-def _checks(fakes: Fakes) -> Callable[..., None]:
-    """What real ops refuse and fake ones let through."""
-
-    def check(func: Any, args: tuple[Any, ...], _: dict[str, Any]) -> None:
-        check_dtypes(func, args)
-        check_bounds(fakes, func, args)
-        check_strictly(fakes, func, args)
-        check_kernels(fakes, func, args)
-
-    return check
 
 
 def _for_real(writes: Writes) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[..., torch.Tensor]]:
