@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
-_TITLE_CHARS = 90
+TITLE_CHARS = 90
 """The longest title, without the line that it quotes."""
 _WHERE_CHARS = 32
 """Of a longer name of a file, a title shows the end, so that the words keep their room."""
@@ -67,8 +67,6 @@ class Edit:
 FixState: TypeAlias = Literal["verified", "compiles", "advice"]
 """``verified``: run again with the edits, the fault was gone and nothing else broke. ``compiles``: the edited code parses, and each name in
 it exists there. ``advice``: words."""
-
-
 Status: TypeAlias = Literal["good", "bad", "warn", "info"]
 """``good``: nothing is wrong, and the watch covered the cell to its end. ``info``: nothing was found, but not all could be seen."""
 Stage: TypeAlias = Literal["end", "fault", "remark", "symptom", "outcome"]
@@ -108,27 +106,32 @@ def located(headline: str, location: Location | None) -> str:
 def short_title(headline: str, location: Location | None, *, shorter: str = "") -> str:
     """A headline with its line, short enough for the top of a page: without the function, and with the clauses that fit."""
     if location is None:
-        return headline
+        return shortened(headline)
     where = str(location)
-    if len(f"{headline} · {where}") > _TITLE_CHARS:
+    if len(f"{headline} · {where}") > TITLE_CHARS:
         where = where.partition(" in ")[0]
-    if shorter and len(f"{headline} · {where}") > _TITLE_CHARS:
+    if shorter and len(f"{headline} · {where}") > TITLE_CHARS:
         headline = shorter
-    if len(where) > _WHERE_CHARS and len(f"{headline} · {where}") > _TITLE_CHARS:
+    if len(where) > _WHERE_CHARS and len(f"{headline} · {where}") > TITLE_CHARS:
         where = f"…{where[1 - _WHERE_CHARS :]}"
-    room = _TITLE_CHARS - len(f" · {where}")
-    if len(headline) > room:
-        clauses = [headline[: end.start()] for end in _CLAUSE_ENDS.finditer(headline) if _SHORTEST_CHARS < end.start() <= room]
-        whole = [clause for clause in clauses if clause.count("`") % 2 == 0]
-        start = headline[: room - 2].rstrip(" `")  # 2: the ellipsis, and the end of a quotation that is cut
-        headline = whole[-1] if whole else f"{start}…" + "`" * (start.count("`") % 2)
+    headline = shortened(headline, TITLE_CHARS - len(f" · {where}"))
     source = location.source if len(location.source) <= _QUOTE_CHARS else f"{location.source[: _QUOTE_CHARS - 1]}…"
     return f"{headline} · {where}" + (f": `{source}`" if source else "")
 
 
+def shortened(sentence: str, room: int = TITLE_CHARS) -> str:
+    """The clauses of a sentence that fit into `room` characters; the beginning of the first one where none does."""
+    if len(sentence) <= room:
+        return sentence
+    clauses = [sentence[: end.start()] for end in _CLAUSE_ENDS.finditer(sentence) if _SHORTEST_CHARS < end.start() <= room]
+    whole = [clause for clause in clauses if clause.count("`") % 2 == 0]
+    start = sentence[: room - 2].rstrip(" `")  # 2: the ellipsis, and the end of a quotation that is cut
+    return whole[-1] if whole else f"{start}…" + "`" * (start.count("`") % 2)
+
+
 def fits_a_title(headline: str) -> bool:
     """Whether it is short enough for the top of a page; the line of code that it quotes is not counted."""
-    return len(headline.partition(": `")[0]) <= _TITLE_CHARS
+    return len(headline.partition(": `")[0]) <= TITLE_CHARS
 
 
 def own_traceback(calls: Iterable[Location], ends_in: str) -> list[str]:

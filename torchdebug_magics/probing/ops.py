@@ -8,85 +8,33 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-_HIDDEN_WRITES = {
-    "native_batch_norm": ("running_mean", "running_var"),
-    "batch_norm": ("running_mean", "running_var"),
-    "instance_norm": ("running_mean", "running_var"),
-    "cudnn_batch_norm": ("running_mean", "running_var"),
-    "miopen_batch_norm": ("running_mean", "running_var"),
-}
+_HIDDEN_WRITES = dict.fromkeys(
+    ("native_batch_norm", "batch_norm", "instance_norm", "cudnn_batch_norm", "miopen_batch_norm"), ("running_mean", "running_var")
+)
 """Arguments that an op writes although its schema says no such thing."""
 _MOVES = frozenset(
     [
-        "clone",
-        "contiguous",
-        "_to_copy",
-        "to",
-        "copy_",
-        "detach",
-        "cat",
-        "stack",
-        "index",
-        "index_select",
-        "gather",
-        "expand",
-        "repeat",
-        "flip",
-        "roll",
-        "permute",
-        "transpose",
-        "t",
-        "constant_pad_nd",
-        "tril",
-        "triu",
-        "take",
-        "take_along_dim",
-        "masked_select",
-        "unfold",
-        "as_strided",
-        "_unsafe_view",
-        "_reshape_copy",
-        "embedding",
-        "slice_backward",
-        "select_backward",
-        "lift_fresh",
-        "lift_fresh_copy",
-        "split",
-        "split_with_sizes",
-        "unsafe_split",
-        "unsafe_split_with_sizes",
-        "unbind",
-        "chunk",
-        "slice_scatter",
-        "select_scatter",
-        "index_put",
-        "index_put_",
-        "_index_put_impl_",
-        "masked_scatter",
-        "scatter",
-        "scatter_",
-        "rot90",
-        "pixel_shuffle",
+        *("clone", "contiguous", "_to_copy", "to", "copy_", "detach", "cat", "stack", "index", "index_select", "gather"),
+        *("expand", "repeat", "flip", "roll", "permute", "transpose", "t", "constant_pad_nd", "tril", "triu", "take"),
+        *("take_along_dim", "masked_select", "unfold", "as_strided", "_unsafe_view", "_reshape_copy", "embedding"),
+        *("slice_backward", "select_backward", "lift_fresh", "lift_fresh_copy", "split", "split_with_sizes", "unsafe_split"),
+        *("unsafe_split_with_sizes", "unbind", "chunk", "slice_scatter", "select_scatter", "index_put", "index_put_"),
+        *("_index_put_impl_", "masked_scatter", "scatter", "scatter_", "rot90", "pixel_shuffle"),
     ]
 )
 _OVERWRITES = frozenset(
     [
-        "copy_",
-        "fill_",
-        "zero_",
-        "normal_",
-        "uniform_",
-        "random_",
-        "bernoulli_",
-        "cauchy_",
-        "exponential_",
-        "geometric_",
-        "log_normal_",
-        "eye_",
-        "arange_",
+        *("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "cauchy_", "exponential_", "geometric_"),
+        *("log_normal_", "eye_", "arange_"),
     ]
 )
 _WRITES_IN_PART = frozenset(["index_copy_", "index_fill_", "index_put_", "_index_put_impl_", "scatter_", "masked_fill_", "masked_scatter_"])
+_UNINITIALISED = frozenset(
+    [
+        *("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "_efficientzerotensor"),
+        *("resize_", "resize_as_"),
+    ]
+)
 
 
 def op_name(func: Any) -> str:
@@ -125,17 +73,7 @@ def is_overwriting(func: Any) -> bool:
 
 def is_uninitialised(name: str) -> bool:
     """Whether the output is memory that nobody has written yet: never a birth."""
-    return name in {
-        "empty",
-        "empty_like",
-        "new_empty",
-        "empty_strided",
-        "new_empty_strided",
-        "empty_permuted",
-        "_efficientzerotensor",
-        "resize_",
-        "resize_as_",
-    }
+    return name in _UNINITIALISED
 
 
 def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

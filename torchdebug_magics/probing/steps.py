@@ -35,8 +35,6 @@ _FIRST_LOOKS, _LOOK_EVERY = 4, 64
 """Backward passes whose loss is looked at for its number of classes: the first few, then one in so many."""
 _OF_TWO = "BinaryCrossEntropy"
 _OF_MANY = ("NllLossBackward", "NllLoss2DBackward")
-
-
 NEVER_ZEROED = "gradients accumulate over the steps: zero_grad() is missing"
 
 

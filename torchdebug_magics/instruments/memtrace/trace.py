@@ -121,8 +121,6 @@ class Oom(Finding):
 
 
 Leading: TypeAlias = Growth | GraphGrowth | Cycle | Undeleted | Oom
-
-
 PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer state"
 ACTIVATION, BUFFER, TEMPORARY, OTHER = "activation", "buffer", "temporary", "other"
 

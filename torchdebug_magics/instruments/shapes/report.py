@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,24 +9,10 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import byte_size, count, listed, plural
 from torchdebug_magics.ranks.compared import Compared, Moment
-from torchdebug_magics.report import Finding, Location, Report, Sharding, Stage, Status
+from torchdebug_magics.report import TITLE_CHARS, Finding, Location, Report, Sharding, Stage, Status, located, short_title, shortened
 
 Shape: TypeAlias = tuple[int, ...]
-_LONG_LOCATION = 42
 Mode: TypeAlias = Literal["fake", "real", "meta", "params"]
-ROOM = 90
-"""Characters of a headline before the line of code that it quotes."""
-_LEAST = 24
-"""A headline that is cut shorter names no problem any more."""
-_SKIPPED = re.compile(r"`[^`]*`|\([^()]*\)|\[[^\[\]]*\]")
-"""Code and brackets, in which a colon or a comma ends nothing."""
-_SENTENCE_SEAM = re.compile(r"[:;] ")
-_CLAUSE_SEAM = re.compile(r", ")
-_ORIGIN = re.compile(r", gets (?P<size>[\dx ]*\d)(?P<origin> (?:= \d|from (?:_|the )).*)$")
-"""The origin of a size, in text whose code is masked by underscores."""
-_NAMED_SHAPE = re.compile(r"`[^`]*` of (?=[\d(])| \([^()]*[a-z][^()]*\)")
-"""The name of a tensor before its shape, and a remark in brackets."""
-_LONG_CODE = 26
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,23 +109,12 @@ class Failure(Finding):
     @property
     def headline(self) -> str:
         """What failed, in few enough characters for a headline with the location."""
-        return self._divided()[0]
+        return shortened(self.explanation, TITLE_CHARS - len(f" · {self.location}"))
 
     @property
     def reason(self) -> str:
-        """What the headline leaves out of the explanation; empty where it says all."""
-        return self._divided()[1]
-
-    @property
-    def where(self) -> str:
-        """The location as it follows a headline: without the function where its name is long."""
-        if self.location is None:
-            return ""
-        where = str(self.location)
-        return f" · {where if len(where) <= _LONG_LOCATION else where.partition(' in ')[0]}"
-
-    def _divided(self) -> tuple[str, str]:
-        return divided(self.explanation, ROOM - len(self.where))
+        """The whole explanation where the headline leaves out a part; empty where it says all."""
+        return "" if self.headline == self.explanation else self.explanation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,10 +241,10 @@ class ShapesReport(Report):
     def title(self) -> str:
         """The model, its input and output and its size, as far as a headline has room; or what failed, and where."""
         if (wrong := self.failure or self.suspect) is not None:
-            return f"{wrong.headline}{wrong.where}{_quoted(wrong)}"
+            return short_title(wrong.explanation, wrong.location)
         if not self.rows:
             return "cannot explain the last error" if self.last_error else "no module was called"
-        model = fitted(self.model or "the cell", ROOM // 2)
+        model = shortened(self.model or "the cell", TITLE_CHARS // 2)
         ends = f"{self.inputs} → {_outputs(self.rows)}" if self.inputs else ""
         parts = [ends, f"{count(self.total_params)} parameters", f"{count(self.total_flops)} FLOPs"]
         if self.mode == "params":
@@ -278,7 +252,7 @@ class ShapesReport(Report):
         title = model
         for part in filter(None, parts):
             longer = f"{title}{': ' if title == model else ' · '}{part}"
-            title = longer if len(longer) <= ROOM else title
+            title = longer if len(longer) <= TITLE_CHARS else title
         return title
 
     @property
@@ -306,56 +280,13 @@ class ShapesReport(Report):
 def _failed(failure: Failure) -> str:
     verified = [fix for fix in failure.fixes if fix.verified]
     fix = f" · verified fix: `{'; '.join(verified[0].code.splitlines())}`" if verified else ""
-    where = f" · {failure.location}" if failure.location is not None else ""
-    return f"{failure.explanation}{where}{_quoted(failure)}{fix}"
-
-
-def _quoted(failure: Failure) -> str:
-    return f": `{failure.location.source}`" if failure.location is not None and failure.location.source else ""
+    return f"{located(failure.explanation, failure.location)}{fix}"
 
 
 def _outputs(rows: tuple[Row, ...]) -> str:
     root = next((row for row in rows if row.depth == 0), rows[0])
     shapes = [" x ".join(map(str, shape)) or "scalar" for shape in root.output_shapes]
     return listed(shapes) or "nothing"
-
-
-def divided(explanation: str, room: int) -> tuple[str, str]:
-    """Return ``(headline, reason)``: the first clause in at most `room` characters, and what it left out."""
-    first = _SENTENCE_SEAM.search(_masked(explanation))
-    head, reason = (explanation[: first.start()], explanation[first.end() :]) if first is not None else (explanation, "")
-    if len(head) <= room:
-        return head, reason
-    origin = _ORIGIN.search(_masked(head))
-    if origin is not None and origin.start("origin") <= room:
-        start = origin.start("origin")
-        return head[:start], "; ".join(filter(None, (f"{origin['size']}{head[start:]}", reason)))
-    shapes = _NAMED_SHAPE.sub("", head)
-    if len(shapes) <= room:
-        return shapes, explanation
-    seams = [seam.start() for seam in _CLAUSE_SEAM.finditer(_masked(shapes)) if _LEAST <= seam.start() <= room]
-    return shapes[: seams[-1]] if seams else fitted(shapes, room), explanation
-
-
-def fitted(text: str, room: int) -> str:
-    """Shorten a text to `room` characters: long code between backticks first, then the end."""
-    if len(text) > room:
-        text = re.sub(r"`([^`]*)`", lambda code: f"`{_abridged(code[1])}`", text)
-    if len(text) <= room:
-        return text
-    cut = text[: room - 1].rpartition(" ")[0]
-    return f"{cut.rpartition(' ')[0] if cut.count('`') % 2 else cut}…"
-
-
-def _abridged(code: str) -> str:
-    """Keep the end of a dotted path, and the beginning of any other expression."""
-    if len(code) <= _LONG_CODE:
-        return code
-    return f"…{code[1 - _LONG_CODE :]}" if re.fullmatch(r"[\w.]+", code) else f"{code[: _LONG_CODE - 1]}…"
-
-
-def _masked(text: str) -> str:
-    return _SKIPPED.sub(lambda skipped: "_" * len(skipped[0]), text)
 
 
 def compared(report: ShapesReport) -> Compared:

@@ -29,8 +29,6 @@ from torchdebug_magics.probing.tensors import tensors_in
 
 _OTHERS = "$stepzero"
 """Under which a safetensors file holds what is no tensor of the model, as `torch.save` writes it."""
-
-
 _kept: list[tuple[ZeroState, dict[str, Callable[[], Any]]]] = []
 """The latest step zero in this kernel, at most, and weak references to what was named, by name."""
 

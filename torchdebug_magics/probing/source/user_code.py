@@ -22,58 +22,26 @@ from typing import Any, Literal, TypeAlias
 from torchdebug_magics.report import Location
 
 _MAGIC_CALLS = {"get_ipython().run_cell_magic": "%%", "get_ipython().run_line_magic": "%"}
-
-
 _TIMED = "<timed exec>"
-
-
 _KEY = "TorchDebug"
 """Under which `%load_ext` keeps what is ours, beside IPython's own magics."""
-
-
 Owner: TypeAlias = Literal["user", "library", "torch", "own", "python"]
-
-
 _SPEC = importlib.util.find_spec("torch")
-
-
 _TORCH = str(Path(_SPEC.origin).parent) if _SPEC is not None and _SPEC.origin else "<no torch>"
-
-
 _OWN = str(Path(__file__).parent.parent.parent)
-
-
 _PYTHON = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-
-
 _SNAPSHOTS = sys.version_info < (3, 13)
 """Before, a function's `f_locals` is a dict that the frame keeps, and that keeps alive what it holds."""
-
-
 _MADE_BY_TORCH = "<eval_with_key>"
 """Functions that a compiler of torch's wrote."""
-
-
 _COMPILED = "/torchinductor_"
 """Folders of files that it wrote."""
-
-
 _PACKAGES = ("/site-packages/", "/dist-packages/")
-
-
 _PUTS_ASIDE = "LOAD_FAST_AND_CLEAR"
 """How such a comprehension begins: with the variable of the same name around it."""
-
-
 _PUTS_BACK = "STORE_FAST"
-
-
 _LOOPS = "FOR_ITER", "END_ASYNC_FOR"
-
-
 _CODES = 512
-
-
 _MOST_FUNCTIONS = 200
 
 

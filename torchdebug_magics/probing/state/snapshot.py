@@ -38,12 +38,8 @@ from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.state.states import STATES, of_numpy, ways_of
 
 T = TypeVar("T")
-
-
 Faces: TypeAlias = list[tuple[Kind, list[Any]]]
 """What an object held, by each way to look at it."""
-
-
 _PLAIN = frozenset({*CONTAINERS.values(), *STATES.values(), CELL, NAMES})
 
 
@@ -59,15 +55,9 @@ class Bound:
 
 
 _ALL = Bound()
-
-
 OF_A_STEP = Bound(objects=10_000, bytes=16 << 10, levels=12, plain=True)
 """Little is kept at each step: the log of a long run would cost more than it is worth."""
-
-
 _ALL_AND_MORE = Bound(objects=1_000_000, bytes=1 << 30)
-
-
 _DATA_BYTES = 1 << 30
 """How much of tensors that are no part of a model or an optimizer is copied, the smallest first: a training rarely writes to its data."""
 

@@ -269,11 +269,10 @@ def test_a_failure_shows_the_fix_and_the_line_and_folds_the_rest():
     assert kinds(FAILED) == ["Facts", "Code", "Fold", "Fold", "Fold"]
     facts, code, path, layers, details = page(FAILED).blocks
     assert page(FAILED).status == "bad"
-    assert page(FAILED).headline == "`fc` expects 256 features, gets 576 · In[2] line 9: `return self.fc(x)`"
+    assert page(FAILED).headline == f"{FAILED.failure.explanation} · In[2] line 9: `return self.fc(x)`"
     assert facts.rows == (
         ("fix", "`fc = nn.Linear(576, 10)` · verified on a copy"),
         ("or", "`a` and `b` · because · not verified"),
-        ("why", "`flatten` merged the batch"),
     )
     assert code == Code(((9, "return self.fc(x)"),), 9, "In[2] line 9", (7, 17))
     assert [fold.title for fold in (path, layers, details)] == [
@@ -294,10 +293,17 @@ def test_a_verified_fix_says_so_once_and_nothing_is_said_twice():
     assert shown.count("expects 256 features") == 1
 
 
+def test_what_the_headline_leaves_out_stands_below_the_fix():
+    explanation = f"{FAILED.failure.explanation}, and {'the input is longer than the model was made for, ' * 2}too"
+    long = replace(FAILED, failure=replace(FAILED.failure, explanation=explanation))
+    assert page(long).headline == f"{FAILED.failure.explanation} · In[2] line 9: `return self.fc(x)`"
+    assert page(long).blocks[0].rows[-1] == ("why", explanation)
+
+
 def test_further_fixes_are_in_the_details():
     fixes = tuple(Fix(code=f"a{at}", verified=True) for at in range(4))
     one = replace(FAILED, failure=replace(FAILED.failure, fixes=fixes))
-    assert [name for name, _ in page(one).blocks[0].rows] == ["fix", "or", "why"]
+    assert [name for name, _ in page(one).blocks[0].rows] == ["fix", "or"]
     assert fact(one, "fix 4") == "`a3` · verified on a copy"
 
 

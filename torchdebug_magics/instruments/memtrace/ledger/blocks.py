@@ -82,8 +82,6 @@ class Place(Line):
 
 
 Places = Lines[Place]
-
-
 _AFTER_FORWARD = frozenset({"backward", "optimizer"})
 _MADE_FOR_GRAPH = frozenset({"forward", "loss"})
 
