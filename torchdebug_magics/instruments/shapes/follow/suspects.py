@@ -16,11 +16,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.follow.seen import Made
 from torchdebug_magics.instruments.shapes.repair.edit import method
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.instruments.shapes.repair.source import EditSite, site_at, site_in
@@ -31,12 +32,7 @@ from torchdebug_magics.probing.source.user_code import locate, owner, part_of_li
 from torchdebug_magics.probing.tensors import Crossing
 from torchdebug_magics.report import Location
 
-if TYPE_CHECKING:
-    from torchdebug_magics.instruments.shapes.follow.seen import Made
-
-    History: TypeAlias = Callable[[torch.Tensor], Made | None]
-
-
+History: TypeAlias = Callable[[torch.Tensor], Made | None]
 _VIEWS = frozenset(["view", "reshape"])
 _HANDS_ON = ("nn/functional.py", "torch/overrides.py", "nn/modules/loss.py", "nn/modules/module.py")
 """Torch's own code between the user's line and a loss."""
