@@ -105,7 +105,7 @@ def fixed_source(report: Report) -> dict[int | str, str]:
 def verify(function: Callable[[], object], **options: Any) -> Report:
     """Call a function twice from the same start, and name the first op that differs: ``%%deterministic --verify`` for scripts and tests.
 
-    `options`: ``seed``, ``strict``, ``keep_rng``, ``cost``. Exceptions propagate; the state afterwards is that after one call.
+    `options`: ``seed``, ``strict``, ``keep_rng``, ``anyway``. Exceptions propagate; the state afterwards is that after one call.
     """
     verified: Report = importlib.import_module("torchdebug_magics.instruments.deterministic.probe").verify(function, **options)
     return verified
