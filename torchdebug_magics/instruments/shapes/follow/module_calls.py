@@ -79,12 +79,12 @@ class Calls:
         """The innermost call that runs."""
         if self.stack and self.stack[-1] is not None:
             return self.stack[-1]
-        return next((one for one in reversed(self.stack) if one is not None), None)
+        return next((call for call in reversed(self.stack) if call is not None), None)
 
     def owned(self) -> dict[int, str]:
         """The path of each parameter and buffer, by the `id` of what stands there now."""
         root = self._root
-        return {} if root is None else {id(one): path for path, one in (*root.named_buffers(), *root.named_parameters())}
+        return {} if root is None else {id(tensor): path for path, tensor in (*root.named_buffers(), *root.named_parameters())}
 
     def path_of(self, module: torch.nn.Module) -> str:
         """Its name; of several, the one inside the call that runs."""
@@ -203,10 +203,10 @@ class PathNames:
         """From the module up to whoever holds it, nearest first: mostly one step, two through a list."""
         todo, seen = deque([(module, "")]), {module}
         while todo:
-            one, path = todo.popleft()
-            if one == outer:
+            inner, path = todo.popleft()
+            if inner == outer:
                 return path
-            for holder, name in self._holders.get(one, ()):
+            for holder, name in self._holders.get(inner, ()):
                 if holder not in seen:
                     seen.add(holder)
                     todo.append((holder, f"{name}.{path}" if path else name))

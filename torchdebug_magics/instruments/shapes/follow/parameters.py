@@ -65,8 +65,8 @@ class Parameters:
     def stand_ins(self, model: torch.nn.Module) -> dict[int, int]:
         """The id of what stands in the place of a parameter now -> the id of the parameter."""
         followable = (module for module in followed(model) if not isinstance(module, torch.jit.ScriptModule))
-        places = ((module._parameters.get(name), one) for module in followable for name, one in self.held_by(module))
-        return {id(stand_in): id(one) for stand_in, one in places if stand_in is not None}
+        places = ((module._parameters.get(name), parameter) for module in followable for name, parameter in self.held_by(module))
+        return {id(stand_in): id(parameter) for stand_in, parameter in places if stand_in is not None}
 
     def counted_at(self, parameter: torch.Tensor) -> str | None:
         """The path of the module that it was counted with."""
@@ -146,5 +146,5 @@ def packed_weights(module: Any) -> Iterator[torch.Tensor]:
         return
     for name in ("weight", "bias"):
         part = getattr(module, name, None)
-        if callable(part) and isinstance(found := part(), torch.Tensor):
-            yield found
+        if callable(part) and isinstance(tensor := part(), torch.Tensor):
+            yield tensor

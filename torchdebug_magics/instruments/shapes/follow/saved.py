@@ -108,8 +108,8 @@ class Saved:
 
     def _size(self, tensor: torch.Tensor) -> int:
         memory = held_of(tensor).untyped_storage()
-        told = self._sizes.get(memory._cdata)
-        return told[1] if told is not None else memory.nbytes()
+        known = self._sizes.get(memory._cdata)
+        return known[1] if known is not None else memory.nbytes()
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         memory = storage_of(tensor)

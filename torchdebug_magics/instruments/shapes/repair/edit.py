@@ -157,12 +157,12 @@ def at_tensor(at: int, change: Callable[[Any], Any], args: Any, kwargs: Any) -> 
     """The arguments with their tensor at this place changed."""
     count = -1
 
-    def one(tensor: torch.Tensor) -> Any:
+    def changed(tensor: torch.Tensor) -> Any:
         nonlocal count
         count += 1
         return change(tensor) if count == at else tensor
 
-    return rebuilt(args, one), rebuilt(kwargs, one)
+    return rebuilt(args, changed), rebuilt(kwargs, changed)
 
 
 def _input(operand: Operand, change: ValueChange) -> Repair | None:
