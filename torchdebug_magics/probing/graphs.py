@@ -81,10 +81,10 @@ def upstream(roots: Iterable[Any]) -> Iterator[Any]:
             node = todo.pop()
             ends = hasattr(node, "variable")  # where a gradient is accumulated: graphs that share no more are not one
             if node in number_of:
-                other, own = graph(number_of[node]), graph(number)
-                if other != own and not ends:
-                    same_as[other] = own
-                    counts[own] += counts[other]
+                reached, own = graph(number_of[node]), graph(number)
+                if reached != own and not ends:
+                    same_as[reached] = own
+                    counts[own] += counts[reached]
                 continue
             number_of[node] = number
             counts[graph(number)] += not ends

@@ -155,15 +155,15 @@ def path_of_descriptor(number: int) -> str | None:
 def paths_written_by_others() -> frozenset[str]:
     """What other processes have open for writing, as far as this one may see; a child has what it was forked with."""
     own = {os.getpid(), *child_pids(os.getpid())}
-    found: set[str] = set()
+    written: set[str] = set()
     for folder in Path("/proc").glob("[0-9]*/fd"):
         if int(folder.parent.name) not in own:
             with contextlib.suppress(OSError):
                 for entry in os.scandir(folder):
                     with contextlib.suppress(OSError):
                         if entry.stat(follow_symlinks=False).st_mode & stat.S_IWUSR:
-                            found.add(os.readlink(entry.path))
-    return frozenset(found)
+                            written.add(os.readlink(entry.path))
+    return frozenset(written)
 
 
 def mapped_paths() -> Iterator[str]:

@@ -53,8 +53,8 @@ def of_plain(value: Any) -> int:
         return zlib.crc32(value.encode(errors="replace"))
     if kind in {list, tuple}:
         digest = EMPTY
-        for one in value:
-            digest = folded(digest, of_plain(one))
+        for item in value:
+            digest = folded(digest, of_plain(item))
         return digest
     return zlib.crc32(kind.__qualname__.encode())
 
