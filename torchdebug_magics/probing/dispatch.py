@@ -23,7 +23,7 @@ from torchdebug_magics.probing.storages import is_shard_type
 
 Run = Callable[[], Any]
 modes: Callable[[], list[TorchDispatchMode]] = _get_current_dispatch_mode_stack
-"""Those that stand, the lowest first."""
+"""The modes that stand, the lowest first."""
 _CALLED = "__compiled_fn_"
 """How the compiler names what such code calls."""
 C = TypeVar("C", bound="Callable[..., Any]")
@@ -205,7 +205,7 @@ def put_unnoticed(stack: ExitStack, mode: TorchDispatchMode, height: int) -> Non
 
 
 def take_off(mode: TorchDispatchMode) -> bool:
-    """Off the stack, from where it stands last; whether it stood there."""
+    """Take a mode off the stack, from where it stands last; whether it stood there."""
     standing = modes()
     place = next((place for place in reversed(range(len(standing))) if standing[place] is mode), None)
     if place is None:
@@ -240,7 +240,7 @@ def is_free() -> bool:
 
 
 def take_function_mode_off(mode: TorchFunctionMode) -> bool:
-    """Off the stack, where it stands on it; whether it did."""
+    """Take a mode off the stack, where it stands on it; whether it did."""
     if not any(active is mode for active in overrides._get_current_function_mode_stack()):
         return False
     above = []

@@ -10,7 +10,7 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 
 MOST_NODES = 10_000
-"""Of one graph. Handles are freed one inside the other with it, and from about 50,000 on the process crashes."""
+"""How many nodes of a graph are followed. Handles are freed one inside the other with it, and from about 50,000 on the process crashes."""
 _MOST_MAKERS = 1 << 18
 _MOST_OF_AN_OP = 8
 MakerT = TypeVar("MakerT")

@@ -185,7 +185,7 @@ class Hooks:
                 self._aside += [(table, key, table.pop(key), is_first) for table in (*flags, calls) if key in table]
 
     def put_back(self, *, at_last: bool = False) -> None:
-        """Those that were set aside: the first hook as the first, any other as the last; `at_last`: however often they were."""
+        """Put back the hooks set aside: the first hook as the first, any other as the last; `at_last`: however often they were."""
         self._times_aside = 0 if at_last else max(0, self._times_aside - 1)
         while self._aside and not self._times_aside:
             table, key, hook, is_first = self._aside.pop()

@@ -29,7 +29,7 @@ def live(kind: type[T]) -> list[T]:
 
 
 def live_kinds(*kinds: type) -> dict[type, list[Any]]:
-    """The same for several kinds, none of which is a part of another, in one pass."""
+    """What `live` gives, for several kinds, none of which is a part of another, in one pass."""
     kind_of = {id(line): kind for kind in kinds for line in _lines(kind)}
     known = _MOMENT.get()
     if known is None or not all(issubclass(kind, _OF_TORCH) for kind in kinds):
@@ -123,7 +123,7 @@ def followed(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def named_followed(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """As `followed`, with their paths."""
+    """What `followed` gives, with their paths."""
     hidden: set[int] = set()
     for path, module in root.named_modules():
         if id(module) not in hidden:
@@ -169,7 +169,7 @@ class ModuleCalls:
     def __init__(self, roots: Iterable[torch.nn.Module], hooks: Hooks | None = None) -> None:
         self.hooks = hooks or Hooks()
         self._known: dict[int, _Known] = {}
-        """By id, until a module is gone: none is kept alive, and its id may then be another's."""
+        """What is known of modules, by id, until one is gone: none is kept alive, and its id may then be another's."""
         models = [unwrapped(root) for root in roots]
         named = paths(models)
         for root in models:
@@ -204,7 +204,7 @@ class ModuleCalls:
         self._running.append(Call(known.path, number, type(module).__name__, module, known.root() or module))
 
     def _meet(self, module: torch.nn.Module) -> None:
-        """One made after the watch began: a root, or a part, named by its type, of the call it runs in."""
+        """Know a module that was made after the watch began: a root, or a part, named by its type, of the call it runs in."""
         outer = self.current
         prefix = f"{outer.path}.{type(module).__name__}".lstrip(".") if outer is not None else ""
         for path, part in module.named_modules(prefix=prefix):

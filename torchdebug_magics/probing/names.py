@@ -18,10 +18,10 @@ from torchdebug_magics.probing.state.kinds import LEAVES
 from torchdebug_magics.probing.state.states import is_generator, ways_of
 
 OUTPUT_NAME = re.compile(r"_+\d*$")
-"""Of the variables that IPython gives to outputs."""
+"""The names of the variables that IPython gives to outputs."""
 _MOST_OBJECTS = 20_000
 _MOST_PARTS = 2_000
-"""Of one object: a data set of a million numbers holds nothing to be found."""
+"""How many parts of one object are looked at: a data set of a million numbers holds nothing to be found."""
 _DEEPEST = 6
 _FUNCTION_FLAG = 0x2
 """``CO_NEWLOCALS``: a call, not the top of a cell or file."""
@@ -97,7 +97,7 @@ def values_found(roots: Iterator[Named], is_wanted: Callable[[object], bool]) ->
 
 
 def _parts(here: Named) -> Iterator[Named]:
-    """By what its type says: a lazy object may answer `isinstance` with an import or a warning."""
+    """The parts by what its type says: a lazy object may answer `isinstance` with an import or a warning."""
     name, value = here
     kind = type(value)
     ways = ways_of(value)

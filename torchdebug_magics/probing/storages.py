@@ -20,7 +20,7 @@ Owner = Literal["torch", "borrowed", "file"]
 """Whose memory a storage is: torch's own, another library's (``from_numpy``), or a mapped file's."""
 _SHARED = ("/dev/shm/", "/memfd:")  # noqa: S108 - how the system names memory that processes share: no file stands behind it
 _WORDS = 5
-"""Of a storage that are read: up to its memory's context, behind which its device and its size stand."""
+"""The words of a storage that are read: up to its memory's context, behind which its device and its size stand."""
 _COMPRESSED_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
 _COMPRESSED_COLUMNS = frozenset({torch.sparse_csc, torch.sparse_bsc})
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -163,7 +163,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def held_of(tensor: torch.Tensor) -> torch.Tensor:
-    """As `local_of`, for who asks for its memory and not for its numbers: waits for nothing."""
+    """What `local_of` gives, for who asks for its memory and not for its numbers: waits for nothing."""
     if type(tensor) in _PLAIN:
         return tensor
     local: Any = tensor
@@ -210,7 +210,7 @@ def ranks_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def shards_note(parameters: Iterable[torch.Tensor], what: str) -> str:
-    """That `what` is of the shards in this process; empty where no parameter is one."""
+    """A note that `what` is of the shards in this process; empty where no parameter is one."""
     among = list(parameters)
     sharded = sum(map(is_shard, among))
     return f"{sharded} of {len(among)} parameters are sharded: {what} of the shards in this process" if sharded else ""

@@ -25,7 +25,7 @@ _DEEPEST = 4
 _WITHOUT = (str, bytes, int, float, torch.nn.Module, slice, torch.dtype, torch.device)
 """What holds no tensors that are looked for."""
 _ORDINARY = torch._C._dispatch_keys(torch.empty(0)).raw_repr()
-"""Of a plain strided CPU tensor; whatever `dense` must treat otherwise (sparse, quantised, zero, meta, fake, wrapped) differs."""
+"""The keys of a plain strided CPU tensor; whatever `dense` must treat otherwise (sparse, quantised, zero, meta, fake, wrapped) differs."""
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 

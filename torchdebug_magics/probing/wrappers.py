@@ -145,7 +145,7 @@ def _places() -> Iterator[tuple[Any, str]]:
 
 
 def tracers() -> list[tuple[Any, str]]:
-    """Those that are imported, each as the module that holds it and its name there."""
+    """The tracers that are imported, each as the module that holds it and its name there."""
     places = ((sys.modules.get(module), name) for module, name in _TRACERS)
     return [(module, name) for module, name in places if hasattr(module, name)]
 

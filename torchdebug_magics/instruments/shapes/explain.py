@@ -25,7 +25,7 @@ _QUICK_FLOPS = 2e9
 _TOO_SLOW_S = 4.0
 """Twice the two seconds that a trial may take: the first run of a process also imports what fakes need."""
 _WAITED_TOO_LONG_S = 3 * _TOO_SLOW_S
-"""By the clock, for a forward that waits rather than computes."""
+"""The limit by the clock, for a forward that waits rather than computes."""
 
 
 def explained(seen: Seen) -> Failure:

@@ -10,7 +10,7 @@ from torchdebug_magics.instruments.shapes.report import Row, ShapesReport
 
 NEVER_CALLED = "never called"
 _LONGEST_PERIOD = 8
-"""Of siblings that repeat together, such as a convolution and its norm, kept in two lists and called in turn."""
+"""How many siblings may repeat together, such as a convolution and its norm, kept in two lists and called in turn."""
 
 
 @dataclass(frozen=True)

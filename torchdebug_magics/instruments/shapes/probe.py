@@ -66,7 +66,7 @@ class ShapesProbe:
         """The hook on the ends of calls. It stays until the next call begins: torch may be going through its hooks when one ends."""
         self._depth = 0
         self._lines: set[tuple[CodeType, int] | None] = set()
-        """Of the user's, that have called a model while functions were followed."""
+        """Lines of the user's that have called a model while functions were followed."""
         self._rests = False
         """Whether functions are followed again when the update has ended."""
         self._arithmetic: Arithmetic | None = None

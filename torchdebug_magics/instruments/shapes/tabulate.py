@@ -161,7 +161,7 @@ def _note(module: torch.nn.Module, *, is_used: bool) -> str:
 
 
 def _outermost(holding: set[str], alive: set[str]) -> tuple[str, ...]:
-    """Of the paths in `holding`, and what is above them, those below which nothing is alive."""
+    """The paths in `holding`, and those above them, below which nothing is alive."""
     for path in list(alive):
         alive.update(paths_above(path))
     dead = {branch for path in holding for branch in (path, *paths_above(path)) if branch not in alive}

@@ -57,7 +57,7 @@ class UnsentCollectives:
 
     def __init__(self) -> None:
         self.exchanges: list[Exchange] = []
-        """Those that would have brought numbers."""
+        """The collectives that would have brought numbers."""
         self.refused = ""
         """Why a collective could not be answered; the user's own code may have caught the error."""
 

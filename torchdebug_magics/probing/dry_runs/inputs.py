@@ -27,7 +27,7 @@ class Spec:
     sizes: tuple[int, ...]
     whole_numbers: bool = False
     dtype: torch.dtype | None = None
-    """As it was asked for; None for the likeliest."""
+    """The dtype that was asked for; None for the likeliest."""
 
     def made(self, model: torch.nn.Module, zeros: Callable[..., torch.Tensor]) -> torch.Tensor:
         """``zeros(sizes, dtype, device)``, a valid index too, in the model's dtype and where it lives."""
@@ -50,7 +50,7 @@ class Inputs:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     names: tuple[str, ...] = ()
-    """Of the parameters that `args` go to."""
+    """The names of the parameters that `args` go to."""
     note: str = ""
     caller: Any = field(default=None, repr=False)
     """The user's own call, as whoever reads it in the source knows it; or None."""
@@ -69,7 +69,7 @@ class Inputs:
             yield from ((name, spec) for spec in specs)
 
     def chosen(self, whole: Iterable[bool]) -> Inputs:
-        """The same, with whole numbers for the specs where `whole` says so, in their order."""
+        """The same inputs, with whole numbers for the specs where `whole` says so, in their order."""
         choices = iter(whole)
         return self._with(lambda spec: replace(spec, whole_numbers=next(choices)), (Spec,))
 
@@ -78,7 +78,7 @@ class Inputs:
         return replace(self, args=args, kwargs={name: rebuilt(value, change, kinds) for name, value in self.kwargs.items()})
 
     def named_values(self) -> dict[str, Any]:
-        """By the names that the forward has for them."""
+        """The arguments by the names that the forward has for them."""
         return {**dict(zip(self.names, self.args, strict=False)), **self.kwargs}
 
     def __str__(self) -> str:
@@ -251,7 +251,7 @@ def _container(value: Any, change: Any, kinds: tuple[type, ...], depth: int) -> 
 
 
 def _mapping(value: Any, new: dict[Any, Any]) -> Any:
-    """Of the same type where it can be made from a dict, as a user's forward may ask for attributes (`batch.input_ids`)."""
+    """A mapping of the same type where it can be made from a dict, as a user's forward may ask for attributes (`batch.input_ids`)."""
     if type(value) is dict:
         return new
     try:

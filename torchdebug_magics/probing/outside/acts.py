@@ -37,7 +37,7 @@ _WORKERS = f"{os.sep}multiprocessing{os.sep}"
 """Python's own library makes sockets and folders there, and remembers them."""
 _MISSING = object()
 _MOST_FILES = 10_000
-"""Of a folder that is moved or removed whole."""
+"""How many files are looked at of a folder that is moved or removed whole."""
 
 
 class Listener(Protocol):

@@ -99,7 +99,7 @@ class OpenFiles:
                 yield handle.path
 
     def _new(self) -> list[_Handle]:
-        """Those that are open and not known."""
+        """The files that are open and not known."""
         known = {id(handle.file) for handle in self._handles}
         files = [file for file in _file_objects() if id(file) not in known] if _are_any_open() else []
         handles = [self._guard.run("looking at an open file", _handle_of, file) for file in files]

@@ -36,11 +36,11 @@ class Edited(NamedTuple):
 
     tree: ast.Module
     lines: frozenset[int]
-    """Those that are not as the user wrote them."""
+    """The lines that are not as the user wrote them."""
 
 
 EDITED: dict[str, Edited] = {}
-"""By the name of the file."""
+"""Edited sources by the name of the file."""
 
 
 def tree_of(file: str) -> ast.Module | None:

@@ -230,7 +230,7 @@ def is_of_module(frame: FrameType) -> bool:
 
 @functools.lru_cache(_CODES)
 def _ranges(code: CodeType) -> tuple[range, ...]:
-    """Of instructions."""
+    """The instructions of its comprehensions, as ranges of offsets."""
     if _PUTS_ASIDE not in dis.opmap:
         return ()
     instructions = list(dis.get_instructions(code))

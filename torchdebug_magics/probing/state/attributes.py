@@ -167,7 +167,7 @@ def _read_module(module: ModuleType) -> list[Any] | None:
 
 
 def _read_function(function: FunctionType) -> list[Any]:
-    """Of the user's own, the globals that it names."""
+    """The globals that a function of the user's own names."""
     if not is_user_code(function.__code__):
         return []
     writes = writes_of(function.__code__)

@@ -62,7 +62,7 @@ def _set_environment(before: dict[str, str]) -> None:
 
 
 def _log_handlers() -> dict[str, list[logging.Handler]]:
-    """By the names of all loggers; those that a rerun adds would write each line once more."""
+    """Handlers by the names of all loggers; those that a rerun adds would write each line once more."""
     loggers = {"": logging.root, **logging.root.manager.loggerDict}
     return {name: list(logger.handlers) for name, logger in loggers.items() if isinstance(logger, logging.Logger)}
 

@@ -84,7 +84,7 @@ def _write_queue(queue: Queue[Any], parts: list[Any]) -> None:
 
 # --- iterators over what has places: how far they are --------------------------------------------------------------------------
 def _read_iterator(iterator: Any) -> list[Any] | None:
-    """One that is at its end has forgotten what it went over: there is no way back."""
+    """An iterator that is at its end has forgotten what it went over: there is no way back."""
     reduced = iterator.__reduce__()
     return [State(reduced[2:])] if len(reduced) > 2 else None  # noqa: PLR2004 - function, arguments, place
 

@@ -57,7 +57,7 @@ def unequal_samples(error: BaseException) -> Failure | None:
 
 
 def _of_worker(error: BaseException) -> Failure | None:
-    """Of a worker process only the text of the error is here."""
+    """What went wrong in a worker process, of which only the text of the error is here."""
     match = _IN_WORKER.search(str(error)) if "DataLoader worker" in str(error) else None
     if match is None:
         return None
@@ -143,7 +143,7 @@ class Part:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Of each sample's."""
+        """The shape that this part has in each sample."""
         return [_shape(value) for value in self.values]
 
     @property
@@ -153,7 +153,7 @@ class Part:
 
 
 def as_key(key: object) -> str:
-    """As it is written in brackets."""
+    """A key as it is written in brackets."""
     return json.dumps(key, ensure_ascii=False) if isinstance(key, str) else repr(key)
 
 

@@ -66,7 +66,7 @@ def _asks_an_object(node: ast.AST, names: Mapping[str, Any]) -> bool:
 
 
 _NO_CODE = dis.get_instructions.__code__
-"""Of a function that is not the user's."""
+"""The code of a function that is not the user's."""
 
 
 def _may_call(func: ast.expr, names: Mapping[str, Any], parts: dict[str, torch.nn.Module]) -> bool:

@@ -43,7 +43,7 @@ class Running:
     """The inputs' sizes, likewise."""
     owned: Owned = NOTHING
     shards: dict[str, Sharding] = field(default_factory=dict)
-    """Of the outputs of which other ranks hold parts, by name."""
+    """How the outputs are sharded of which other ranks hold parts, by name."""
 
 
 class Calls:
@@ -87,7 +87,7 @@ class Calls:
         return {} if root is None else {id(tensor): path for path, tensor in (*root.named_buffers(), *root.named_parameters())}
 
     def path_of(self, module: torch.nn.Module) -> str:
-        """Its name; of several, the one inside the call that runs."""
+        """The name of a module; of several, the one inside the call that runs."""
         outer = self.current
         return self._names.path(module, outer.module, outer.path) if outer is not None else self._names.path(module, None, "")
 
@@ -191,7 +191,7 @@ class PathNames:
                         self._holders.setdefault(id(unwrapped(child)), []).append((id(module), name))
 
     def path(self, module: torch.nn.Module, outer: torch.nn.Module | None, outer_path: str) -> str:
-        """Its path inside `outer`, the call that runs; its first one where `outer` does not hold it."""
+        """The path of a module inside `outer`, the call that runs; its first one where `outer` does not hold it."""
         if outer is None:
             return self._first.get(id(module), "")
         inside = self._inside(id(module), id(outer))

@@ -22,7 +22,7 @@ class Owned:
     trainable: int
     note: str
     shards: Mapping[str, Sharding] = field(default_factory=dict)
-    """Of the parameters of which other ranks hold parts, by name."""
+    """How the parameters are sharded of which other ranks hold parts, by name."""
 
 
 NOTHING = Owned(0, 0, "")
@@ -93,7 +93,7 @@ class Parameters:
 
     @property
     def trainable_bytes(self) -> int:
-        """Of these, what gradients will have."""
+        """How many bytes the gradients will have."""
         return sum(size_bytes(local_of(tensor)) for tensor in self._tensors.values() if tensor.requires_grad)
 
     def take(self, path: str, module: torch.nn.Module) -> Owned:
@@ -121,7 +121,7 @@ class Parameters:
 
 
 def own_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those that the module itself holds, by name; of a scripted one all, as its parts run out of sight."""
+    """The parameters that the module itself holds, by name; of a scripted one all, as its parts run out of sight."""
     if isinstance(module, torch.jit.ScriptModule):
         yield from module.named_parameters()
         return

@@ -53,7 +53,7 @@ class Saved:
                 self.put_at(tensor, min(given[memory._cdata], memory.nbytes()))
 
     def leave_out(self, model: torch.nn.Module) -> None:
-        """Its parameters and buffers are there anyway."""
+        """Do not count its parameters and buffers, which are there anyway."""
         for module in model.modules():
             self._leave_out(module)
             if any(map(is_shard, module._parameters.values())):

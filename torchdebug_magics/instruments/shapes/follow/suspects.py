@@ -264,7 +264,7 @@ def _order(before: list[int], after: list[int]) -> tuple[list[_Atom], tuple[int,
 
 
 def _block(before: list[int], after: list[int]) -> tuple[list[_Atom], int | None] | None:
-    """The same of the fewest neighbours that hold as many numbers on both sides; None where it is unknown."""
+    """What `_order` gives, of the fewest neighbours that hold as many numbers on both sides; None where it is unknown."""
     kept = {(size, math.prod(after[at + 1 :])) for at, size in enumerate(after)}
     lost = [at for at, size in enumerate(before) if (size, math.prod(before[at + 1 :])) not in kept and size in after]
     split = _split(list(enumerate(before)), after) if not lost or len(before) == 1 or len(after) == 1 else None
@@ -300,7 +300,7 @@ def _gathered(before: list[tuple[int, int]], after: list[int]) -> list[list[int]
 
 
 def _split(before: list[tuple[int, int]], after: list[int]) -> list[list[_Atom]] | None:
-    """Of which parts of the dimensions each new one is made, where that is by splitting and merging neighbours alone."""
+    """The parts of the dimensions of which each new one is made, where that is by splitting and merging neighbours alone."""
     todo = [(place, 0, size) for place, size in before]
     groups: list[list[_Atom]] = []
     for size in after:

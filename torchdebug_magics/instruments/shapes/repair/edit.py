@@ -19,7 +19,7 @@ from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 
 @dataclass(frozen=True)
 class ValueChange:
-    """Of one tensor: as text, and as it is done."""
+    """A change of one tensor: as text, and as it is done."""
 
     text: Callable[[str], str]
     apply: Callable[[Any], Any]
@@ -40,7 +40,7 @@ def method(name: str, *args: Any) -> ValueChange:
 
 
 def then(first: ValueChange, second: ValueChange) -> ValueChange:
-    """Both, one after the other."""
+    """Both changes, one after the other."""
     return ValueChange(lambda x: second.text(first.text(x)), lambda tensor: second.apply(first.apply(tensor)))
 
 
@@ -78,7 +78,7 @@ class Repair:
     ops: tuple[OpEdit, ...] = ()
     calls: tuple[CallEdit, ...] = ()
     inputs: Mapping[str, ValueChange] = field(default_factory=dict)
-    """By the forward's names for them."""
+    """How inputs change, by the forward's names for them."""
     attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Numbers of a module of the user's own, by its path and by name."""
     many: int = 1

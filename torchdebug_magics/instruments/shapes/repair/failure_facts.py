@@ -34,7 +34,7 @@ class Operand:
 
     @property
     def sizes(self) -> Sizes:
-        """Its shape."""
+        """The shape of the tensor."""
         return sizes(self.tensor)
 
     @property
@@ -67,7 +67,7 @@ class FailureFacts:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     operands: tuple[Operand, ...] = ()
-    """Of the op; without one, what the innermost module was given."""
+    """The tensors that the op was given; without an op, those that the innermost module was."""
     path: str | None = None
     module: torch.nn.Module | None = None
     """The innermost one that was running, and its `path`."""
@@ -78,7 +78,7 @@ class FailureFacts:
     """The tensors in the user's own call where the failing module stands inside what was called: by place or name."""
     outer_path: str = ""
     modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
-    """Those that ran, by path."""
+    """The modules that ran, by path."""
     gave: Mapping[str, tuple[Sizes, ...]] = field(default_factory=dict)
     """The shapes that each gave last."""
     inputs: tuple[tuple[str, torch.Tensor], ...] = ()
@@ -206,7 +206,7 @@ _CALL = torch.nn.Module._call_impl.__code__
 
 
 def is_loss(module: torch.nn.Module | None) -> bool:
-    """One of torch's own: it hands its arguments on to the function in it."""
+    """Whether it is a loss of torch's own: it hands its arguments on to the function in it."""
     return type(module).__module__ == torch.nn.modules.loss.__name__
 
 

@@ -30,7 +30,7 @@ class Mismatch:
     """One size of an operand with which the call fails, and with another in its place succeeds."""
 
     places: tuple[int, ...]
-    """Of the operands: the same tensor may be given twice, and two states have one shape."""
+    """Which operands these are: the same tensor may be given twice, and two states have one shape."""
     operand: Operand
     dims: tuple[int, ...]
     """Counted from the end: -1 is the last one. Several where the operand has this size several times."""
@@ -119,7 +119,7 @@ class LocalCall:
         return []
 
     def _mismatches(self, wanted_for: Callable[[int], Iterable[int]]) -> Iterator[Mismatch | None]:
-        """One for each size that is asked for; None where the call does not take it."""
+        """A mismatch for each size that is asked for; None where the call does not take it."""
         for places in self._groups():
             operand = self.operands[places[0]]
             many = len(operand.sizes)
@@ -190,6 +190,6 @@ def _without_data(module: torch.nn.Module | None, device: str) -> torch.nn.Modul
 
 
 def _like(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """Of the same shape, and in the same order in memory; no fake, which is slower to ask."""
+    """A tensor of the same shape, and in the same order in memory; no fake, which is slower to ask."""
     new = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=device)
     return new if device == "meta" else new.zero_()

@@ -159,7 +159,7 @@ def called_with(module: nn.Module) -> dict[str, Any] | None:
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    """Its own numbers, and all its tensors."""
+    """The own numbers of a module, and all its tensors."""
     own = {name: value for name, value in vars(module).items() if type(value) in {int, float, bool, str} or isinstance(value, torch.Tensor)}
     return {**own, **dict(module.named_parameters()), **dict(module.named_buffers()), "training": True}
 

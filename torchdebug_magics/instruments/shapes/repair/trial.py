@@ -235,7 +235,7 @@ def _stands_at(site: EditSite) -> bool:
 
 
 def fitting_sizes(facts: FailureFacts, cause: Diagnosis, trials: Trials) -> tuple[Fix, ...]:
-    """One, where the mismatching size grows with the input's height and width (or length), and some size lets the forward through."""
+    """A size of the input that lets the forward through, where the mismatching size grows with its height and width (or length)."""
     named = next(((name, tensor) for name, tensor in facts.inputs if tensor.dim() in {3, 4, 5} and tensor.is_floating_point()), None)
     if (cause.fit is None and not cause.rounded) or named is None:
         return ()

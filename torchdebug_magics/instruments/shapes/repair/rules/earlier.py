@@ -57,7 +57,7 @@ def earlier(facts: FailureFacts, x: Operand, wanted: int, dim: int = -1) -> Earl
 
 
 def with_size(facts: FailureFacts, cause: Earlier, wanted: int, name: str) -> tuple[Repair, ...]:
-    """Its edits; with the failing module made for what comes then, where that is still another size."""
+    """The edits of a cause; with the failing module made for what comes then, where that is still another size."""
     if cause.size == wanted:
         return cause.edits
     if not cause.edits:

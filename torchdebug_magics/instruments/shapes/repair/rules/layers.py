@@ -178,7 +178,7 @@ def left_out(facts: FailureFacts) -> list[Repair]:
 
 
 def _loaders(site: EditSite) -> Iterator[tuple[str, DataLoader[Any]]]:
-    """Those that the loops around a line go through, by name."""
+    """The loaders that the loops around a line go through, by name."""
     loops = (loop for loop in enclosing(tree_of(site.code.co_filename), site.line) if isinstance(loop, ast.For))
     for part in nodes(ast.Name, *(loop.iter for loop in loops)):
         if isinstance(loader := site.names.get(part.id), DataLoader):

@@ -57,7 +57,7 @@ def unpacking(facts: FailureFacts) -> Diagnosis | None:
 
 
 def _chunks(site: EditSite, statement: ast.Assign, many: int) -> list[Repair]:
-    """As many pieces as there are names for them."""
+    """The call that makes as many pieces as there are names for them."""
     call = statement.value
     if not isinstance(call, ast.Call) or last_name(call.func) != "chunk" or not call.args:
         return []
@@ -92,7 +92,7 @@ def _owner_of_shape(value: ast.expr) -> ast.expr | None:
 
 
 def _edits(facts: FailureFacts, x: Operand, many: int) -> list[Repair]:
-    """Of the model's own input only: elsewhere it is not known which dimension was lost."""
+    """Edits of the model's own input only: elsewhere it is not known which dimension was lost."""
     at = next((at for at, operand in enumerate(facts.operands) if operand.tensor is x.tensor), None)
     if at is None or not any(tensor is x.tensor for _, tensor in facts.inputs):
         return []

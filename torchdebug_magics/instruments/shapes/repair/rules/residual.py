@@ -31,7 +31,7 @@ from torchdebug_magics.probing.source.syntax import names_in
 _IMAGES = 4
 """Dimensions."""
 _CONVOLUTIONS: dict[int, Any] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
-"""By the dimensions of what they take."""
+"""Convolutions by the dimensions of what they take."""
 _DEEP = 2
 """Layers of a long way that make a short one worth a layer of its own; a single one would be made to fit."""
 _NEXT_LEVEL = 1.5
@@ -201,7 +201,7 @@ def _stretched(facts: FailureFacts, x: Operand, y: Operand, *, rank: int) -> lis
 
 
 def interpolated(name: str, sizes: tuple[int, ...]) -> ValueChange:
-    """As high and wide as another tensor, which the code calls `name`."""
+    """A change to the height and width of another tensor, which the code calls `name`."""
     return ValueChange(
         lambda x: f"F.interpolate({x}, size={f'{name}.shape[2:]' if name else sizes[2:]})",
         lambda tensor: functional.interpolate(tensor, size=sizes[2:]),

@@ -33,7 +33,7 @@ _OPS = frozenset(
 
 
 def subscript(facts: FailureFacts) -> Diagnosis | None:
-    """Read, or given a value."""
+    """A subscript that is read, or given a value."""
     if facts.op not in {"__getitem__", "__setitem__", "getitem", "setitem"}:
         return None
     x = facts.operands[0]
