@@ -23,7 +23,7 @@ from torchdebug_magics.probing.storages import is_shard_type
 
 Run = Callable[[], Any]
 modes: Callable[[], list[TorchDispatchMode]] = _get_current_dispatch_mode_stack
-"""Those that stand, the lowest first."""
+"""The modes that stand, the lowest first."""
 _CALLED = "__compiled_fn_"
 """How the compiler names what such code calls."""
 C = TypeVar("C", bound="Callable[..., Any]")
@@ -151,7 +151,7 @@ class ResultListener(TorchDispatchMode):
                 self._failed(func, error)
             raise
         if written:
-            increment_version([one for one, version in zip(written, versions, strict=True) if one._version == version])
+            increment_version([tensor for tensor, version in zip(written, versions, strict=True) if tensor._version == version])
         if is_seen:
             self._listener(func, args, result)
         return result
@@ -174,7 +174,7 @@ def _lists_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     for place, argument in enumerate(func._schema.arguments):
         value = args[place] if place < len(args) else kwargs.get(argument.name)
         if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, (list, tuple)):
-            tensors += [one for one in value if isinstance(one, torch.Tensor) and not one.is_inference()]
+            tensors += [tensor for tensor in value if isinstance(tensor, torch.Tensor) and not tensor.is_inference()]
     return tensors
 
 
@@ -205,7 +205,7 @@ def put_unnoticed(stack: ExitStack, mode: TorchDispatchMode, height: int) -> Non
 
 
 def take_off(mode: TorchDispatchMode) -> bool:
-    """Off the stack, from where it stands last; whether it stood there."""
+    """Take a mode off the stack, from where it stands last; whether it stood there."""
     standing = modes()
     place = next((place for place in reversed(range(len(standing))) if standing[place] is mode), None)
     if place is None:
@@ -240,12 +240,12 @@ def is_free() -> bool:
 
 
 def take_function_mode_off(mode: TorchFunctionMode) -> bool:
-    """Off the stack, where it stands on it; whether it did."""
-    if not any(one is mode for one in overrides._get_current_function_mode_stack()):
+    """Take a mode off the stack, where it stands on it; whether it did."""
+    if not any(active is mode for active in overrides._get_current_function_mode_stack()):
         return False
     above = []
     while (top := overrides._pop_mode()) is not mode:
         above.append(top)
-    for one in reversed(above):
-        overrides._push_mode(one)
+    for upper in reversed(above):
+        overrides._push_mode(upper)
     return True

@@ -10,7 +10,7 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 
 MOST_NODES = 10_000
-"""Of one graph. Handles are freed one inside the other with it, and from about 50,000 on the process crashes."""
+"""How many nodes of a graph are followed. Handles are freed one inside the other with it, and from about 50,000 on the process crashes."""
 _MOST_MAKERS = 1 << 18
 _MOST_OF_AN_OP = 8
 MakerT = TypeVar("MakerT")
@@ -81,10 +81,10 @@ def upstream(roots: Iterable[Any]) -> Iterator[Any]:
             node = todo.pop()
             ends = hasattr(node, "variable")  # where a gradient is accumulated: graphs that share no more are not one
             if node in number_of:
-                other, own = graph(number_of[node]), graph(number)
-                if other != own and not ends:
-                    same_as[other] = own
-                    counts[own] += counts[other]
+                reached, own = graph(number_of[node]), graph(number)
+                if reached != own and not ends:
+                    same_as[reached] = own
+                    counts[own] += counts[reached]
                 continue
             number_of[node] = number
             counts[graph(number)] += not ends

@@ -185,11 +185,11 @@ class Hooks:
                 self._aside += [(table, key, table.pop(key), is_first) for table in (*flags, calls) if key in table]
 
     def put_back(self, *, at_last: bool = False) -> None:
-        """Those that were set aside: the first hook as the first, any other as the last; `at_last`: however often they were."""
+        """Put back the hooks set aside: the first hook as the first, any other as the last; `at_last`: however often they were."""
         self._times_aside = 0 if at_last else max(0, self._times_aside - 1)
         while self._aside and not self._times_aside:
-            table, key, held, is_first = self._aside.pop()
-            table[key] = held
+            table, key, hook, is_first = self._aside.pop()
+            table[key] = hook
             if is_first and isinstance(table, OrderedDict):
                 table.move_to_end(key, last=False)
 
@@ -208,8 +208,8 @@ class Hooks:
     def _drop(self, table: dict[int, Any], *beside: dict[int, bool]) -> int:
         ours = [key for key, hook in table.items() if getattr(hook, MARK, None) is self]
         for key in ours:
-            for one in (table, *beside):
-                one.pop(key, None)
+            for entries in (table, *beside):
+                entries.pop(key, None)
         return len(ours)
 
 

@@ -29,7 +29,7 @@ def live(kind: type[T]) -> list[T]:
 
 
 def live_kinds(*kinds: type) -> dict[type, list[Any]]:
-    """The same for several kinds, none of which is a part of another, in one pass."""
+    """What `live` gives, for several kinds, none of which is a part of another, in one pass."""
     kind_of = {id(line): kind for kind in kinds for line in _lines(kind)}
     known = _MOMENT.get()
     if known is None or not all(issubclass(kind, _OF_TORCH) for kind in kinds):
@@ -67,19 +67,19 @@ def one_moment() -> Iterator[None]:
 
 def _lines(kind: type) -> list[type]:
     """A type with all that are made from it."""
-    found: dict[int, type] = {}
+    kinds: dict[int, type] = {}
     todo = [kind]
     while todo:
         line = todo.pop()
-        if id(line) not in found:
-            found[id(line)] = line
+        if id(line) not in kinds:
+            kinds[id(line)] = line
             todo += type.__subclasses__(line)
-    return list(found.values())
+    return list(kinds.values())
 
 
 def live_modules() -> Iterator[torch.nn.Module]:
     """Every module alive in the process."""
-    return (one for one in live(torch.nn.Module) if "_modules" in getattr(one, "__dict__", ()))
+    return (module for module in live(torch.nn.Module) if "_modules" in getattr(module, "__dict__", ()))
 
 
 def parts_of(modules: Iterable[torch.nn.Module]) -> dict[int, torch.nn.Module]:
@@ -123,7 +123,7 @@ def followed(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def named_followed(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """As `followed`, with their paths."""
+    """What `followed` gives, with their paths."""
     hidden: set[int] = set()
     for path, module in root.named_modules():
         if id(module) not in hidden:
@@ -134,14 +134,14 @@ def named_followed(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module
 
 def paths(roots: Iterable[torch.nn.Module]) -> dict[int, str]:
     """``id(module)`` -> module path as in `state_dict`, ``""`` for a root; a shared module has the first of its names."""
-    found: dict[int, str] = {}
+    path_of: dict[int, str] = {}
     for root in map(unwrapped, roots):
         for path, module in root.named_modules():
             # A name given as a root yields to the name that the whole gives the part.
-            if path and found.get(id(module)) == "":
-                found[id(module)] = path
-            found.setdefault(id(module), path)
-    return found
+            if path and path_of.get(id(module)) == "":
+                path_of[id(module)] = path
+            path_of.setdefault(id(module), path)
+    return path_of
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,10 @@ class ModuleCalls:
     def __init__(self, roots: Iterable[torch.nn.Module], hooks: Hooks | None = None) -> None:
         self.hooks = hooks or Hooks()
         self._known: dict[int, _Known] = {}
-        """By id, until a module is gone: none is kept alive, and its id may then be another's."""
-        held = [unwrapped(root) for root in roots]
-        named = paths(held)
-        for root in held:
+        """What is known of modules, by id, until one is gone: none is kept alive, and its id may then be another's."""
+        models = [unwrapped(root) for root in roots]
+        named = paths(models)
+        for root in models:
             for module in root.modules():
                 self._know(module, named[id(module)], root)
         self._counts: dict[int, int] = {}
@@ -204,7 +204,7 @@ class ModuleCalls:
         self._running.append(Call(known.path, number, type(module).__name__, module, known.root() or module))
 
     def _meet(self, module: torch.nn.Module) -> None:
-        """One made after the watch began: a root, or a part, named by its type, of the call it runs in."""
+        """Know a module that was made after the watch began: a root, or a part, named by its type, of the call it runs in."""
         outer = self.current
         prefix = f"{outer.path}.{type(module).__name__}".lstrip(".") if outer is not None else ""
         for path, part in module.named_modules(prefix=prefix):
@@ -231,12 +231,12 @@ class OutermostCalls:
     `entered` may give other arguments, as a pre-hook may. What `entered` and `left` raise reaches the user: they guard themselves.
     """
 
-    def __init__(self, hooks: Hooks, guard: Guard, entered: Entered, left: Left, *, found: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, hooks: Hooks, guard: Guard, entered: Entered, left: Left, *, joined: Callable[[], None] = lambda: None) -> None:
         self._hooks = hooks
         self._guard = guard
         self._entered = entered
         self._left = left
-        self._found = found
+        self._joined = joined
         """Told when there is one more module, or one has become a part of another."""
         self.depth = 0
         """How many calls run, one inside another."""
@@ -280,7 +280,7 @@ class OutermostCalls:
             return
         if "_forward_pre_hooks" not in module.__dict__:
             return
-        self._found()
+        self._joined()
         self._watched[id(module)] = module
         mine = self._stacks[id(module)] = self._stack.enter_context(ExitStack())
         self._hooks.own_calls(mine, module, self._before, self._after)
@@ -290,7 +290,7 @@ class OutermostCalls:
 
     def _adopted(self, child: torch.nn.Module) -> None:
         self._parts[id(child)] = child
-        self._found()
+        self._joined()
 
     def _forget(self) -> None:
         self._watched.clear()

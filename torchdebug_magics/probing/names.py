@@ -18,10 +18,10 @@ from torchdebug_magics.probing.state.kinds import LEAVES
 from torchdebug_magics.probing.state.states import is_generator, ways_of
 
 OUTPUT_NAME = re.compile(r"_+\d*$")
-"""Of the variables that IPython gives to outputs."""
+"""The names of the variables that IPython gives to outputs."""
 _MOST_OBJECTS = 20_000
 _MOST_PARTS = 2_000
-"""Of one object: a data set of a million numbers holds nothing to be found."""
+"""How many parts of one object are looked at: a data set of a million numbers holds nothing to be found."""
 _DEEPEST = 6
 _FUNCTION_FLAG = 0x2
 """``CO_NEWLOCALS``: a call, not the top of a cell or file."""
@@ -63,14 +63,14 @@ def user_names(frame: FrameType | None) -> Iterator[Named]:
     """The variables of the notebook or script, then those of the user's calls that `frame` stands in, the innermost first."""
     yield from user_variables()
     spaces: set[int] = set()
-    for one in frames_above(frame):
-        if not is_user_code(one.f_code):
+    for outer in frames_above(frame):
+        if not is_user_code(outer.f_code):
             continue
-        if one.f_code.co_flags & _FUNCTION_FLAG:
-            yield from (Named(f"{name} in {one.f_code.co_name}()", value) for name, value in local_values(one).items())
-        if id(one.f_globals) not in spaces:
-            spaces.add(id(one.f_globals))
-            yield from (Named(name, value) for name, value in list(one.f_globals.items()) if not name.startswith("_"))
+        if outer.f_code.co_flags & _FUNCTION_FLAG:
+            yield from (Named(f"{name} in {outer.f_code.co_name}()", value) for name, value in local_values(outer).items())
+        if id(outer.f_globals) not in spaces:
+            spaces.add(id(outer.f_globals))
+            yield from (Named(name, value) for name, value in list(outer.f_globals.items()) if not name.startswith("_"))
 
 
 def variable_of(value: object) -> str | None:
@@ -97,7 +97,7 @@ def values_found(roots: Iterator[Named], is_wanted: Callable[[object], bool]) ->
 
 
 def _parts(here: Named) -> Iterator[Named]:
-    """By what its type says: a lazy object may answer `isinstance` with an import or a warning."""
+    """The parts by what its type says: a lazy object may answer `isinstance` with an import or a warning."""
     name, value = here
     kind = type(value)
     ways = ways_of(value)
@@ -122,16 +122,16 @@ def _base(kind: type) -> Any:
 
 
 def _of_instance(name: str, value: object) -> Iterator[Named]:
-    held = attributes_of(value) or {}
+    attributes = attributes_of(value) or {}
     if issubclass(type(value), torch.nn.Module):
-        yield from _of_names(name, held.get("_modules") or {})
-    yield from _of_names(name, held)
+        yield from _of_names(name, attributes.get("_modules") or {})
+    yield from _of_names(name, attributes)
     for member in members_of(type(value)):
         yield from (Named(f"{name}.{member.__name__}", part) for part in _held(member.__get__, value))
 
 
-def _of_names(name: str, held: Mapping[str, Any]) -> Iterator[Named]:
-    yield from (Named(f"{name}.{key}", part) for key, part in list(held.items()) if type(key) is str and not key.startswith("__"))
+def _of_names(name: str, attributes: Mapping[str, Any]) -> Iterator[Named]:
+    yield from (Named(f"{name}.{key}", part) for key, part in list(attributes.items()) if type(key) is str and not key.startswith("__"))
 
 
 def _around(name: str, function: FunctionType) -> Iterator[Named]:

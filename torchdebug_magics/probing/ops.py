@@ -96,5 +96,5 @@ def _writes(func: Any) -> tuple[tuple[tuple[int, str], ...], tuple[tuple[int, st
     """(place, name) of the arguments that the schema calls written, and of those that it hides."""
     arguments = list(enumerate(func._schema.arguments))
     hidden_names = _HIDDEN_WRITES.get(op_name(func), ())
-    named = tuple((place, one.name) for place, one in arguments if one.alias_info is not None and one.alias_info.is_write)
-    return named, tuple((place, one.name) for place, one in arguments if one.name in hidden_names)
+    named = tuple((place, arg.name) for place, arg in arguments if arg.alias_info is not None and arg.alias_info.is_write)
+    return named, tuple((place, arg.name) for place, arg in arguments if arg.name in hidden_names)

@@ -114,8 +114,8 @@ def facts_of(
     parameters: Mapping[str, torch.Tensor], optimizers: Sequence[torch.optim.Optimizer], gradients: Mapping[int, torch.Tensor] | None = None
 ) -> dict[str, ParameterFacts]:
     """The facts of each parameter, by name; `gradients` are those of an earlier moment, by the id of the parameter."""
-    groups = {id(one): group for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
-    states = {id(one): state for optimizer in optimizers for one, state in optimizer.state.items() if state}
+    groups = {id(tensor): group for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]}
+    states = {id(tensor): state for optimizer in optimizers for tensor, state in optimizer.state.items() if state}
     facts: dict[str, ParameterFacts] = {}
     for name, parameter in parameters.items():
         key, gradient = id(parameter), parameter.grad if gradients is None else gradients.get(id(parameter))
@@ -155,10 +155,10 @@ def factor_of(loss: torch.Tensor) -> float:
             return factor
         if name.startswith(("Mul", "Div")):
             raw: Any = getattr(node, "_raw_saved_other", None)  # to look at what a hook has packed would run the user's code
-            other = None if raw is None or getattr(raw, "unpack_hook", None) is not None else getattr(node, "_saved_other", None)
-            if not isinstance(other, torch.Tensor) or other.dim() or other.device.type != "cpu" or not float(other):
+            scale = None if raw is None or getattr(raw, "unpack_hook", None) is not None else getattr(node, "_saved_other", None)
+            if not isinstance(scale, torch.Tensor) or scale.dim() or scale.device.type != "cpu" or not float(scale):
                 break
-            factor = factor * float(other) if name.startswith("Mul") else factor / float(other)
+            factor = factor * float(scale) if name.startswith("Mul") else factor / float(scale)
         elif name.startswith("Neg"):
             factor = -factor
         elif not name.startswith(("Mean", "Sum", "View", "Squeeze")):
@@ -411,7 +411,7 @@ class Owners:
         for root in {id(root): root for root in (unwrapped(module) for module in modules if id(module) not in parts)}.values():
             # A wrapper such as `DistributedDataParallel` gives its part no other name: its paths begin with ``module.``.
             tables = ((path, module, module.__dict__.get("_parameters", {})) for path, module in root.named_modules())
-            named = [(path, module, [one for one in table.values() if one is not None]) for path, module, table in tables]
+            named = [(path, module, [tensor for tensor in table.values() if tensor is not None]) for path, module, table in tables]
             if not any(id(parameter) in wanted for _, _, own in named for parameter in own):
                 continue
             number, kinds = len(self._models), frozenset(type(module).__name__ for module in root.modules())

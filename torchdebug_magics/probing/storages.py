@@ -20,7 +20,7 @@ Owner = Literal["torch", "borrowed", "file"]
 """Whose memory a storage is: torch's own, another library's (``from_numpy``), or a mapped file's."""
 _SHARED = ("/dev/shm/", "/memfd:")  # noqa: S108 - how the system names memory that processes share: no file stands behind it
 _WORDS = 5
-"""Of a storage that are read: up to its memory's context, behind which its device and its size stand."""
+"""The words of a storage that are read: up to its memory's context, behind which its device and its size stand."""
 _COMPRESSED_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
 _COMPRESSED_COLUMNS = frozenset({torch.sparse_csc, torch.sparse_bsc})
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -71,7 +71,7 @@ def _parts(tensor: Any) -> tuple[torch.Tensor, ...]:
         return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     if is_traceable_wrapper_subclass(tensor):
         inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-        return tuple(one for one in inner if isinstance(one, torch.Tensor) and one is not tensor)
+        return tuple(part for part in inner if isinstance(part, torch.Tensor) and part is not tensor)
     return (tensor,)
 
 
@@ -158,18 +158,18 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     dtensor: Any = tensor
     waits = getattr(dtensor._local_tensor, "trigger_wait", None)  # of an `AsyncCollectiveTensor`
-    found: torch.Tensor = dtensor._local_tensor if waits is None else waits()
-    return found
+    local: torch.Tensor = dtensor._local_tensor if waits is None else waits()
+    return local
 
 
 def held_of(tensor: torch.Tensor) -> torch.Tensor:
-    """As `local_of`, for who asks for its memory and not for its numbers: waits for nothing."""
+    """What `local_of` gives, for who asks for its memory and not for its numbers: waits for nothing."""
     if type(tensor) in _PLAIN:
         return tensor
-    found: Any = tensor
-    found = found._local_tensor if is_shard(found) else found
-    held: torch.Tensor = found.elem if hasattr(type(found), "trigger_wait") else found
-    return held
+    local: Any = tensor
+    local = local._local_tensor if is_shard(local) else local
+    plain: torch.Tensor = local.elem if hasattr(type(local), "trigger_wait") else local
+    return plain
 
 
 def sharding_of(tensor: torch.Tensor) -> Sharding | None:
@@ -191,9 +191,9 @@ def gathered_for(modules: Iterable[torch.nn.Module]) -> dict[int, torch.Tensor]:
         state_of: Any = getattr(type(module), "_get_fsdp_state", None)
         state = None if state_of is None else state_of(module)
         groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        for one in (one for group in groups for one in getattr(group, "fsdp_params", ())):
-            if (gathered := getattr(one, "_unsharded_param", None)) is not None:
-                tensors[id(gathered)] = one.sharded_param
+        for fsdp_param in (param for group in groups for param in getattr(group, "fsdp_params", ())):
+            if (gathered := getattr(fsdp_param, "_unsharded_param", None)) is not None:
+                tensors[id(gathered)] = fsdp_param.sharded_param
     return tensors
 
 
@@ -210,7 +210,7 @@ def ranks_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def shards_note(parameters: Iterable[torch.Tensor], what: str) -> str:
-    """That `what` is of the shards in this process; empty where no parameter is one."""
+    """A note that `what` is of the shards in this process; empty where no parameter is one."""
     among = list(parameters)
     sharded = sum(map(is_shard, among))
     return f"{sharded} of {len(among)} parameters are sharded: {what} of the shards in this process" if sharded else ""

@@ -25,7 +25,7 @@ _DEEPEST = 4
 _WITHOUT = (str, bytes, int, float, torch.nn.Module, slice, torch.dtype, torch.device)
 """What holds no tensors that are looked for."""
 _ORDINARY = torch._C._dispatch_keys(torch.empty(0)).raw_repr()
-"""Of a plain strided CPU tensor; whatever `dense` must treat otherwise (sparse, quantised, zero, meta, fake, wrapped) differs."""
+"""The keys of a plain strided CPU tensor; whatever `dense` must treat otherwise (sparse, quantised, zero, meta, fake, wrapped) differs."""
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 
@@ -37,18 +37,18 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
     return iter(tensors)
 
 
-def _collect(value: object, depth: int, found: list[torch.Tensor]) -> None:
+def _collect(value: object, depth: int, tensors: list[torch.Tensor]) -> None:
     if isinstance(value, torch.Tensor):
-        found.append(value)
+        tensors.append(value)
     elif depth >= _DEEPEST or value is None or isinstance(value, _WITHOUT):
         return
     elif isinstance(value, (tuple, list, dict, set, frozenset, Mapping)):  # the usual kinds first: an abstract one is slow to ask for
         for item in list(value.values() if isinstance(value, Mapping) else value):
-            _collect(item, depth + 1, found)
+            _collect(item, depth + 1, tensors)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        _collect([getattr(value, field.name, None) for field in dataclasses.fields(value)], depth, found)
+        _collect([getattr(value, field.name, None) for field in dataclasses.fields(value)], depth, tensors)
     else:
-        found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        tensors += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def is_traced(tensor: torch.Tensor) -> bool:

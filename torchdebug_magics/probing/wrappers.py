@@ -112,7 +112,7 @@ def wrap_switch(stack: ExitStack, owner: object, turned: Callable[[Any, FrameTyp
     def compiling(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         made = original(*args, **kwargs)
-        if (place := _switch()) is not None and not any(one._torchdebug_owner is owner for one in _chain(*place)):
+        if (place := _switch()) is not None and not any(wrapper._torchdebug_owner is owner for wrapper in _chain(*place)):
             _put(stack, _Switch(owner, turned, *place), *place)
         return made
 
@@ -145,7 +145,7 @@ def _places() -> Iterator[tuple[Any, str]]:
 
 
 def tracers() -> list[tuple[Any, str]]:
-    """Those that are imported, each as the module that holds it and its name there."""
+    """The tracers that are imported, each as the module that holds it and its name there."""
     places = ((sys.modules.get(module), name) for module, name in _TRACERS)
     return [(module, name) for module, name in places if hasattr(module, name)]
 
@@ -163,11 +163,11 @@ def _put(stack: ExitStack, wrapper: _Wrapper, holder: Any, name: str) -> None:
 
 def _chain(holder: Any, name: str) -> list[_Wrapper]:
     """Ours around a function of torch's, the outermost first."""
-    found, current = [], getattr(holder, name)
+    wrappers, current = [], getattr(holder, name)
     while hasattr(current, MARK):
-        found.append(current)
+        wrappers.append(current)
         current = current.original
-    return found
+    return wrappers
 
 
 def _take(holder: Any, name: str, wrapper: _Wrapper) -> bool:

@@ -42,7 +42,7 @@ def full_name(node: Node) -> str:
 def shapes(sizes: Sequence[Shape], names: Sequence[str] = ()) -> str:
     """``logits 2 x 5 x 2, hidden[0] 2 x 5 x 8 and 11 more``."""
     known = names if len(names) == len(sizes) else [""] * len(sizes)
-    texts = [f"{name} {shape(one)}".lstrip() for name, one in zip(known, sizes, strict=True)]
+    texts = [f"{name} {shape(lengths)}".lstrip() for name, lengths in zip(known, sizes, strict=True)]
     return listed(texts)
 
 
@@ -115,11 +115,11 @@ def layout(*, depth: int | None = None, columns: str = "", sort: str = "", plot:
 
 def column_named(word: str) -> str:
     """The column that is meant: ``flops``, ``Own-Params`` and ``act`` are understood."""
-    asked = _letters(word)
+    letters = _letters(word)
     known = {_letters(name): name for name in _BY_NAME} | _ALSO
-    if asked in known:
-        return known[asked]
-    meant = {column for name, column in known.items() if asked and name.startswith(asked)}
+    if letters in known:
+        return known[letters]
+    meant = {column for name, column in known.items() if letters and name.startswith(letters)}
     if len(meant) == 1:
         return meant.pop()
     msg = f"there is no column {word!r}; the columns are {', '.join(name.replace(' ', '-') for name in _BY_NAME)}"
@@ -129,8 +129,8 @@ def column_named(word: str) -> str:
 def chosen(report: ShapesReport, nodes: Sequence[Node]) -> tuple[Column, ...]:
     """The requested columns, else those that hold any information."""
     if report.layout.columns:
-        asked = dict.fromkeys(("module", *map(column_named, report.layout.columns)))
-        return tuple(_BY_NAME[name] for name in asked)
+        names = dict.fromkeys(("module", *map(column_named, report.layout.columns)))
+        return tuple(_BY_NAME[name] for name in names)
     everything = whole(report)
     return tuple(column for column in COLUMNS if column.name == "module" or _tells(column, report, nodes, everything))
 

@@ -25,7 +25,7 @@ _QUICK_FLOPS = 2e9
 _TOO_SLOW_S = 4.0
 """Twice the two seconds that a trial may take: the first run of a process also imports what fakes need."""
 _WAITED_TOO_LONG_S = 3 * _TOO_SLOW_S
-"""By the clock, for a forward that waits rather than computes."""
+"""The limit by the clock, for a forward that waits rather than computes."""
 
 
 def explained(seen: Seen) -> Failure:
@@ -39,16 +39,16 @@ def explained(seen: Seen) -> Failure:
 
 def diagnosed(facts: FailureFacts, error: BaseException, *, reached: int = 0, trials: Trials | None = None) -> Failure:
     """Build the failure from these facts, with the text of `error`. Without `trials` the fixes are not tried."""
-    found = diagnosis(facts)
+    cause = diagnosis(facts)
     failure = refusal(
         facts.error,
-        found.sentence,
+        cause.sentence,
         op=facts.op,
         sizes=[operand.sizes for operand in facts.operands],
         names=tuple(operand.name for operand in facts.operands),
-        fixes=_fixes(facts, found, reached, trials),
+        fixes=_fixes(facts, cause, reached, trials),
     )
-    return replace(failure, module=facts.path, error=f"{type(error).__name__}: {error}", chain=chain(_history(facts, found)))
+    return replace(failure, module=facts.path, error=f"{type(error).__name__}: {error}", chain=chain(_history(facts, cause)))
 
 
 def refusal(
@@ -74,10 +74,10 @@ def refusal(
     )
 
 
-def _fixes(facts: FailureFacts, found: Diagnosis, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
-    tried = facts.guard.run("the search for a fix", fixes, found.edits, facts, reached, trials) or ()
+def _fixes(facts: FailureFacts, cause: Diagnosis, reached: int, trials: Trials | None) -> tuple[Fix, ...]:
+    tried = facts.guard.run("the search for a fix", fixes, cause.edits, facts, reached, trials) or ()
     if trials is not None:
-        tried += facts.guard.run("the search for sizes that fit", fitting_sizes, facts, found, trials) or ()
+        tried += facts.guard.run("the search for sizes that fit", fitting_sizes, facts, cause, trials) or ()
     verified = tuple(fix for fix in tried if fix.verified)
     return (verified or tried)[:_SHOWN]
 
@@ -115,9 +115,9 @@ def _innermost(error: BaseException) -> TracebackType | None:
     return places.get("user") or places.get("library")
 
 
-def _history(facts: FailureFacts, found: Diagnosis) -> Made | None:
-    if found.culprit is not None and found.culprit.made is not None:
-        return found.culprit.made
+def _history(facts: FailureFacts, cause: Diagnosis) -> Made | None:
+    if cause.culprit is not None and cause.culprit.made is not None:
+        return cause.culprit.made
     return next((operand.made for operand in facts.operands if operand.made is not None), None)
 
 

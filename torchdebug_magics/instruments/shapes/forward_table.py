@@ -193,7 +193,7 @@ def _fallback(model: torch.nn.Module, inputs: Inputs, error: Exception) -> Seen:
 
 
 def _ranks(model: torch.nn.Module) -> int:
-    """Of a sharded model, on how many ranks a forward has to run at the same time: a real one communicates."""
+    """On how many ranks a forward of a sharded model has to run at the same time: a real one communicates."""
     return ranks_of((*model.parameters(), *model.buffers()))
 
 

@@ -10,7 +10,7 @@ from torchdebug_magics.instruments.shapes.report import Row, ShapesReport
 
 NEVER_CALLED = "never called"
 _LONGEST_PERIOD = 8
-"""Of siblings that repeat together, such as a convolution and its norm, kept in two lists and called in turn."""
+"""How many siblings may repeat together, such as a convolution and its norm, kept in two lists and called in turn."""
 
 
 @dataclass(frozen=True)
@@ -129,16 +129,16 @@ def _is_inside(path: str, outer: str) -> bool:
 def _grown(draft: _Draft, broken: Row | None, kinds: dict[Hashable, int], folded: bool) -> Node:
     row = draft.row
     names = tuple(row.path.split(".")) if row.path else ()
-    inside = tuple(_grown(one, broken, kinds, folded) for one in draft.inside)
+    inside = tuple(_grown(child, broken, kinds, folded) for child in draft.inside)
     inside = _fold(inside) if folded else inside
-    relative = [one.names[len(names) :] for one in inside]
+    relative = [child.names[len(names) :] for child in inside]
     does = (row.type, row.input_shapes, row.output_shapes, row.output_names, row.dtype, row.device, row.formula, row is broken)
-    works = tuple((name, one.work, len(one.rows)) for name, one in zip(relative, inside, strict=True))
+    works = tuple((name, child.work, len(child.rows)) for name, child in zip(relative, inside, strict=True))
     work = kinds.setdefault(("work", does, works), len(kinds))
-    holds = (row.own_params, row.trainable_params, row.note, tuple(one.kind for one in inside))
+    holds = (row.own_params, row.trainable_params, row.note, tuple(child.kind for child in inside))
     kind = kinds.setdefault(("kind", work, holds), len(kinds))
-    params = row.own_params + sum(one.params for one in inside)
-    trainable = row.trainable_params + sum(one.trainable for one in inside)
+    params = row.own_params + sum(child.params for child in inside)
+    trainable = row.trainable_params + sum(child.trainable for child in inside)
     return Node((row,), names, inside, kind, work, params, trainable)
 
 
@@ -171,20 +171,20 @@ def _repeats(siblings: Sequence[Node], at: int, period: int) -> int:
     return 1
 
 
-def _follows(one: Node, other: Node) -> bool:
-    if one.names == other.names:  # the same module, called again
-        return one.work == other.work and other.first.call == one.rows[-1].call + 1
-    return one.kind == other.kind and one.first.call == other.first.call and _numbered(one, other) is not None
+def _follows(earlier: Node, later: Node) -> bool:
+    if earlier.names == later.names:  # the same module, called again
+        return earlier.work == later.work and later.first.call == earlier.rows[-1].call + 1
+    return earlier.kind == later.kind and earlier.first.call == later.first.call and _numbered(earlier, later) is not None
 
 
-def _numbered(one: Node, other: Node) -> int | None:
+def _numbered(earlier: Node, later: Node) -> int | None:
     """Where the paths differ, if they do in one number that goes up by one."""
-    if len(one.names) != len(other.names):
+    if len(earlier.names) != len(later.names):
         return None
-    differs = [at for at, (a, b) in enumerate(zip(one.names, other.names, strict=True)) if a != b]
+    differs = [at for at, (a, b) in enumerate(zip(earlier.names, later.names, strict=True)) if a != b]
     if len(differs) != 1:
         return None
-    a, b = one.names[differs[0]], other.names[differs[0]]
+    a, b = earlier.names[differs[0]], later.names[differs[0]]
     return differs[0] if a.isdigit() and b.isdigit() and int(b) == int(a) + 1 else None
 
 
@@ -208,4 +208,4 @@ def _zipped(nodes: Sequence[Node]) -> Node:
 
 def _renamed(node: Node, at: int, name: str) -> Node:
     names = (*node.names[:at], name, *node.names[at + 1 :])
-    return replace(node, names=names, inside=tuple(_renamed(one, at, name) for one in node.inside))
+    return replace(node, names=names, inside=tuple(_renamed(child, at, name) for child in node.inside))

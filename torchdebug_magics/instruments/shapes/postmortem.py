@@ -43,8 +43,8 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
     layout = layout or layout_of(**options)
     known = fractional_size(error) or unfinished_class(error)
     called = outermost_call(error)
-    if known is None and called is not None and not is_loss(called.module) and (found := _of_model(called, error, layout)) is not None:
-        return found
+    if known is None and called is not None and not is_loss(called.module) and (report := _of_model(called, error, layout)) is not None:
+        return report
     if _is_of_compiler(error):
         return None
     if known is None and (called is None or is_loss(called.module)) and (led := _led_to(error, layout)) is not None:
@@ -67,10 +67,10 @@ def _of_model(called: FailedCall, error: Exception, layout: Layout) -> ShapesRep
 
 def _led_to(error: Exception, layout: Layout) -> ShapesReport | None:
     """The report on an op outside every model, to which lines of the user's led from one; None where they cannot be run again."""
-    found = lines_to(error)
-    if found is None:
+    call = lines_to(error)
+    if call is None:
         return None
-    lines, given = found
+    lines, given = call
     seen = see_call(lines, given)
     failed = seen.run.failed
     if failed is not None and (failed.op in ALWAYS_THROUGH or not failed.operands[1:]):
@@ -153,8 +153,8 @@ def outermost_call(error: BaseException) -> FailedCall | None:
         if calls := module_calls([frame]):
             site = site_at(user.tb_frame.f_code, user.tb_lineno, user.tb_lasti, dict(user.tb_frame.f_locals)) if user is not None else None
             return replace(calls[0], site=site)
-        if (found := _yielding(frame, outer)) is not None:
-            return found
+        if (call := _yielding(frame, outer)) is not None:
+            return call
         outer, step = step, step.tb_next
     return None
 

@@ -66,7 +66,7 @@ class ShapesProbe:
         """The hook on the ends of calls. It stays until the next call begins: torch may be going through its hooks when one ends."""
         self._depth = 0
         self._lines: set[tuple[CodeType, int] | None] = set()
-        """Of the user's, that have called a model while functions were followed."""
+        """Lines of the user's that have called a model while functions were followed."""
         self._rests = False
         """Whether functions are followed again when the update has ended."""
         self._arithmetic: Arithmetic | None = None
@@ -102,7 +102,7 @@ class ShapesProbe:
     def report(self) -> ShapesReport:
         """The rows so far, and why the cell failed where a shape was the reason."""
         failure = self._failed.failure if self._failed is not None else None
-        counts = {self._parts[one]: sum(seen.values()) for one, seen in self._seen.items()}
+        counts = {self._parts[key]: sum(seen.values()) for key, seen in self._seen.items()}
         watched = WatchedForward(
             self._calls, self._parameters, self._formulas, self._flops, self._has_shared_flops, self._saved.total_bytes, counts
         )

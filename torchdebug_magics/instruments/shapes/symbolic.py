@@ -76,7 +76,7 @@ class Symbols(Fakes):
             if not expression.free_symbols:
                 return self._size(int(expression), width)
             named = {str(symbol): name for symbol, name in self._names.items()}
-            written = re.sub(r"\bs\d+\b", lambda found: named.get(found[0], found[0]), str(expression))
+            written = re.sub(r"\bs\d+\b", lambda match: named.get(match[0], match[0]), str(expression))
             return written[1:-1] if _IN_BRACKETS.fullmatch(written) else written
         times, rest = divmod(size, width) if width else (0, 1)
         if rest or not 1 <= times <= _MOST_TIMES:
@@ -89,8 +89,8 @@ def with_formulas(seen: Seen, rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], s
     given = [tensor for _, tensor in named_tensors((seen.inputs.args, dict(seen.inputs.kwargs)))]
     symbols = Symbols([*given, *(torch.empty(spec.sizes) for _, spec in seen.inputs.specs() if not given)])
     run = forward(seen.model, seen.inputs, symbols, trial=True, symbolic=True)
-    outputs = [one.symbols for one in run.calls.made]
-    inputs = [one.taken for one in run.calls.made]
+    outputs = [call.symbols for call in run.calls.made]
+    inputs = [call.taken for call in run.calls.made]
     if run.error is not None or len(outputs) > len(rows):
         reason = next(iter(str(run.error or "its calls depend on the input's sizes").splitlines()), "")
         return rows, "", f"sizes could not be kept as symbols: {reason[:160]}"
@@ -110,5 +110,5 @@ def with_formulas(seen: Seen, rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], s
 def _width(outputs: Sequence[Sequence[Sequence[Any]]]) -> int | None:
     """The last size of most outputs of three dimensions, where the model fixes it: the width of a transformer."""
     last = Counter(sizes[-1] for call in outputs for sizes in call if len(sizes) == len(_LETTERS[3]) and isinstance(sizes[-1], int))
-    found = last.most_common(1)
-    return found[0][0] if found and found[0][0] >= _SMALLEST_WIDTH else None
+    widths = last.most_common(1)
+    return widths[0][0] if widths and widths[0][0] >= _SMALLEST_WIDTH else None

@@ -83,9 +83,9 @@ def of_cell(watched: WatchedForward, layout: Layout, failure: Failure | None, gu
 
 def _counted(run: Forward | WatchedForward) -> dict[str, Any]:
     """What the modules hold, computed and saved."""
-    held = run.parameters.totals()
+    totals = run.parameters.totals()
     flops = {"total_flops": run.flops, "uncounted_ops": run.formulas.names(), "activation_bytes": run.saved_bytes}
-    return {**held, **flops, "has_shared_flops": run.has_shared_flops and held["sharded_over"] > 1}
+    return {**totals, **flops, "has_shared_flops": run.has_shared_flops and totals["sharded_over"] > 1}
 
 
 def params_only(model: torch.nn.Module, layout: Layout) -> ShapesReport:
@@ -97,16 +97,16 @@ def params_only(model: torch.nn.Module, layout: Layout) -> ShapesReport:
 
 def needs(model: torch.nn.Module, parameters: Parameters, activation_bytes: int, inputs: Inputs) -> tuple[Need, ...]:
     """An estimate for each of the common optimizers; nothing where there is nothing to train."""
-    held = parameters.totals()
-    if not held["trainable_params"]:
+    totals = parameters.totals()
+    if not totals["trainable_params"]:
         return ()
     batch = next((shape[0] for _, tensor in named_tensors(inputs.named_values()) if (shape := sizes(tensor))), None)
     limit_bytes, whose = _limit(model)
-    found = []
+    estimates = []
     for name, tensors in _STATE.items():
         need = Need(
             optimizer=name,
-            parameters_bytes=parameters.local_bytes + held["buffer_bytes"],
+            parameters_bytes=parameters.local_bytes + totals["buffer_bytes"],
             gradients_bytes=parameters.trainable_bytes,
             optimizer_bytes=tensors * parameters.trainable_bytes,
             activations_bytes=activation_bytes,
@@ -117,8 +117,8 @@ def needs(model: torch.nn.Module, parameters: Parameters, activation_bytes: int,
         if batch and limit_bytes is not None and activation_bytes:  # activations grow with the batch, the rest does not
             left_bytes = limit_bytes - (need.total_bytes - activation_bytes)
             need = replace(need, largest_batch=max(0, left_bytes * batch // activation_bytes))
-        found.append(need)
-    return tuple(found)
+        estimates.append(need)
+    return tuple(estimates)
 
 
 def _limit(model: torch.nn.Module) -> tuple[int | None, str]:
@@ -131,13 +131,13 @@ def _limit(model: torch.nn.Module) -> tuple[int | None, str]:
         gpu = next(iter(gpus.read()), None)
     if gpu is not None:
         return gpu.total_bytes, gpu.name
-    found = smallest_limit()
-    return (None, "") if found is None else (found.limit_bytes, found.whose)
+    limit = smallest_limit()
+    return (None, "") if limit is None else (limit.limit_bytes, limit.whose)
 
 
 def uncalled(model: torch.nn.Module, run: Forward) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     """A row for each that holds parameters itself, so that the rows add up; and the unused ones, the outermost path of each branch."""
-    called = {id(one.module) for one in run.calls.made}
+    called = {id(call.module) for call in run.calls.made}
     rows: list[Row] = []
     holding: set[str] = set()
     alive: set[str] = set()
@@ -147,7 +147,7 @@ def uncalled(model: torch.nn.Module, run: Forward) -> tuple[tuple[Row, ...], tup
         elif run.parameters.held_by(module):
             holding.add(path)
             owned = run.parameters.take(path, module)
-            is_used = any(id(one) in run.used and run.parameters.counted_at(one) == path for _, one in run.parameters.held_by(module))
+            is_used = any(id(param) in run.used and run.parameters.counted_at(param) == path for _, param in run.parameters.held_by(module))
             if is_used:
                 alive.add(path)
             rows.append(row_of(path, module, owned, _note(module, is_used=is_used)))
@@ -161,10 +161,10 @@ def _note(module: torch.nn.Module, *, is_used: bool) -> str:
 
 
 def _outermost(holding: set[str], alive: set[str]) -> tuple[str, ...]:
-    """Of the paths in `holding`, and what is above them, those below which nothing is alive."""
+    """The paths in `holding`, and those above them, below which nothing is alive."""
     for path in list(alive):
         alive.update(paths_above(path))
-    dead = {one for path in holding for one in (path, *paths_above(path)) if one not in alive}
+    dead = {branch for path in holding for branch in (path, *paths_above(path)) if branch not in alive}
     return tuple(sorted(path for path in dead if path and (not path.count(".") or path.rpartition(".")[0] not in dead)))
 
 

@@ -246,22 +246,22 @@ def totals_of(report: ShapesReport) -> list[tuple[str, str]]:
     """Parameters, FLOPs, activations, and how they were found; a name and a text each."""
     frozen = report.total_params - report.trainable_params
     trained = f"{report.trainable_params:,} trainable, {frozen:,} frozen" if frozen else "all trainable" if report.total_params else ""
-    found = [("parameters", ", ".join(filter(None, (f"{report.total_params:,} ({report.size})", trained))))]
+    totals = [("parameters", ", ".join(filter(None, (f"{report.total_params:,} ({report.size})", trained))))]
     if report.buffer_count:
-        found.append(("buffers", f"{report.buffer_count:,} ({byte_size(report.buffer_bytes)})"))
+        totals.append(("buffers", f"{report.buffer_count:,} ({byte_size(report.buffer_bytes)})"))
     if report.mode != "params":
         until = " up to the failure" if report.failure else " in one forward"
-        found.append(("FLOPs", f"{count(report.total_flops)}{until}; 2 per multiply-add{_SHARED if report.has_shared_flops else ''}"))
-        found.append(("activations", f"{byte_size(report.activation_bytes)} saved for the backward pass{until if report.failure else ''}"))
+        totals.append(("FLOPs", f"{count(report.total_flops)}{until}; 2 per multiply-add{_SHARED if report.has_shared_flops else ''}"))
+        totals.append(("activations", f"{byte_size(report.activation_bytes)} saved for the backward pass{until if report.failure else ''}"))
     if any(row.formula for row in report.rows):
         fixed = f"{report.symbols}; other letters" if report.symbols else "letters"
-        found.append(("symbols", f"{fixed} are sizes of the input, such as `B` for the batch size"))
+        totals.append(("symbols", f"{fixed} are sizes of the input, such as `B` for the batch size"))
     if report.unused:
-        found.append(("never called", f"{', '.join(f'`{path}`' for path in report.unused)}: the forward does not use their parameters"))
+        totals.append(("never called", f"{', '.join(f'`{path}`' for path in report.unused)}: the forward does not use their parameters"))
     unchecked, checked = (", ".join(f"`{op}`" for op in ops) for ops in (report.unchecked_ops, report.checked_ops))
     unchecked = f"; {unchecked} may reject values, which only `--real` checks" if unchecked else ""
     checked = f"; then once on real tensors, as {checked} may reject values" if checked else ""
-    return [*found, ("method", f"{_HOW[report.mode]}{unchecked}{checked}")]
+    return [*totals, ("method", f"{_HOW[report.mode]}{unchecked}{checked}")]
 
 
 def legend(report: ShapesReport, nodes: Sequence[Node]) -> str:

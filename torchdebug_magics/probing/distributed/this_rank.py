@@ -8,7 +8,7 @@ from typing import Any
 
 
 def rank() -> int | None:
-    """As torch knows it, or as the launcher says; None outside a job."""
+    """The rank as torch knows it, or as the launcher says; None outside a job."""
     group = _group()
     return _number("RANK") if group is None else int(group.get_rank())
 

@@ -57,7 +57,7 @@ class UnsentCollectives:
 
     def __init__(self) -> None:
         self.exchanges: list[Exchange] = []
-        """Those that would have brought numbers."""
+        """The collectives that would have brought numbers."""
         self.refused = ""
         """Why a collective could not be answered; the user's own code may have caught the error."""
 
@@ -84,7 +84,7 @@ class UnsentCollectives:
         if name in _IN_EVERY_PLACE and len(values) > 1:  # a gather has places in one rank alone
             _fill(*values)
         # What the schema promises: the written tensors, and a finished `Work`.
-        returned = [_done(values[0]) if "Work" in str(one.type) else values[0] for one in func._schema.returns]
+        returned = [_done(values[0]) if "Work" in str(output.type) else values[0] for output in func._schema.returns]
         return returned[0] if len(returned) == 1 else tuple(returned) or None
 
     def _note(self, name: str, tensors: list[torch.Tensor]) -> None:
@@ -118,8 +118,8 @@ def _fill(places: Any, parts: Any) -> None:
         if isinstance(place, torch.Tensor):
             place.view(-1, part.numel()).copy_(part.reshape(1, -1))
         else:
-            for one in place:
-                one.copy_(part)
+            for tensor in place:
+                tensor.copy_(part)
 
 
 def _done(written: Any) -> Any:
@@ -139,7 +139,7 @@ class LoneRerun:
         self.is_in_job = rank() is not None
         self.collectives = UnsentCollectives()
         known = live(DistributedDataParallel) if self.is_in_job else []
-        self.wrappers: list[DistributedDataParallel] = [one for one in known if "reducer" in vars(one)]
+        self.wrappers: list[DistributedDataParallel] = [wrapper for wrapper in known if "reducer" in vars(wrapper)]
         """The wrappers whose constructor has finished."""
         self._before = [(vars(wrapper), dict(vars(wrapper))) for wrapper in self.wrappers]
 

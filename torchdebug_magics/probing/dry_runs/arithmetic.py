@@ -153,8 +153,8 @@ class Copies:
         if tensor not in self._copies:
             copy = self._copied(tensor.detach())
             self._copies[tensor] = copy.requires_grad_() if tensor.requires_grad else copy
-        found: torch.Tensor = self._copies[tensor]
-        return found
+        copied: torch.Tensor = self._copies[tensor]
+        return copied
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         memory = tensor.untyped_storage()

@@ -80,8 +80,8 @@ class Fakes:
                 fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
             fake.requires_grad_(tensor.requires_grad)
             self._from_meta[tensor] = torch.nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else fake
-        found: torch.Tensor = self._from_meta[tensor]
-        return found
+        kept: torch.Tensor = self._from_meta[tensor]
+        return kept
 
     def zeros(self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A fake full of zeros."""
@@ -97,8 +97,8 @@ class Fakes:
 
     def value(self, fake: torch.Tensor) -> torch.Tensor | None:
         """The values of a fake where they are known."""
-        found = self._shadows.get(fake)
-        return None if found is None or _storage(found) in self._stale else found
+        known = self._shadows.get(fake)
+        return None if known is None or _storage(known) in self._stale else known
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one op on fakes, and beside it on what values are known."""
@@ -224,4 +224,4 @@ def as_on_device(func: Any, args: tuple[Any, ...], out: Any) -> Any:
     weight = next((argument for argument in args[1:] if isinstance(argument, torch.Tensor)), None)
     if weight is None or weight.dtype == out[1].dtype:
         return out
-    return (out[0], *(torch.empty_like(one, dtype=weight.dtype) for one in out[1:]))
+    return (out[0], *(torch.empty_like(statistic, dtype=weight.dtype) for statistic in out[1:]))

@@ -38,7 +38,7 @@ class FlopFormulas:
         self.uncounted: dict[str, int] = {}
 
     def names(self) -> tuple[str, ...]:
-        """Of the ops without a formula, the most frequent first."""
+        """The ops without a formula, the most frequent first."""
         return tuple(sorted(self.uncounted, key=lambda name: (-self.uncounted[name], name)))
 
     def knows(self, packet: Any) -> bool:
@@ -97,7 +97,7 @@ def _missing() -> dict[Any, Callable[..., int]]:
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Of every query with every key; keys may have fewer heads, which torch's own formula refuses before 2.13."""
+    """FLOPs of every query with every key; keys may have fewer heads, which torch's own formula refuses before 2.13."""
     pairs = math.prod(query.shape[:-1]) * key.shape[-2]
     return int(2 * pairs * (query.shape[-1] + value.shape[-1]))
 

@@ -27,7 +27,7 @@ class Spec:
     sizes: tuple[int, ...]
     whole_numbers: bool = False
     dtype: torch.dtype | None = None
-    """As it was asked for; None for the likeliest."""
+    """The dtype that was asked for; None for the likeliest."""
 
     def made(self, model: torch.nn.Module, zeros: Callable[..., torch.Tensor]) -> torch.Tensor:
         """``zeros(sizes, dtype, device)``, a valid index too, in the model's dtype and where it lives."""
@@ -50,7 +50,7 @@ class Inputs:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     names: tuple[str, ...] = ()
-    """Of the parameters that `args` go to."""
+    """The names of the parameters that `args` go to."""
     note: str = ""
     caller: Any = field(default=None, repr=False)
     """The user's own call, as whoever reads it in the source knows it; or None."""
@@ -59,31 +59,31 @@ class Inputs:
 
     def made(self, model: torch.nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor], zeros: Callable[..., torch.Tensor]) -> Inputs:
         """The same arguments, each tensor replaced by its stand-in and each description by a tensor."""
-        return self._with(lambda one: one.made(model, zeros) if isinstance(one, Spec) else stand_in(one))
+        return self._with(lambda value: value.made(model, zeros) if isinstance(value, Spec) else stand_in(value))
 
     def specs(self) -> Iterator[tuple[str, Spec]]:
         """The tensors that are described by their sizes, with their names."""
         for name, value in self.named_values().items():
-            found: list[Spec] = []
-            rebuilt(value, lambda one, found=found: found.append(one) or one, (Spec,))
-            yield from ((name, one) for one in found)
+            specs: list[Spec] = []
+            rebuilt(value, lambda spec, specs=specs: specs.append(spec) or spec, (Spec,))
+            yield from ((name, spec) for spec in specs)
 
     def chosen(self, whole: Iterable[bool]) -> Inputs:
-        """The same, with whole numbers for the specs where `whole` says so, in their order."""
+        """The same inputs, with whole numbers for the specs where `whole` says so, in their order."""
         choices = iter(whole)
-        return self._with(lambda one: replace(one, whole_numbers=next(choices)), (Spec,))
+        return self._with(lambda spec: replace(spec, whole_numbers=next(choices)), (Spec,))
 
     def _with(self, change: Callable[[Any], Any], kinds: tuple[type, ...] = (torch.Tensor, Spec)) -> Inputs:
         args = tuple(rebuilt(value, change, kinds) for value in self.args)
         return replace(self, args=args, kwargs={name: rebuilt(value, change, kinds) for name, value in self.kwargs.items()})
 
     def named_values(self) -> dict[str, Any]:
-        """By the names that the forward has for them."""
+        """The arguments by the names that the forward has for them."""
         return {**dict(zip(self.names, self.args, strict=False)), **self.kwargs}
 
     def __str__(self) -> str:
         tensors = list(named_tensors(self.named_values()))
-        shown = [f"{name} {' x '.join(map(str, sizes(one))) or 'scalar'} {str(one.dtype).removeprefix('torch.')}" for name, one in tensors]
+        shown = [f"{name} {' x '.join(map(str, sizes(x))) or 'scalar'} {str(x.dtype).removeprefix('torch.')}" for name, x in tensors]
         return listed(shown)
 
 
@@ -112,7 +112,7 @@ def readings(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     likely = [_begins_with_embedding(model) or name.rpartition("_")[2] in _WHOLE_NUMBERED for name, _ in described.specs()]
     only_first = [place == 0 for place in range(count)]
     seen: list[list[bool]] = []
-    for whole in (likely, only_first, [not one for one in likely], [False] * count):
+    for whole in (likely, only_first, [not is_whole for is_whole in likely], [False] * count):
         if whole not in seen:
             seen.append(whole)
             yield described.chosen(whole)
@@ -127,8 +127,8 @@ def _signature(model: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def _names(signature: Mapping[str, inspect.Parameter], many: int) -> tuple[str, ...]:
-    positional = [name for name, one in signature.items() if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
-    rest = next((name for name, one in signature.items() if one.kind is one.VAR_POSITIONAL), "input")
+    positional = [name for name, param in signature.items() if param.kind in {param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD}]
+    rest = next((name for name, param in signature.items() if param.kind is param.VAR_POSITIONAL), "input")
     return tuple(positional[at] if at < len(positional) else f"{rest}[{at - len(positional)}]" for at in range(many))
 
 
@@ -137,7 +137,7 @@ def _spread(
 ) -> tuple[tuple[Any, ...], dict[str, Any], str]:
     """One mapping alone whose keys are names of the forward's parameters stands for keyword arguments, as a tokenizer's batch does."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Mapping) and args[0] and all(isinstance(key, str) for key in args[0]):
-        open_ended = any(one.kind is one.VAR_KEYWORD for one in signature.values())
+        open_ended = any(param.kind is param.VAR_KEYWORD for param in signature.values())
         first = next(iter(signature.values()), None)
         wants_mapping = first is not None and any(word in str(first.annotation).lower() for word in ("dict", "mapping"))
         if not wants_mapping and (set(args[0]) <= set(signature) or (open_ended and set(args[0]) & set(signature))):
@@ -147,7 +147,7 @@ def _spread(
 
 def _described(signature: Mapping[str, inspect.Parameter], name: str, value: Any) -> Any:
     """`value` with sizes read as tensors, also those inside a tuple or a dict."""
-    if isinstance(value, (tuple, torch.Size)) and all(type(one) is int and one >= 0 for one in value):
+    if isinstance(value, (tuple, torch.Size)) and all(type(size) is int and size >= 0 for size in value):
         return value if _wants_tuple(signature.get(name), name) else Spec(tuple(value))
     if isinstance(value, slice) and isinstance(value.start, tuple) and isinstance(value.stop, str):
         return Spec(tuple(value.start), dtype=_dtype(value.stop))
@@ -159,11 +159,11 @@ def _described(signature: Mapping[str, inspect.Parameter], name: str, value: Any
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
         msg = f"there is no dtype {name!r}: write one of torch's, as in `(2, 5):int64`"
         raise TorchDebugError(msg)
-    return found
+    return dtype
 
 
 def _wants_tuple(parameter: inspect.Parameter | None, name: str) -> bool:
@@ -251,7 +251,7 @@ def _container(value: Any, change: Any, kinds: tuple[type, ...], depth: int) -> 
 
 
 def _mapping(value: Any, new: dict[Any, Any]) -> Any:
-    """Of the same type where it can be made from a dict, as a user's forward may ask for attributes (`batch.input_ids`)."""
+    """A mapping of the same type where it can be made from a dict, as a user's forward may ask for attributes (`batch.input_ids`)."""
     if type(value) is dict:
         return new
     try:

@@ -158,8 +158,8 @@ def answers(fakes: Fakes) -> Iterator[None]:
     """
     with ExitStack() as stack:
         library: Any = sys.modules.get("transformers.utils.import_utils")
-        if (asked := getattr(library, "is_fake_tensor", None)) is not None:
-            stack.callback(setattr, library, "is_fake_tensor", asked)
+        if (original := getattr(library, "is_fake_tensor", None)) is not None:
+            stack.callback(setattr, library, "is_fake_tensor", original)
             library.is_fake_tensor = lambda tensor: isinstance(tensor, FakeTensor) and fakes.value(tensor) is None
         stack.callback(Distribution.set_default_validate_args, Distribution._validate_args)
         Distribution.set_default_validate_args(False)

@@ -37,7 +37,7 @@ _WORKERS = f"{os.sep}multiprocessing{os.sep}"
 """Python's own library makes sockets and folders there, and remembers them."""
 _MISSING = object()
 _MOST_FILES = 10_000
-"""Of a folder that is moved or removed whole."""
+"""How many files are looked at of a folder that is moved or removed whole."""
 
 
 class Listener(Protocol):
@@ -123,7 +123,7 @@ class _Hook:
 
     @classmethod
     def remove(cls, listener: Listener) -> None:
-        cls.listeners = tuple(other for other in cls.listeners if other is not listener)
+        cls.listeners = tuple(kept for kept in cls.listeners if kept is not listener)
         while cls.undo and not cls.listeners:
             holder, name, stand_in, original = cls.undo[-1]
             if vars(holder).get(name) is stand_in:  # else the user has put something there, and it stays

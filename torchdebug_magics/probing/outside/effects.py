@@ -20,9 +20,9 @@ from torchdebug_magics.probing.safety import Guard, interrupts_held
 
 _Phase: TypeAlias = Literal["idle", "first", "rerun", "trial"]
 _MOST_BYTES, _ROOM_BYTES = 64 << 20, 256 << 20
-"""Of a file, and of all files, that are copied before anybody is known to write them, where no string of the user's names them."""
+"""Bytes of a file, and of all files, that are copied before anybody is known to write them, where no string of the user's names them."""
 _MOST_NAMED_BYTES = 2 << 30
-"""Of a file that a string names: larger ones are data more often than checkpoints."""
+"""Bytes of a file that a string names: larger ones are data more often than checkpoints."""
 _CLOCK_NS = 2_000_000_000
 """By how much the clock of a file system may be behind."""
 

@@ -99,7 +99,7 @@ class OpenFiles:
                 yield handle.path
 
     def _new(self) -> list[_Handle]:
-        """Those that are open and not known."""
+        """The files that are open and not known."""
         known = {id(handle.file) for handle in self._handles}
         files = [file for file in _file_objects() if id(file) not in known] if _are_any_open() else []
         handles = [self._guard.run("looking at an open file", _handle_of, file) for file in files]
@@ -155,15 +155,15 @@ def path_of_descriptor(number: int) -> str | None:
 def paths_written_by_others() -> frozenset[str]:
     """What other processes have open for writing, as far as this one may see; a child has what it was forked with."""
     own = {os.getpid(), *child_pids(os.getpid())}
-    found: set[str] = set()
+    written: set[str] = set()
     for folder in Path("/proc").glob("[0-9]*/fd"):
         if int(folder.parent.name) not in own:
             with contextlib.suppress(OSError):
                 for entry in os.scandir(folder):
                     with contextlib.suppress(OSError):
                         if entry.stat(follow_symlinks=False).st_mode & stat.S_IWUSR:
-                            found.add(os.readlink(entry.path))
-    return frozenset(found)
+                            written.add(os.readlink(entry.path))
+    return frozenset(written)
 
 
 def mapped_paths() -> Iterator[str]:

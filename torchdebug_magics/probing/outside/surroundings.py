@@ -41,8 +41,8 @@ class Surroundings:
         spaces = [root for root in roots if type(root) is dict] if looks else []
         self._names = lambda: [*used, *(Named(name, value) for space in spaces for name, value in space.items() if name[:1] != "_")]
         self._children = _children() if looks else frozenset()
-        self._databases = [(found.name, found.value, _state_of(found.value)) for found in self._connections()]
-        self._used_databases = [(found.name, found.value) for found in values_found(iter(used), _is_connection)]
+        self._databases = [(database.name, database.value, _state_of(database.value)) for database in self._connections()]
+        self._used_databases = [(database.name, database.value) for database in values_found(iter(used), _is_connection)]
         streams = (f"may write to the open stream `{stream.name}`" for stream in values_found(iter(used), is_stream))
         self.shared = (*streams, *_shared_with_threads(used, self._threads))
         """What the run may do to streams and threads that are older."""
@@ -94,9 +94,9 @@ class Surroundings:
             if state is not None and _state_of(connection) not in {state, None}:
                 yield f"changes the database behind `{name}`"
         known = {id(connection) for _, connection, _ in self._databases}
-        for found in self._connections():
-            if id(found.value) not in known and (_state_of(found.value) or (0, False))[1]:
-                yield f"leaves the database behind `{found.name}` in a transaction"
+        for database in self._connections():
+            if id(database.value) not in known and (_state_of(database.value) or (0, False))[1]:
+                yield f"leaves the database behind `{database.name}` in a transaction"
 
     def forbid_writes(self, stack: ExitStack, note: Callable[[str], None]) -> None:
         """Until the stack closes, a database that was open before refuses to be written."""

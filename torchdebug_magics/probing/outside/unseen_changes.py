@@ -18,7 +18,7 @@ from torchdebug_magics.probing.source.user_code import is_user_code
 from torchdebug_magics.probing.state.attributes import attributes_of
 
 _MOST_ENTRIES, _DEEPEST = 5_000, 3
-"""Of all folders together."""
+"""How many entries of all folders together, and how deep, are looked at."""
 _SHORTEST = 3
 """Letters of a string that begins or ends the name of a file."""
 _MOST_LETTERS = 1_000
@@ -85,7 +85,7 @@ class Folders:
         return self._has_name(os.path.basename(path))
 
     def look(self) -> dict[str, Stamp]:
-        """What is in them now."""
+        """What is in the folders now."""
         stamps: dict[str, Stamp] = {}
         for folder, depth in self._depths.items():
             stamps |= {path: stamp_of(path) for path in _below(folder, depth, self._names)}

@@ -64,8 +64,8 @@ def node_at(frame: FrameType) -> ast.expr | None:
         return None
     # The instruction that enters a `with` has the span of the statement: what it enters was evaluated just before.
     before = positions[max(0, at - _WITHIN) : at] if (_instruction(frame) in _OPENS) else ()
-    found = map(expressions(tree).get, (positions[at], *reversed(before)))
-    return next((node for node in found if isinstance(node, ast.expr)), None)
+    candidates = map(expressions(tree).get, (positions[at], *reversed(before)))
+    return next((node for node in candidates if isinstance(node, ast.expr)), None)
 
 
 def _is_undisturbed(frame: FrameType) -> bool:
@@ -135,17 +135,17 @@ def _attribute(value: Any, name: str) -> Any:
     kind: Any = type(value)
     if issubclass(kind, _PLAIN_GETTERS):
         return vars(value).get(name, MISSING)
-    held = getattr(value, "__dict__", None) if kind.__getattribute__ is object.__getattribute__ else None
-    if isinstance(held, dict) and name in held:
-        return held[name]
-    found = next((vars(kind)[name] for kind in type(value).__mro__ if name in vars(kind)), MISSING)
-    if isinstance(found, (types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType, types.FunctionType)):
+    attributes = getattr(value, "__dict__", None) if kind.__getattribute__ is object.__getattribute__ else None
+    if isinstance(attributes, dict) and name in attributes:
+        return attributes[name]
+    of_class = next((vars(kind)[name] for kind in type(value).__mro__ if name in vars(kind)), MISSING)
+    if isinstance(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType, types.FunctionType)):
         try:
-            return found.__get__(value, kind)  # a slot, a method: looked up without running anything
+            return of_class.__get__(value, kind)  # a slot, a method: looked up without running anything
         except AttributeError:  # a slot that is empty
             return MISSING
-    parts = held.get("_modules") if isinstance(held, dict) else None  # of an nn.Module
-    return parts[name] if isinstance(parts, dict) and name in parts else found if not hasattr(found, "__get__") else MISSING
+    parts = attributes.get("_modules") if isinstance(attributes, dict) else None  # of an nn.Module
+    return parts[name] if isinstance(parts, dict) and name in parts else of_class if not hasattr(of_class, "__get__") else MISSING
 
 
 def _item(value: Any, index: Any) -> Any:

@@ -69,8 +69,8 @@ class Source:
 
     def beside(self, node: ast.stmt) -> list[ast.stmt]:
         """The simple statements that begin in its line, in their order."""
-        here = [other for other in self.near if isinstance(other, SIMPLE) and other.lineno == node.lineno]
-        return sorted(here, key=lambda other: other.col_offset)
+        here = [statement for statement in self.near if isinstance(statement, SIMPLE) and statement.lineno == node.lineno]
+        return sorted(here, key=lambda statement: statement.col_offset)
 
     def loop(self) -> ast.stmt | None:
         """The outermost loop around the line."""
@@ -201,6 +201,6 @@ def _line_in_file(where: Location, lines: list[str]) -> int:
     return min(alike, key=lambda number: abs(number - where.line), default=where.line)
 
 
-def same(one: ast.AST, other: ast.AST) -> bool:
+def same(a: ast.AST, b: ast.AST) -> bool:
     """Whether two trees are alike, wherever they stand, be it read there or written."""
-    return type(one) is type(other) and ast.unparse(one) == ast.unparse(other)
+    return type(a) is type(b) and ast.unparse(a) == ast.unparse(b)

@@ -322,7 +322,7 @@ def _is_changed(old: ast.expr, new: ast.expr) -> bool:  # noqa: PLR0911 - one fo
             return True
         case (ast.Call(), ast.Call()) if same(old.func, new.func):
             return True
-        case (ast.Call(ast.Attribute(receiver, name)), ast.Call(ast.Attribute(changed, other))) if name == other:
+        case (ast.Call(ast.Attribute(receiver, name)), ast.Call(ast.Attribute(changed, attr))) if name == attr:
             return any(same(receiver, part) for part in nodes(ast.expr, changed))
         case (ast.Subscript(), ast.Subscript()):
             return same(old.value, new.value)
@@ -351,29 +351,29 @@ def _call_of(statement: ast.stmt) -> ast.Call | None:
     return value if isinstance(value, ast.Call) else None
 
 
-def _alike(one: ast.stmt, new: ast.stmt) -> bool:  # noqa: PLR0911 - one for each kind of statement
+def _alike(was: ast.stmt, new: ast.stmt) -> bool:  # noqa: PLR0911 - one for each kind of statement
     """Whether `new` is the same statement with another value: same targets, same function, same head."""
-    match one, new:
+    match was, new:
         case (ast.Assign(), ast.Assign()):
-            return len(one.targets) == len(new.targets) and all(map(_same_place, one.targets, new.targets))
+            return len(was.targets) == len(new.targets) and all(map(_same_place, was.targets, new.targets))
         case (ast.AugAssign(), ast.Assign()):
             return (
-                len(new.targets) == 1 and _same_place(one.target, new.targets[0]) and any(same(one.value, part) for part in ast.walk(new))
+                len(new.targets) == 1 and _same_place(was.target, new.targets[0]) and any(same(was.value, part) for part in ast.walk(new))
             )
         case (ast.AugAssign(), ast.AugAssign()):
-            return _same_place(one.target, new.target) and not same(one, new)
+            return _same_place(was.target, new.target) and not same(was, new)
         case (ast.Return(), ast.Return()):
             return True
         case (ast.Expr(value=ast.Call() as old), ast.Expr(value=ast.Call() as call)):
             return same(old.func, call.func) and not same(old, call)
         case (ast.For(), ast.For()):
-            return same(one.target, new.target) and not same(one.iter, new.iter)
+            return same(was.target, new.target) and not same(was.iter, new.iter)
     return False
 
 
-def _same_place(one: ast.expr, new: ast.expr) -> bool:
+def _same_place(old: ast.expr, new: ast.expr) -> bool:
     """The same target; a fix names an attribute of a module without the module: ``fc1`` for ``self.fc1``."""
-    return same(one, new) or (isinstance(one, ast.Attribute) and isinstance(new, ast.Name) and one.attr == new.id)
+    return same(old, new) or (isinstance(old, ast.Attribute) and isinstance(new, ast.Name) and old.attr == new.id)
 
 
 def _insertions(fix: str, source: Source) -> Iterator[Edit]:

@@ -179,8 +179,8 @@ class _Resolver:
                 values = self._values(owner)
                 if isinstance(node.ctx, ast.Store):
                     return [_UNKNOWN]
-                found = [part for value in values for part in _attribute(value, attribute)]
-                return found or _fails(is_name=False)
+                parts = [part for value in values for part in _attribute(value, attribute)]
+                return parts or _fails(is_name=False)
             case ast.Call(func=function):
                 values = self._values(function)
                 options = {keyword.arg for keyword in node.keywords if keyword.arg is not None}
@@ -210,9 +210,9 @@ def _attribute(value: Any, name: str) -> list[Any]:
     stored = next((table[name] for table in tables if name in table), _UNKNOWN)
     if stored is not _UNKNOWN:
         return [stored]
-    found = inspect.getattr_static(value, name, _fails)
-    if found is not _fails:
-        return [found if issubclass(type(found), (FunctionType, type)) else _UNKNOWN]
+    attribute = inspect.getattr_static(value, name, _fails)
+    if attribute is not _fails:
+        return [attribute if issubclass(type(attribute), (FunctionType, type)) else _UNKNOWN]
     return [_UNKNOWN] if _may_have_more(value, own) else []
 
 
@@ -228,10 +228,10 @@ def _may_have_more(value: Any, own: Mapping[str, Any]) -> bool:
 def _own(value: Any) -> dict[str, Any]:
     """The dict of an object's own attributes, read as `object` does."""
     try:
-        held = object.__getattribute__(value, "__dict__")
+        attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
-    return held if isinstance(held, dict) else {}
+    return attributes if isinstance(attributes, dict) else {}
 
 
 def _takes(value: Any, options: set[str]) -> bool:
@@ -273,20 +273,20 @@ class _Place:
         if tree is None:
             return
         around = [node for node in syntax.enclosing(tree, line) if isinstance(node, syntax.SCOPES)]
-        for one in around:
-            if (file, one.name) not in self._alive and not isinstance(one, ast.ClassDef):
-                self._over |= syntax.bound_inside(one)
+        for scope in around:
+            if (file, scope.name) not in self._alive and not isinstance(scope, ast.ClassDef):
+                self._over |= syntax.bound_inside(scope)
         self._seen |= _visible(tree, around)
 
     def values(self, name: str) -> list[Any]:
         """What a name may stand for; nothing if it does not exist."""
-        found = [scope[name] for scope in self._scopes if name in scope]
-        if name in self._over or (name in self._seen and not found):
+        values = [scope[name] for scope in self._scopes if name in scope]
+        if name in self._over or (name in self._seen and not values):
             return [_UNKNOWN]
-        if not found and name in vars(builtins):
+        if not values and name in vars(builtins):
             return [vars(builtins)[name]]
         module = ALIASES.get(name, name if name in sys.stdlib_module_names else "")
-        return found or ([sys.modules.get(module, _UNKNOWN)] if module else [])
+        return values or ([sys.modules.get(module, _UNKNOWN)] if module else [])
 
     def is_written(self, code: str) -> bool:
         """Whether the user wrote that very code, which is then more than a name, or it is a name that the report has elsewhere."""

@@ -25,7 +25,7 @@ class Line:
 
     @cached_property
     def location(self) -> Location:
-        """As the user sees it."""
+        """The place of the line as the user sees it."""
         return location(self.file, self.line, self.function)
 
 
@@ -39,7 +39,7 @@ class Lines(Generic[LineT]):
         self._kind = kind
         self._known: dict[tuple[str, int, str], LineT] = {}
         self._is_user: dict[int, tuple[CodeType, bool]] = {}
-        """By the id of the code, which is held for that: what a compiler has written may hold constants that have no hash."""
+        """Whether code is the user's, by its id; it is held for that: what a compiler has written may hold constants without a hash."""
         self.nodes: NodeMakers[tuple[LineT | None, str]] = NodeMakers()
         """The line and the module that made each."""
         self._task, self._asked = -1, 0
@@ -47,7 +47,7 @@ class Lines(Generic[LineT]):
 
     @property
     def files(self) -> list[str]:
-        """Those of the user's code that was met, the latest first."""
+        """The files of the user's code that was met, the latest first."""
         return list(dict.fromkeys(code.co_filename for code, is_user in reversed(self._is_user.values()) if is_user))
 
     def here(self, frame: FrameType | None) -> LineT | None:

@@ -36,11 +36,11 @@ class Edited(NamedTuple):
 
     tree: ast.Module
     lines: frozenset[int]
-    """Those that are not as the user wrote them."""
+    """The lines that are not as the user wrote them."""
 
 
 EDITED: dict[str, Edited] = {}
-"""By the name of the file."""
+"""Edited sources by the name of the file."""
 
 
 def tree_of(file: str) -> ast.Module | None:
@@ -100,10 +100,10 @@ def span_of(node: ast.AST) -> Span:
 @functools.lru_cache(maxsize=32)
 def expressions(tree: ast.Module) -> dict[Span, ast.expr | ast.AugAssign]:
     """What an instruction may evaluate, by its span; of two with the same span, the outer one."""
-    found: dict[Span, ast.expr | ast.AugAssign] = {}
+    by_span: dict[Span, ast.expr | ast.AugAssign] = {}
     for node in nodes((ast.expr, ast.AugAssign), tree):
-        found.setdefault(span_of(node), node)
-    return found
+        by_span.setdefault(span_of(node), node)
+    return by_span
 
 
 def first_line(statement: ast.stmt) -> int:
@@ -162,18 +162,18 @@ def lists_around(tree: ast.Module | None, where: Span) -> list[tuple[list[ast.st
 
     Stops at the function the position is in.
     """
-    found: list[tuple[list[ast.stmt], int]] = []
+    lists: list[tuple[list[ast.stmt], int]] = []
     body: list[ast.stmt] | None = None if tree is None else tree.body
     while body is not None:
         holder = next((place for place, statement in enumerate(body) if _holds(statement, where)), None)
         if holder is None:
             break
-        found.append((body, holder))
+        lists.append((body, holder))
         statement = body[holder]
         if isinstance(statement, SCOPES) and not (where[0] < statement.body[0].lineno and statement.lineno != statement.body[0].lineno):
-            found.clear()
-        body = next((inner for inner in blocks(statement) if any(_holds(one, where) for one in inner)), None)
-    return found[::-1]
+            lists.clear()
+        body = next((inner for inner in blocks(statement) if any(_holds(child, where) for child in inner)), None)
+    return lists[::-1]
 
 
 def _holds(statement: ast.stmt, where: Span) -> bool:
@@ -249,10 +249,10 @@ def _scan(statement: ast.stmt, known: set[str], free: set[str]) -> None:
 
 
 def _names(roots: Iterable[ast.AST], skipped: frozenset[int] = frozenset()) -> _Names:
-    found = _Names(skipped)
+    names = _Names(skipped)
     for root in roots:
-        found.visit(root)
-    return found
+        names.visit(root)
+    return names
 
 
 class _Names:
@@ -403,10 +403,10 @@ def method(node: ast.AST | None) -> str:
 def targets_of(node: ast.AST | None) -> list[ast.expr]:
     """What an assignment or a loop stores into; the parts of a tuple or list each by itself."""
     if isinstance(node, ast.Assign):
-        found = node.targets
+        targets = node.targets
     else:
-        found = [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)) else []
-    return [part for target in found for part in (target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target])]
+        targets = [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)) else []
+    return [part for target in targets for part in (target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target])]
 
 
 def as_atom(node: ast.expr, code: str = "") -> str:

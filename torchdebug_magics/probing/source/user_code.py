@@ -157,10 +157,10 @@ def _number_in_history(shell: Any, filename: str) -> int | None:
 
 def running_shell() -> Any | None:
     """The shell, which puts `get_ipython` among the builtins of its cells; None where there is none."""
-    asked = getattr(builtins, "get_ipython", None)
-    if asked is None and "IPython" in sys.modules:
-        asked = getattr(sys.modules["IPython"], "get_ipython", None)
-    return asked() if asked is not None else None
+    get_shell = getattr(builtins, "get_ipython", None)
+    if get_shell is None and "IPython" in sys.modules:
+        get_shell = getattr(sys.modules["IPython"], "get_ipython", None)
+    return get_shell() if get_shell is not None else None
 
 
 def our_extension(shell: Any | None) -> Any | None:
@@ -203,21 +203,21 @@ def frames_above(frame: FrameType | None) -> Iterator[FrameType]:
 def local_values(frame: FrameType, names: frozenset[str] | None = None) -> dict[str, Any]:
     """A frame's local variables, all or those of `names`; the frame holds nothing more than before."""
     before = gc.get_referents(frame) if _SNAPSHOTS and frame.f_code.co_flags & CO_OPTIMIZED else []
-    held = frame.f_locals
-    found = dict(held) if names is None else {name: held[name] for name in names if name in held}
+    space = frame.f_locals
+    values = dict(space) if names is None else {name: space[name] for name in names if name in space}
     if _SNAPSHOTS and frame.f_code.co_flags & CO_OPTIMIZED:
         # A snapshot that nobody else has seen is emptied: we and the frame hold it. Under a tracer, it would be written back.
-        is_new = not any(one is held for one in before) and sys.getrefcount(held) <= 3  # noqa: PLR2004 - here, the argument, the frame
+        is_new = not any(item is space for item in before) and sys.getrefcount(space) <= 3  # noqa: PLR2004 - here, the argument, the frame
         if is_new and frame.f_trace is None and sys.gettrace() is None and getattr(threading, "_trace_hook", None) is None:
-            held.clear()
-    return found
+            space.clear()
+    return values
 
 
 # Who traces a cell must not look at `f_locals` inside one: Python 3.12 then writes back what was seen, and the variable of the
 # comprehension is lost.
 def is_in_comprehension(frame: FrameType) -> bool:
     """Whether what runs is a part of one; False on Python 3.11 and earlier, where each has a frame of its own."""
-    return any(frame.f_lasti in one for one in _ranges(frame.f_code))
+    return any(frame.f_lasti in part for part in _ranges(frame.f_code))
 
 
 def is_of_module(frame: FrameType) -> bool:
@@ -230,11 +230,11 @@ def is_of_module(frame: FrameType) -> bool:
 
 @functools.lru_cache(_CODES)
 def _ranges(code: CodeType) -> tuple[range, ...]:
-    """Of instructions."""
+    """The instructions of its comprehensions, as ranges of offsets."""
     if _PUTS_ASIDE not in dis.opmap:
         return ()
     instructions = list(dis.get_instructions(code))
-    bodies = [range(one.offset, _end(instructions[place:])) for place, one in enumerate(instructions) if one.opname == _PUTS_ASIDE]
+    bodies = [range(instr.offset, _end(instructions[place:])) for place, instr in enumerate(instructions) if instr.opname == _PUTS_ASIDE]
     return (*bodies, *_after_errors(code, instructions, bodies))
 
 
@@ -261,7 +261,7 @@ def _after_errors(code: CodeType, instructions: Sequence[dis.Instruction], bodie
         if any(entry.start in body for body in bodies):
             handler = [instruction for instruction in instructions if instruction.offset >= entry.target]
             if handler[0].opname != "PUSH_EXC_INFO":
-                yield range(entry.target, next(one.offset for one in handler if one.opname == "RERAISE"))
+                yield range(entry.target, next(instruction.offset for instruction in handler if instruction.opname == "RERAISE"))
 
 
 @dataclass(frozen=True)
@@ -304,9 +304,9 @@ def called_from(function: object) -> Iterator[FunctionType]:
     """The function, if it is one and the user's, and the user's functions that it calls by name, directly or through others."""
     todo, seen = [function] if isinstance(function, FunctionType) else [], set[int]()
     while todo and len(seen) < _MOST_FUNCTIONS:
-        one = todo.pop()
-        if id(one.__code__) not in seen and is_user_code(one.__code__):
-            seen.add(id(one.__code__))
-            yield one
-            names = one.__globals__
-            todo += [names[name] for name in writes_of(one.__code__).loaded & names.keys() if isinstance(names[name], FunctionType)]
+        current = todo.pop()
+        if id(current.__code__) not in seen and is_user_code(current.__code__):
+            seen.add(id(current.__code__))
+            yield current
+            names = current.__globals__
+            todo += [names[name] for name in writes_of(current.__code__).loaded & names.keys() if isinstance(names[name], FunctionType)]

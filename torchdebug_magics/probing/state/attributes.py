@@ -41,8 +41,8 @@ def attributes_of(value: object) -> dict[str, Any] | None:
     for base in type(value).__mro__:
         if "__dict__" in vars(base):
             getter = vars(base)["__dict__"]
-            held = getter.__get__(value) if type(getter) in {GetSetDescriptorType, MemberDescriptorType} else None
-            return held if isinstance(held, dict) else None
+            attributes = getter.__get__(value) if type(getter) in {GetSetDescriptorType, MemberDescriptorType} else None
+            return attributes if isinstance(attributes, dict) else None
     return None
 
 
@@ -86,9 +86,9 @@ def _namespace(owner: dict[str, Any] | type) -> Any:
     return vars(owner) if isinstance(owner, type) else owner
 
 
-def _write_namespace(held: dict[str, Any], parts: list[Any]) -> None:
-    if not same(_read_names(held, list(held)), parts):
-        _write_all(held, held, list(held), parts)
+def _write_namespace(namespace: dict[str, Any], parts: list[Any]) -> None:
+    if not same(_read_names(namespace, list(namespace)), parts):
+        _write_all(namespace, namespace, list(namespace), parts)
 
 
 # --- instances: a dict, and what `__slots__` names -------------------------------------------------------------------------------
@@ -99,8 +99,8 @@ def _read_instance(value: object) -> list[Any] | None:
 
     One that wraps a file, as an open archive does, goes with the file, which is put back where it stood.
     """
-    held = attributes_of(value) or {}
-    parts = [*(_read_member(member, value) for member in members_of(type(value))), *_read_names(held, list(held))]
+    attributes = attributes_of(value) or {}
+    parts = [*(_read_member(member, value) for member in members_of(type(value))), *_read_names(attributes, list(attributes))]
     kinds = {id(kind): kind for kind in map(type, parts)}.values()  # each once, without a call of a metaclass's `__hash__`
     is_shared = any(map(_is_shared, kinds)) and not _is_ours_alone(type(value)) and not _wraps_a_file(parts)
     return None if is_shared else parts
@@ -120,12 +120,12 @@ def _is_ours_alone(kind: type) -> bool:
 
 
 def _write_instance(value: object, parts: list[Any]) -> None:
-    members, held = members_of(type(value)), attributes_of(value)
+    members, attributes = members_of(type(value)), attributes_of(value)
     for member, part in zip(members, parts, strict=False):
         if part is not GONE and part is not _read_member(member, value):
             member.__delete__(value) if part is ABSENT else member.__set__(value, part)
-    if held is not None:
-        _write_namespace(held, parts[len(members) :])
+    if attributes is not None:
+        _write_namespace(attributes, parts[len(members) :])
 
 
 def _read_member(member: MemberDescriptorType, value: object) -> Any:
@@ -167,7 +167,7 @@ def _read_module(module: ModuleType) -> list[Any] | None:
 
 
 def _read_function(function: FunctionType) -> list[Any]:
-    """Of the user's own, the globals that it names."""
+    """The globals that a function of the user's own names."""
     if not is_user_code(function.__code__):
         return []
     writes = writes_of(function.__code__)
@@ -217,10 +217,10 @@ def referents(*objects: object) -> list[object]:
     `gc.get_referents` also returns what a C module keeps in its state. `_asyncio` keeps a list of freed iterators there, from
     Python 3.12 on: a reference to one frees it a second time, and the list then has no end.
     """
-    modules = [one for one in objects if type(one) is ModuleType]
+    modules = [module for module in objects if type(module) is ModuleType]
     if not modules:
         return gc.get_referents(*objects)
-    others = (one for one in objects if type(one) is not ModuleType)
+    others = (value for value in objects if type(value) is not ModuleType)
     return [*gc.get_referents(*others), *map(vars, modules)]
 
 

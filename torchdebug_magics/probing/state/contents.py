@@ -61,7 +61,7 @@ class Contents:
         return len(self._kept)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Those that were kept."""
+        """The tensors that were kept."""
         return [kept.tensor for kept in self._kept.values()]
 
     def put_back(self, guard: Guard | None = None) -> None:

@@ -31,7 +31,7 @@ def folded(first: int, second: int) -> int:
 
 
 def of_tensor(tensor: torch.Tensor) -> int:
-    """Of its bytes, shape and dtype; of a DTensor, of its part in this process. What has no numbers to look at has a shape all the same."""
+    """Digest its bytes, shape and dtype; of a DTensor, its part in this process. Without numbers, there is a shape all the same."""
     tensor = local_of(tensor)
     if isinstance(tensor, FakeTensor) or tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return EMPTY
@@ -43,7 +43,7 @@ def of_tensor(tensor: torch.Tensor) -> int:
 
 
 def of_plain(value: Any) -> int:
-    """Of a number, a text, or a nest of such; of anything else, its type. The same in every process."""
+    """Digest a number, a text, or a nest of such; of anything else, its type. It is the same in every process."""
     kind = type(value)
     if kind is float or kind is complex:
         return zlib.crc32(struct.pack("d", value) if kind is float else struct.pack("dd", value.real, value.imag))
@@ -53,8 +53,8 @@ def of_plain(value: Any) -> int:
         return zlib.crc32(value.encode(errors="replace"))
     if kind in {list, tuple}:
         digest = EMPTY
-        for one in value:
-            digest = folded(digest, of_plain(one))
+        for item in value:
+            digest = folded(digest, of_plain(item))
         return digest
     return zlib.crc32(kind.__qualname__.encode())
 

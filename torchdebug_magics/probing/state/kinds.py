@@ -102,8 +102,8 @@ def _write_dict(value: dict[Any, Any], parts: list[Any]) -> None:
         return
     base = _base_of(value)
     present = dict(zip(now[::2], now[1::2], strict=True))
-    held = {key: item for key, item in zip(parts[::2], parts[1::2], strict=True) if key is not GONE}
-    wanted = {key: present.get(key, GONE) if item is GONE else item for key, item in held.items()}
+    kept = {key: item for key, item in zip(parts[::2], parts[1::2], strict=True) if key is not GONE}
+    wanted = {key: present.get(key, GONE) if item is GONE else item for key, item in kept.items()}
     wanted = {key: item for key, item in wanted.items() if item is not GONE}
     if not same(list(wanted), list(present)):
         base.clear(value)

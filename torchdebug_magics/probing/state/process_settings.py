@@ -28,8 +28,8 @@ class Setting(NamedTuple):
 def _device() -> Any:
     """None where nobody has set it: to set it, even to the same one, puts a mode under all that follows."""
     context: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
-    held = getattr(context, "device_context", None)
-    return None if held is None else held.device
+    mode = getattr(context, "device_context", None)
+    return None if mode is None else mode.device
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -62,7 +62,7 @@ def _set_environment(before: dict[str, str]) -> None:
 
 
 def _log_handlers() -> dict[str, list[logging.Handler]]:
-    """By the names of all loggers; those that a rerun adds would write each line once more."""
+    """Handlers by the names of all loggers; those that a rerun adds would write each line once more."""
     loggers = {"": logging.root, **logging.root.manager.loggerDict}
     return {name: list(logger.handlers) for name, logger in loggers.items() if isinstance(logger, logging.Logger)}
 
@@ -73,8 +73,8 @@ def _set_log_handlers(before: dict[str, list[logging.Handler]]) -> None:
             logging.getLogger(name or None).handlers[:] = before.get(name, [])
 
 
-def _items(held: list[Any]) -> Setting:
-    return Setting(lambda: list(held), lambda items: held.__setitem__(slice(None), items))
+def _items(values: list[Any]) -> Setting:
+    return Setting(lambda: list(values), lambda items: values.__setitem__(slice(None), items))
 
 
 SETTINGS: Mapping[str, Setting] = {

@@ -58,20 +58,20 @@ class RandomState:
         """Whether every generator stands where it stood; one that came up since, such as CUDA's, is nothing to compare."""
         now = RandomState.take()
         mine, others = (
-            (one.python, one.numpy, one.cpu, one.mps, *one.cuda[: len(self.cuda)], *one.xpu[: len(self.xpu)]) for one in (self, now)
+            (rng.python, rng.numpy, rng.cpu, rng.mps, *rng.cuda[: len(self.cuda)], *rng.xpu[: len(self.xpu)]) for rng in (self, now)
         )
         return same_state(mine, others)
 
 
-def same_state(one: Any, other: Any) -> bool:
+def same_state(a: Any, b: Any) -> bool:
     """Whether two states of a generator, of whatever they are made, are equal."""
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same_state, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same_state(one[key], other[key]) for key in one)
-    if hasattr(one, "tolist"):  # a tensor or an array
-        return bool(one.tolist() == other.tolist())
-    return bool(one == other)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same_state, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
+    if hasattr(a, "tolist"):  # a tensor or an array
+        return bool(a.tolist() == b.tolist())
+    return bool(a == b)
 
 
 def _numpy_state() -> Any:

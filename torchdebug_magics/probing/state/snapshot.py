@@ -68,10 +68,10 @@ class Snapshot:
     def __init__(self, roots: Iterable[object], bound: Bound = _ALL) -> None:
         roots = list(roots)
         with undisturbed():
-            held = reachable(roots, plain_ways_of if bound.plain else ways_of, bound, whole=bound.plain)
-            self._loose = _loosened(held, set(map(id, roots))) if bound.plain else {}
-        self._held = [(self._loose.get(id(value), value), faces) for value, faces in held] if self._loose else held
-        self._kinds = [type(value) for value, _ in held]
+            met = reachable(roots, plain_ways_of if bound.plain else ways_of, bound, whole=bound.plain)
+            self._loose = _loosened(met, set(map(id, roots))) if bound.plain else {}
+        self._held = [(self._loose.get(id(value), value), faces) for value, faces in met] if self._loose else met
+        self._kinds = [type(value) for value, _ in met]
         self.gradients = [_gradient_of(tensor) for tensor in self.of_kind(torch.Tensor) if _is_leaf(tensor)]
         self.contents = Contents()
         """What tensors held; empty until somebody keeps it."""
@@ -96,8 +96,8 @@ class Snapshot:
         if self._settings is not None:
             self._settings.put_back(guard)
         self.contents.put_back(guard)
-        held = _Present(self.objects()).held(self._held) if self._loose else self._held
-        for kind, (value, faces) in zip(self._kinds, held, strict=True):
+        present = _Present(self.objects()).of(self._held) if self._loose else self._held
+        for kind, (value, faces) in zip(self._kinds, present, strict=True):
             if value is GONE or id(value) in without or (faces is EMPTY.get(kind) and not value):
                 continue
             if type(value) is not kind:  # as a lazy layer becomes another one
@@ -158,9 +158,9 @@ def _trained(objects: Snapshot) -> set[int]:
     models = objects.of_kind(torch.nn.Module)
     own = [parameter for model in models for parameter in (*model._parameters.values(), *model._buffers.values()) if parameter is not None]
     for optimizer in objects.of_kind(torch.optim.Optimizer):
-        own += [one for group in optimizer.param_groups for one in group["params"]]
+        own += [parameter for group in optimizer.param_groups for parameter in group["params"]]
         entries = [entry for entry in optimizer.state.values() if isinstance(entry, dict)]
-        own += [one for entry in entries for one in entry.values() if isinstance(one, torch.Tensor)]
+        own += [tensor for entry in entries for tensor in entry.values() if isinstance(tensor, torch.Tensor)]
     return set(map(id, own))
 
 
@@ -209,12 +209,12 @@ def _nowhere() -> None:
     """Where a container without weak references is."""
 
 
-def _loosened(held: list[tuple[Any, Faces]], roots: set[int]) -> dict[int, _Loose]:
-    """Take what was not looked into out of `held`, and what it is in, and so on, up to the roots. Returns it by its id."""
-    known = {id(value): faces for value, faces in held}
+def _loosened(met: list[tuple[Any, Faces]], roots: set[int]) -> dict[int, _Loose]:
+    """Take what was not looked into out of `met`, and what it is in, and so on, up to the roots. Returns it by its id."""
+    known = {id(value): faces for value, faces in met}
     holders: defaultdict[int, list[Any]] = defaultdict(list)
     todo: list[Any] = []
-    for value, faces in held:
+    for value, faces in met:
         for _, parts in faces:
             for part in parts:
                 if not is_leaf(part):
@@ -228,7 +228,7 @@ def _loosened(held: list[tuple[Any, Faces]], roots: set[int]) -> dict[int, _Loos
             loose[id(value)] = _Loose(value)
             loose[id(value)].faces = known.get(id(value), [])
             todo += holders[id(value)]
-    for _, faces in held if loose else ():
+    for _, faces in met if loose else ():
         for _, parts in faces:
             parts[:] = [loose.get(id(part), part) for part in parts]
     return loose
@@ -241,9 +241,9 @@ class _Present:
         self._roots = roots
         self._known: dict[int, Any] = {}
 
-    def held(self, held: list[tuple[Any, Faces]]) -> list[tuple[Any, Faces]]:
+    def of(self, met: list[tuple[Any, Faces]]) -> list[tuple[Any, Faces]]:
         """The same with objects in the places of loose ones, or `GONE`."""
-        return [(self._one(value), [(kind, self._all(parts)) for kind, parts in faces]) for value, faces in held]
+        return [(self._one(value), [(kind, self._all(parts)) for kind, parts in faces]) for value, faces in met]
 
     def _all(self, parts: list[Any]) -> list[Any]:
         return [self._one(part) for part in parts]
@@ -284,27 +284,27 @@ def write_back(value: object, faces: Faces, guard: Guard) -> None:
 
 def reachable(roots: Iterable[object], ways: Callable[[Any], list[Kind]], bound: Bound, *, whole: bool = False) -> list[tuple[Any, Faces]]:
     """Objects and what they hold, the nearest first. What takes too much room is passed by; if `whole`, what is read but in part, too."""
-    found: dict[int, tuple[Any, Faces]] = {}  # also keeps all of them alive, so that no id is given away
+    met: dict[int, tuple[Any, Faces]] = {}  # also keeps all of them alive, so that no id is given away
     level, room_bytes = list(roots), bound.bytes
     for _ in range(bound.levels):
         further: list[object] = []
         for value in level:
             key = id(value)
-            if key in found or len(found) >= bound.objects:
+            if key in met or len(met) >= bound.objects:
                 continue
             if (empty := EMPTY.get(type(value))) is not None and not value:
-                found[key] = value, empty
+                met[key] = value, empty
                 continue
             faces, cost_bytes = _look_at(value, ways(value), room_bytes, whole)
-            found[key] = value, faces
+            met[key] = value, faces
             room_bytes -= cost_bytes
             for kind, parts in faces:
                 further += [part for part in parts if type(part) not in LEAVES]
-                further += [one for one in kind.also(value) if type(one) not in LEAVES]
+                further += [part for part in kind.also(value) if type(part) not in LEAVES]
         if not further:
             break
         level = further
-    return [(value, faces) for value, faces in found.values() if faces]
+    return [(value, faces) for value, faces in met.values() if faces]
 
 
 def _look_at(value: Any, ways: list[Kind], room_bytes: int, whole: bool) -> tuple[Faces, int]:

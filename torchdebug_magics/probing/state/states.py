@@ -75,16 +75,16 @@ def _write_queue(queue: Queue[Any], parts: list[Any]) -> None:
     with queue.mutex:
         new = [item for item in queue.queue if id(item) not in known]
         queue.unfinished_tasks = unfinished + len(new)
-        held: Any = queue.queue
-        held.clear()
-        held.extend(before)
+        items: Any = queue.queue
+        items.clear()
+        items.extend(before)
         for item in new:
-            heapq.heappush(held, item) if isinstance(queue, PriorityQueue) else held.append(item)
+            heapq.heappush(items, item) if isinstance(queue, PriorityQueue) else items.append(item)
 
 
 # --- iterators over what has places: how far they are --------------------------------------------------------------------------
 def _read_iterator(iterator: Any) -> list[Any] | None:
-    """One that is at its end has forgotten what it went over: there is no way back."""
+    """An iterator that is at its end has forgotten what it went over: there is no way back."""
     reduced = iterator.__reduce__()
     return [State(reduced[2:])] if len(reduced) > 2 else None  # noqa: PLR2004 - function, arguments, place
 
@@ -156,7 +156,7 @@ _NUMPYS = {
 
 def _write_objects(array: Any, parts: list[Any]) -> None:
     for place, part in enumerate(parts):
-        index = tuple(int(one) for one in _numpy().unravel_index(place, array.shape)) if array.ndim else ()
+        index = tuple(int(position) for position in _numpy().unravel_index(place, array.shape)) if array.ndim else ()
         if part is not GONE and array[index] is not part:
             array[index] = part
 
@@ -187,7 +187,7 @@ STATES: dict[type, Kind] = {
     **{kind: _file(kind) for kind in (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)},
     **{kind: _in_memory(kind) for kind in (io.StringIO, io.BytesIO)},
     flat_array: _state(
-        lambda held: held[:], lambda held, before: held.__setitem__(slice(None), before), lambda held: len(held) * held.itemsize
+        lambda array: array[:], lambda array, before: array.__setitem__(slice(None), before), lambda array: len(array) * array.itemsize
     ),
     **dict.fromkeys((Queue, LifoQueue, PriorityQueue), QUEUE),
     **dict.fromkeys(_ITERATORS, _ITERATOR),

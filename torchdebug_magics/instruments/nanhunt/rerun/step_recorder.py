@@ -151,7 +151,7 @@ class StepRecorder:
         self._random: RandomState | None = None
         self._done = done
         self._depth = 0
-        self.outermost = OutermostCalls(hooks, guard, self._before, self._after, found=self.models.found_another)
+        self.outermost = OutermostCalls(hooks, guard, self._before, self._after, joined=self.models.found_another)
 
     def attach(self, stack: ExitStack) -> list[torch.nn.Module]:
         """Watch every module that is alive, which it returns, and those still to be made."""

@@ -48,8 +48,8 @@ def unequal_samples(error: BaseException) -> Failure | None:
     if not isinstance(samples, list) or (part := unequal(samples)) is None:
         return None
     which = f"`{part.of}` of " if part.path else ""
-    shapes = [shape(one) or "a scalar" for one in part.shapes[:_SHOWN]]
-    at = next(at for at, one in enumerate(part.shapes) if one != part.shapes[0])
+    shapes = [shape(sizes) or "a scalar" for sizes in part.shapes[:_SHOWN]]
+    at = next(at for at, sizes in enumerate(part.shapes) if sizes != part.shapes[0])
     is_known = isinstance(indices, list) and at < len(indices) and type(indices[at]) is int
     first = f": `dataset[{indices[at]}]` is the first that differs" if is_known else ""
     sentence = f"samples of a batch must have one shape, and {which}these have {', '.join(shapes)}{first}"
@@ -57,14 +57,14 @@ def unequal_samples(error: BaseException) -> Failure | None:
 
 
 def _of_worker(error: BaseException) -> Failure | None:
-    """Of a worker process only the text of the error is here."""
-    found = _IN_WORKER.search(str(error)) if "DataLoader worker" in str(error) else None
-    if found is None:
+    """What went wrong in a worker process, of which only the text of the error is here."""
+    match = _IN_WORKER.search(str(error)) if "DataLoader worker" in str(error) else None
+    if match is None:
         return None
-    shapes = [tuple(map(int, filter(None, one.replace(" ", "").split(",")))) for one in (found[1], found[3]) if one is not None]
+    shapes = [tuple(map(int, filter(None, text.replace(" ", "").split(",")))) for text in (match[1], match[3]) if text is not None]
     sentence = "samples of a batch must have one shape"
     if shapes:
-        sentence += f", and sample {found[2]} has {shape(shapes[0])}, sample {found[4]} {shape(shapes[1])}"
+        sentence += f", and sample {match[2]} has {shape(shapes[0])}, sample {match[4]} {shape(shapes[1])}"
     advice = Fix(code="num_workers=0", verified=False, why="to see which part of the samples it is; then a `collate_fn` that pads it")
     return refusal(error, sentence, op="stack", sizes=shapes, fixes=[advice])
 
@@ -72,7 +72,7 @@ def _of_worker(error: BaseException) -> Failure | None:
 def other_batches(samples: list[Any], part: Part, frames: list[FrameType]) -> list[Fix]:
     """A function of the user's that was made for this, then one that makes this part alone otherwise."""
     own = [value for frame in frames if is_user_code(frame.f_code) for value in frame.f_globals.values() if _collates(value)]
-    tried = [(f"collate_fn={one.__name__}", one, "of your own") for one in {id(one): one for one in own}.values()]
+    tried = [(f"collate_fn={collate.__name__}", collate, "of your own") for collate in {id(collate): collate for collate in own}.values()]
     text, why = _otherwise(part)
     code = _written(part, samples[0], text)
     tried.append((f"collate_fn={code}", lambda batch: eval(code, dict(_NAMES))(batch), why))  # noqa: PLW0108, S307 - the code that is shown, which may not compile
@@ -96,11 +96,11 @@ def _works(run: Callable[[list[Any]], Any], samples: list[Any]) -> bool:
 def _otherwise(part: Part) -> tuple[str, str]:
     """(what a batch makes of this part: an expression with a place for the list of them, why)."""
     shapes = part.shapes
-    ranks = {len(one) for one in shapes}
+    ranks = {len(sizes) for sizes in shapes}
     many = ranks.pop() if len(ranks) == 1 else 0
     differ = [dim for dim, sizes in enumerate(zip(*shapes, strict=False)) if len(set(sizes)) > 1]
-    if many == _PICTURE and differ == [0] and 1 in {one[0] for one in shapes}:
-        channels = max(one[0] for one in shapes)
+    if many == _PICTURE and differ == [0] and 1 in {sizes[0] for sizes in shapes}:
+        channels = max(sizes[0] for sizes in shapes)
         why = "grayscale images among those in color; or `.convert('RGB')` where they are loaded"
         return f"torch.stack([x.expand({channels}, -1, -1) for x in {{0}}])", why
     if many == _PICTURE and 0 not in differ and shapes[0][0] in {1, 3, 4}:
@@ -143,7 +143,7 @@ class Part:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Of each sample's."""
+        """The shape that this part has in each sample."""
         return [_shape(value) for value in self.values]
 
     @property
@@ -153,7 +153,7 @@ class Part:
 
 
 def as_key(key: object) -> str:
-    """As it is written in brackets."""
+    """A key as it is written in brackets."""
     return json.dumps(key, ensure_ascii=False) if isinstance(key, str) else repr(key)
 
 
@@ -173,7 +173,7 @@ def _parts(path: tuple[Any, ...], values: list[Any]) -> Iterator[Part]:
     if isinstance(first, Mapping):
         for key in first:
             yield from _parts((*path, key), [value[key] for value in values if isinstance(value, Mapping) and key in value])
-    elif isinstance(first, (tuple, list)) and len({_shape(value) for value in values}) == 1 and any(_shape(one) for one in first):
+    elif isinstance(first, (tuple, list)) and len({_shape(value) for value in values}) == 1 and any(_shape(value) for value in first):
         for at in range(len(first)):
             yield from _parts((*path, at), [value[at] for value in values])
     else:

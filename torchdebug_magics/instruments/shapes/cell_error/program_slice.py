@@ -44,10 +44,10 @@ class SourceLines(torch.nn.Module):
         for path, part in parts.items():
             owner: torch.nn.Module = self
             *outer, name = path.split(".")
-            for one in outer:
-                if one not in owner._modules:
-                    owner.add_module(one, torch.nn.Module())
-                owner = owner.get_submodule(one)
+            for atom in outer:
+                if atom not in owner._modules:
+                    owner.add_module(atom, torch.nn.Module())
+                owner = owner.get_submodule(atom)
             owner.add_module(name, part)
 
     def forward(self, **given: Any) -> None:

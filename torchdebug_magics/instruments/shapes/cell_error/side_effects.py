@@ -39,9 +39,9 @@ def may_run(node: ast.AST, names: Mapping[str, Any], parts: dict[str, torch.nn.M
     The modules that they call are added to `parts`.
     """
     every = list(ast.walk(node))
-    if any(isinstance(one, _BETWEEN) or _asks_an_object(one, names) for one in every):
+    if any(isinstance(inner, _BETWEEN) or _asks_an_object(inner, names) for inner in every):
         return False
-    calls = [one.func for one in every if isinstance(one, ast.Call)]
+    calls = [inner.func for inner in every if isinstance(inner, ast.Call)]
     return all(_may_call(func, names, parts) or (in_place and _writes_tensor(func, names)) for func in calls)
 
 
@@ -56,17 +56,17 @@ def _writes_tensor(func: ast.expr, names: Mapping[str, Any]) -> bool:
 def _asks_an_object(node: ast.AST, names: Mapping[str, Any]) -> bool:
     """Whether an item, an attribute or a loop runs code of an object's own: ``dataset[3]``, ``for sample in dataset``, a property."""
     if isinstance(node, ast.Attribute):
-        held = value_named(node, names)
-        return isinstance(held, property) and held.fget is not None and is_user_code(getattr(held.fget, "__code__", _NO_CODE))
-    asked = node.value if isinstance(node, ast.Subscript) else node.iter if isinstance(node, ast.comprehension) else None
-    held = value_named(asked, names) if asked is not None else UNKNOWN
-    return held is not UNKNOWN and any(
-        is_user_code(getattr(inspect.getattr_static(type(held), name, None), "__code__", _NO_CODE)) for name in ("__getitem__", "__iter__")
+        value = value_named(node, names)
+        return isinstance(value, property) and value.fget is not None and is_user_code(getattr(value.fget, "__code__", _NO_CODE))
+    container = node.value if isinstance(node, ast.Subscript) else node.iter if isinstance(node, ast.comprehension) else None
+    value = value_named(container, names) if container is not None else UNKNOWN
+    return value is not UNKNOWN and any(
+        is_user_code(getattr(inspect.getattr_static(type(value), name, None), "__code__", _NO_CODE)) for name in ("__getitem__", "__iter__")
     )
 
 
 _NO_CODE = dis.get_instructions.__code__
-"""Of a function that is not the user's."""
+"""The code of a function that is not the user's."""
 
 
 def _may_call(func: ast.expr, names: Mapping[str, Any], parts: dict[str, torch.nn.Module]) -> bool:
@@ -131,8 +131,8 @@ def _module_in(func: ast.expr, names: Mapping[str, Any]) -> tuple[str, torch.nn.
     if not isinstance(chain[-1], ast.Name):
         return None
     for node in reversed(chain):
-        if isinstance(found := value_named(node, names), torch.nn.Module):
-            return ast.unparse(node), found
+        if isinstance(module := value_named(node, names), torch.nn.Module):
+            return ast.unparse(node), module
     return None
 
 
@@ -152,5 +152,5 @@ def value_named(node: ast.expr, names: Mapping[str, Any]) -> Any:
     tables = [getattr(own, "__dict__", {})]
     if isinstance(own, torch.nn.Module):
         tables += [tables[0].get(table) or {} for table in ("_parameters", "_buffers", "_modules")]  # before its `__init__`, it has none
-    held = next((table[node.attr] for table in tables if node.attr in table), UNKNOWN)
-    return inspect.getattr_static(type(own), node.attr, UNKNOWN) if held is UNKNOWN else held
+    value = next((table[node.attr] for table in tables if node.attr in table), UNKNOWN)
+    return inspect.getattr_static(type(own), node.attr, UNKNOWN) if value is UNKNOWN else value

@@ -31,18 +31,18 @@ def refused_checkpoint(error: BaseException) -> Failure | None:
     loading = next((frame for frame in frames if frame.f_code is torch.nn.Module.load_state_dict.__code__), None)
     if loading is None or "size mismatch for" not in str(error):
         return None
-    model, held = loading.f_locals.get("self"), loading.f_locals.get("state_dict")
-    if not isinstance(model, torch.nn.Module) or not isinstance(held, Mapping):
+    model, checkpoint = loading.f_locals.get("self"), loading.f_locals.get("state_dict")
+    if not isinstance(model, torch.nn.Module) or not isinstance(checkpoint, Mapping):
         return None
-    own = {name: tuple(one.shape) for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
-    given = {name: tuple(one.shape) for name, one in held.items() if isinstance(one, torch.Tensor)}
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    given = {name: tuple(tensor.shape) for name, tensor in checkpoint.items() if isinstance(tensor, torch.Tensor)}
     wrong = [name for name in own if name in given and own[name] != given[name]]
     if not wrong:
         return None
-    told = [f"`{name}` is {shape(own[name])} in the model, {shape(given[name])} in the checkpoint" for name in wrong[:_SHOWN]]
+    mismatches = [f"`{name}` is {shape(own[name])} in the model, {shape(given[name])} in the checkpoint" for name in wrong[:_SHOWN]]
     more = f", and {len(wrong) - _SHOWN} more differ" if len(wrong) > _SHOWN else ""
     sizes, names = (own[wrong[0]], given[wrong[0]]), ("model", "checkpoint")
-    return refusal(error, f"{listed(told)}{more}", sizes=sizes, names=names, fixes=_fixes(model, given, wrong, frames))
+    return refusal(error, f"{listed(mismatches)}{more}", sizes=sizes, names=names, fixes=_fixes(model, given, wrong, frames))
 
 
 def _fixes(model: torch.nn.Module, given: Mapping[str, Sizes], wrong: list[str], frames: list[FrameType]) -> list[Fix]:
@@ -50,11 +50,11 @@ def _fixes(model: torch.nn.Module, given: Mapping[str, Sizes], wrong: list[str],
     name = _name_of(model, frames)
     lines: list[str] = []
     changed: list[tuple[int, int]] = []
-    for path in dict.fromkeys(one.rpartition(".")[0] for one in wrong):
-        found = _remade(model.get_submodule(path), path, given)
-        if found is None:
+    for path in dict.fromkeys(key.rpartition(".")[0] for key in wrong):
+        remade = _remade(model.get_submodule(path), path, given)
+        if remade is None:
             return []
-        code, changes = found
+        code, changes = remade
         lines.append(_typed(name, code, is_whole=not path))
         changed += changes
     made = _made_with(model, changed, frames)
@@ -70,7 +70,7 @@ def _typed(name: str, code: str, *, is_whole: bool) -> str:
 
 
 def _name_of(model: torch.nn.Module, frames: list[FrameType]) -> str:
-    names = (name for frame in reversed(frames) if is_user_code(frame.f_code) for name, one in frame.f_locals.items() if one is model)
+    names = (name for frame in reversed(frames) if is_user_code(frame.f_code) for name, value in frame.f_locals.items() if value is model)
     return next(names, "")
 
 
@@ -80,12 +80,12 @@ def _remade(module: torch.nn.Module, path: str, given: Mapping[str, Sizes]) -> t
     wanted = {
         name: given.get(f"{prefix}{name}") for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     }
-    found = arguments(module)
-    if found is None or None in wanted.values():
+    known = arguments(module)
+    if known is None or None in wanted.values():
         return None
-    kind, made_with = found
+    kind, made_with = known
     numbers = [name for name, value in made_with.items() if type(value) is int and value > 0]
-    sizes = sorted({size for one in wanted.values() if one for size in one})
+    sizes = sorted({size for lengths in wanted.values() if lengths for size in lengths})
     for many in range(1, _MOST_CHANGED + 1):
         for names in itertools.combinations(numbers, many):
             for values in itertools.product(sizes, repeat=many):
@@ -100,7 +100,7 @@ def _remade(module: torch.nn.Module, path: str, given: Mapping[str, Sizes]) -> t
 def _has_sizes(kind: type[torch.nn.Module], made_with: Mapping[str, Any], wanted: Mapping[str, Sizes | None]) -> bool:
     new = made_on_meta(kind, made_with)
     tensors = (*new.named_parameters(recurse=False), *new.named_buffers(recurse=False)) if new is not None else ()
-    return new is not None and {name: tuple(one.shape) for name, one in tensors} == wanted
+    return new is not None and {name: tuple(tensor.shape) for name, tensor in tensors} == wanted
 
 
 def _made_with(model: torch.nn.Module, changed: list[tuple[int, int]], frames: list[FrameType]) -> str:

@@ -87,11 +87,11 @@ def _with_len(source: Source, node: ast.ClassDef) -> tuple[str, ast.stmt] | None
     getting = next((function for function in node.body if isinstance(function, ast.FunctionDef) and function.name == "__getitem__"), None)
     index = getting.args.args[1].arg if getting is not None and len(getting.args.args) > 1 else ""
     parts = [part for part in nodes(ast.Subscript, getting) if isinstance(part.slice, ast.Name) and part.slice.id == index]
-    held = sorted({dotted(part.value) for part in parts if dotted(part.value).startswith("self.")})
-    if len(held) != 1:
+    attributes = sorted({dotted(part.value) for part in parts if dotted(part.value).startswith("self.")})
+    if len(attributes) != 1:
         return None
     indent = " " * (node.body[0].col_offset - node.col_offset)
-    own = f"{indent}def __len__(self):\n{indent}{indent}return len({held[0]})"
+    own = f"{indent}def __len__(self):\n{indent}{indent}return len({attributes[0]})"
     return f"{source.text(node, whole=True)}\n\n{own}", node
 
 

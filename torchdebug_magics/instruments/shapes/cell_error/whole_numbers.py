@@ -90,7 +90,7 @@ def _makers(source: Source, names: set[str], *inside: ast.AST) -> Iterator[Place
 
 
 def _divisions(statement: ast.stmt) -> list[ast.BinOp]:
-    """Those that are an assigned value, or that a call or an index is given; none where a float is given beside them."""
+    """The divisions that are an assigned value, or that a call or an index is given; none where a float is given beside them."""
     given = [part for call in nodes(ast.Call, statement) for part in (*call.args, *(keyword.value for keyword in call.keywords))]
     given += [part for node in nodes(ast.Subscript, statement) for part in (node.slice, *_bounds(node.slice))]
     given += [statement.value] if isinstance(statement, ast.Assign) else []

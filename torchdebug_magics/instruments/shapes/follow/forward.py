@@ -110,7 +110,7 @@ def forward(
         failed=origins.failed,
         confirmed=confirmed,
         unchecked=tuple(sorted(origins.unchecked)),
-        used=frozenset(originals.get(one, one) for one in origins.used),
+        used=frozenset(originals.get(tensor_id, tensor_id) for tensor_id in origins.used),
         fakes=fakes,
         made=origins.made,
         reached=origins.count + len(calls.made),

@@ -43,7 +43,7 @@ class Running:
     """The inputs' sizes, likewise."""
     owned: Owned = NOTHING
     shards: dict[str, Sharding] = field(default_factory=dict)
-    """Of the outputs of which other ranks hold parts, by name."""
+    """How the outputs are sharded of which other ranks hold parts, by name."""
 
 
 class Calls:
@@ -79,15 +79,15 @@ class Calls:
         """The innermost call that runs."""
         if self.stack and self.stack[-1] is not None:
             return self.stack[-1]
-        return next((one for one in reversed(self.stack) if one is not None), None)
+        return next((call for call in reversed(self.stack) if call is not None), None)
 
     def owned(self) -> dict[int, str]:
         """The path of each parameter and buffer, by the `id` of what stands there now."""
         root = self._root
-        return {} if root is None else {id(one): path for path, one in (*root.named_buffers(), *root.named_parameters())}
+        return {} if root is None else {id(tensor): path for path, tensor in (*root.named_buffers(), *root.named_parameters())}
 
     def path_of(self, module: torch.nn.Module) -> str:
-        """Its name; of several, the one inside the call that runs."""
+        """The name of a module; of several, the one inside the call that runs."""
         outer = self.current
         return self._names.path(module, outer.module, outer.path) if outer is not None else self._names.path(module, None, "")
 
@@ -191,7 +191,7 @@ class PathNames:
                         self._holders.setdefault(id(unwrapped(child)), []).append((id(module), name))
 
     def path(self, module: torch.nn.Module, outer: torch.nn.Module | None, outer_path: str) -> str:
-        """Its path inside `outer`, the call that runs; its first one where `outer` does not hold it."""
+        """The path of a module inside `outer`, the call that runs; its first one where `outer` does not hold it."""
         if outer is None:
             return self._first.get(id(module), "")
         inside = self._inside(id(module), id(outer))
@@ -203,10 +203,10 @@ class PathNames:
         """From the module up to whoever holds it, nearest first: mostly one step, two through a list."""
         todo, seen = deque([(module, "")]), {module}
         while todo:
-            one, path = todo.popleft()
-            if one == outer:
+            inner, path = todo.popleft()
+            if inner == outer:
                 return path
-            for holder, name in self._holders.get(one, ()):
+            for holder, name in self._holders.get(inner, ()):
                 if holder not in seen:
                     seen.add(holder)
                     todo.append((holder, f"{name}.{path}" if path else name))

@@ -83,8 +83,8 @@ class Origins(TorchFunctionMode):
 
     def made(self, tensor: torch.Tensor) -> Made | None:
         """How it came about; None for a parameter, or what was there before."""
-        found: Made | None = self._made.get(tensor)
-        return found
+        made: Made | None = self._made.get(tensor)
+        return made
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -145,14 +145,14 @@ class Origins(TorchFunctionMode):
         plain: tuple[Any, ...] = ()
         for _, tensor in named_tensors(out):
             if inputs is None:
-                inputs = tuple((sizes(one), self._made.get(one)) for _, one in named_tensors((args, kwargs)))
+                inputs = tuple((sizes(operand), self._made.get(operand)) for _, operand in named_tensors((args, kwargs)))
                 plain = tuple(
                     argument for argument in args if isinstance(argument, (int, float, tuple, list, str)) and not _holds_tensor(argument)
                 )
             of_model = (
                 current is not None
                 or bool(self.used.intersection(map(id, args)))
-                or any(one is not None and one.of_model for _, one in inputs)
+                or any(made is not None and made.of_model for _, made in inputs)
             )
             where = current.path if current else ""
             self._made[tensor] = Made(name, where, number, inputs, sizes(tensor), plain, _line(self._below), of_model)
@@ -179,7 +179,7 @@ def _line(below: CodeType | None) -> tuple[CodeType, int, int] | None:
 
 
 def _holds_tensor(value: Any) -> bool:
-    return isinstance(value, (tuple, list)) and any(isinstance(one, torch.Tensor) for one in value)
+    return isinstance(value, (tuple, list)) and any(isinstance(item, torch.Tensor) for item in value)
 
 
 def is_unchecked(name: str, values: Any, fakes: Fakes) -> bool:

@@ -22,7 +22,7 @@ class Owned:
     trainable: int
     note: str
     shards: Mapping[str, Sharding] = field(default_factory=dict)
-    """Of the parameters of which other ranks hold parts, by name."""
+    """How the parameters are sharded of which other ranks hold parts, by name."""
 
 
 NOTHING = Owned(0, 0, "")
@@ -65,8 +65,8 @@ class Parameters:
     def stand_ins(self, model: torch.nn.Module) -> dict[int, int]:
         """The id of what stands in the place of a parameter now -> the id of the parameter."""
         followable = (module for module in followed(model) if not isinstance(module, torch.jit.ScriptModule))
-        places = ((module._parameters.get(name), one) for module in followable for name, one in self.held_by(module))
-        return {id(stand_in): id(one) for stand_in, one in places if stand_in is not None}
+        places = ((module._parameters.get(name), parameter) for module in followable for name, parameter in self.held_by(module))
+        return {id(stand_in): id(parameter) for stand_in, parameter in places if stand_in is not None}
 
     def counted_at(self, parameter: torch.Tensor) -> str | None:
         """The path of the module that it was counted with."""
@@ -93,7 +93,7 @@ class Parameters:
 
     @property
     def trainable_bytes(self) -> int:
-        """Of these, what gradients will have."""
+        """How many bytes the gradients will have."""
         return sum(size_bytes(local_of(tensor)) for tensor in self._tensors.values() if tensor.requires_grad)
 
     def take(self, path: str, module: torch.nn.Module) -> Owned:
@@ -121,7 +121,7 @@ class Parameters:
 
 
 def own_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those that the module itself holds, by name; of a scripted one all, as its parts run out of sight."""
+    """The parameters that the module itself holds, by name; of a scripted one all, as its parts run out of sight."""
     if isinstance(module, torch.jit.ScriptModule):
         yield from module.named_parameters()
         return
@@ -146,5 +146,5 @@ def packed_weights(module: Any) -> Iterator[torch.Tensor]:
         return
     for name in ("weight", "bias"):
         part = getattr(module, name, None)
-        if callable(part) and isinstance(found := part(), torch.Tensor):
-            yield found
+        if callable(part) and isinstance(tensor := part(), torch.Tensor):
+            yield tensor

@@ -53,7 +53,7 @@ class Saved:
                 self.put_at(tensor, min(given[memory._cdata], memory.nbytes()))
 
     def leave_out(self, model: torch.nn.Module) -> None:
-        """Its parameters and buffers are there anyway."""
+        """Do not count its parameters and buffers, which are there anyway."""
         for module in model.modules():
             self._leave_out(module)
             if any(map(is_shard, module._parameters.values())):
@@ -108,8 +108,8 @@ class Saved:
 
     def _size(self, tensor: torch.Tensor) -> int:
         memory = held_of(tensor).untyped_storage()
-        told = self._sizes.get(memory._cdata)
-        return told[1] if told is not None else memory.nbytes()
+        known = self._sizes.get(memory._cdata)
+        return known[1] if known is not None else memory.nbytes()
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         memory = storage_of(tensor)

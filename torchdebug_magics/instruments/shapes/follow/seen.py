@@ -54,7 +54,7 @@ class Forward:
     unchecked: tuple[str, ...] = ()
     """Ops that refuse some values, and ran on tensors whose values are not known."""
     checked: tuple[str, ...] = ()
-    """Those of them that were asked on real tensors."""
+    """Ops that refuse some values, and were asked on real tensors."""
     used: frozenset[int] = frozenset()
     """The ids of the model's parameters that some op took."""
     fakes: Fakes | None = None
@@ -65,7 +65,7 @@ class Forward:
     """How many functions and modules had been called: how far it came."""
     took_s: float = 0.0
     computed_s: float = 0.0
-    """Of which this thread held a processor: no more on a machine that is busy with other things."""
+    """How long this thread held a processor: no more on a machine that is busy with other things."""
     problems: tuple[str, ...] = ()
     """What could not be put back."""
     notes: tuple[str, ...] = ()
@@ -81,11 +81,11 @@ class Made:
     op: str
     module: str
     number: int
-    """Of the op in this run, by which it can be found again in another run."""
+    """The number of the op in this run, by which it can be found again in another run."""
     inputs: tuple[tuple[tuple[int, ...], Made | None], ...] = field(repr=False)
     shape: tuple[int, ...]
     args: tuple[Any, ...] = field(default=(), repr=False)
-    """Its arguments that are no tensors."""
+    """The arguments of the op that are no tensors."""
     line: tuple[CodeType, int, int] | None = field(default=None, repr=False)
     """The user's own, innermost: its code, its number, and the instruction that ran."""
     of_model: bool = False

@@ -59,8 +59,8 @@ def _overlaps(tensor: torch.Tensor) -> bool:
 
 
 def _write(func: Any, args: tuple[Any, ...]) -> None:
-    def real(one: torch.Tensor) -> torch.Tensor:
-        return torch.zeros((), dtype=one.dtype).expand(one.shape) if one is args[0] else torch.zeros(one.shape, dtype=one.dtype)
+    def real(fake: torch.Tensor) -> torch.Tensor:
+        return torch.zeros((), dtype=fake.dtype).expand(fake.shape) if fake is args[0] else torch.zeros(fake.shape, dtype=fake.dtype)
 
     _ask(func, args, real, "single memory location")
 
@@ -71,20 +71,20 @@ def _check_dtypes(fakes: Fakes, name: str, func: Any, args: tuple[Any, ...]) -> 
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) < 2 and _USUAL.issuperset(dtypes):  # noqa: PLR2004 - they differ
         return
-    asked = func, tuple(one.dtype if isinstance(one, FakeTensor) else type(one) for one in args)
-    if asked in fakes.asked or _only_moves(name, func):
+    question = func, tuple(argument.dtype if isinstance(argument, FakeTensor) else type(argument) for argument in args)
+    if question in fakes.asked or _only_moves(name, func):
         return
-    fakes.asked.add(asked)
+    fakes.asked.add(question)
     if any(tensor.fake_device.type != "cpu" for tensor in tensors) or all(fakes.value(tensor) is not None for tensor in tensors):
         return  # what is known is computed anyway
     few = (*args[:8], 1) if name == "convolution" else args  # in one group
-    _ask(func, few, lambda one: torch.zeros([min(size, 2) for size in one.shape], dtype=one.dtype), _OF_DTYPES)
+    _ask(func, few, lambda tensor: torch.zeros([min(size, 2) for size in tensor.shape], dtype=tensor.dtype), _OF_DTYPES)
     if sum(tensor.numel() for tensor in tensors) <= _SMALL:
         _ask_with_values(lambda _: None, func, args, _OF_DTYPES)
 
 
 def _only_moves(name: str, func: Any) -> bool:
-    is_view = not func._schema.is_mutable and any(one.alias_info is not None for one in func._schema.returns)
+    is_view = not func._schema.is_mutable and any(output.alias_info is not None for output in func._schema.returns)
     return is_view or name in _MOVES or torch.Tag.nondeterministic_seeded in func.tags
 
 
@@ -97,9 +97,9 @@ def _is_out_of_range(name: str, args: tuple[Any, ...]) -> bool:
 
 def _is_quick(fakes: Fakes, args: tuple[Any, ...]) -> bool:
     """Whether there are few elements, and no mask of unknown values, which may name any number of places."""
-    tensors = [one for argument in args for one in (argument if isinstance(argument, (list, tuple)) else [argument])]
-    tensors = [one for one in tensors if isinstance(one, torch.Tensor)]
-    return all(one.numel() <= _SMALL and (one.dtype is not torch.bool or fakes.value(one) is not None) for one in tensors)
+    tensors = [item for argument in args for item in (argument if isinstance(argument, (list, tuple)) else [argument])]
+    tensors = [item for item in tensors if isinstance(item, torch.Tensor)]
+    return all(tensor.numel() <= _SMALL and (tensor.dtype is not torch.bool or fakes.value(tensor) is not None) for tensor in tensors)
 
 
 def _limits(value: Callable[[Any], Any], name: str, args: tuple[Any, ...]) -> Iterator[tuple[torch.Tensor, int, int]]:
@@ -140,11 +140,11 @@ def _ask(func: Any, args: Any, real: Callable[[torch.Tensor], torch.Tensor], sai
 def _ask_with_values(value: Callable[[Any], Any], func: Any, args: tuple[Any, ...], said: str = "") -> None:
     """On zeros, and on those numbers that are known."""
 
-    def real(one: torch.Tensor) -> torch.Tensor:
-        known: torch.Tensor | None = value(one)
+    def real(tensor: torch.Tensor) -> torch.Tensor:
+        known: torch.Tensor | None = value(tensor)
         if known is not None:
             return known.clone() if func._schema.is_mutable else known  # it may come through, and is not to write into what is known
-        zeros = torch.zeros((), dtype=one.dtype).expand(one.shape)
-        return zeros.contiguous() if func._schema.is_mutable and one.numel() <= _MANY else zeros
+        zeros = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        return zeros.contiguous() if func._schema.is_mutable and tensor.numel() <= _MANY else zeros
 
     _ask(func, args, real, said)

@@ -82,8 +82,8 @@ class Suspects:
             pair = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, torch.Tensor)][
                 : 2 if name in PAIRED_LOSSES else None
             ]
-            if len(pair) == 2 and all(type(size) is int for one in pair for size in one.shape):  # noqa: PLR2004 - a pair
-                sides = [Side(sizes(one), made(one), one) for one in pair]
+            if len(pair) == 2 and all(type(size) is int for tensor in pair for size in tensor.shape):  # noqa: PLR2004 - a pair
+                sides = [Side(sizes(tensor), made(tensor), tensor) for tensor in pair]
                 self.first = broadcast(name, sides, site_in(frame), module, locate(frame))
         if self.first is not None:
             self.first = replace(self.first, underlined=underlined_at(frame.f_code, frame.f_lineno, frame.f_lasti))
@@ -91,8 +91,8 @@ class Suspects:
 
 def underlined_at(code: CodeType, line: int, instruction: int) -> tuple[int, int] | None:
     """The expression that runs as (start, end) in its line; None before Python 3.11, and where it is the whole line."""
-    found = span(code, instruction)
-    return None if found is None else part_of_line(linecache.getline(code.co_filename, line), line, found)
+    place = span(code, instruction)
+    return None if place is None else part_of_line(linecache.getline(code.co_filename, line), line, place)
 
 
 def _asking(frame: FrameType, *, through_loss: bool) -> FrameType | None:
@@ -129,14 +129,14 @@ def averaged(made: Made | None) -> Failure | None:
         if step is None or id(step) in seen or made is None or step.shape != made.shape:
             continue
         seen.add(id(step))
-        inner = [one for sizes, one in step.inputs if sizes == made.shape]
-        if inner and all(one is not None for one in inner):
+        inner = [origin for sizes, origin in step.inputs if sizes == made.shape]
+        if inner and all(origin is not None for origin in inner):
             todo += inner
             continue
-        found = _crossed(step)
-        if found is None:
+        failure = _crossed(step)
+        if failure is None:
             return None
-        first = first or found
+        first = first or failure
     return first
 
 
@@ -158,21 +158,21 @@ def _calls(site: EditSite, op: str) -> bool:
 
 def broadcast(name: str, pair: list[Side], site: EditSite, module: str | None, where: Location) -> Failure | None:
     """What is wrong with an op of two operands, in words and with what to write; None where they are meant as they are."""
-    small, large = sorted(pair, key=lambda one: len(one.sizes))
+    small, large = sorted(pair, key=lambda side: len(side.sizes))
     crossing = Crossing.of(small.sizes, large.sizes)
     if crossing is None or not (name in PAIRED_LOSSES or _is_accident(small.made, large.made)):
         return None
-    texts = [site.operand_text(at, one.tensor, direct=True) for at, one in enumerate(pair)]
-    sizes_of = [one.sizes for one in pair]
+    texts = [site.operand_text(at, side.tensor, direct=True) for at, side in enumerate(pair)]
+    sizes_of = [side.sizes for side in pair]
     sentence = f"{crossing.sentence(name, list(zip(texts, sizes_of, strict=True)))}: {crossing.meets}"
     return suspected(sentence, name, module, where, sizes_of, texts, _squeezes(site, pair, crossing))
 
 
 def _is_accident(small: Made | None, large: Made | None) -> bool:
     """Whether a model had a part in it, and nobody gave the larger one its dimension on purpose."""
-    if not any(one is not None and one.of_model for one in (large, small)):
+    if not any(made is not None and made.of_model for made in (large, small)):
         return False
-    if any(one is not None and one.number and not one.inputs for one in (large, small)):  # made of nothing, as by `arange`
+    if any(made is not None and made.number and not made.inputs for made in (large, small)):  # made of nothing, as by `arange`
         return False
     for step in steps(large):
         if step.op in _MEANT or (step.op == "__getitem__" and _asks_for_one(step.args)):
@@ -192,7 +192,7 @@ def _squeezes(site: EditSite, pair: list[Side], crossing: Crossing) -> list[Fix]
     few, many, _ = crossing
     fixes = []
     for dims, change, gives in ((many, "squeeze", few), (few, "unsqueeze", many)) if crossing.dim is not None else ():
-        at = next(at for at, one in enumerate(pair) if one.sizes == dims)
+        at = next(at for at, side in enumerate(pair) if side.sizes == dims)
         node = site.operand_node(at, pair[at].tensor, direct=True)
         if node is not None:
             code = site.changed(node, method(change, crossing.dim).text)
@@ -252,11 +252,11 @@ def _order(before: list[int], after: list[int]) -> tuple[list[_Atom], tuple[int,
         last, to = first + 1, at + 1
         while (left := math.prod(before[first:last])) != (right := math.prod(after[at:to])):
             last, to = (last + 1, to) if left < right else (last, to + 1)
-        found = _block(before[first:last], after[at:to])
-        if found is None:
+        block = _block(before[first:last], after[at:to])
+        if block is None:
             return None
-        parts, place = found
-        atoms += [(first + one, part, size) for one, part, size in parts]
+        parts, place = block
+        atoms += [(first + dim, part, size) for dim, part, size in parts]
         if place is not None and moved is None:
             moved = first + place, before[first + place]
         first, at = last, to
@@ -264,7 +264,7 @@ def _order(before: list[int], after: list[int]) -> tuple[list[_Atom], tuple[int,
 
 
 def _block(before: list[int], after: list[int]) -> tuple[list[_Atom], int | None] | None:
-    """The same of the fewest neighbours that hold as many numbers on both sides; None where it is unknown."""
+    """What `_order` gives, of the fewest neighbours that hold as many numbers on both sides; None where it is unknown."""
     kept = {(size, math.prod(after[at + 1 :])) for at, size in enumerate(after)}
     lost = [at for at, size in enumerate(before) if (size, math.prod(before[at + 1 :])) not in kept and size in after]
     split = _split(list(enumerate(before)), after) if not lost or len(before) == 1 or len(after) == 1 else None
@@ -291,7 +291,7 @@ def _gathered(before: list[tuple[int, int]], after: list[int]) -> list[list[int]
     for many in range(1, len(before) - len(after) + 2):
         for chosen in itertools.combinations(before, many):
             if math.prod(size for _, size in chosen) == after[0]:
-                rest = [one for one in before if one not in chosen]
+                rest = [dim for dim in before if dim not in chosen]
                 if len(after) == 1:
                     return [] if rest else [[place for place, _ in chosen]]
                 if further := _gathered(rest, after[1:]):
@@ -300,9 +300,9 @@ def _gathered(before: list[tuple[int, int]], after: list[int]) -> list[list[int]
 
 
 def _split(before: list[tuple[int, int]], after: list[int]) -> list[list[_Atom]] | None:
-    """Of which parts of the dimensions each new one is made, where that is by splitting and merging neighbours alone."""
+    """The parts of the dimensions of which each new one is made, where that is by splitting and merging neighbours alone."""
     todo = [(place, 0, size) for place, size in before]
-    found: list[list[_Atom]] = []
+    groups: list[list[_Atom]] = []
     for size in after:
         parts: list[_Atom] = []
         left = size
@@ -319,8 +319,8 @@ def _split(before: list[tuple[int, int]], after: list[int]) -> list[list[_Atom]]
                 left = 1
             else:
                 return None
-        found.append(parts)
-    return found if not todo else None
+        groups.append(parts)
+    return groups if not todo else None
 
 
 def _permuted(site: EditSite, x: torch.Tensor, dims: list[int], atoms: list[_Atom]) -> list[Fix]:

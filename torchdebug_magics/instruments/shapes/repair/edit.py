@@ -19,7 +19,7 @@ from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 
 @dataclass(frozen=True)
 class ValueChange:
-    """Of one tensor: as text, and as it is done."""
+    """A change of one tensor: as text, and as it is done."""
 
     text: Callable[[str], str]
     apply: Callable[[Any], Any]
@@ -40,7 +40,7 @@ def method(name: str, *args: Any) -> ValueChange:
 
 
 def then(first: ValueChange, second: ValueChange) -> ValueChange:
-    """Both, one after the other."""
+    """Both changes, one after the other."""
     return ValueChange(lambda x: second.text(first.text(x)), lambda tensor: second.apply(first.apply(tensor)))
 
 
@@ -78,7 +78,7 @@ class Repair:
     ops: tuple[OpEdit, ...] = ()
     calls: tuple[CallEdit, ...] = ()
     inputs: Mapping[str, ValueChange] = field(default_factory=dict)
-    """By the forward's names for them."""
+    """How inputs change, by the forward's names for them."""
     attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Numbers of a module of the user's own, by its path and by name."""
     many: int = 1
@@ -157,12 +157,12 @@ def at_tensor(at: int, change: Callable[[Any], Any], args: Any, kwargs: Any) -> 
     """The arguments with their tensor at this place changed."""
     count = -1
 
-    def one(tensor: torch.Tensor) -> Any:
+    def changed(tensor: torch.Tensor) -> Any:
         nonlocal count
         count += 1
         return change(tensor) if count == at else tensor
 
-    return rebuilt(args, one), rebuilt(kwargs, one)
+    return rebuilt(args, changed), rebuilt(kwargs, changed)
 
 
 def _input(operand: Operand, change: ValueChange) -> Repair | None:

@@ -34,7 +34,7 @@ class Operand:
 
     @property
     def sizes(self) -> Sizes:
-        """Its shape."""
+        """The shape of the tensor."""
         return sizes(self.tensor)
 
     @property
@@ -67,7 +67,7 @@ class FailureFacts:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     operands: tuple[Operand, ...] = ()
-    """Of the op; without one, what the innermost module was given."""
+    """The tensors that the op was given; without an op, those that the innermost module was."""
     path: str | None = None
     module: torch.nn.Module | None = None
     """The innermost one that was running, and its `path`."""
@@ -78,7 +78,7 @@ class FailureFacts:
     """The tensors in the user's own call where the failing module stands inside what was called: by place or name."""
     outer_path: str = ""
     modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
-    """Those that ran, by path."""
+    """The modules that ran, by path."""
     gave: Mapping[str, tuple[Sizes, ...]] = field(default_factory=dict)
     """The shapes that each gave last."""
     inputs: tuple[tuple[str, torch.Tensor], ...] = ()
@@ -140,18 +140,18 @@ def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | Non
     failed = run.failed if run.failed is not None and run.failed.error is run.error else None
     frames = list(traceback.walk_tb(run.error.__traceback__))
     calls = module_calls([frame for frame, _ in frames])
-    running = [one for one in run.calls.made if one.outputs is None]
+    running = [entry for entry in run.calls.made if entry.outputs is None]
     site, after = site_of(run.error)
     below = module_calls([frame for frame, _ in frames[after:]]) if site is not None else calls
     last = running[-1] if running else None
-    inner = next((one for one in reversed(running) if calls and one.module is calls[-1].module), last)
+    inner = next((entry for entry in reversed(running) if calls and entry.module is calls[-1].module), last)
     inner = None if inner is not None and isinstance(inner.module, SourceLines) else inner  # the user's own lines are in no module
     inputs = tuple(named_tensors(run.given.named_values())) if run.given.are_named else ()
     names = {id(tensor): name for name, tensor in inputs}
     call = calls[-1] if calls else None
     given = tuple(
-        Operand(one, _named(one, at, "", site, names, direct=len(below) == 1), owned=False, made=run.made(one))
-        for at, (_, one) in enumerate(named_tensors((call.args, call.kwargs) if call is not None else ()))
+        Operand(tensor, _named(tensor, at, "", site, names, direct=len(below) == 1), owned=False, made=run.made(tensor))
+        for at, (_, tensor) in enumerate(named_tensors((call.args, call.kwargs) if call is not None else ()))
     )
     operands = _operands(failed, site, names, below) if failed is not None else given
     return FailureFacts(
@@ -168,9 +168,9 @@ def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | Non
         given=given,
         call=call,
         outer=_outer(run, below),
-        outer_path=next((one.path for one in running if len(below) > 1 and one.module is below[0].module), ""),
-        modules={one.path: one.module for one in run.calls.made},
-        gave={one.path: tuple(sizes for _, sizes, _, _ in one.outputs) for one in run.calls.made if one.outputs is not None},
+        outer_path=next((entry.path for entry in running if len(below) > 1 and entry.module is below[0].module), ""),
+        modules={entry.path: entry.module for entry in run.calls.made},
+        gave={entry.path: tuple(sizes for _, sizes, _, _ in entry.outputs) for entry in run.calls.made if entry.outputs is not None},
         inputs=inputs,
         site=site,
         caller=run.given.caller,
@@ -183,7 +183,7 @@ def _outer(run: Forward, below: list[FailedCall]) -> tuple[tuple[int | str, Oper
     if len(below) < 2:
         return ()
     given: list[tuple[int | str, Any]] = [*enumerate(below[0].args), *below[0].kwargs.items()]
-    return tuple((key, Operand(one, "", owned=False, made=run.made(one))) for key, one in given if isinstance(one, torch.Tensor))
+    return tuple((key, Operand(value, "", owned=False, made=run.made(value))) for key, value in given if isinstance(value, torch.Tensor))
 
 
 def _said(run: Forward, error: BaseException) -> str:
@@ -206,18 +206,18 @@ _CALL = torch.nn.Module._call_impl.__code__
 
 
 def is_loss(module: torch.nn.Module | None) -> bool:
-    """One of torch's own: it hands its arguments on to the function in it."""
+    """Whether it is a loss of torch's own: it hands its arguments on to the function in it."""
     return type(module).__module__ == torch.nn.modules.loss.__name__
 
 
 def _operands(failed: Failed, site: EditSite | None, names: Mapping[int, str], below: list[FailedCall]) -> tuple[Operand, ...]:
-    found = []
+    operands = []
     for at, ((place, tensor), made) in enumerate(zip(failed.operands, failed.made, strict=True)):
         owned = at in failed.owned
         one_each = not below or not at or is_loss(below[0].module)  # the arguments of the module are those of the op
         name = place if owned else _named(tensor, at, "", site, names, direct=len(below) <= 1 and one_each)
-        found.append(Operand(tensor, name, owned, made))
-    return tuple(found)
+        operands.append(Operand(tensor, name, owned, made))
+    return tuple(operands)
 
 
 def _named(tensor: torch.Tensor, at: int, place: str, site: EditSite | None, names: Mapping[int, str], *, direct: bool) -> str:

@@ -29,8 +29,8 @@ ALWAYS_THROUGH = frozenset(["view", "reshape", "view_as", "reshape_as", "unflatt
 OUR_NAME = re.compile(r"^model(?=\[| = )", re.MULTILINE)
 _WIDE = (5, 3, 2, 1)
 """How many half-way states are taken further after each round; there is one round more."""
-_TWICE = ValueChange(str, lambda one: torch.cat([one, one]))
-_SHORTER = ValueChange(str, lambda one: one[:, :-1])
+_TWICE = ValueChange(str, lambda tensor: torch.cat([tensor, tensor]))
+_SHORTER = ValueChange(str, lambda tensor: tensor[:, :-1])
 _DIMENSIONS = r"\.(?:permute|transpose|flatten|unsqueeze|squeeze|movedim|select|mean|sum|argmax|size)\([^()]*\)|shape\[[^]]*\]|dim=-?\d+"
 """Where a number is a dimension, and no size."""
 
@@ -80,7 +80,7 @@ def fixes(candidates: Sequence[Repair], facts: FailureFacts, reached: int, trial
     search = _Search(trials)
     states = [_State((), facts, reached, complaints=frozenset([_complaint(facts)]))]
     for wide in (*_WIDE, 0):
-        states = sorted(search.round(states, candidates), key=lambda one: (one.remade, one.rank, -one.reached))[:wide]
+        states = sorted(search.round(states, candidates), key=lambda state: (state.remade, state.rank, -state.reached))[:wide]
         if not states or any(way.natural and not way.mixed for way in search.through):
             break
     if not search.through:
@@ -117,7 +117,7 @@ class _Search:
 
     def _tried(self, state: _State, edit: Repair) -> list[_State]:
         # A module that is made anew once more, from what it was made before: one place, not two.
-        kept = tuple(one for one in state.edits if not one.modules or one.modules.keys() - edit.modules.keys())
+        kept = tuple(earlier for earlier in state.edits if not earlier.modules or earlier.modules.keys() - edit.modules.keys())
         edits, rank, remade = (*kept, edit), state.rank + edit.rank, state.remade or len(kept) < len(state.edits)
         run = self._trials.run(edits)
         if run is not None and run.error is None:
@@ -171,10 +171,10 @@ def _in_one(edits: Sequence[Repair], caller: Caller | None) -> list[str]:
 def _with_part(code: str, part: str, new: str) -> str:
     """An expression in which a part, as it reads, is another one; the code itself where it is none, or has no such part."""
     try:
-        whole, other = expression(code), expression(new)
+        whole, instead = expression(code), expression(new)
     except SyntaxError:
         return code
-    return ast.unparse(exchanged(whole, lambda node: other if isinstance(node, ast.expr) and ast.unparse(node) == part else None))
+    return ast.unparse(exchanged(whole, lambda node: instead if isinstance(node, ast.expr) and ast.unparse(node) == part else None))
 
 
 def _of_caller(code: str, caller: Caller | None) -> str:
@@ -212,9 +212,9 @@ def mixed_batch(run: Forward) -> str:
         batches |= {lengths[1] for lengths in inputs} - {1}
     joined = {size for lengths in inputs for size in itertools.accumulate(lengths, operator.mul)}
     for _, tensor in named_tensors(run.output):
-        found = sizes(tensor)
-        if found and not batches.intersection(found) and found[0] not in joined:
-            return f"runs, but returns {shape(found)} for an input of {shape(inputs[0])}: the batch dimension is lost"
+        returned = sizes(tensor)
+        if returned and not batches.intersection(returned) and returned[0] not in joined:
+            return f"runs, but returns {shape(returned)} for an input of {shape(inputs[0])}: the batch dimension is lost"
     return ""
 
 
@@ -226,12 +226,12 @@ def bound_to(edits: Sequence[Repair], run: Forward, again: Callable[[Sequence[Re
     tensors = [(name, tensor) for name, tensor in named_tensors(run.given.named_values()) if tensor.dim()]
     batch, *rest = next((sizes(tensor) for _, tensor in tensors if tensor.dim() > 1), (0,))
     if any(_names(edit, batch) for edit in edits):
-        larger = [Repair("", inputs={name: _TWICE}) for name, one in tensors if sizes(one)[0] == batch]
+        larger = [Repair("", inputs={name: _TWICE}) for name, tensor in tensors if sizes(tensor)[0] == batch]
         if _is_refused(again([*edits, *larger])):
             return f"only for a batch of {batch}"
     steps = rest[0] if len(rest) in {1, 2} else 0
     if steps > 1 and any(_names(edit, steps) for edit in edits):
-        shorter = [Repair("", inputs={name: _SHORTER}) for name, one in tensors if sizes(one)[:2] == (batch, steps)]
+        shorter = [Repair("", inputs={name: _SHORTER}) for name, tensor in tensors if sizes(tensor)[:2] == (batch, steps)]
         return f"only for {steps} steps" if _is_refused(again([*edits, *shorter])) else ""
     return ""
 
@@ -249,4 +249,4 @@ def _names(edit: Repair, size: int) -> bool:
 
 
 def _mentions(numbers: re.Pattern[str], code: str) -> int:
-    return sum(bool(found) for found in numbers.findall(code))
+    return sum(bool(number) for number in numbers.findall(code))

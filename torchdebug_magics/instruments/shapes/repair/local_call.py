@@ -30,7 +30,7 @@ class Mismatch:
     """One size of an operand with which the call fails, and with another in its place succeeds."""
 
     places: tuple[int, ...]
-    """Of the operands: the same tensor may be given twice, and two states have one shape."""
+    """Which operands these are: the same tensor may be given twice, and two states have one shape."""
     operand: Operand
     dims: tuple[int, ...]
     """Counted from the end: -1 is the last one. Several where the operand has this size several times."""
@@ -74,8 +74,8 @@ class LocalCall:
 
     def compute(self) -> bool:
         """Ask with zeros from now on, where that is not much to compute."""
-        held = [*self._module.parameters()] if self._module is not None else []
-        if self._device == "cpu" or sum(one.numel() for one in (*held, *(operand.tensor for operand in self.operands))) > _SMALL:
+        weights = [*self._module.parameters()] if self._module is not None else []
+        if self._device == "cpu" or sum(tensor.numel() for tensor in (*weights, *(operand.tensor for operand in self.operands))) > _SMALL:
             return False
         self._device, self._module = "cpu", _without_data(self._module, "cpu")
         return True
@@ -113,19 +113,19 @@ class LocalCall:
         # Where no size of the call would do, one near by may: a multiple of what it is divided by.
         ways: tuple[tuple[Callable[[int], list[int]], int], ...] = ((lambda _: present, _MOST), (_near, 2))
         for wanted_for, most in ways if self.by_module or len(self.operands) > 1 else reversed(ways):
-            asked = itertools.islice(self._mismatches(wanted_for), _MOST_ASKED)
-            if found := list(itertools.islice(filter(None, asked), most)):
-                return found
+            tried = itertools.islice(self._mismatches(wanted_for), _MOST_ASKED)
+            if mismatches := list(itertools.islice(filter(None, tried), most)):
+                return mismatches
         return []
 
     def _mismatches(self, wanted_for: Callable[[int], Iterable[int]]) -> Iterator[Mismatch | None]:
-        """One for each size that is asked for; None where the call does not take it."""
+        """A mismatch for each size that is asked for; None where the call does not take it."""
         for places in self._groups():
             operand = self.operands[places[0]]
             many = len(operand.sizes)
             each = [(dim - many,) for dim in reversed(range(many))]
             several = [tuple(dim for (dim,) in each if operand.sizes[dim] == size) for size in dict.fromkeys(operand.sizes)]
-            for dims in [*each, *(one for one in several if len(one) > 1)]:
+            for dims in [*each, *(group for group in several if len(group) > 1)]:
                 got = operand.sizes[dims[0]]
                 for wanted in wanted_for(got):
                     mismatch = Mismatch(places, operand, dims, got, wanted)
@@ -138,9 +138,9 @@ class LocalCall:
         given = self._args if self._module is None else [(), {}]
         numbers = [*(made_with[1].values() if made_with is not None else ()), *given[0], *given[1].values()]
         values = [number for value in numbers for number in _numbers(value)]
-        weights = [size for one in (self._module.parameters() if self._module is not None else ()) for size in one.shape]
-        held = [size for operand in sorted(self.operands, key=lambda operand: not operand.owned) for size in operand.sizes]
-        return [fromkey for fromkey in dict.fromkeys([*values, *weights, *held]) if fromkey > 0]
+        weights = [size for parameter in (self._module.parameters() if self._module is not None else ()) for size in parameter.shape]
+        lengths = [size for operand in sorted(self.operands, key=lambda operand: not operand.owned) for size in operand.sizes]
+        return [fromkey for fromkey in dict.fromkeys([*values, *weights, *lengths]) if fromkey > 0]
 
     def _groups(self) -> list[tuple[int, ...]]:
         """The places of several of one shape, such as two states; then those of each tensor, the last one first."""
@@ -148,14 +148,14 @@ class LocalCall:
             range(len(self.operands)),
             key=lambda at: (self.operands[at].owned, len(self.operands[at].sizes) if self.operands[at].owned else 0, -at),
         )
-        same = [tuple(at for at, one in enumerate(self.operands) if one.tensor is self.operands[place].tensor) for place in every]
-        alone = [one for one, *rest in same if one and not rest and not self.operands[one].owned]
+        same = [tuple(at for at, operand in enumerate(self.operands) if operand.tensor is self.operands[place].tensor) for place in every]
+        alone = [at for at, *rest in same if at and not rest and not self.operands[at].owned]
         alike = [tuple(at for at in sorted(alone) if self.operands[at].sizes == self.operands[place].sizes) for place in alone]
         return list(dict.fromkeys([*(places for places in alike if len(places) > 1), *same]))
 
 
 def _near(size: int) -> list[int]:
-    return [size + 1, size + 2, size + 3, *(one for one in (size - 1, size - 2) if one > 0)]
+    return [size + 1, size + 2, size + 3, *(smaller for smaller in (size - 1, size - 2) if smaller > 0)]
 
 
 def _numbers(value: Any) -> list[int]:
@@ -190,6 +190,6 @@ def _without_data(module: torch.nn.Module | None, device: str) -> torch.nn.Modul
 
 
 def _like(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """Of the same shape, and in the same order in memory; no fake, which is slower to ask."""
+    """A tensor of the same shape, and in the same order in memory; no fake, which is slower to ask."""
     new = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=device)
     return new if device == "meta" else new.zero_()

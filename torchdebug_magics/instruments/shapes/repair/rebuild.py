@@ -38,7 +38,7 @@ def arguments(module: nn.Module) -> tuple[type[nn.Module], dict[str, Any]] | Non
         kind = kind.__mro__[1]
     if not _is_torchs(kind) or _wrapper(module) is None or not (module._parameters or kind in _WITHOUT_OWN):
         return None
-    values = {name: _value(module, name, one.default) for name, one in _parameters(kind).items()}
+    values = {name: _value(module, name, parameter.default) for name, parameter in _parameters(kind).items()}
     unknown = any(value is inspect.Parameter.empty or isinstance(value, torch.Tensor) for value in values.values())
     return None if not values or unknown else (kind, values)
 
@@ -55,9 +55,9 @@ def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
         del named["mode"]
     if issubclass(kind, nn.RNN):
         named["nonlinearity"] = inspect.Parameter("nonlinearity", inspect.Parameter.KEYWORD_ONLY, default="tanh")
-    if any(one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD} for one in named.values()):
+    if any(parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD} for parameter in named.values()):
         return {}
-    return {name: one for name, one in named.items() if name not in _PLACES and not name.startswith("_")}
+    return {name: parameter for name, parameter in named.items() if name not in _PLACES and not name.startswith("_")}
 
 
 _PARAMETRIZED = {
@@ -71,8 +71,8 @@ _PARAMETRIZED = {
 def _wrapper(module: nn.Module) -> str | None:
     """The function of torch's that has normed its weight, ``weight_norm``; empty for none, None for one that is not known."""
     hooks = (hook for hook in module._forward_pre_hooks.values() if type(hook).__name__ in _PARAMETRIZED)
-    held = getattr(module, "parametrizations", {})
-    norms = [*hooks, *(one for name in held for one in held[name])]
+    parametrizations = getattr(module, "parametrizations", {})
+    norms = [*hooks, *(norm for name in parametrizations for norm in parametrizations[name])]
     names = {_PARAMETRIZED.get(type(norm).__name__) for norm in norms}
     return names.pop() if len(names) == 1 else None if names else ""
 
@@ -86,8 +86,8 @@ def _value(module: Any, name: str, default: Any) -> Any:
     if name in {"bias", "affine", "elementwise_affine"}:
         if isinstance(getattr(module, name, None), bool):
             return getattr(module, name)
-        held = module.in_proj_bias if isinstance(module, nn.MultiheadAttention) else getattr(module, "bias", None)
-        return held is not None
+        bias = module.in_proj_bias if isinstance(module, nn.MultiheadAttention) else getattr(module, "bias", None)
+        return bias is not None
     if name in {"kdim", "vdim"}:
         return None if getattr(module, name) == module.embed_dim else getattr(module, name)
     value = getattr(module, name, default)
@@ -98,12 +98,12 @@ def _value(module: Any, name: str, default: Any) -> Any:
 
 def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20, why: str = "", **changes: Any) -> list[Repair]:
     """The edit that makes this part anew with some arguments changed; none where it is unknown how it was made."""
-    found = arguments(module) if module is not None else None
-    if module is not None and found is None and (own := _own_class(module, changes)) is not None:
+    known = arguments(module) if module is not None else None
+    if module is not None and known is None and (own := _own_class(module, changes)) is not None:
         return [Repair(f"{as_typed(path or '')} = {own[0]}", why, rank, modules={path or "": own[1]})]
-    if found is None or module is None:
+    if known is None or module is None:
         return []
-    kind, made_with = found
+    kind, made_with = known
     rank += _FROZEN if module._parameters and not any(parameter.requires_grad for parameter in module.parameters()) else 0
     if any(name not in made_with for name in changes):
         return []
@@ -118,7 +118,7 @@ def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20
 def _own_class(module: nn.Module, changes: dict[str, Any]) -> tuple[str, Callable[[nn.Module], nn.Module]] | None:
     """(what to type, what makes it) for a class of the user's own that is one of torch's with another ``__init__``."""
     kind = type(module)
-    base: Any = next(one for one in kind.mro() if _is_torchs(one))
+    base: Any = next(parent for parent in kind.mro() if _is_torchs(parent))
     wanted = {**{name: getattr(module, name, None) for name in _parameters(base)}, **changes}
     numbers = called_with(module) if all(getattr(module, name, None) is not None for name in changes) else None
     for names in itertools.permutations(numbers or (), len(changes)):
@@ -143,7 +143,7 @@ def called_with(module: nn.Module) -> dict[str, Any] | None:
     if hasattr(module, "parametrizations") or not is_user_code(kind.__init__.__code__):
         return None
     state = _state(module)
-    tensors = [one for one in state.values() if isinstance(one, torch.Tensor)]
+    tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
     choices = _choices(module, state)
     if not choices or any(tensor.is_meta for tensor in tensors) or sum(tensor.numel() for tensor in tensors) > _LARGEST:
         return None
@@ -159,7 +159,7 @@ def called_with(module: nn.Module) -> dict[str, Any] | None:
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    """Its own numbers, and all its tensors."""
+    """The own numbers of a module, and all its tensors."""
     own = {name: value for name, value in vars(module).items() if type(value) in {int, float, bool, str} or isinstance(value, torch.Tensor)}
     return {**own, **dict(module.named_parameters()), **dict(module.named_buffers()), "training": True}
 
@@ -178,21 +178,21 @@ def _is_same(new: Any, old: Any) -> bool:
 
 def _choices(module: nn.Module, state: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The values that each argument may have had, the likeliest first; empty where one may be anything."""
-    found: dict[str, list[Any]] = {}
-    numbers = [one for name, one in state.items() if type(one) is int and name != "training"]
-    sizes = [size for one in state.values() if isinstance(one, torch.Tensor) for size in reversed(one.shape) if size > 1]  # the width first
-    for name, one in inspect.signature(type(module)).parameters.items():
-        if one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD}:
+    choices: dict[str, list[Any]] = {}
+    numbers = [value for name, value in state.items() if type(value) is int and name != "training"]
+    sizes = [size for item in state.values() if isinstance(item, torch.Tensor) for size in reversed(item.shape) if size > 1]  # width first
+    for name, parameter in inspect.signature(type(module)).parameters.items():
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
             continue
         kept = vars(module).get(name)
-        usual = [] if one.default is one.empty else [one.default]
+        usual = [] if parameter.default is parameter.empty else [parameter.default]
         if type(kept) in {int, float, bool, str}:
-            found[name] = [kept]
+            choices[name] = [kept]
         elif not usual or type(usual[0]) is int:
-            found[name] = list(dict.fromkeys([*usual, *numbers, *sizes, *(2 * size for size in sizes)]))
+            choices[name] = list(dict.fromkeys([*usual, *numbers, *sizes, *(2 * size for size in sizes)]))
         else:
-            found[name] = usual
-    return found if all(found.values()) else {}
+            choices[name] = usual
+    return choices if all(choices.values()) else {}
 
 
 def quietly(make: Callable[[], nn.Module]) -> nn.Module | None:
@@ -226,7 +226,7 @@ def made_on_meta(kind: type[nn.Module], arguments: Mapping[str, Any]) -> nn.Modu
 def _needed(kind: type[nn.Module], given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that are not the default: some classes refuse what they cannot do, even by its usual value."""
     named = inspect.signature(kind).parameters if is_user_code(kind.__init__.__code__) else _parameters(kind)
-    return {name: given[name] for name, one in named.items() if name in given and given[name] != one.default}
+    return {name: given[name] for name, parameter in named.items() if name in given and given[name] != parameter.default}
 
 
 def _maker(kind: type[nn.Module], new: dict[str, Any]) -> Callable[[nn.Module], nn.Module]:
@@ -244,9 +244,9 @@ def typed(kind: type[nn.Module], new: Mapping[str, Any]) -> str:
     """The call that makes it; what has a default is named, but for the first argument."""
     named = inspect.signature(kind).parameters if is_user_code(kind.__init__.__code__) else _parameters(kind)
     shown = [
-        repr(_short(new[name])) if one.default is one.empty or not at else f"{name}={_short(new[name])!r}"
-        for at, (name, one) in enumerate(named.items())
-        if name in new and new[name] != one.default
+        repr(_short(new[name])) if parameter.default is parameter.empty or not at else f"{name}={_short(new[name])!r}"
+        for at, (name, parameter) in enumerate(named.items())
+        if name in new and new[name] != parameter.default
     ]
     prefix = "nn." if kind.__module__.startswith("torch.nn") else ""
     return f"{prefix}{kind.__name__}({', '.join(shown)})"

@@ -65,7 +65,7 @@ def every_step(made: Made | None, goes_on: Callable[[Made], bool] = lambda _: Tr
 
 def before(made: Made) -> Made | None:
     """What it was made from."""
-    return next((one for _, one in made.inputs if one is not None), None)
+    return next((earlier for _, earlier in made.inputs if earlier is not None), None)
 
 
 def maker(made: Made | None) -> Made | None:

@@ -74,13 +74,13 @@ class EditSite:
         if isinstance(whole, ast.AugAssign) and node is whole.target:
             return f"{ast.unparse(node)} = {text(ast.unparse(node))} {_SIGNS.get(type(whole.op), '+')} {ast.unparse(whole.value)}"
         new, place = expression(text(as_atom(node))), span_of(node)
-        return ast.unparse(exchanged(whole, lambda one: new if type(one) is type(node) and span_of(one) == place else None))
+        return ast.unparse(exchanged(whole, lambda part: new if type(part) is type(node) and span_of(part) == place else None))
 
     def within(self, node: ast.expr) -> EditSite | None:
         """A part of the same statement, as the expression; None where no instruction of the line has its place."""
         wanted = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
         places = enumerate(self.code.co_positions())
-        at = next((2 * place for place, found in places if found == wanted), None)
+        at = next((2 * place for place, position in places if position == wanted), None)
         return None if at is None else replace(self, instruction=at, line=node.lineno, expression=node)
 
     def assigns_over(self, name: str) -> bool:
@@ -94,7 +94,7 @@ class EditSite:
     def _operands(self) -> list[ast.expr]:
         node = self.expression
         if isinstance(node, ast.BinOp):
-            return [one for one in (node.left, node.right) if not isinstance(one, ast.Constant)]
+            return [side for side in (node.left, node.right) if not isinstance(side, ast.Constant)]
         if isinstance(node, ast.AugAssign):
             return [node.target, node.value]
         if isinstance(node, ast.Compare):
@@ -146,19 +146,19 @@ def caller_of(site: EditSite, names: Sequence[str]) -> Caller | None:
 
 def site_of(error: BaseException) -> tuple[EditSite | None, int]:
     """(the innermost line of the user's, how many frames lead to it); None where code of a library lies below it, or none is the user's."""
-    found: tuple[Any, int, int, int] | None = None
+    innermost: tuple[Any, int, int, int] | None = None
     step, depth = error.__traceback__, 0
     while step is not None:
         depth += 1
         kind = owner(step.tb_frame.f_code.co_filename)
         if kind == "user":
-            found = (step.tb_frame, step.tb_lasti, step.tb_lineno, depth)
+            innermost = (step.tb_frame, step.tb_lasti, step.tb_lineno, depth)
         elif kind == "library":
-            found = None
+            innermost = None
         step = step.tb_next
-    if found is None:
+    if innermost is None:
         return None, depth
-    frame, instruction, line, depth = found
+    frame, instruction, line, depth = innermost
     statement, expression = _nodes(frame.f_code, instruction, line)
     return EditSite(frame.f_code, instruction, line, statement, expression, dict(frame.f_locals)), depth
 
@@ -178,8 +178,8 @@ def site_in(frame: FrameType) -> EditSite:
 def assignments(site: EditSite, name: str) -> list[ast.Assign]:
     """The lines of the same function, above this one, that give a variable; the last one first."""
     lines = range(site.code.co_firstlineno, site.line + 1)
-    found = (node for node in nodes(ast.Assign, tree_of(site.code.co_filename)) if node.lineno in lines)
-    return sorted((one for one in found if [dotted(target) for target in one.targets] == [name]), key=lambda one: -one.lineno)
+    above = (node for node in nodes(ast.Assign, tree_of(site.code.co_filename)) if node.lineno in lines)
+    return sorted((node for node in above if [dotted(target) for target in node.targets] == [name]), key=lambda node: -node.lineno)
 
 
 def _nodes(code: CodeType, instruction: int, line: int) -> tuple[ast.stmt | None, ast.AST | None]:

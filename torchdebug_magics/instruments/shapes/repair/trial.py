@@ -206,14 +206,14 @@ class ChangedInputs:
 def _with_change(inputs: Inputs, name: str, change: ValueChange, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
     target = dict(named_tensors(inputs.named_values())).get(name)
 
-    def one(tensor: torch.Tensor) -> Any:
+    def changed(tensor: torch.Tensor) -> Any:
         if tensor is not target:
             return tensor
         with torch.no_grad():
             # A small one for real, so that its numbers stay known.
             return change.apply(tensor if tensor.numel() <= SMALL else stand_in(tensor))
 
-    return replace(inputs, args=rebuilt(inputs.args, one), kwargs=rebuilt(dict(inputs.kwargs), one))
+    return replace(inputs, args=rebuilt(inputs.args, changed), kwargs=rebuilt(dict(inputs.kwargs), changed))
 
 
 def _changed_ops(edits: Sequence[OpEdit]) -> Callable[[Any], Any]:
@@ -234,23 +234,23 @@ def _stands_at(site: EditSite) -> bool:
     return frame.f_lasti == site.instruction or span(frame.f_code, frame.f_lasti) == span(site.code, site.instruction)
 
 
-def fitting_sizes(facts: FailureFacts, found: Diagnosis, trials: Trials) -> tuple[Fix, ...]:
-    """One, where the mismatching size grows with the input's height and width (or length), and some size lets the forward through."""
+def fitting_sizes(facts: FailureFacts, cause: Diagnosis, trials: Trials) -> tuple[Fix, ...]:
+    """A size of the input that lets the forward through, where the mismatching size grows with its height and width (or length)."""
     named = next(((name, tensor) for name, tensor in facts.inputs if tensor.dim() in {3, 4, 5} and tensor.is_floating_point()), None)
-    if (found.fit is None and not found.rounded) or named is None:
+    if (cause.fit is None and not cause.rounded) or named is None:
         return ()
     name, tensor = named
     spatial = tensor.dim() - 2
-    if not found.rounded and not any(isinstance(module, _ALONG[spatial]) for module in facts.modules.values()):
+    if not cause.rounded and not any(isinstance(module, _ALONG[spatial]) for module in facts.modules.values()):
         return ()
     now = tensor.shape[-1]
     if len(set(tensor.shape[2:])) != 1 or now < 2:
         return ()
     trials.allow(2 * _MOST)
     search = _Search(facts, name, tensor, spatial, trials)
-    if found.fit is None:
+    if cause.fit is None:
         return search.multiple(now)
-    first = search.smallest(now, found.fit)
+    first = search.smallest(now, cause.fit)
     if first is None or first < _largest_kernel(facts, spatial):  # a kernel would see but the padding
         return ()
     if now < first and all(search.outcome(size) == 0 for size in (first + 1, 4 * first)):
@@ -289,7 +289,7 @@ class _Search:
 
     def _tried(self, size: int) -> int | None:
         sizes = (*self._tensor.shape[:2], *([size] * self._spatial))
-        change = ValueChange(str, lambda one: one.new_zeros(sizes))
+        change = ValueChange(str, lambda tensor: tensor.new_zeros(sizes))
         run = self._trials.run([Repair("", inputs={self._name: change})])
         if run is None:
             return None
@@ -317,8 +317,8 @@ class _Search:
         for step in (2, 4, 8, 16, 32):
             first = -(-now // step) * step
             if now % step and self.outcome(first) == 0 and self.outcome(first + step) == 0:
-                found = _fix(self._name, _shown(first, self._spatial))
-                return (replace(found, why=f"{found.why}: a multiple of {step}"),)
+                fix = _fix(self._name, _shown(first, self._spatial))
+                return (replace(fix, why=f"{fix.why}: a multiple of {step}"),)
         return ()
 
     def smallest(self, now: int, fit: tuple[int, int]) -> int | None:

@@ -55,9 +55,9 @@ def diagnosis(facts: FailureFacts) -> Diagnosis:
 def _diagnosis(facts: FailureFacts) -> Diagnosis:
     for rule in _RULES:
         # A rule that stumbles over operands that it did not think of must not cost the user the report; it is one line of it.
-        found = facts.guard.run(f"the rule {rule.__module__.rpartition('.')[2]}.{rule.__name__}", rule, facts)
-        if found is not None:
-            return beside(facts, found)
+        cause = facts.guard.run(f"the rule {rule.__module__.rpartition('.')[2]}.{rule.__name__}", rule, facts)
+        if cause is not None:
+            return beside(facts, cause)
     return Diagnosis(_own_words(facts))
 
 

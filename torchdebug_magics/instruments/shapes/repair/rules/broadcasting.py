@@ -43,8 +43,8 @@ def broadcast(facts: FailureFacts) -> Diagnosis | None:
     if pair is None or not _is_elementwise(facts):
         return None
     a, b = pair
-    one, other = facts.operands[a], facts.operands[b]
-    dims = clashes(one.sizes, other.sizes)
+    x, y = facts.operands[a], facts.operands[b]
+    dims = clashes(x.sizes, y.sizes)
     at = dims[0]
     text = (
         f"`{facts.site.text}`"
@@ -52,15 +52,15 @@ def broadcast(facts: FailureFacts) -> Diagnosis | None:
         else f"`{facts.op.strip('_')}`"
     )
     where = f" in `{facts.path}`" if facts.path and not (facts.site is not None and facts.direct) else ""
-    sizes = f"{one.sizes[at]} and {other.sizes[at]} in {_place(at, len(one.sizes), len(other.sizes))}"
-    sentence = f"{text}{where} cannot broadcast {_told(one)} with {_told(other)}: {sizes}"
-    table, other_size = (one, other.sizes[at]) if not of_inputs(one.made) else (other, one.sizes[at])
+    sizes = f"{x.sizes[at]} and {y.sizes[at]} in {_place(at, len(x.sizes), len(y.sizes))}"
+    sentence = f"{text}{where} cannot broadcast {_told(x)} with {_told(y)}: {sizes}"
+    table, other_size = (x, y.sizes[at]) if not of_inputs(x.made) else (y, x.sizes[at])
     long = too_long(facts, other_size, table.sizes[at]) if not of_inputs(table.made) else ""
     sentence += f": {long}" if long else ""
     unspread = any(_spreads(facts, a, b).values())
-    culprit, computed = other if one.made is None else one, of_inputs(one.made) and of_inputs(other.made)
+    culprit, computed = y if x.made is None else x, of_inputs(x.made) and of_inputs(y.made)
     return Diagnosis(
-        sentence, tuple(_edits(facts, a, b)), culprit, None if computed or unspread else (one.sizes[at], other.sizes[at]), rounded=computed
+        sentence, tuple(_edits(facts, a, b)), culprit, None if computed or unspread else (x.sizes[at], y.sizes[at]), rounded=computed
     )
 
 
@@ -83,10 +83,10 @@ def _place(at: int, many: int, others: int) -> str:
     return f"dimension {at + many}" if many == others else f"dimension {at}"
 
 
-def _told(one: Operand) -> str:
-    source = came_from(one.made)
-    named = shown(one)
-    return f"{named}{f' ({source})' if source and (not one.name or one.name not in source) else ''}"
+def _told(x: Operand) -> str:
+    source = came_from(x.made)
+    named = shown(x)
+    return f"{named}{f' ({source})' if source and (not x.name or x.name not in source) else ''}"
 
 
 def _pair(facts: FailureFacts) -> tuple[int, int] | None:
@@ -99,28 +99,28 @@ def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
     spread = _spreads(facts, a, b)
     unspread = any(spread.values())  # then their sizes are right, and stand in the wrong places
     for at, to in ((b, a), (a, b)):
-        one, other = facts.operands[at], facts.operands[to]
+        x, y = facts.operands[at], facts.operands[to]
         later = 0 if at == b else 1
         edits += spread[at]
-        edits += _moved(facts, at, other, 8 + later)
-        if one.owned and not unspread:
-            edits += _sized(one, other)
-        edits += strided(facts, one, other)
-        edits += as_large(facts, one, other, rank=12)
-        edits += unpacked_to(facts, one, other)
-        edits += from_another_level(facts, at, other, 7 + later)
-        edits += projected(facts, at, other, 9 + later)
-        edits += resized(facts, at, other, 14 + later)
-        edits += _cut(facts, at, other, 30 + later) if not unspread else []
-        dims = clashes(one.sizes, other.sizes)
-        pairs = {(one.sizes[dim], other.sizes[dim]) for dim in dims}
-        if len(pairs) == 1 and not of_inputs(one.made):  # a table of positions, or a mask of them
+        edits += _moved(facts, at, y, 8 + later)
+        if x.owned and not unspread:
+            edits += _sized(x, y)
+        edits += strided(facts, x, y)
+        edits += as_large(facts, x, y, rank=12)
+        edits += unpacked_to(facts, x, y)
+        edits += from_another_level(facts, at, y, 7 + later)
+        edits += projected(facts, at, y, 9 + later)
+        edits += resized(facts, at, y, 14 + later)
+        edits += _cut(facts, at, y, 30 + later) if not unspread else []
+        dims = clashes(x.sizes, y.sizes)
+        pairs = {(x.sizes[dim], y.sizes[dim]) for dim in dims}
+        if len(pairs) == 1 and not of_inputs(x.made):  # a table of positions, or a mask of them
             has, wants = pairs.pop()
-            if wants > has or not all(_is_length(facts, one, other, dim) for dim in dims):  # else it is cut where it is used
-                edits += fitted(facts, one, has, wants, rank=16)
+            if wants > has or not all(_is_length(facts, x, y, dim) for dim in dims):  # else it is cut where it is used
+                edits += fitted(facts, x, has, wants, rank=16)
             edits += shortened(facts, wants, has, rank=18)
-        if len(dims) == 1 and dims[0] + len(one.sizes) and not unspread:  # no layer decides how many samples there are
-            edits += producer_edits(facts, one, one.sizes[dims[0]], other.sizes[dims[0]], rank=20 + later)
+        if len(dims) == 1 and dims[0] + len(x.sizes) and not unspread:  # no layer decides how many samples there are
+            edits += producer_edits(facts, x, x.sizes[dims[0]], y.sizes[dims[0]], rank=20 + later)
     return edits
 
 
@@ -128,88 +128,88 @@ def _spreads(facts: FailureFacts, a: int, b: int) -> dict[int, list[Repair]]:
     return {b: _spread(facts, b, facts.operands[a], 4), a: _spread(facts, a, facts.operands[b], 5)}
 
 
-def _spread(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
+def _spread(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
     """A dimension of one put where the other has one more."""
-    one = facts.operands[at]
-    many = len(other.sizes)
-    lacking = many - len(one.sizes)
-    if lacking < 1 or not one.sizes:
+    x = facts.operands[at]
+    many = len(y.sizes)
+    lacking = many - len(x.sizes)
+    if lacking < 1 or not x.sizes:
         return []
     edits: list[Repair] = []
     # Rows to rows, and columns to columns, or to the channels of a picture, where there is a choice.
-    features = 1 if channels_first(other.made) or (one.owned and many in _PICTURES) else many - 1
-    places = list(itertools.combinations(range(many), len(one.sizes)))
+    features = 1 if channels_first(y.made) or (x.owned and many in _PICTURES) else many - 1
+    places = list(itertools.combinations(range(many), len(x.sizes)))
     if lacking > 1:
         places.sort(key=lambda kept: (0 not in kept, features not in kept))
     for kept in places if lacking > 1 else [kept for kept in reversed(places) if 0 in kept]:
-        index = tuple(slice(None) if dim in kept else None for dim in range(kept[0] if one.owned else 0, many))
-        sizes = iter(one.sizes)
-        if _fits(tuple(next(sizes) if dim in kept else 1 for dim in range(len(other.sizes))), other.sizes):
+        index = tuple(slice(None) if dim in kept else None for dim in range(kept[0] if x.owned else 0, many))
+        sizes = iter(x.sizes)
+        if _fits(tuple(next(sizes) if dim in kept else 1 for dim in range(len(y.sizes))), y.sizes):
             edits += on_operand(facts, at, placed(index, lacking), rank=rank, owned=lacking > 1 and features in kept)
     return edits[:2]
 
 
-def _fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return len(one) == len(other) and all(here in {1, there} for here, there in zip(one, other, strict=True))
+def _fits(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    return len(a) == len(b) and all(here in {1, there} for here, there in zip(a, b, strict=True))
 
 
-def _moved(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
-    one = facts.operands[at]
-    if 1 < len(one.sizes) < len(other.sizes) and not of_inputs(one.made):
-        last = other.sizes[-len(one.sizes) :]
-        fits = next((order for order in orders(len(one.sizes)) if tuple(one.sizes[dim] for dim in order) == last), None)
+def _moved(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
+    x = facts.operands[at]
+    if 1 < len(x.sizes) < len(y.sizes) and not of_inputs(x.made):
+        last = y.sizes[-len(x.sizes) :]
+        fits = next((order for order in orders(len(x.sizes)) if tuple(x.sizes[dim] for dim in order) == last), None)
         return anywhere(facts, at, reorder(fits), rank=rank) if fits is not None else []
-    if len(one.sizes) != len(other.sizes) or len(one.sizes) > 5:
+    if len(x.sizes) != len(y.sizes) or len(x.sizes) > 5:
         return []
-    found = (order for order in orders(len(one.sizes)) if not clashes(tuple(one.sizes[dim] for dim in order), other.sizes))
-    alone = not of_inputs(one.made)  # without a batch: what has one place may come to stand where the batch is
-    largest = max(math.prod(one.sizes), math.prod(other.sizes))  # else every number of the one meets several of the other
-    found = (order for order in found if alone or math.prod(map(max, (one.sizes[dim] for dim in order), other.sizes)) <= largest)
-    kept = (order for order in found if order[0] == 0 or sorted(one.sizes) == sorted(other.sizes) or (alone and one.sizes[order[0]] == 1))
+    fitting = (order for order in orders(len(x.sizes)) if not clashes(tuple(x.sizes[dim] for dim in order), y.sizes))
+    alone = not of_inputs(x.made)  # without a batch: what has one place may come to stand where the batch is
+    largest = max(math.prod(x.sizes), math.prod(y.sizes))  # else every number of the one meets several of the other
+    fitting = (order for order in fitting if alone or math.prod(map(max, (x.sizes[dim] for dim in order), y.sizes)) <= largest)
+    kept = (order for order in fitting if order[0] == 0 or sorted(x.sizes) == sorted(y.sizes) or (alone and x.sizes[order[0]] == 1))
     order = next(kept, None)
     return anywhere(facts, at, reorder(order), rank=rank) if order is not None else []
 
 
-def _sized(one: Operand, other: Operand) -> list[Repair]:
+def _sized(x: Operand, y: Operand) -> list[Repair]:
     """The user's own parameter, as long as what it meets; where it broadcasts, it goes on doing so."""
-    sizes = list(one.sizes)
-    for dim in clashes(one.sizes, other.sizes):
-        sizes[dim] = other.sizes[dim]
-    return parameter_edit(one, tuple(sizes), rank=12)
+    sizes = list(x.sizes)
+    for dim in clashes(x.sizes, y.sizes):
+        sizes[dim] = y.sizes[dim]
+    return parameter_edit(x, tuple(sizes), rank=12)
 
 
-def _cut(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
-    one = facts.operands[at]
-    dims = clashes(one.sizes, other.sizes)
-    if len(one.sizes) == len(other.sizes) and -len(one.sizes) in dims:  # rows of the batch are not thrown away
+def _cut(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
+    x = facts.operands[at]
+    dims = clashes(x.sizes, y.sizes)
+    if len(x.sizes) == len(y.sizes) and -len(x.sizes) in dims:  # rows of the batch are not thrown away
         return []
-    if of_inputs(one.made) or any(one.sizes[dim] < other.sizes[dim] or not _is_length(facts, one, other, dim) for dim in dims):
+    if of_inputs(x.made) or any(x.sizes[dim] < y.sizes[dim] or not _is_length(facts, x, y, dim) for dim in dims):
         return []
-    if one.owned:
-        if not isinstance(one.tensor, torch.nn.Parameter):  # features are not thrown away
+    if x.owned:
+        if not isinstance(x.tensor, torch.nn.Parameter):  # features are not thrown away
             return []
         # As long as each sequence; but a picture is as large as the model is made for.
         steps = [tensor.shape[1] for _, tensor in facts.inputs if tensor.dim() in {2, 3}]
-        rank = 11 if all(other.sizes[dim] in steps for dim in dims) else 13
-    ends = tuple(slice(other.sizes[dim]) if dim in dims else slice(None) for dim in range(-len(one.sizes), 0))
-    name = other.name if other.name.isidentifier() else ""
-    texts = [_end(end, name, dim - len(one.sizes)) for dim, end in enumerate(ends)]
+        rank = 11 if all(y.sizes[dim] in steps for dim in dims) else 13
+    ends = tuple(slice(y.sizes[dim]) if dim in dims else slice(None) for dim in range(-len(x.sizes), 0))
+    name = y.name if y.name.isidentifier() else ""
+    texts = [_end(end, name, dim - len(x.sizes)) for dim, end in enumerate(ends)]
     while texts[-1] == ":":
         texts.pop()
     return on_operand(facts, at, subscript(", ".join(texts), ends), rank=rank, why="only the length needed", owned=True)
 
 
-def _is_length(facts: FailureFacts, one: Operand, other: Operand, dim: int) -> bool:
+def _is_length(facts: FailureFacts, x: Operand, y: Operand, dim: int) -> bool:
     """Whether a dimension counts steps or pixels, of which fewer will do; features, heads and channels are not thrown away."""
-    if channels_first(other.made):
-        return dim > 1 - len(other.sizes)
-    if one.tensor.dtype is torch.bool or all(len(sizes) >= _ROWS and sizes[-1] == sizes[-2] for sizes in (one.sizes, other.sizes)):
+    if channels_first(y.made):
+        return dim > 1 - len(y.sizes)
+    if x.tensor.dtype is torch.bool or all(len(sizes) >= _ROWS and sizes[-1] == sizes[-2] for sizes in (x.sizes, y.sizes)):
         return dim >= -_ROWS
     lengths = {tensor.shape[1] for _, tensor in facts.inputs if tensor.dim() > 1}
     if dim != -1:  # with heads, these may stand there
-        return dim == -_ROWS and (len(other.sizes) not in _PICTURES or other.sizes[dim] in lengths)
+        return dim == -_ROWS and (len(y.sizes) not in _PICTURES or y.sizes[dim] in lengths)
     lengths = {tensor.shape[1] for _, tensor in facts.inputs if tensor.dim() == _ROWS}
-    return other.sizes[-1] in lengths and not features_last(other.made)
+    return y.sizes[-1] in lengths and not features_last(y.made)
 
 
 def _end(end: slice, name: str, dim: int) -> str:
@@ -218,19 +218,19 @@ def _end(end: slice, name: str, dim: int) -> str:
     return f":{name}.size({dim})" if name else f":{end.stop}"
 
 
-def unpacked_to(facts: FailureFacts, one: Operand, other: Operand) -> list[Repair]:
+def unpacked_to(facts: FailureFacts, x: Operand, y: Operand) -> list[Repair]:
     """The user's call that unpacks them, with as many steps as what they meet has."""
-    step = next((step for step in steps(one.made) if step.op == _UNPACKS), None)
-    if step is None or step.line is None or step.shape[:2] != one.sizes[:2] or len(other.sizes) < 2:
+    step = next((step for step in steps(x.made) if step.op == _UNPACKS), None)
+    if step is None or step.line is None or step.shape[:2] != x.sizes[:2] or len(y.sizes) < 2:
         return []
-    wrong = [dim for dim in (0, 1) if one.sizes[dim] < other.sizes[dim]]
+    wrong = [dim for dim in (0, 1) if x.sizes[dim] < y.sizes[dim]]
     site = site_at(*step.line)
     call = site.expression
     if len(wrong) != 1 or not isinstance(call, ast.Call) or any(keyword.arg == "total_length" for keyword in call.keywords):
         return []
-    many = other.sizes[wrong[0]]
-    name, dim = next(((name, at) for name, one in facts.inputs for at, size in enumerate(one.shape) if at and size == many), ("", 0))
-    told = f"{name}.size({dim})" if name.isidentifier() else str(many)
-    new = ast.Call(call.func, call.args, [*call.keywords, ast.keyword("total_length", expression(told))])
+    many = y.sizes[wrong[0]]
+    name, dim = next(((name, at) for name, tensor in facts.inputs for at, size in enumerate(tensor.shape) if at and size == many), ("", 0))
+    length = f"{name}.size({dim})" if name.isidentifier() else str(many)
+    new = ast.Call(call.func, call.args, [*call.keywords, ast.keyword("total_length", expression(length))])
     run = OpEdit(site, _UNPACKS, lambda func, args, _: func(*args[:-1], many))
     return [Repair(ast.unparse(new), "as long as before they were packed", 4, ops=(run,))]

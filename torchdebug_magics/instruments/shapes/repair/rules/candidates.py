@@ -130,7 +130,7 @@ def relaid(local: LocalCall, at: int, *, moves: bool = True, later: int = 0) -> 
 def fits_others(local: LocalCall, at: int, change: ValueChange) -> bool:
     """Whether it has as many dimensions then as another operand of the op: with more, all would meet all."""
     x = local.operands[at]
-    others = {len(one.sizes) for place, one in enumerate(local.operands) if place != at}
+    others = {len(operand.sizes) for place, operand in enumerate(local.operands) if place != at}
     try:
         new = change.apply(torch.empty(x.sizes, device="meta"))
     except (IndexError, RuntimeError):
@@ -142,7 +142,7 @@ def fits_others(local: LocalCall, at: int, change: ValueChange) -> bool:
 
 def keeps_batch(local: LocalCall, gives: list[Sizes]) -> bool:
     """Whether the batch that goes in first comes out first."""
-    batches = {one.shape[0] for _, one in local.facts.inputs if one.dim() > 1}
+    batches = {tensor.shape[0] for _, tensor in local.facts.inputs if tensor.dim() > 1}
     batches &= {operand.sizes[0] for operand in local.operands if operand.sizes and of_inputs(operand.made)}
     return len(batches) != 1 or not gives or not gives[0] or gives[0][0] in batches
 
@@ -153,9 +153,9 @@ def lifted(local: LocalCall, at: int) -> Iterator[Repair]:
     if x.owned and len(x.sizes) != _MATRIX:
         return
     for dim in range(int(of_inputs(x.made)), len(x.sizes) + 1):
-        for other in (operand for operand in local.operands if operand is not x):
-            for size in dict.fromkeys(other.sizes):
-                change = then(method("unsqueeze", dim), expanded(other, dim, size, len(x.sizes) + 1))
+        for like in (operand for operand in local.operands if operand is not x):
+            for size in dict.fromkeys(like.sizes):
+                change = then(method("unsqueeze", dim), expanded(like, dim, size, len(x.sizes) + 1))
                 if size > 1 and fits_others(local, at, change) and local.gives({at: change.apply}) is not None:
                     yield from anywhere(local.facts, at, change, rank=6, why="the same for each", owned=True)
 
@@ -163,9 +163,9 @@ def lifted(local: LocalCall, at: int) -> Iterator[Repair]:
 def expanded(like: Operand, dim: int, size: int, many: int) -> ValueChange:
     """A dimension of one, as long as that of another tensor."""
     named = like.name.isidentifier() and size in like.sizes
-    told = f"{like.name}.size({like.sizes.index(size)})" if named else str(size)
-    text = ", ".join(told if place == dim else "-1" for place in range(many))
-    return ValueChange(lambda x: f"{x}.expand({text})", lambda one: one.expand([size if place == dim else -1 for place in range(many)]))
+    length = f"{like.name}.size({like.sizes.index(size)})" if named else str(size)
+    text = ", ".join(length if place == dim else "-1" for place in range(many))
+    return ValueChange(lambda x: f"{x}.expand({text})", lambda x: x.expand([size if place == dim else -1 for place in range(many)]))
 
 
 def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
@@ -184,7 +184,7 @@ def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     yield from relaid(local, at, moves=False)
     if many > 3 and dim == -1 and isinstance(facts.module, nn.Linear):  # a picture
         flat = anywhere(facts, at, method("flatten", 1), rank=12, why=f"{shape(x.sizes[1:])} in one dimension")
-        yield from (together(flat[0], one) for one in rebuilt_module(facts.module, facts.path, in_features=math.prod(x.sizes[1:])) if flat)
+        yield from (together(flat[0], new) for new in rebuilt_module(facts.module, facts.path, in_features=math.prod(x.sizes[1:])) if flat)
     if len(x.sizes) == _IMAGES and dim == -1 and x.sizes[1] * x.sizes[3] == wanted and not channels_first(x.made):
         heads = then(method("transpose", 1, 2), method("flatten", 2))
         yield from anywhere(facts, at, heads, rank=2, why=f"the {x.sizes[1]} heads of {x.sizes[3]} side by side")
@@ -235,8 +235,8 @@ def is_picture(x: Operand) -> bool:
 
 def _is_inside(facts: FailureFacts) -> bool:
     """Whether another module of torch's holds the failing one, and passes on what the user gave it."""
-    outer = [one for path, one in facts.modules.items() if (facts.path or "").startswith(f"{path}.") or (not path and facts.path)]
-    codes = [getattr(type(one).forward, "__code__", _is_inside.__code__) for one in outer if not isinstance(one, _LISTS)]
+    outer = [module for path, module in facts.modules.items() if (facts.path or "").startswith(f"{path}.") or (not path and facts.path)]
+    codes = [getattr(type(module).forward, "__code__", _is_inside.__code__) for module in outer if not isinstance(module, _LISTS)]
     return any(owner(code.co_filename) == "torch" for code in codes)
 
 
@@ -284,7 +284,7 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
 
 
 def _half(value: Any) -> Any:
-    return value // 2 if isinstance(value, int) else tuple(one // 2 for one in value or ())
+    return value // 2 if isinstance(value, int) else tuple(number // 2 for number in value or ())
 
 
 def _other_numbers(numbers: dict[str, Any], got: int, wanted: int) -> Iterator[tuple[int, dict[str, Any], str]]:
@@ -369,12 +369,12 @@ def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     ]
     if len(x.sizes) not in {4, 5} or not others:
         return
-    other = next((other for other in others if other.sizes[mismatch.dim] == mismatch.wanted), others[0])
-    yield from as_large(facts, x, other, rank=12)
+    like = next((operand for operand in others if operand.sizes[mismatch.dim] == mismatch.wanted), others[0])
+    yield from as_large(facts, x, like, rank=12)
     # What was made later is fitted to what it is joined with: a picture on its way up to one on the way down.
-    later = other.made is None or comes_from(x.made, other.made) or local.operands.index(x) == 0
-    change = interpolated(other.name, other.sizes)
-    why = f"{shape(x.sizes[2:])} becomes {shape(other.sizes[2:])}"
+    later = like.made is None or comes_from(x.made, like.made) or local.operands.index(x) == 0
+    change = interpolated(like.name, like.sizes)
+    why = f"{shape(x.sizes[2:])} becomes {shape(like.sizes[2:])}"
     yield from anywhere(facts, mismatch.at, change, rank=6 if later else 7, why=why) if len(local.operands) == _MATRIX else ()
 
 
@@ -384,11 +384,11 @@ def _turned_parameter(facts: FailureFacts, x: Operand, mismatch: Mismatch) -> li
     if step is None or module is None or step.op not in TURNS or len(step.shape) != _MATRIX or not step.inputs:
         return []
     whole = step.inputs[0][0]
-    held = [(name, one) for name, one in module._parameters.items() if one is not None and f".{name}." in x.name]
-    held = [(name, one) for name, one in held if tuple(one.shape) == whole]
-    if len(held) != 1 or step.inputs[0][1] is not None:
+    used = [(name, tensor) for name, tensor in module._parameters.items() if tensor is not None and f".{name}." in x.name]
+    used = [(name, tensor) for name, tensor in used if tuple(tensor.shape) == whole]
+    if len(used) != 1 or step.inputs[0][1] is not None:
         return []
-    ((name, parameter),) = held
+    ((name, parameter),) = used
     whole_path = f"{facts.path}.{name}".lstrip(".")
     return parameter_edit(replace(x, owned=True, tensor=parameter, name=whole_path), mismatch.sizes[::-1])
 
@@ -414,11 +414,11 @@ def _as_steps(order: tuple[int, ...], tensor: torch.Tensor) -> torch.Tensor:
 def other_kind(local: LocalCall, at: int) -> list[Repair]:
     """The same norm for another number of dimensions: ``BatchNorm1d`` in the place of ``BatchNorm2d``."""
     facts, module, x = local.facts, local.facts.module, local.operands[at]
-    other = getattr(nn, f"{type(module).__name__[:-2]}{_DIMENSIONS.get(len(x.sizes), '')}", None)
-    if not isinstance(module, nn.modules.batchnorm._NormBase) or other is None or other is type(module):
+    kind = getattr(nn, f"{type(module).__name__[:-2]}{_DIMENSIONS.get(len(x.sizes), '')}", None)
+    if not isinstance(module, nn.modules.batchnorm._NormBase) or kind is None or kind is type(module):
         return []
     made = arguments(module)
-    like = made_on_meta(other, {**made[1], "num_features": x.sizes[1]}) if made is not None else None
+    like = made_on_meta(kind, {**made[1], "num_features": x.sizes[1]}) if made is not None else None
     return [] if like is None else [edit for edit in rebuilt_module(like, facts.path, rank=12) if local.takes(edit)]
 
 

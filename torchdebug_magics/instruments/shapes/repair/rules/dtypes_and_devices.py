@@ -49,55 +49,53 @@ def _unlike(facts: FailureFacts) -> Diagnosis | None:
     """Operands of several dtypes."""
     assert facts.op is not None
     owned = next((operand for operand in facts.operands if operand.owned), None)
-    odd = [
-        (at, one) for at, one in enumerate(facts.operands) if not one.owned and (owned is None or one.tensor.dtype != owned.tensor.dtype)
-    ]
+    odd = [(at, x) for at, x in enumerate(facts.operands) if not x.owned and (owned is None or x.tensor.dtype != owned.tensor.dtype)]
     if owned is not None and odd:
-        at, one = odd[0]
-        sentence = f"{facts.who} has {short_dtype(owned)} weights, gets {named(one, 'an input')} in {short_dtype(one)}"
+        at, given = odd[0]
+        sentence = f"{facts.who} has {short_dtype(owned)} weights, gets {named(given, 'an input')} in {short_dtype(given)}"
         edits = [edit for at, _ in odd[:1] for edit in cast(facts, at, owned.tensor.dtype, rank=2)]
-        if one.tensor.is_complex() and owned.tensor.is_floating_point() and any(step.op == "stft" for step in steps(one.made)):
+        if given.tensor.is_complex() and owned.tensor.is_floating_point() and any(step.op == "stft" for step in steps(given.made)):
             edits += anywhere(facts, at, method("abs"), rank=4, why="the magnitude, without the phase")
-        return Diagnosis(sentence, tuple(edits), one)
+        return Diagnosis(sentence, tuple(edits), given)
     floats = [operand for operand in facts.operands if operand.tensor.is_floating_point()]
-    meant = floats if len({one.tensor.dtype for one in floats}) > 1 else facts.operands  # the others are indices
-    kinds = {one.tensor.dtype for one in meant}
-    told = ", ".join(f"{named(one, 'an operand')} in {short_dtype(one)}" for one in meant)
+    meant = floats if len({x.tensor.dtype for x in floats}) > 1 else facts.operands  # the others are indices
+    kinds = {x.tensor.dtype for x in meant}
+    dtypes = ", ".join(f"{named(x, 'an operand')} in {short_dtype(x)}" for x in meant)
     edits = []
-    for at, one in enumerate(facts.operands):
-        for kind in sorted(kinds - {one.tensor.dtype} if one in meant else (), key=lambda kind: -kind.itemsize):
+    for at, unlike in enumerate(facts.operands):
+        for kind in sorted(kinds - {unlike.tensor.dtype} if unlike in meant else (), key=lambda kind: -kind.itemsize):
             edits += cast(facts, at, kind, rank=4 if kind.is_floating_point else 9)
-    return Diagnosis(f"`{facts.op.strip('_')}` expects one dtype, gets {told}", tuple(edits), facts.operands[0])
+    return Diagnosis(f"`{facts.op.strip('_')}` expects one dtype, gets {dtypes}", tuple(edits), facts.operands[0])
 
 
 def _inverted(facts: FailureFacts) -> Diagnosis | None:
     """``1 - mask`` of a mask of bool."""
     site = facts.site
     written = site.expression if site is not None and facts.direct else None
-    one = facts.operands[0]
-    if site is None or not isinstance(written, ast.BinOp) or one.tensor.dtype is not torch.bool or facts.op is None:
+    mask = facts.operands[0]
+    if site is None or not isinstance(written, ast.BinOp) or mask.tensor.dtype is not torch.bool or facts.op is None:
         return None
     text = f"`{site.text}` subtracts from a mask of bool"
     if len(facts.operands) > 1 or ast.unparse(written.left) not in {"1", "1.0", "True"}:
-        return Diagnosis(text, tuple(cast(facts, 0, torch.float32, rank=5)), one)
+        return Diagnosis(text, tuple(cast(facts, 0, torch.float32, rank=5)), mask)
     inner = ast.unparse(ast.UnaryOp(ast.Invert(), written.right))
     run = OpEdit(site, facts.op, lambda _, args, __: ~next(argument for argument in args if isinstance(argument, torch.Tensor)))
     edits = [Repair(inner, "the inverse of the mask", 2, ops=(run,)), *cast(facts, 0, torch.float32, rank=8)]
-    return Diagnosis(f"{text}: `~` inverts it", tuple(edits), one)
+    return Diagnosis(f"{text}: `~` inverts it", tuple(edits), mask)
 
 
 def _mask(facts: FailureFacts) -> Diagnosis | None:
     if "attention" in (facts.op or ""):
-        at = next((at for at, one in enumerate(facts.operands) if _is_whole(one.tensor)), len(facts.operands))
+        at = next((at for at, operand in enumerate(facts.operands) if _is_whole(operand.tensor)), len(facts.operands))
     else:
         at = 0 if facts.op == "where" else 1
     if at >= len(facts.operands) or facts.operands[at].tensor.dtype is torch.bool:
         return None
-    one = facts.operands[at]
+    mask = facts.operands[at]
     return Diagnosis(
-        f"`{facts.op}` expects a mask of bool, gets {named(one, 'one')} in {short_dtype(one)}",
+        f"`{facts.op}` expects a mask of bool, gets {named(mask, 'one')} in {short_dtype(mask)}",
         tuple(cast(facts, at, torch.bool, rank=2)),
-        one,
+        mask,
     )
 
 
@@ -109,12 +107,12 @@ def _alone(facts: FailureFacts) -> Diagnosis | None:
     """The operand with whose cast the op runs."""
     if (facts.op or "").strip("_") in {"getitem", "setitem"}:
         return None  # see `subscripts`
-    for at, one in reversed([*enumerate(facts.operands)]):  # what is written to, or looked up in, is the first
-        to = torch.int64 if one.tensor.is_floating_point() else torch.float32
-        if not one.owned and _runs(facts, at, to):
+    for at, operand in reversed([*enumerate(facts.operands)]):  # what is written to, or looked up in, is the first
+        to = torch.int64 if operand.tensor.is_floating_point() else torch.float32
+        if not operand.owned and _runs(facts, at, to):
             meant = "an integer" if to is torch.int64 else "floating point"
-            sentence = f"`{(facts.op or '').strip('_')}` expects {meant}, gets {named(one, 'its input')} in {short_dtype(one)}"
-            return Diagnosis(sentence, tuple(cast(facts, at, to, rank=2)), one)
+            sentence = f"`{(facts.op or '').strip('_')}` expects {meant}, gets {named(operand, 'its input')} in {short_dtype(operand)}"
+            return Diagnosis(sentence, tuple(cast(facts, at, to, rank=2)), operand)
     return None
 
 
@@ -168,10 +166,10 @@ def device(facts: FailureFacts) -> Diagnosis | None:
         sentence = f"`{op}` gets {named(nowhere, 'a tensor')} on meta, without data, and others on {others}{room}"
         return Diagnosis(sentence, (), nowhere)
     home = owned.tensor.device if owned is not None else next((place for place in sorted(places, key=str) if place.type != "cpu"), None)
-    at, odd = next((at, one) for at, one in enumerate(facts.operands) if one.tensor.device != home and one.sizes)
-    told = f"its weights on {home}" if owned is not None else f"a tensor on {home}"
-    sentence = f"{facts.who} has {told}, and {named(odd, 'its input')} is on {odd.tensor.device}"
-    change = ValueChange(lambda x: f"{x}.to({str(home)!r})", lambda one: one.to(home))
+    at, odd = next((at, operand) for at, operand in enumerate(facts.operands) if operand.tensor.device != home and operand.sizes)
+    where = f"its weights on {home}" if owned is not None else f"a tensor on {home}"
+    sentence = f"{facts.who} has {where}, and {named(odd, 'its input')} is on {odd.tensor.device}"
+    change = ValueChange(lambda x: f"{x}.to({str(home)!r})", lambda tensor: tensor.to(home))
     return Diagnosis(sentence, tuple(on_operand(facts, at, change, rank=2)), odd)
 
 
@@ -188,8 +186,8 @@ def written(facts: FailureFacts) -> Diagnosis | None:
     if "some elements of the input" in facts.text:
         memory = x.tensor.untyped_storage().data_ptr()
         others = enumerate(facts.operands[1:], 1)
-        at, read = next(((at, one) for at, one in others if one.tensor.untyped_storage().data_ptr() == memory), (0, x))
-        change = ValueChange("{}.clone()".format, lambda one: one.clone())
+        at, read = next(((at, operand) for at, operand in others if operand.tensor.untyped_storage().data_ptr() == memory), (0, x))
+        change = ValueChange("{}.clone()".format, lambda tensor: tensor.clone())
         repairs = on_operand(facts, at, change, rank=2, why="a copy to read from") if at else []
         return Diagnosis(
             f"{text} writes into the memory that it reads from {told(read)}: read from a copy, `.clone()`", tuple(repairs), read
@@ -206,4 +204,4 @@ def _cloned(facts: FailureFacts) -> list[Repair]:
     """In ``m += x`` the name then stands for the copy."""
     if facts.site is None or not isinstance(facts.site.expression, ast.AugAssign):
         return []
-    return on_operand(facts, 0, ValueChange("{}.clone()".format, lambda one: one.clone()), rank=2, why="separate rows")
+    return on_operand(facts, 0, ValueChange("{}.clone()".format, lambda tensor: tensor.clone()), rank=2, why="separate rows")

@@ -49,21 +49,21 @@ class Earlier:
 
 def earlier(facts: FailureFacts, x: Operand, wanted: int, dim: int = -1) -> Earlier | None:
     """Why another size than the wanted one came, where the last op is not to blame."""
-    if len(x.sizes) <= 2 and dim == -1 and (found := _unbatched(x) or _rebatched(facts, x, wanted) or _stacked(facts, x)):
-        return found
+    if len(x.sizes) <= 2 and dim == -1 and (cause := _unbatched(x) or _rebatched(facts, x, wanted) or _stacked(facts, x)):
+        return cause
     if dim == -1 and (known := _crossed(facts, x) or _unjoined(facts, x, wanted) or _unpooled(x, wanted) or _taken_apart(x, wanted)):
         return known
     return _joined(x, wanted, dim) or (_reduced(x, wanted) if dim == -1 else None)
 
 
-def with_size(facts: FailureFacts, found: Earlier, wanted: int, name: str) -> tuple[Repair, ...]:
-    """Its edits; with the failing module made for what comes then, where that is still another size."""
-    if found.size == wanted:
-        return found.edits
-    if not found.edits:
+def with_size(facts: FailureFacts, cause: Earlier, wanted: int, name: str) -> tuple[Repair, ...]:
+    """The edits of a cause; with the failing module made for what comes then, where that is still another size."""
+    if cause.size == wanted:
+        return cause.edits
+    if not cause.edits:
         return ()
-    remade = rebuilt_module(facts.module, facts.path, **dict[str, Any]({name: found.size}))
-    return tuple(together(edit, one) for edit in found.edits for one in remade)
+    remade = rebuilt_module(facts.module, facts.path, **dict[str, Any]({name: cause.size}))
+    return tuple(together(edit, rebuilt) for edit in cause.edits for rebuilt in remade)
 
 
 def _unbatched(x: Operand) -> Earlier | None:
@@ -71,7 +71,7 @@ def _unbatched(x: Operand) -> Earlier | None:
     line = list(steps(x.made))
     if len(x.sizes) != 2 or not line or line[-1].number:
         return None
-    step = next((one for one in line if _is_unbatched(one) and one.shape[0] == x.sizes[0]), None)
+    step = next((made for made in line if _is_unbatched(made) and made.shape[0] == x.sizes[0]), None)
     given = line[-1]
     if step is None or len(given.shape) != len(step.shape) or not given.op.isidentifier():
         return None
@@ -112,7 +112,7 @@ def _rebatched(facts: FailureFacts, x: Operand, wanted: int) -> Earlier | None:
         before: Sizes = step.inputs[0][0] if step.inputs else ()
         if step.op in RESHAPES and len(before) > len(step.shape) and before[0] in _batches(facts) - {step.shape[0]}:
             size, is_row = math.prod(before[1:]), len(step.shape) == 1
-            if size == wanted or (is_row and any(_is_of_pictures(one) and not _is_unbatched(one) for one in line)):
+            if size == wanted or (is_row and any(_is_of_pictures(made) and not _is_unbatched(made) for made in line)):
                 merged = f"merged the batch of {before[0]} into the features"
                 words = f": `{step.op}` {merged if is_row else f'made {step.shape[0]} rows of a batch of {before[0]}'}"
                 return Earlier(words, _of_module(facts, step) or at_step(step, FLAT), size)
@@ -136,7 +136,7 @@ def squeezed(facts: FailureFacts, x: Operand) -> Earlier | None:
 
 
 def _batches(facts: FailureFacts) -> set[int]:
-    return {one.shape[0] for _, one in facts.inputs if one.dim() > 1}
+    return {tensor.shape[0] for _, tensor in facts.inputs if tensor.dim() > 1}
 
 
 def _stacked(facts: FailureFacts, x: Operand) -> Earlier | None:
@@ -295,5 +295,5 @@ def _side_by_side(facts: FailureFacts, x: Operand, step: Made) -> tuple[Repair, 
     squeezes = next((step for step in steps(x.made) if step.op == "squeeze"), None)
     if squeezes is not None:
         return at_step(squeezes, change)
-    at = next((at for at, one in enumerate(facts.given or facts.operands) if one.tensor is x.tensor), 0)
+    at = next((at for at, operand in enumerate(facts.given or facts.operands) if operand.tensor is x.tensor), 0)
     return tuple(on_operand(replace(facts, operands=facts.given or facts.operands), at, change, rank=1)) if x.sizes == step.shape else ()

@@ -103,13 +103,13 @@ def counted(made: Made | None) -> Counted | None:
     return None
 
 
-def _looked_along(sizes: Sizes, found: Sizes) -> int | None:
+def _looked_along(sizes: Sizes, result: Sizes) -> int | None:
     """The dimension that is not the same in what was found, the last one where it is unknown; None where all are gone."""
-    if not found and len(sizes) > 1:
+    if not result and len(sizes) > 1:
         return None
     for dim in range(len(sizes) - 1, -1, -1):
         before, behind = sizes[:dim], sizes[dim + 1 :]
-        if found == before + behind or (len(found) == len(sizes) and (found[:dim], found[dim + 1 :]) == (before, behind)):
+        if result == before + behind or (len(result) == len(sizes) and (result[:dim], result[dim + 1 :]) == (before, behind)):
             return dim
     return len(sizes) - 1
 
@@ -129,18 +129,18 @@ def is_rounded(made: Made | None) -> bool:
 
 def shortened(facts: FailureFacts, size: int, to: int, *, rank: int = 25) -> list[Repair]:
     """All sequences among the inputs that are `size` long, cut to the length that the model takes."""
-    long = [name for name, one in facts.inputs if one.dim() >= 2 and one.shape[1] == size and not one.is_floating_point()]
+    long = [name for name, tensor in facts.inputs if tensor.dim() >= 2 and tensor.shape[1] == size and not tensor.is_floating_point()]
     if not too_long(facts, size, to) or not 0 < to < size:
         return []
-    cut = ValueChange(lambda x: f"{x}[:, :{to}]", lambda one: one[:, :to])
+    cut = ValueChange(lambda x: f"{x}[:, :{to}]", lambda tensor: tensor[:, :to])
     code = "\n".join(f"{name} = {cut.text(name)}" for name in long)
     return [Repair(code, f"as long as the model takes: {to}", rank, inputs=dict.fromkeys(long, cut), many=len(long))]
 
 
 def too_long(facts: FailureFacts, size: int, to: int) -> str:
     """In words, where an input is a sequence of `size` and the model has `to` positions; empty where none is."""
-    ids = [(name, one) for name, one in facts.inputs if one.dim() > 1 and one.dtype in _IDS]
-    long = next((f"`{name}` is {shape(tuple(one.shape))}" for name, one in ids if one.shape[1] == size), "")
+    ids = [(name, tensor) for name, tensor in facts.inputs if tensor.dim() > 1 and tensor.dtype in _IDS]
+    long = next((f"`{name}` is {shape(tuple(tensor.shape))}" for name, tensor in ids if tensor.shape[1] == size), "")
     if not long or not 0 < to < size:
         return ""
     settings = vars(getattr(facts.modules.get(""), "config", None) or object) if "" in facts.modules else {}
@@ -148,35 +148,33 @@ def too_long(facts: FailureFacts, size: int, to: int) -> str:
     return f"{long}, and the model has {to} positions{f' ({named})' if named else ''}"
 
 
-def beside(facts: FailureFacts, found: Diagnosis) -> Diagnosis:
+def beside(facts: FailureFacts, cause: Diagnosis) -> Diagnosis:
     """Where a library's code failed: an input whose length is not that of the first, named and repaired."""
     if facts.op is None or len(facts.inputs) < 2 or (facts.site is not None and len(facts.operands) < 2):
-        return found
+        return cause
     name, first = facts.inputs[0]
-    odd = [(other, one) for other, one in facts.inputs[1:] if one.dim() == first.dim() == 2 and one.shape != first.shape]
+    odd = [(key, tensor) for key, tensor in facts.inputs[1:] if tensor.dim() == first.dim() == 2 and tensor.shape != first.shape]
     if not odd or first.is_floating_point():
-        return found
-    other, one = odd[0]
+        return cause
+    second_name, second = odd[0]
     met = [sizes for operand in facts.operands for sizes in (operand.sizes[:2], operand.sizes[-2:])]
-    if facts.site is not None and not {tuple(first.shape), tuple(one.shape)} <= set(met):
-        return found  # the user's own code may want them so
-    sentence = f"{found.sentence}; `{other}` is {shape(tuple(one.shape))} beside `{name}` of {shape(tuple(first.shape))}"
-    return replace(found, sentence=sentence, edits=(*_alike(name, first, other, one), *found.edits))
+    if facts.site is not None and not {tuple(first.shape), tuple(second.shape)} <= set(met):
+        return cause  # the user's own code may want them so
+    sentence = f"{cause.sentence}; `{second_name}` is {shape(tuple(second.shape))} beside `{name}` of {shape(tuple(first.shape))}"
+    return replace(cause, sentence=sentence, edits=(*_alike(name, first, second_name, second), *cause.edits))
 
 
-def _alike(name: str, first: torch.Tensor, other: str, one: torch.Tensor) -> list[Repair]:
+def _alike(name: str, first: torch.Tensor, key: str, second: torch.Tensor) -> list[Repair]:
     rows, length = first.shape
-    if one.shape[0] == rows and one.shape[1] > length:
+    if second.shape[0] == rows and second.shape[1] > length:
         cut = ValueChange(lambda x: f"{x}[:, :{length}]", lambda tensor: tensor[:, :length])
-        return [Repair(f"{other} = {cut.text(other)}", f"as long as `{name}`", 5, inputs={other: cut})]
-    fill = "ones" if "mask" in other else "zeros" if "type" in other else ""
+        return [Repair(f"{key} = {cut.text(key)}", f"as long as `{name}`", 5, inputs={key: cut})]
+    fill = "ones" if "mask" in key else "zeros" if "type" in key else ""
     if not fill:
         return []
-    return [
-        Repair(f"{other} = torch.{fill}_like({name})", f"as large as `{name}`", 6, inputs={other: ValueChange(str, _filled(fill, first))})
-    ]
+    return [Repair(f"{key} = torch.{fill}_like({name})", f"as large as `{name}`", 6, inputs={key: ValueChange(str, _filled(fill, first))})]
 
 
 def _filled(fill: str, first: torch.Tensor) -> Any:
     sizes = tuple(first.shape)
-    return lambda one: one.new_ones(sizes) if fill == "ones" else one.new_zeros(sizes)
+    return lambda tensor: tensor.new_ones(sizes) if fill == "ones" else tensor.new_zeros(sizes)

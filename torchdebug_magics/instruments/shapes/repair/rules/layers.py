@@ -31,13 +31,13 @@ _IMAGES = 4
 
 def negative(facts: FailureFacts) -> Diagnosis | None:
     """A size below zero: of a new tensor, or of what a kernel would leave."""
-    if found := _CALCULATED.search(facts.text):
+    if match := _CALCULATED.search(facts.text):
         x = facts.operands[0]
         settings = [
             f"{name} {_plain(getattr(facts.module, name))}" for name in ("kernel_size", "stride", "padding") if hasattr(facts.module, name)
         ]
         with_ = f" with {', '.join(settings)}" if settings else ""
-        size = " x ".join(found["sizes"].replace("x", " ").split())
+        size = " x ".join(match["sizes"].replace("x", " ").split())
         return Diagnosis(f"{facts.who} would return a size of {size} for {told(x)}{with_}", (), x)
     if facts.op not in _MADE_BY_SIZES or not ("non-negative" in facts.text or "negative dimension" in facts.text):
         return None
@@ -57,7 +57,7 @@ def _cut(facts: FailureFacts) -> list[Repair]:
         if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.Sub):
             continue
         left, right = ast.unparse(part.left), ast.unparse(part.right)
-        for name, dim in ((name, dim) for name, one in given.items() if name.isidentifier() for dim in range(one.dim())):
+        for name, dim in ((name, dim) for name, tensor in given.items() if name.isidentifier() for dim in range(tensor.dim())):
             size = given[name].shape[dim]
             if right not in {f"{name}.size({dim})", f"{name}.shape[{dim}]"} or (many := number_named(part.left, names)) is None:
                 continue
@@ -106,11 +106,11 @@ def embedding(facts: FailureFacts) -> Diagnosis | None:
 
 def _beyond(facts: FailureFacts, ids: Operand, values: torch.Tensor, rows: int, wrong: int) -> Diagnosis:
     low, high = int(values.min()), int(values.max())
-    place = [int(one) for one in (values == wrong).nonzero()[0]]
+    place = [int(index) for index in (values == wrong).nonzero()[0]]
     where = f" at {f'`{ids.name}`' if ids.name else ''}{place}" if place else ""
     sentence = f"{facts.who} has {rows} rows (0 to {rows - 1}), gets index {wrong}{where}"
-    found = counted(ids.made)
-    if found is not None and (words := found.words(rows)):
+    counting = counted(ids.made)
+    if counting is not None and (words := counting.words(rows)):
         sentence += f": {words}"
     edits = _embedding_edits(facts, ids, (low, high), rows) if low >= 0 else []
     if maker(ids.made) is not None and not ids.is_input and low == 0:  # positions, counted along a sequence
@@ -124,19 +124,19 @@ def _embedding_edits(facts: FailureFacts, ids: Operand, ends: tuple[int, int], r
     if not isinstance(facts.module, (nn.Embedding, nn.EmbeddingBag)):
         return []
     low, high = ends
-    found = counted(ids.made)
-    last = max(high, found.many - 1) if found is not None else high
+    counting = counted(ids.made)
+    last = max(high, counting.many - 1) if counting is not None else high
     edits = rebuilt_module(facts.module, facts.path, num_embeddings=last + 1, why=f"rows for the indices 0 to {last}")
-    if found is not None and found.before is not None:
-        looked_through = Operand(ids.tensor, "", owned=False, made=found.before)
-        edits += producer_edits(facts, looked_through, found.many, rows, rank=22)
+    if counting is not None and counting.before is not None:
+        looked_through = Operand(ids.tensor, "", owned=False, made=counting.before)
+        edits += producer_edits(facts, looked_through, counting.many, rows, rank=22)
     if high != rows:
         return edits
-    if found is None and is_rounded(ids.made):
-        change = ValueChange(f"{{}}.clamp(max={rows - 1})".format, lambda one: one.clamp(max=rows - 1))
+    if counting is None and is_rounded(ids.made):
+        change = ValueChange(f"{{}}.clamp(max={rows - 1})".format, lambda tensor: tensor.clamp(max=rows - 1))
         edits += on_operand(facts, 0, change, rank=8, why="no index beyond the last row")
     if low >= 1:
-        edits += on_operand(facts, 0, ValueChange(lambda x: f"{x} - 1", lambda one: one - 1), rank=30, why="indices starting at 0")
+        edits += on_operand(facts, 0, ValueChange(lambda x: f"{x} - 1", lambda tensor: tensor - 1), rank=30, why="indices starting at 0")
     return edits
 
 
@@ -150,7 +150,7 @@ def norm(facts: FailureFacts) -> Diagnosis | None:
 
 
 def _evaluated(facts: FailureFacts) -> list[Repair]:
-    parts = {path: _in_evaluation for path, one in facts.modules.items() if isinstance(one, nn.modules.batchnorm._NormBase)}
+    parts = {path: _in_evaluation for path, module in facts.modules.items() if isinstance(module, nn.modules.batchnorm._NormBase)}
     if "" in parts or facts.path is None:
         return []
     parts[facts.path] = _in_evaluation
@@ -158,9 +158,9 @@ def _evaluated(facts: FailureFacts) -> list[Repair]:
 
 
 def _in_evaluation(old: nn.Module) -> nn.Module:
-    one = copy.copy(old)
-    one.__dict__ = dict(old.__dict__)
-    return one.eval()
+    module = copy.copy(old)
+    module.__dict__ = dict(old.__dict__)
+    return module.eval()
 
 
 def left_out(facts: FailureFacts) -> list[Repair]:
@@ -170,7 +170,7 @@ def left_out(facts: FailureFacts) -> list[Repair]:
     """
     for name, loader in _loaders(facts.caller.site) if facts.caller is not None else ():
         if (sizes := _sizes(loader)) is not None:
-            ones = [one for one, tensor in facts.inputs if tensor.dim() and tensor.shape[0] == 1]
+            ones = [key for key, tensor in facts.inputs if tensor.dim() and tensor.shape[0] == 1]
             twice = ValueChange(lambda x: x, lambda tensor: torch.cat([tensor, tensor]))
             why = "{} rows in batches of {} leave a last one of a single row".format(*sizes)
             return [Repair(f"{name} = DataLoader(..., batch_size={sizes[1]}, drop_last=True)", why, 5, inputs=dict.fromkeys(ones, twice))]
@@ -178,7 +178,7 @@ def left_out(facts: FailureFacts) -> list[Repair]:
 
 
 def _loaders(site: EditSite) -> Iterator[tuple[str, DataLoader[Any]]]:
-    """Those that the loops around a line go through, by name."""
+    """The loaders that the loops around a line go through, by name."""
     loops = (loop for loop in enclosing(tree_of(site.code.co_filename), site.line) if isinstance(loop, ast.For))
     for part in nodes(ast.Name, *(loop.iter for loop in loops)):
         if isinstance(loader := site.names.get(part.id), DataLoader):

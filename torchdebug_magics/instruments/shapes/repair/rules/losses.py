@@ -77,10 +77,10 @@ def _pairs(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis |
 def _same_numbers(facts: FailureFacts, scores: Operand, target: Operand) -> list[Repair]:
     """As many numbers on both sides, but for the dimensions in which they stand."""
     edits: list[Repair] = []
-    for at, (one, other) in enumerate(((scores, target), (target, scores))):
-        for dim in reversed(range(len(one.sizes))):
-            if one.sizes[dim] == 1 and (*one.sizes[:dim], *one.sizes[dim + 1 :]) == other.sizes:
-                shown = -1 if dim == len(one.sizes) - 1 else dim
+    for at, (x, y) in enumerate(((scores, target), (target, scores))):
+        for dim in reversed(range(len(x.sizes))):
+            if x.sizes[dim] == 1 and (*x.sizes[:dim], *x.sizes[dim + 1 :]) == y.sizes:
+                shown = -1 if dim == len(x.sizes) - 1 else dim
                 edits += _cast_too(facts, at, method("squeeze", shown), rank=3)
                 edits += _cast_too(facts, 1 - at, method("unsqueeze", shown), rank=4)
     if math.prod(scores.sizes[1:]) == math.prod(target.sizes[1:]) and scores.sizes[:1] == target.sizes[:1]:
@@ -145,10 +145,10 @@ def classes_and_scores(facts: FailureFacts, scores: Operand, target: Operand) ->
     """Cross entropy and its like: the classes stand in dimension 1, and the target has one number for each."""
     op = f"`{facts.op}`"
     many = len(scores.sizes)
-    if many == 2 and len(target.sizes) == 1 and scores.sizes[0] != target.sizes[0] and (found := _one_hot(facts, scores, target)):
-        return found
-    if target.sizes and target.sizes[0] != scores.sizes[0] and (found := _other_rows(facts, scores, target)):
-        return found
+    if many == 2 and len(target.sizes) == 1 and scores.sizes[0] != target.sizes[0] and (cause := _one_hot(facts, scores, target)):
+        return cause
+    if target.sizes and target.sizes[0] != scores.sizes[0] and (cause := _other_rows(facts, scores, target)):
+        return cause
     classes = scores.sizes[1] if many > 1 else scores.sizes[0] if many else 0
     wanted = (*scores.sizes[:1], *scores.sizes[2:]) if many > 1 else ()
     if target.sizes == scores.sizes and not target.tensor.is_floating_point():
@@ -184,7 +184,7 @@ def resized_output(facts: FailureFacts, scores: Operand, like: Operand, size: st
     whole = like.sizes[2:]
     change = ValueChange(
         lambda x: f"F.interpolate({x}, size={size}, mode='bilinear')",
-        lambda one: nn.functional.interpolate(one, size=whole, mode="bilinear"),
+        lambda tensor: nn.functional.interpolate(tensor, size=whole, mode="bilinear"),
     )
     return on_operand(facts, 0, change, rank=20, why=f"{shape(scores.sizes[2:])} becomes {shape(whole)}")
 
@@ -195,7 +195,7 @@ def last_step(facts: FailureFacts, scores: Operand, wanted: tuple[int, ...]) -> 
     first = 1 if getattr(module, "batch_first", False) else 0
     if module is None or (*scores.sizes[:first], *scores.sizes[first + 1 :]) != wanted:
         return []
-    change = ValueChange(lambda x: f"{x}[:, -1]" if first else f"{x}[-1]", lambda one: one.select(first, -1))
+    change = ValueChange(lambda x: f"{x}[:, -1]" if first else f"{x}[-1]", lambda tensor: tensor.select(first, -1))
     return on_operand(facts, 0, change, rank=2, why="the last step alone")
 
 
@@ -269,5 +269,5 @@ def _out_of_range(facts: FailureFacts, scores: Operand, target: Operand, classes
     sentence = f"`{facts.op}` has scores of {classes} classes (0 to {classes - 1}), and {named(target, 'the target')} holds class {wrong}"
     edits = producer_edits(facts, scores, classes, wrong + 1, rank=10) if wrong >= classes else []
     if wrong == classes and int(kept.min()) >= 1:
-        edits += on_operand(facts, 1, ValueChange(lambda x: f"{x} - 1", lambda one: one - 1), rank=12, why="classes starting at 0")
+        edits += on_operand(facts, 1, ValueChange(lambda x: f"{x} - 1", lambda tensor: tensor - 1), rank=12, why="classes starting at 0")
     return Diagnosis(sentence, tuple(edits), scores)

@@ -32,7 +32,7 @@ def swapped(local: LocalCall) -> list[Repair]:
     if local.gives({0: lambda tensor: tensor.new_empty(b.sizes), 1: lambda tensor: tensor.new_empty(a.sizes)}) is None:
         return []
     square = len(b.sizes) == 2 and b.sizes[0] == b.sizes[1]
-    batches = {one.shape[0] for _, one in facts.inputs if one.dim() > 1}
+    batches = {tensor.shape[0] for _, tensor in facts.inputs if tensor.dim() > 1}
     if not square and of_inputs(a.made) and of_inputs(b.made) and b.sizes[-1] in batches:
         return []
     code = ast.unparse(ast.BinOp(written.right, ast.MatMult(), written.left))
@@ -102,7 +102,7 @@ def first_rows(local: LocalCall, mismatch: Mismatch) -> list[Repair]:
     many = len(local.operands) > 2
 
     def cut(value: Any) -> Any:
-        return tuple(one[:, :rows].contiguous() for one in value) if many else value[:, :rows].contiguous()
+        return tuple(state[:, :rows].contiguous() for state in value) if many else value[:, :rows].contiguous()
 
     def changed(args: Any, kwargs: Any) -> tuple[Any, Any]:
         return (args[0], cut(args[1]), *args[2:]), kwargs

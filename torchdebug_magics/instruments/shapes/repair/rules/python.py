@@ -57,7 +57,7 @@ def unpacking(facts: FailureFacts) -> Diagnosis | None:
 
 
 def _chunks(site: EditSite, statement: ast.Assign, many: int) -> list[Repair]:
-    """As many pieces as there are names for them."""
+    """The call that makes as many pieces as there are names for them."""
     call = statement.value
     if not isinstance(call, ast.Call) or last_name(call.func) != "chunk" or not call.args:
         return []
@@ -92,7 +92,7 @@ def _owner_of_shape(value: ast.expr) -> ast.expr | None:
 
 
 def _edits(facts: FailureFacts, x: Operand, many: int) -> list[Repair]:
-    """Of the model's own input only: elsewhere it is not known which dimension was lost."""
+    """Edits of the model's own input only: elsewhere it is not known which dimension was lost."""
     at = next((at for at, operand in enumerate(facts.operands) if operand.tensor is x.tensor), None)
     if at is None or not any(tensor is x.tensor for _, tensor in facts.inputs):
         return []
@@ -113,19 +113,19 @@ def picture(facts: FailureFacts) -> Diagnosis | None:
     """``Input image size (48*48) doesn't match model (32*32)``: two sizes, of which one is the input's."""
     if facts.op is not None or facts.site is not None:
         return None
-    told = {(int(high), int(wide)) for high, wide in _SIZE.findall(facts.text)}
-    for name, one in facts.inputs:
-        wanted = told - {tuple(one.shape[2:])}
-        if one.dim() == _IMAGE and len(told) == 2 and len(wanted) == 1:
+    sizes = {(int(high), int(wide)) for high, wide in _SIZE.findall(facts.text)}
+    for name, image in facts.inputs:
+        wanted = sizes - {tuple(image.shape[2:])}
+        if image.dim() == _IMAGE and len(sizes) == 2 and len(wanted) == 1:
             size = wanted.pop()
-            sentence = f"{facts.who} expects images of {shape(size)}, and `{name}` is {shape(tuple(one.shape))}"
-            return Diagnosis(sentence, (_resized(name, one, size),))
+            sentence = f"{facts.who} expects images of {shape(size)}, and `{name}` is {shape(tuple(image.shape))}"
+            return Diagnosis(sentence, (_resized(name, image, size),))
     return None
 
 
-def _resized(name: str, one: torch.Tensor, size: tuple[int, int]) -> Repair:
+def _resized(name: str, image: torch.Tensor, size: tuple[int, int]) -> Repair:
     change = ValueChange(f"F.interpolate({{}}, size={size})".format, lambda tensor: functional.interpolate(tensor, size=size))
-    why = f"{shape(tuple(one.shape[2:]))} becomes {shape(size)}"
+    why = f"{shape(tuple(image.shape[2:]))} becomes {shape(size)}"
     return Repair(f"{name} = {change.text(name)}", why, 10, inputs={name: change})
 
 
@@ -138,8 +138,8 @@ def absent(facts: FailureFacts) -> Diagnosis | None:
     given = {name for name, _ in facts.inputs}
     for part in reversed((facts.path or "").split(".")):
         if (name := f"{part}_input_ids") in wanted and name not in given:
-            other = ", or `labels`, from which the model computes it" if "labels" in wanted else ""
-            return Diagnosis(f"`{facts.path}` received no input: pass `{name}` to the model{other}")
+            or_labels = ", or `labels`, from which the model computes it" if "labels" in wanted else ""
+            return Diagnosis(f"`{facts.path}` received no input: pass `{name}` to the model{or_labels}")
     return None
 
 
@@ -152,12 +152,12 @@ def unpacked(facts: FailureFacts) -> Diagnosis | None:
         if isinstance(node, ast.Name) and isinstance(site.names.get(node.id), tuple):
             for assigned in assignments(site, node.id):
                 value = site.names[node.id]
-                if (found := called(facts, site, assigned.value)) is not None and value and isinstance(value[0], torch.Tensor):
+                if (path := called(facts, site, assigned.value)) is not None and value and isinstance(value[0], torch.Tensor):
                     call = ast.unparse(assigned.value)
                     code = f"{node.id}, _ = {call}" if len(value) == _PAIR else f"{node.id} = {call}[0]"
-                    return _told(facts, found, f"`{node.id}`", code, value)
-        if isinstance(node, ast.expr) and (found := called(facts, site, node)) and isinstance(facts.modules[found], _RETURN_TUPLES):
-            return _told(facts, found, f"`{ast.unparse(node)}`", f"{ast.unparse(node)}[0]", None)
+                    return _told(facts, path, f"`{node.id}`", code, value)
+        if isinstance(node, ast.expr) and (path := called(facts, site, node)) and isinstance(facts.modules[path], _RETURN_TUPLES):
+            return _told(facts, path, f"`{ast.unparse(node)}`", f"{ast.unparse(node)}[0]", None)
     return None
 
 
@@ -166,12 +166,12 @@ def called(facts: FailureFacts, site: EditSite, node: ast.expr) -> str | None:
     if not isinstance(node, ast.Call):
         return None
     module = value_named(node.func, site.names)
-    return next((path for path, one in facts.modules.items() if one is module), None)
+    return next((path for path, part in facts.modules.items() if part is module), None)
 
 
 def _told(facts: FailureFacts, path: str, what: str, code: str, value: object) -> Diagnosis:
     module = facts.modules[path]
-    parts = [shape(tuple(one.shape)) for _, one in named_tensors(value)]
+    parts = [shape(tuple(tensor.shape)) for _, tensor in named_tensors(value)]
     of = f" of {' and '.join(parts[:3])}" if parts else ""
     if isinstance(module, _RETURN_TUPLES):
         of = f": {_pair_of(module)}{f'; the output is {parts[0]}' if parts else ''}"
@@ -186,12 +186,12 @@ def _pair_of(module: torch.nn.Module) -> str:
 
 def tuples(facts: FailureFacts) -> Diagnosis | None:
     """The (output, state) of a recurrent module, or any tuple, where a tensor is wanted."""
-    found = re.match(r"(?P<op>\w+)\(\): argument '(?P<name>\w+)' \(position \d+\) must be Tensor, not (?P<kind>[\w.]+)", facts.text)
-    if found is None or (facts.call is None and facts.module is None):
+    match = re.match(r"(?P<op>\w+)\(\): argument '(?P<name>\w+)' \(position \d+\) must be Tensor, not (?P<kind>[\w.]+)", facts.text)
+    if match is None or (facts.call is None and facts.module is None):
         return None
     given = facts.call.args[0] if facts.call is not None and facts.call.args else None
-    what = f"a {found['kind']}"
-    makers = [path for path, one in facts.modules.items() if isinstance(one, _RETURN_TUPLES)]
+    what = f"a {match['kind']}"
+    makers = [path for path, module in facts.modules.items() if isinstance(module, _RETURN_TUPLES)]
     if parts := _parts(given):
         shapes = ", ".join(f"`{name}` {shape(tuple(part.shape))}" for name, part in list(parts.items())[:4])
         edits = [edit for rank, (name, part) in enumerate(parts.items(), 2) for edit in _member(facts, given, name, part, rank)]
@@ -199,8 +199,8 @@ def tuples(facts: FailureFacts) -> Diagnosis | None:
     if isinstance(given, tuple) and isinstance(values := getattr(given, "values", None), torch.Tensor):  # as of `torch.max` along one
         what = f"two tensors: `values` of {shape(tuple(values.shape))} and their `indices`"
         return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_part(facts, 0, ".values")))
-    if isinstance(given, tuple) and given and not makers and all(isinstance(one, torch.Tensor) for one in given):
-        what = f"a tuple of {' and '.join(shape(tuple(one.shape)) for one in given[:3])}"
+    if isinstance(given, tuple) and given and not makers and all(isinstance(part, torch.Tensor) for part in given):
+        what = f"a tuple of {' and '.join(shape(tuple(part.shape)) for part in given[:3])}"
         return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_part(facts, 0, "[0]")))
     if not isinstance(given, tuple) or not makers:
         return Diagnosis(f"{facts.who} expects a tensor, gets {what}")

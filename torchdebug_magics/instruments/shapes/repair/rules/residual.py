@@ -31,87 +31,80 @@ from torchdebug_magics.probing.source.syntax import names_in
 _IMAGES = 4
 """Dimensions."""
 _CONVOLUTIONS: dict[int, Any] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
-"""By the dimensions of what they take."""
+"""Convolutions by the dimensions of what they take."""
 _DEEP = 2
 """Layers of a long way that make a short one worth a layer of its own; a single one would be made to fit."""
 _NEXT_LEVEL = 1.5
 """How many times larger a picture of another level is, at least."""
 
 
-def as_large(facts: FailureFacts, one: Operand, other: Operand, *, rank: int = 4) -> list[Repair]:
+def as_large(facts: FailureFacts, x: Operand, y: Operand, *, rank: int = 4) -> list[Repair]:
     """The convolutions that made one picture, made otherwise, so that they leave it as large as the other."""
-    return [*padded(facts, one, other), *_stretched(facts, one, other, rank=rank)]
+    return [*padded(facts, x, y), *_stretched(facts, x, y, rank=rank)]
 
 
-def strided(facts: FailureFacts, one: Operand, other: Operand) -> list[Repair]:
+def strided(facts: FailureFacts, x: Operand, y: Operand) -> list[Repair]:
     """A convolution beside another one that strides, as on the short way of a residual block."""
-    step = maker(one.made)
+    step = maker(x.made)
     module = facts.modules.get(step.module) if step is not None else None
-    if step is None or not isinstance(module, nn.modules.conv._ConvNd) or module.transposed or len(one.sizes) != len(other.sizes):
+    if step is None or not isinstance(module, nn.modules.conv._ConvNd) or module.transposed or len(x.sizes) != len(y.sizes):
         return []
-    ratios = {here / there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True) if there}
+    ratios = {here / there for here, there in zip(x.sizes[2:], y.sizes[2:], strict=True) if there}
     ratio = round(ratios.pop()) if len(ratios) == 1 else 0
     if ratio < 2 or len(set(module.stride)) != 1:
         return []
     return rebuilt_module(module, step.module, stride=module.stride[0] * ratio, rank=5, why="the stride of the other path")
 
 
-def from_another_level(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
+def from_another_level(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
     """The one other picture among the user's variables that has the wanted shape: a skip connection from the wrong level."""
-    one, site = facts.operands[at], facts.site
-    if (
-        len(one.sizes) != _IMAGES
-        or len(other.sizes) != _IMAGES
-        or site is None
-        or facts.op is None
-        or not facts.direct
-        or not of_inputs(one.made)
-    ):
+    x, site = facts.operands[at], facts.site
+    if len(x.sizes) != _IMAGES or len(y.sizes) != _IMAGES or site is None or facts.op is None or not facts.direct or not of_inputs(x.made):
         return []
-    if one.sizes[1] == other.sizes[1] and is_rounded(one, other):
+    if x.sizes[1] == y.sizes[1] and is_rounded(x, y):
         return []
     used = names_in(site.expression)  # what the other operand is computed of is no skip connection
     fitting = {
         name: value
         for name, value in site.names.items()
-        if isinstance(value, torch.Tensor) and tuple(value.shape) == other.sizes and value is not other.tensor and name not in used
+        if isinstance(value, torch.Tensor) and tuple(value.shape) == y.sizes and value is not y.tensor and name not in used
     }
     name, value = fitting.popitem() if len(fitting) == 1 else ("", None)
-    if value is None or not name.isidentifier() or one.name not in site.names:
+    if value is None or not name.isidentifier() or x.name not in site.names:
         return []
     change = ValueChange(lambda _: name, lambda tensor: tensor.new_zeros(value.shape))
-    return on_operand(facts, at, change, rank=rank, why=f"`{name}` is {shape(other.sizes)}")
+    return on_operand(facts, at, change, rank=rank, why=f"`{name}` is {shape(y.sizes)}")
 
 
-def is_rounded(one: Operand, other: Operand) -> bool:
+def is_rounded(x: Operand, y: Operand) -> bool:
     """Whether they are as wide as each other but for the rounding of an odd size."""
-    pairs = zip(one.sizes[2:], other.sizes[2:], strict=True)
+    pairs = zip(x.sizes[2:], y.sizes[2:], strict=True)
     return all(max(pair) < _NEXT_LEVEL * min(pair) for pair in pairs)
 
 
-def projected(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
+def projected(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
     """The short way of a residual block, through a convolution of one pixel that changes channels and size.
 
     An `nn.Identity`, or an empty `nn.Sequential`, that the block keeps for this way becomes that convolution.
     """
-    one = facts.operands[at]
-    if one.made is None or len(one.sizes) != len(other.sizes) or not comes_from(other.made, one.made):
+    x = facts.operands[at]
+    if x.made is None or len(x.sizes) != len(y.sizes) or not comes_from(y.made, x.made):
         return []
-    convolution = _CONVOLUTIONS.get(len(one.sizes)) if channels_first(other.made) else None
-    if convolution is None and len(one.sizes) in {2, 3} and one.sizes[:-1] == other.sizes[:-1] and one.sizes[-1] != 1:
-        if not features_last(other.made) or len(list(itertools.takewhile(lambda step: step is not one.made, makers(other.made)))) < _DEEP:
+    convolution = _CONVOLUTIONS.get(len(x.sizes)) if channels_first(y.made) else None
+    if convolution is None and len(x.sizes) in {2, 3} and x.sizes[:-1] == y.sizes[:-1] and x.sizes[-1] != 1:
+        if not features_last(y.made) or len(list(itertools.takewhile(lambda step: step is not x.made, makers(y.made)))) < _DEEP:
             return []
-        return _through(facts, at, nn.Linear(one.sizes[-1], other.sizes[-1], device="meta"), other, rank)
-    if convolution is None or one.sizes[0] != other.sizes[0] or one.sizes[1] == other.sizes[1]:
+        return _through(facts, at, nn.Linear(x.sizes[-1], y.sizes[-1], device="meta"), y, rank)
+    if convolution is None or x.sizes[0] != y.sizes[0] or x.sizes[1] == y.sizes[1]:
         return []
-    strides = {-(-here // there) for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True) if there}
+    strides = {-(-here // there) for here, there in zip(x.sizes[2:], y.sizes[2:], strict=True) if there}
     stride = strides.pop() if len(strides) == 1 else 0
-    if not stride or any(-(-here // stride) != there for here, there in zip(one.sizes[2:], other.sizes[2:], strict=True)):
+    if not stride or any(-(-here // stride) != there for here, there in zip(x.sizes[2:], y.sizes[2:], strict=True)):
         return []
-    return _through(facts, at, convolution(one.sizes[1], other.sizes[1], 1, stride=stride, device="meta"), other, rank)
+    return _through(facts, at, convolution(x.sizes[1], y.sizes[1], 1, stride=stride, device="meta"), y, rank)
 
 
-def _through(facts: FailureFacts, at: int, module: nn.Module, other: Operand, rank: int) -> list[Repair]:
+def _through(facts: FailureFacts, at: int, module: nn.Module, y: Operand, rank: int) -> list[Repair]:
     """The short way through this module: in the place of one that does nothing, or as a new one."""
     why = "the skip connection with the shape of the main path"
     kept = [path for path, part in facts.modules.items() if path.rpartition(".")[0] == facts.path and path and _is_idle(part)]
@@ -120,7 +113,7 @@ def _through(facts: FailureFacts, at: int, module: nn.Module, other: Operand, ra
     place = f"{facts.path}.shortcut" if facts.path else "shortcut"
     like = [as_typed(path) for path, part in facts.modules.items() if type(part) is type(facts.module) and part is not facts.module]
     others = "".join(f"{path}.shortcut = nn.Identity()\n" for path in like)
-    change = ValueChange(lambda x: f"self.shortcut({x})", lambda one: one.new_zeros(other.sizes))
+    change = ValueChange(lambda x: f"self.shortcut({x})", lambda tensor: tensor.new_zeros(y.sizes))
     return [
         replace(edit, code=f"{others}{made.code}\n{edit.code}", many=2, ops=tuple(map(_where_it_differs, edit.ops)))
         for edit in on_operand(facts, at, change, rank=rank, why=why)
@@ -143,29 +136,27 @@ def _is_idle(module: nn.Module) -> bool:
     return isinstance(module, nn.Identity) or (type(module) is nn.Sequential and not len(module))
 
 
-def resized(facts: FailureFacts, at: int, other: Operand, rank: int) -> list[Repair]:
+def resized(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
     """A picture, interpolated to the size of the other."""
-    one = facts.operands[at]
-    if len(one.sizes) != _IMAGES or len(other.sizes) != _IMAGES or one.sizes[:2] != other.sizes[:2] or not one.tensor.is_floating_point():
+    x = facts.operands[at]
+    if len(x.sizes) != _IMAGES or len(y.sizes) != _IMAGES or x.sizes[:2] != y.sizes[:2] or not x.tensor.is_floating_point():
         return []
-    return on_operand(
-        facts, at, interpolated(other.name, other.sizes), rank=rank, why=f"{shape(one.sizes[2:])} becomes {shape(other.sizes[2:])}"
-    )
+    return on_operand(facts, at, interpolated(y.name, y.sizes), rank=rank, why=f"{shape(x.sizes[2:])} becomes {shape(y.sizes[2:])}")
 
 
-def _short(one: Operand, other: Operand) -> int:
+def _short(x: Operand, y: Operand) -> int:
     """How many pixels it lacks, where that is the same in each dimension."""
-    lacking = {there - here for here, there in zip(one.sizes[2:], other.sizes[2:], strict=False)}
+    lacking = {there - here for here, there in zip(x.sizes[2:], y.sizes[2:], strict=False)}
     return lacking.pop() if len(lacking) == 1 else 0
 
 
-def padded(facts: FailureFacts, one: Operand, other: Operand) -> list[Repair]:
+def padded(facts: FailureFacts, x: Operand, y: Operand) -> list[Repair]:
     """The one convolution, since the other was as large, that does not leave its picture as large as it was, padded so that it does."""
-    spatial, short = one.sizes[2:], _short(one, other)
+    spatial, short = x.sizes[2:], _short(x, y)
     if not spatial or not short or short % 2:
         return []
-    found: dict[str, list[Repair]] = {}
-    for step in _smaller(one.made, len(one.sizes), spatial):
+    by_path: dict[str, list[Repair]] = {}
+    for step in _smaller(x.made, len(x.sizes), spatial):
         module = facts.modules.get(step.module)
         if not isinstance(module, nn.modules.conv._ConvNd) or module.transposed or set(module.stride) != {1}:
             return []
@@ -174,8 +165,8 @@ def padded(facts: FailureFacts, one: Operand, other: Operand) -> list[Repair]:
         padding = int(module.padding[0]) + short // 2
         if {2 * padding} != {gap * (size - 1) for gap, size in zip(module.dilation, module.kernel_size, strict=True)}:
             return []
-        found[step.module] = rebuilt_module(module, step.module, padding=padding, rank=3, why=f"leaves {shape(other.sizes[2:])}")
-    return [functools.reduce(together, edits)] if (edits := [edit for each in found.values() for edit in each]) else []
+        by_path[step.module] = rebuilt_module(module, step.module, padding=padding, rank=3, why=f"leaves {shape(y.sizes[2:])}")
+    return [functools.reduce(together, edits)] if (edits := [edit for each in by_path.values() for edit in each]) else []
 
 
 def _smaller(made: Made | None, many: int, spatial: tuple[int, ...]) -> list[Made]:
@@ -191,11 +182,11 @@ def _smaller(made: Made | None, many: int, spatial: tuple[int, ...]) -> list[Mad
     return [step for step in line if is_as_small(step) and made_it(step)]
 
 
-def _stretched(facts: FailureFacts, one: Operand, other: Operand, *, rank: int) -> list[Repair]:
+def _stretched(facts: FailureFacts, x: Operand, y: Operand, *, rank: int) -> list[Repair]:
     """The transposed convolutions on the way, whose strides leave several sizes to choose from, rebuilt to return the expected size."""
-    short = _short(one, other) if len(one.sizes) == len(other.sizes) else 0
+    short = _short(x, y) if len(x.sizes) == len(y.sizes) else 0
     edits: list[Repair] = []
-    for step in steps(one.made):
+    for step in steps(x.made):
         module = facts.modules.get(step.module)
         if short <= 0 or not isinstance(module, nn.modules.conv._ConvTransposeNd) or not step.op.startswith("conv_transpose"):
             continue
@@ -204,14 +195,14 @@ def _stretched(facts: FailureFacts, one: Operand, other: Operand, *, rank: int) 
             return []
         more = short % stride
         short //= stride  # what is lacking behind it, and not made by it, lacked before it
-        why = f"leaves {shape(other.sizes[2:])}"
+        why = f"leaves {shape(y.sizes[2:])}"
         edits += rebuilt_module(module, step.module, output_padding=int(padding) + more, rank=rank, why=why) if more else []
     return [functools.reduce(together, edits)] if edits and not short else []
 
 
-def interpolated(other: str, sizes: tuple[int, ...]) -> ValueChange:
-    """As high and wide as another tensor, whose name is `other`."""
+def interpolated(name: str, sizes: tuple[int, ...]) -> ValueChange:
+    """A change to the height and width of another tensor, which the code calls `name`."""
     return ValueChange(
-        lambda x: f"F.interpolate({x}, size={f'{other}.shape[2:]' if other else sizes[2:]})",
+        lambda x: f"F.interpolate({x}, size={f'{name}.shape[2:]' if name else sizes[2:]})",
         lambda tensor: functional.interpolate(tensor, size=sizes[2:]),
     )

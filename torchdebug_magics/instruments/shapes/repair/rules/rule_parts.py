@@ -67,7 +67,7 @@ def reorder(order: tuple[int, ...]) -> ValueChange:
 def anywhere(facts: FailureFacts, at: int, change: ValueChange, *, rank: int, why: str = "", owned: bool = False) -> list[Repair]:
     """The operand changed where the op or module takes it, or in the user's call around that, of which it is an argument."""
     operand = facts.operands[at]
-    passed_on = any(one.tensor is operand.tensor for _, one in facts.outer)
+    passed_on = any(argument.tensor is operand.tensor for _, argument in facts.outer)
     edits = on_operand(facts, at, change, rank=rank, why=why, owned=owned)
     return edits or (in_outer_call(facts, operand, change, rank=rank, why=why) if passed_on else [])
 
@@ -83,7 +83,7 @@ def reordered(facts: FailureFacts, at: int, dim: int, size: int, *, rank: int = 
             continue
         rest = [number for number in range(many) if number != now]
         rest.insert(dim, now)
-        why = f"{shape(operand.sizes)} becomes {shape([operand.sizes[one] for one in rest])}"
+        why = f"{shape(operand.sizes)} becomes {shape([operand.sizes[place] for place in rest])}"
         edits += anywhere(facts, at, reorder(tuple(rest)), rank=rank + (8 if now == 0 else 0), why=why)
     return edits
 
@@ -104,7 +104,7 @@ def there_and_back(facts: FailureFacts, at: int, dim: int, size: int, *, rank: i
 
 
 def _places(sizes: tuple[int, ...], size: int) -> Iterator[int]:
-    return (dim for dim, one in reversed(list(enumerate(sizes))) if one == size)
+    return (dim for dim, length in reversed(list(enumerate(sizes))) if length == size)
 
 
 _SPLITS = frozenset(["chunk", "split", "tensor_split", "glu"])
@@ -153,7 +153,7 @@ def _parts(made: Made | None, size: int, whole: int) -> int:
 def clashes(a: tuple[int, ...], b: tuple[int, ...]) -> list[int]:
     """Where two shapes do not broadcast, counted from the end: -1 is the last dimension."""
     pairs = zip(reversed(a), reversed(b), strict=False)
-    return [-1 - at for at, (one, other) in enumerate(pairs) if one != other and 1 not in {one, other}]
+    return [-1 - at for at, (here, there) in enumerate(pairs) if here != there and 1 not in {here, there}]
 
 
 def orders(many: int) -> Iterator[tuple[int, ...]]:
@@ -201,7 +201,7 @@ def argument_changed(
 
 def in_outer_call(facts: FailureFacts, operand: Operand, change: ValueChange, *, rank: int = 10, why: str = "") -> list[Repair]:
     """The same tensor, changed in the user's call of a module around the failing one."""
-    key = next((key for key, one in facts.outer if one.tensor is operand.tensor or _is_made_of(operand, one)), None)
+    key = next((key for key, argument in facts.outer if argument.tensor is operand.tensor or _is_made_of(operand, argument)), None)
     site = facts.site
     call = site.expression if site is not None else None
     if key is None or site is None or not isinstance(call, ast.Call) or any(isinstance(argument, ast.Starred) for argument in call.args):
@@ -216,8 +216,8 @@ def in_outer_call(facts: FailureFacts, operand: Operand, change: ValueChange, *,
     return [] if node is None else [Repair(site.changed(node, change.text), why, rank, calls=(CallEdit(facts.outer_path, site, changed),))]
 
 
-def _is_made_of(operand: Operand, one: Operand) -> bool:
-    return one.made is not None and any(step is one.made and step.shape == operand.sizes for step in steps(operand.made))
+def _is_made_of(operand: Operand, argument: Operand) -> bool:
+    return argument.made is not None and any(step is argument.made and step.shape == operand.sizes for step in steps(operand.made))
 
 
 def wrapped(facts: FailureFacts, change: ValueChange, back: ValueChange, *, rank: int = 10, why: str = "") -> list[Repair]:

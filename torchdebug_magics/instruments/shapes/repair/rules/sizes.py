@@ -32,25 +32,25 @@ def sized(facts: FailureFacts) -> Diagnosis | None:
     if (not facts.operands and not facts.given) or facts.op in _LEFT:
         return None
     local = LocalCall(facts)
-    found = _asked(local) if local.operands else None
-    return found or (_asked(local) if local.operands and local.compute() else None)
+    cause = _asked(local) if local.operands else None
+    return cause or (_asked(local) if local.operands and local.compute() else None)
 
 
 def _asked(local: LocalCall) -> Diagnosis | None:
     if local.gives() is not None:
         return None
-    found = local.mismatches()
+    mismatches = local.mismatches()
     # What has a size of one is to be repeated; nothing is to be cut down to one.
-    found.sort(key=lambda mismatch: (mismatch.got != 1, mismatch.wanted == 1 and not local.by_module))
-    if not found:
+    mismatches.sort(key=lambda mismatch: (mismatch.got != 1, mismatch.wanted == 1 and not local.by_module))
+    if not mismatches:
         return _laid_out(local)
-    return _of_module(local, found) if local.by_module else _of_op(local, found)
+    return _of_module(local, mismatches) if local.by_module else _of_op(local, mismatches)
 
 
-def _of_module(local: LocalCall, found: list[Mismatch]) -> Diagnosis:
+def _of_module(local: LocalCall, mismatches: list[Mismatch]) -> Diagnosis:
     facts = local.facts
     made = arguments(facts.module) if facts.module is not None else None
-    mismatch = found[0]
+    mismatch = mismatches[0]
     x = mismatch.operand
     kernel = getattr(facts.module, "kernel_size", None)
     if kernel is not None and mismatch.dim >= -(len(kernel) if isinstance(kernel, tuple) else len(x.sizes) - 2):
@@ -62,16 +62,16 @@ def _of_module(local: LocalCall, found: list[Mismatch]) -> Diagnosis:
         window = kernel if isinstance(kernel, tuple) else (kernel,) * len(spatial)
         sentence = f"{facts.who} has a kernel of {shape(window)}, larger than its input of {shape(spatial)}{padded}"
         return Diagnosis(sentence, tuple(candidates.remade(local, mismatch)), x, (min(spatial), max(window)))
-    for one in found:
+    for misfit in mismatches:
         numbers = made[1] if made is not None else {name: getattr(facts.module, name, None) for name in _NOUNS}
-        named_so = next((name for name, value in numbers.items() if name in _NOUNS and candidates.is_number(value, one.wanted)), None)
-        if named_so is not None and _role(facts, one.at) not in _ROLES.values():
-            return _counted(local, one, named_so)
+        named_so = next((name for name, value in numbers.items() if name in _NOUNS and candidates.is_number(value, misfit.wanted)), None)
+        if named_so is not None and _role(facts, misfit.at) not in _ROLES.values():
+            return _counted(local, misfit, named_so)
     sentence = f"{facts.who} expects {_role(facts, mismatch.at)} of {shape(mismatch.sizes)}, gets {_from(x)}{_beside(local, mismatch)}"
     edits = [
         *candidates.relaid(local, mismatch.at),
-        *(edit for one in found for edit in candidates.remade(local, one)),
-        *(edit for one in found for edit in candidates.fitted(local, one)),
+        *(edit for further in mismatches for edit in candidates.remade(local, further)),
+        *(edit for further in mismatches for edit in candidates.fitted(local, further)),
         *candidates.source_edits(local, mismatch),
         *other_calls.first_rows(local, mismatch),
         *producer_edits(facts, x, mismatch.got, mismatch.wanted, rank=22),
@@ -114,10 +114,10 @@ def _counted(local: LocalCall, mismatch: Mismatch, argument: str) -> Diagnosis:
     return Diagnosis(sentence, tuple(candidates.for_size(local, mismatch)), x, fit)
 
 
-def _of_op(local: LocalCall, found: list[Mismatch]) -> Diagnosis:
+def _of_op(local: LocalCall, mismatches: list[Mismatch]) -> Diagnosis:
     """Tensors that do not go together in one op."""
     facts = local.facts
-    mismatch = found[0]
+    mismatch = mismatches[0]
     x = mismatch.operand
     many = len(x.sizes)
     place = "the last dimension" if mismatch.dim == -1 and many > 1 else f"dimension {many + mismatch.dim}"
@@ -132,10 +132,10 @@ def _of_op(local: LocalCall, found: list[Mismatch]) -> Diagnosis:
     edits: list[Repair] = [*other_calls.swapped(local), *other_calls.other_calls(local)]
     for later, at in enumerate(reversed(range(len(local.operands)))):
         edits += candidates.relaid(local, at, later=later)
-    for one in found:
-        edits += candidates.fitted(local, one)
-        odd = len(local.operands) > 2 and len({other.sizes for other in local.operands if other is not one.operand}) == 1
-        edits += producer_edits(facts, one.operand, one.got, one.wanted, rank=4 if odd else 40)
+    for misfit in mismatches:
+        edits += candidates.fitted(local, misfit)
+        odd = len(local.operands) > 2 and len({operand.sizes for operand in local.operands if operand is not misfit.operand}) == 1
+        edits += producer_edits(facts, misfit.operand, misfit.got, misfit.wanted, rank=4 if odd else 40)
     computed = all(of_inputs(operand.made) for operand in local.operands)
     return Diagnosis(sentence, tuple(edits), x, None if computed else (mismatch.got, mismatch.wanted), rounded=computed)
 
@@ -171,8 +171,8 @@ def _laid_out(local: LocalCall) -> Diagnosis | None:
 
 def _other_layout(local: LocalCall, at: int, shapes: list[Sizes]) -> str:
     facts, x = local.facts, local.operands[at]
-    fit = (*shapes, *((1, *one) for one in shapes), *(one[1:] for one in shapes))
-    dims = sorted({len(one) for one in fit if local.gives({at: functools.partial(resized_to, one)}) is not None})
+    fit = (*shapes, *((1, *sizes) for sizes in shapes), *(sizes[1:] for sizes in shapes))
+    dims = sorted({len(sizes) for sizes in fit if local.gives({at: functools.partial(resized_to, sizes)}) is not None})
     if local.by_module and not at and len(x.sizes) not in dims:
         kind = f" is a {type(facts.module).__name__}, which" if facts.path else ""
         counts = " or ".join(map(str, dims)) or "more"
@@ -193,5 +193,5 @@ def _role(facts: FailureFacts, at: int) -> str:
     except (TypeError, ValueError):
         return "its input"
     values = {name: value if isinstance(value, (tuple, list)) else (value,) for name, value in bound.arguments.items()}
-    name = next((name for name, given in values.items() if any(one is tensor for one in given)), "its input")
+    name = next((name for name, given in values.items() if any(part is tensor for part in given)), "its input")
     return _ROLES.get(name, name)

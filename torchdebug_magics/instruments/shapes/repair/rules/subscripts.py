@@ -33,23 +33,23 @@ _OPS = frozenset(
 
 
 def subscript(facts: FailureFacts) -> Diagnosis | None:
-    """Read, or given a value."""
+    """A subscript that is read, or given a value."""
     if facts.op not in {"__getitem__", "__setitem__", "getitem", "setitem"}:
         return None
     x = facts.operands[0]
     text = f"`{facts.site.text}`" if facts.site is not None and facts.direct and facts.site.text else "the subscript"
-    if len(facts.args) > 2 and (found := _assigned(facts, text, x)):
-        return found
-    floats = [at for at, one in enumerate(facts.operands) if at and one.tensor.is_floating_point()]
+    if len(facts.args) > 2 and (cause := _assigned(facts, text, x)):
+        return cause
+    floats = [at for at, operand in enumerate(facts.operands) if at and operand.tensor.is_floating_point()]
     if floats and "indices" in facts.text:
-        one = facts.operands[floats[0]]
+        ids = facts.operands[floats[0]]
         edits = on_operand(facts, floats[0], method("long"), rank=2, why="indices are int64")
         return Diagnosis(
-            f"{text} indexes with {named(one, 'a tensor')}, which is {short_dtype(one)}: indices must be integers", tuple(edits), one
+            f"{text} indexes with {named(ids, 'a tensor')}, which is {short_dtype(ids)}: indices must be integers", tuple(edits), ids
         )
     if "too many indices" in facts.text:
         given = facts.args[1] if len(facts.args) > 1 else ()
-        many = sum(one is not None and one is not Ellipsis for one in given) if isinstance(given, tuple) else 1
+        many = sum(item is not None and item is not Ellipsis for item in given) if isinstance(given, tuple) else 1
         edits = (
             on_operand(facts, 0, method("unsqueeze", 0), rank=15, why="a batch of 1", first=True)
             if many == len(x.sizes) + 1 and x.is_input
@@ -100,9 +100,9 @@ def _cut_to_every_second(facts: FailureFacts, place: tuple[int, ...]) -> list[Re
 def _place(x: Operand, index: Any) -> tuple[int, ...] | None:
     """The shape of what a subscript names; None where that depends on values."""
     given = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(one, torch.Tensor) and one.dtype in {torch.bool, torch.uint8} for one in given):
+    if any(isinstance(item, torch.Tensor) and item.dtype in {torch.bool, torch.uint8} for item in given):
         return None
-    stands = tuple(torch.empty(one.shape, dtype=one.dtype, device="meta") if isinstance(one, torch.Tensor) else one for one in given)
+    stands = tuple(torch.empty(item.shape, dtype=item.dtype, device="meta") if isinstance(item, torch.Tensor) else item for item in given)
     try:
         return tuple(torch.empty(x.sizes, device="meta")[stands].shape)
     except (IndexError, TypeError, RuntimeError):
@@ -111,9 +111,9 @@ def _place(x: Operand, index: Any) -> tuple[int, ...] | None:
 
 def _bounds(facts: FailureFacts, text: str, x: Operand) -> Diagnosis:
     given = facts.args[1] if len(facts.args) > 1 else ()
-    found = _beyond(given if isinstance(given, tuple) else (given,), x.sizes)
-    if found is not None:
-        dim, position = found
+    place = _beyond(given if isinstance(given, tuple) else (given,), x.sizes)
+    if place is not None:
+        dim, position = place
         size = x.sizes[dim]
         sentence = f"{text} selects position {position} of dimension {dim}, which has {size} (0 to {size - 1}): {told(x)}"
         return Diagnosis(sentence, (*_directions(facts, x, dim, position), *_last(facts, position, size)), x)
@@ -134,10 +134,10 @@ def _beyond_rows(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None
     if index is None or wrong is None or not size:
         return None
     sentence = f"{text} selects position {wrong} of dimension 0, which has {size} (0 to {size - 1}): {told(x)}"
-    found = counted(index.made)
-    if found is not None and (words := found.words(size)):
+    counting = counted(index.made)
+    if counting is not None and (words := counting.words(size)):
         sentence += f"; {words}"
-    many = max(wrong + 1, found.many if found is not None else 0)
+    many = max(wrong + 1, counting.many if counting is not None else 0)
     edits = [*fitted(facts, x, size, many, rank=6), *parameter_edit(x, (many, *x.sizes[1:]), rank=12)] if wrong >= 0 else []
     return Diagnosis(sentence, (*edits, *(shortened(facts, many, size) if not of_inputs(x.made) else ())), index)
 
@@ -162,36 +162,36 @@ def _last(facts: FailureFacts, position: int, size: int) -> list[Repair]:
     new = copy.deepcopy(node)
     parts = new.slice.elts if isinstance(new.slice, ast.Tuple) else [new.slice]
     places = list(given) if isinstance(given, tuple) else [given]
-    at = [index for index, one in enumerate(places) if type(one) is int and one == position]
+    at = [index for index, item in enumerate(places) if type(item) is int and item == position]
     if len(at) != 1 or len(parts) != len(places):
         return []
     computed = not isinstance(parts[at[0]], ast.Constant)
     parts[at[0]] = ast.BinOp(parts[at[0]], ast.Sub(), ast.Constant(1)) if computed else ast.UnaryOp(ast.USub(), ast.Constant(1))
     if not isinstance(new.slice, ast.Tuple):
         new.slice = parts[0]
-    index = tuple(-1 if place == at[0] else one for place, one in enumerate(given)) if isinstance(given, tuple) else -1
+    index = tuple(-1 if place == at[0] else item for place, item in enumerate(given)) if isinstance(given, tuple) else -1
     run = OpEdit(site, "__getitem__", lambda func, args, _: func(args[0], index))
     return [Repair(ast.unparse(new), f"the last one: positions start at 0, and the last of {size} is {size - 1}", 8, ops=(run,))]
 
 
 def _beyond(given: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[int, int] | None:
-    named_dims = sum(one is not None and one is not Ellipsis for one in given)
+    named_dims = sum(entry is not None and entry is not Ellipsis for entry in given)
     dim = 0
-    for one in given:
-        if one is Ellipsis:
+    for item in given:
+        if item is Ellipsis:
             dim += len(sizes) - named_dims
-        elif one is not None:
-            if type(one) is int and dim < len(sizes) and not -sizes[dim] <= one < sizes[dim]:
-                return dim, one
+        elif item is not None:
+            if type(item) is int and dim < len(sizes) and not -sizes[dim] <= item < sizes[dim]:
+                return dim, item
             dim += 1
     return None
 
 
-def _values(facts: FailureFacts, one: Operand) -> str:
-    values = facts.values(one.tensor)
+def _values(facts: FailureFacts, ids: Operand) -> str:
+    values = facts.values(ids.tensor)
     if values is None or not values.numel() or values.is_floating_point():
         return ""
-    return f": {named(one, 'the index')} holds {int(values.min())} to {int(values.max())}"
+    return f": {named(ids, 'the index')} holds {int(values.min())} to {int(values.max())}"
 
 
 def index(facts: FailureFacts) -> Diagnosis | None:
@@ -215,16 +215,16 @@ def _added(facts: FailureFacts, x: Operand, dim: Any) -> Diagnosis | None:
 
 def _spread(facts: FailureFacts, at: int, dim: int) -> list[Repair]:
     """An index of too few dimensions, the same in those that it lacks, and with one place in the one along which it is looked up."""
-    x, one = facts.operands[0], facts.operands[at]
+    x, ids = facts.operands[0], facts.operands[at]
     source = facts.operands[-1] if (facts.op or "").startswith("scatter") and len(facts.operands) > at + 1 else None
     wanted = source.sizes if source is not None else x.sizes
     many, dim = len(wanted), dim % max(len(x.sizes), 1)
     fits = [*wanted[:dim], *([wanted[dim]] if source is not None else [1]), *wanted[dim + 1 :]] if many else []
-    if many != len(x.sizes) or len(one.sizes) >= many:
+    if many != len(x.sizes) or len(ids.sizes) >= many:
         return []
     edits: list[Repair] = []
-    for kept in itertools.combinations(range(many), len(one.sizes)):
-        had = dict(zip(kept, one.sizes, strict=True))
+    for kept in itertools.combinations(range(many), len(ids.sizes)):
+        had = dict(zip(kept, ids.sizes, strict=True))
         free = source is None and dim in kept  # as many places are looked up as it has
         if any(size != fits[place] and not (free and place == dim) for place, size in had.items()):
             continue
@@ -243,32 +243,32 @@ def _spread(facts: FailureFacts, at: int, dim: int) -> list[Repair]:
 
 def _op(facts: FailureFacts) -> Diagnosis | None:
     x = facts.operands[0]
-    at = next((at for at, one in enumerate(facts.operands) if at and one.tensor.dtype in {torch.int64, torch.int32}), None)
+    at = next((at for at, operand in enumerate(facts.operands) if at and operand.tensor.dtype in {torch.int64, torch.int32}), None)
     if at is None:
         at = next((at for at in range(1, len(facts.operands))), None)
         if at is None or ("int64" not in facts.text and "Long" not in facts.text and "index" not in facts.text):
             return None
-        one = facts.operands[at]
+        ids = facts.operands[at]
         casts = on_operand(facts, at, method("long"), rank=2, why="indices are int64")
-        return Diagnosis(f"`{facts.op}` expects an integer index, and {named(one, 'it')} is {short_dtype(one)}", tuple(casts), one)
-    one = facts.operands[at]
+        return Diagnosis(f"`{facts.op}` expects an integer index, and {named(ids, 'it')} is {short_dtype(ids)}", tuple(casts), ids)
+    ids = facts.operands[at]
     dim = facts.argument(1, "dim", 0)
     if isinstance(dim, int) and x.sizes and not -len(x.sizes) <= dim < len(x.sizes):
         lacks = f"`{facts.op}` uses dimension {dim}, which does not exist: {told(x)} has dimensions {-len(x.sizes)} to {len(x.sizes) - 1}"
         lost = squeezed(facts, x)
         return Diagnosis(f"{lacks}{lost.words}" if lost else lacks, lost.edits if lost else (), x)
-    if facts.op in {"index_add", "index_add_"} and (found := _added(facts, x, dim)):
-        return found
+    if facts.op in {"index_add", "index_add_"} and (cause := _added(facts, x, dim)):
+        return cause
     size = x.sizes[dim] if isinstance(dim, int) and -len(x.sizes) <= dim < len(x.sizes) else 0
-    values = facts.values(one.tensor)
+    values = facts.values(ids.tensor)
     if (wrong := beyond(values, size)) is not None:
-        place = f"{named(one, 'the index')} of {shape(one.sizes)} into {told(x)}"
+        place = f"{named(ids, 'the index')} of {shape(ids.sizes)} into {told(x)}"
         sentence = f"`{facts.op}` along dimension {dim}, which has {size} (0 to {size - 1}), gets index {wrong}: {place}"
-        return Diagnosis(sentence, (), one)
+        return Diagnosis(sentence, (), ids)
     edits: list[Repair] = _spread(facts, at, dim if isinstance(dim, int) else 0)
-    if len(one.sizes) == len(x.sizes) + 1 and 1 in one.sizes:
-        edits += on_operand(facts, at, method("squeeze", one.sizes.index(1)), rank=4)
-    if facts.op in {"index_select", "index_add", "index_add_"} and len(one.sizes) > 1:
+    if len(ids.sizes) == len(x.sizes) + 1 and 1 in ids.sizes:
+        edits += on_operand(facts, at, method("squeeze", ids.sizes.index(1)), rank=4)
+    if facts.op in {"index_select", "index_add", "index_add_"} and len(ids.sizes) > 1:
         edits += on_operand(facts, at, method("flatten"), rank=4)
-    name = f"the index{f' `{one.name}`' if one.name else ''} of {shape(one.sizes)}"
-    return Diagnosis(f"`{facts.op}` cannot use {name} along dimension {dim} of {told(x)}", tuple(edits), one)
+    name = f"the index{f' `{ids.name}`' if ids.name else ''} of {shape(ids.sizes)}"
+    return Diagnosis(f"`{facts.op}` cannot use {name} along dimension {dim} of {told(x)}", tuple(edits), ids)

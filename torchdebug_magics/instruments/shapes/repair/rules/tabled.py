@@ -41,7 +41,7 @@ def _remade(facts: FailureFacts, path: str, got: int, wanted: int, *, rank: int)
         make = functools.partial(made_like, kind, changed)
         made = quietly(functools.partial(make, module)) if not rest and new not in {0, value} else None
         if made is not None and _sizes(made.parameters()) == _sizes(module.parameters()):
-            code = "\n".join(f"{as_typed(one)} = {typed(kind, changed)}" for one in alike)
+            code = "\n".join(f"{as_typed(place)} = {typed(kind, changed)}" for place in alike)
             why = f"{name} of {new} instead of {value}"
             edits.append(Repair(code, why, rank + 2 * (value != got), modules=dict.fromkeys(alike, make)))
     return edits

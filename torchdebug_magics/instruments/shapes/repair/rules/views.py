@@ -43,10 +43,10 @@ def view(facts: FailureFacts) -> Diagnosis | None:
         dim = facts.argument(1, "dim", 0)
         size = x.sizes[dim] if isinstance(dim, int) and -len(x.sizes) <= dim < len(x.sizes) else many
         return Diagnosis(f"{text} splits a dimension of {size} into {shape(wanted)} = {math.prod(wanted):,}", (), x)
-    known = math.prod(one for one in wanted if one != -1)
+    known = math.prod(number for number in wanted if number != -1)
     whole = f"{told(x)} has {many:,} elements"
     if -1 in wanted:
-        others = [one for one in wanted if one != -1]
+        others = [number for number in wanted if number != -1]
         factors = f"{shape(others)} = {known:,}" if len(others) > 1 else f"{known:,}"
         sentence = f"{text} cannot reshape {shape(x.sizes)}: {whole}, not divisible by {factors}"
     else:
@@ -64,13 +64,13 @@ def view(facts: FailureFacts) -> Diagnosis | None:
         edits = [*fitted(facts, x, x.sizes[-1], wanted[-1], rank=6), *_sizes(facts, x, wanted)]
         return Diagnosis(sentence, tuple(edits), x)
     edits = _padded_to(facts, x, wanted) or _sizes(facts, x, wanted)
-    return Diagnosis(sentence, tuple(edits), x, (math.prod(x.sizes[1:]), math.prod(one for one in wanted[1:] if one != -1)))
+    return Diagnosis(sentence, tuple(edits), x, (math.prod(x.sizes[1:]), math.prod(number for number in wanted[1:] if number != -1)))
 
 
 def _padded_to(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> list[Repair]:
     """A picture that is to be as high and wide as it was before a convolution."""
     spatial = len(x.sizes) - 2
-    if spatial not in {2, 3} or len(wanted) < len(x.sizes) or any(one < 1 for one in wanted[-spatial:]):
+    if spatial not in {2, 3} or len(wanted) < len(x.sizes) or any(size < 1 for size in wanted[-spatial:]):
         return []
     return padded(facts, x, replace(x, tensor=torch.empty((*x.sizes[:2], *wanted[-spatial:]), device="meta")))
 
@@ -82,8 +82,8 @@ def _is_channels_first(x: Operand) -> bool:
 
 def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
     """The one dimension that is split, and into what, where all before and behind it stay."""
-    before = next((at for at, (one, other) in enumerate(zip(x.sizes, wanted, strict=False)) if one != other), 0)
-    behind = next((at for at, (one, other) in enumerate(zip(x.sizes[::-1], wanted[::-1], strict=False)) if one != other), 0)
+    before = next((at for at, (here, there) in enumerate(zip(x.sizes, wanted, strict=False)) if here != there), 0)
+    behind = next((at for at, (here, there) in enumerate(zip(x.sizes[::-1], wanted[::-1], strict=False)) if here != there), 0)
     into = wanted[before : len(wanted) - behind]
     if not before or -1 in into or len(into) < 2 or before + behind != len(x.sizes) - 1:
         return None
@@ -103,7 +103,7 @@ def _wanted(facts: FailureFacts) -> tuple[int, ...] | None:
         return facts.operands[1].sizes
     if len(given) == 1 and isinstance(given[0], (tuple, list)):
         given = tuple(given[0])
-    return tuple(int(one) for one in given) if given and all(isinstance(one, int) for one in given) else None
+    return tuple(int(size) for size in given) if given and all(isinstance(size, int) for size in given) else None
 
 
 def _reshaped(facts: FailureFacts) -> list[Repair]:
@@ -129,15 +129,15 @@ def _sizes(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> list[Rep
     for at in range(len(wanted)):
         if at == free or (at and wanted[at] == 1):  # a dimension of one is there to be grown
             continue
-        rest = math.prod(one for place, one in enumerate(wanted) if place not in {at, free})
+        rest = math.prod(number for place, number in enumerate(wanted) if place not in {at, free})
         rows = x.sizes[0] if free == 0 and x.sizes else 1
         if rest and many % (rest * rows) == 0 and (free is None or (free == 0 and at != 0)):
             size = many // (rest * rows)
-            new = tuple(size if place == at else one for place, one in enumerate(wanted))
+            new = tuple(size if place == at else number for place, number in enumerate(wanted))
             if free is None:
                 edits += _with_sizes(
                     facts,
-                    tuple(-1 if place == at else one for place, one in enumerate(wanted)),
+                    tuple(-1 if place == at else number for place, number in enumerate(wanted)),
                     rank=_place_rank(at, x.sizes, wanted) + _COMPUTED * _is_computed(facts, at),
                 )
             else:
@@ -188,11 +188,11 @@ def _call_with(call: ast.Call, sizes: tuple[int, ...]) -> str:
     new = [expression(str(size)) for size in sizes]
     old: list[ast.expr] = list(call.args)
     if len(old) == 1 and isinstance(old[0], (ast.Tuple, ast.List)):
-        inner = [was if _same(was, size) else one for was, one, size in zip(old[0].elts, new, sizes, strict=False)]
+        inner = [was if _same(was, size) else now for was, now, size in zip(old[0].elts, new, sizes, strict=False)]
         return ast.unparse(ast.Call(call.func, [ast.Tuple(inner, ast.Load())], [])) if len(inner) == len(sizes) else ""
     if len(old) != len(sizes):
         return ""
-    return ast.unparse(ast.Call(call.func, [was if _same(was, size) else one for was, one, size in zip(old, new, sizes, strict=True)], []))
+    return ast.unparse(ast.Call(call.func, [was if _same(was, size) else now for was, now, size in zip(old, new, sizes, strict=True)], []))
 
 
 def _same(node: ast.expr, size: int) -> bool:
@@ -205,7 +205,7 @@ def other_heads(facts: FailureFacts, size: int, into: tuple[int, ...]) -> list[R
     call = facts.written_call
     if facts.site is None or call is None:
         return []
-    path = next((path for path, one in facts.modules.items() if one is facts.site.names.get("self")), "")
+    path = next((path for path, module in facts.modules.items() if module is facts.site.names.get("self")), "")
     own: dict[str, Any] = vars(facts.modules[path]) if path in facts.modules else {}
     nodes = [node for argument in call.args for node in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else [argument])]
     named = [node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in own]
@@ -232,7 +232,7 @@ def leaves_rest(facts: FailureFacts) -> str:
         return ""
     for part in (part for argument in call.args for part in ast.walk(argument)):
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.FloorDiv):
-            size, by = (number_named(one, facts.site.names) for one in (part.left, part.right))
+            size, by = (number_named(side, facts.site.names) for side in (part.left, part.right))
             if size is not None and by and size < by:
                 return f"`{ast.unparse(part)}` is {size} // {by}, which is 0"
             if size is not None and by and size % by:
