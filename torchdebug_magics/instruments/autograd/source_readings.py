@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cut, Kind
+from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.call_sites import function_node
@@ -31,7 +32,7 @@ from torchdebug_magics.probing.source.syntax import (
     tree_of,
 )
 from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, location
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Edit, Location
 
 _CALLS = {
     "detach": "detach", "item": "_local_scalar_dense", "tolist": "_local_scalar_dense", "numpy": "detach", "argmax": "argmax",
@@ -47,10 +48,30 @@ _AUGMENTED = {ast.Add: "add_", ast.Sub: "sub_", ast.Mult: "mul_", ast.Div: "div_
 _OVERWRITING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "clamp_min_", "index_copy_"})
 
 
-def finding(kind: Kind, headline: str, where: Location | None, fix: str = "", *, raised: bool = False, **more: Any) -> AutogradFinding:
-    """A finding at the line to change, with the lines around it."""
-    lines = excerpt(where) if where is not None else ()
-    return AutogradFinding(kind=kind, raised=raised, headline=headline, location=where, fix=fix, excerpt=lines, **more)
+def finding(
+    kind: Kind,
+    headline: str,
+    where: Location | None,
+    advice: str = "",
+    *,
+    fix: str = "",
+    edits: tuple[Edit, ...] = (),
+    op: RecordedOp | str | None = None,
+    **more: Any,
+) -> AutogradFinding:
+    """A finding at the line to change, with the lines around it and the op at fault; advice is given where no edits are the fix."""
+    known = {"raised": False, "module": op.module if isinstance(op, RecordedOp) else None, **more}
+    return AutogradFinding(
+        kind=kind,
+        headline=headline,
+        location=where,
+        fix=fix or " and ".join(f"`{edit.new}`" for edit in edits) or advice,
+        edits=edits,
+        fix_state="compiles" if edits else "advice",
+        excerpt=excerpt(where) if where is not None else (),
+        op=op.name if isinstance(op, RecordedOp) else op,
+        **known,
+    )
 
 
 def cell_files() -> list[str]:

@@ -147,10 +147,9 @@ def _non_scalar(raised: Raised) -> AutogradFinding:
         f"{f'`{name}`' if name else 'the loss'} has {shape}, and backward() needs a scalar",
         fix,
         where,
-        op=made.name if made is not None else None,
+        op=made,
         first_backward_at=raised.here if where != raised.here else None,
         tensor=name,
-        module=made.module if made is not None else None,
     )
 
 
@@ -349,7 +348,7 @@ def _kept_by_a_module(raised: Raised) -> AutogradFinding | None:
                 local = {one: re.sub(rf"\bself\.{kept}\b", kept, source.text(one)) for one in users}
                 edits = source.merged(source.replacing(one, text) for one, text in local.items())
                 fix = f"use a variable of `{function.__name__}` in its place: `{kept} = {ast.unparse(stores[0].value)}`"
-                return raised.finding(headline, fix, where, tensor=full, edits=edits, fix_state="compiles")
+                return raised.finding(headline, "", where, tensor=full, fix=fix, edits=edits)
             return raised.finding(headline, f"delete `{name}.{full}` before the copy", tensor=full)
     return None
 

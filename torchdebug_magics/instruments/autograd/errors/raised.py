@@ -130,9 +130,9 @@ class Raised:
             course,
         )
 
-    def finding(self, headline: str, fix: str, where: Location | None = None, **more: Any) -> AutogradFinding:
+    def finding(self, headline: str, advice: str, where: Location | None = None, **more: Any) -> AutogradFinding:
         """At `where`, else at the line that raised."""
-        return finding(self.kind, headline, where or self.here, fix, raised=True, **more)
+        return finding(self.kind, headline, where or self.here, advice, raised=True, **more)
 
     @property
     def code(self) -> str:

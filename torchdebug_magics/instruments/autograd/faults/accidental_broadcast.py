@@ -98,8 +98,7 @@ def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             crossed.crossing.sentence(crossed.op.name, [(text, use.shape) for text, (use, _) in zip(shown, crossed.operands, strict=True)]),
             crossed.op.where,
             f"`{code}`" if code else "give both operands the same shape before they meet",
-            op=crossed.op.name,
-            module=crossed.op.module,
+            op=crossed.op,
             tensor=texts[0] if texts else None,
             explanation=f"it combines {crossed.crossing.meets} instead of each with its own",
         )

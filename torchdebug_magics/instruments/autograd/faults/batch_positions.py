@@ -9,13 +9,12 @@ from typing import NamedTuple
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
-from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use, walk
 from torchdebug_magics.probing.source.edited_source import exchanging, same
 from torchdebug_magics.probing.source.syntax import as_atom, exchanged, expression, method, nodes
 from torchdebug_magics.report import Edit
 
 _JOINS = frozenset({"add", "add_", "mul", "cat"})
-_MOST_OPS = 100
 
 
 class Counting(NamedTuple):
@@ -48,30 +47,25 @@ def counted_samples(twins: SampleTwins, passed: Iterable[RecordedOp]) -> Countin
 
 def _counter(use: Use, maker: RecordedOp, samples_count: int, of_samples: set[int]) -> RecordedOp | None:
     """The op that counts the samples, if the tensor is computed of nothing else but parameters."""
-    todo, counters = [maker], list[RecordedOp]()
-    if use.shape[:1] != (samples_count,):
-        return None
-    for op in todo:
-        if op.index in of_samples or len(todo) > _MOST_OPS or "rand" in op.name or op.name in {"bernoulli", "normal"}:
+    counters: list[RecordedOp] = []
+    for op in walk([maker], lambda op: op.parents) if use.shape[:1] == (samples_count,) else ():
+        if op.index in of_samples or "rand" in op.name or op.name in {"bernoulli", "normal"}:
             return None
         table = op.reads[0].shape if op.reads and op.name == "slice" else ()
         if op.makes and op.makes[0].shape[:1] == (samples_count,) and (op.name == "arange" or table[:1] > (samples_count,)):
             counters.append(op)
-        todo += [parent for parent in op.parents if parent not in todo]
     return counters[0] if counters else None
 
 
 def counting_finding(counting: Counting) -> AutogradFinding:
     """The line that counts."""
     op, counter = counting.op, counting.counter
-    edits = _edits(counting)
     return finding(
         "leaking_batch",
         "the positions count the samples of the batch: all steps of a sample get the same one",
         counter.where,
-        " and ".join(f"`{edit.new}`" for edit in edits) or "count the steps, dimension 1, and let the batch be the dimension of size 1",
-        edits=edits,
-        fix_state="compiles" if edits else "advice",
+        "count the steps, dimension 1, and let the batch be the dimension of size 1",
+        edits=_edits(counting),
         op=counter.name,
         module=op.module,
         saved_at=op.where if op.where != counter.where else None,

@@ -69,15 +69,14 @@ def empty_finding(empty: EmptyLoader) -> AutogradFinding:
     is_too_few = empty.is_too_few
     held = plural(empty.samples_count, "sample")
     reason = f"{held} are less than one batch of {empty.batch_size}, and `drop_last=True` drops them" if is_too_few else f"it has {held}"
-    edits = _without_drop(*made[0]) if is_too_few and made else ()
-    keep = f"`{edits[0].new}`" if edits else f"pass a `batch_size` of at most {empty.samples_count}, or `drop_last=False`"
     return finding(
         "no_batches",
         f"`{name or 'the loader'}` gives no batch: {reason}",
         where,
-        keep if is_too_few else "look at what selects the samples, the dataset or its sampler: the loop over it does nothing",
-        edits=edits,
-        fix_state="compiles" if edits else "advice",
+        f"pass a `batch_size` of at most {empty.samples_count}, or `drop_last=False`"
+        if is_too_few
+        else "look at what selects the samples, the dataset or its sampler: the loop over it does nothing",
+        edits=_without_drop(*made[0]) if is_too_few and made else (),
         tensor=name or None,
         saved_at=looped if where is not looped else None,
         explanation="a loop over an empty loader ends at once, and raises nothing",

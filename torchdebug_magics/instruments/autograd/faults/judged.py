@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import torch
 
@@ -34,10 +33,9 @@ from torchdebug_magics.instruments.autograd.faults.wasted_terms import wasted_te
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining, stale_finding, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around, named_members
-from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed
+from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed, walk
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source import edited_source
-from torchdebug_magics.probing.source.edited_source import Source
 from torchdebug_magics.probing.source.syntax import Loop, last_name, method, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
@@ -64,7 +62,6 @@ _WASTED = 2
 """Number of discarded backward passes from which on they are reported; a single skipped step may be intended."""
 _IN_A_LOOP = 3
 """Number of backward passes without an update from which on the update is reported missing."""
-_MOST_OPS = 5_000
 _SCALE = 20.0
 """Ratio of the largest numbers of two inputs from which on one of them is taken for unscaled."""
 
@@ -379,16 +376,11 @@ def _moving_statistics(
     if len(around) > 1 or "".join(around).rpartition(".")[2].isdigit():
         of_kind = f"isinstance(part, torch.nn.{kind.__name__}) and not any(one.requires_grad for one in part.parameters())"
         code = f"{name}.apply(lambda part: part.eval() if {of_kind} else part)"
-    tree = tree_of(where.file) if trains is not None and where is not None else None
-    source = Source(where, tree) if where is not None and tree is not None else None
-    edits = () if source is None or source.statement is None else (source.after(source.statement, code),)
     return finding(
         "frozen_statistics",
         f"`{listed(sorted(around))}` is frozen, but its {kind.__name__} statistics are updated",
         where,
         f"call `{code}` after `{where.source}`" if trains is not None and where is not None else f"call `{code}` before the loop",
-        edits=edits,
-        fix_state="compiles" if edits else "advice",
         module=next(iter(moving)),
         parameters=tuple(moving),
         explanation="`requires_grad=False` keeps the parameters; in training mode, each forward changes the running mean and variance",
@@ -402,15 +394,9 @@ def _call_line(op: RecordedOp) -> Location | None:
 
 def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
     """Whether an op with a graph uses the result, as with the samples of a GAN's generator."""
-    consumers, todo, seen = tape.consumers(), deque([first]), {first.index}
-    while todo and len(seen) < _MOST_OPS:
-        for later in consumers.get(todo.popleft().index, ()):
-            if later.grad_enabled and any(use.requires_grad for use in later.reads):
-                return True
-            if later.index not in seen:
-                seen.add(later.index)
-                todo.append(later)
-    return False
+    consumers = tape.consumers()
+    later = islice(walk([first], lambda op: consumers.get(op.index, ())), 1, None)
+    return any(op.grad_enabled and any(use.requires_grad for use in op.reads) for op in later)
 
 
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (

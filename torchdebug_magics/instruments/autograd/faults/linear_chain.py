@@ -21,12 +21,11 @@ _UNCHANGED = frozenset({"view", "_unsafe_view", "reshape", "clone", "alias", "na
 def linear_chains(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Where the first layer has at least as many outputs as inputs: fewer are a bottleneck, as in an adapter, and meant."""
     updated = {facts.tape.numbers.of(parameter) for key, parameter in facts.parameters.items() if key in facts.updated}
-    consumers = facts.tape.consumers()
     for op in facts.tape.ops:
         first = _linear_before(op) if _is_linear(op) else None
         if first is None or first.module == op.module or first.root != op.root or _parent(first) != _parent(op):
             continue  # what is projected further in another part, as queries and keys are, meets an activation there
-        if sum(later.grad_enabled and later.is_forward for later in consumers.get(first.index, ())) > 1:
+        if sum(later.grad_enabled for later in facts.consumers.get(first.index, ())) > 1:
             continue  # something else is computed of what the first one gives
         width, inputs = first.makes[0].shape[-1], max((use.shape[-1] for use in first.reads if use.memory not in updated), default=0)
         trains = all(any(use.memory in updated for use in each.reads) for each in (first, op))
@@ -38,8 +37,7 @@ def linear_chains(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             f"no activation stands between `{first.module}` and `{op.module}`: both layers compute what one could",
             where,
             f"`{code}`" if code else f"put an activation such as `nn.ReLU()` between `{first.module}` and `{op.module}`",
-            op=op.name,
-            module=op.module,
+            op=op,
             explanation="a linear function of a linear function is linear: the model cannot fit what one layer could not fit",
             is_hint=True,
         )

@@ -12,7 +12,7 @@ import torch
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, user_function
-from torchdebug_magics.instruments.autograd.tape import Tape
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, walk
 from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.syntax import as_atom, expression, nodes
@@ -83,22 +83,16 @@ def _depends(tape: Tape, gradients: Iterable[torch.Tensor], incoming: set[int], 
     That is where no op is seen to have made one, and where one lies in memory that was only allocated or set to a constant: what fills
     that may be a kernel that no dispatcher sees.
     """
-    todo, seen = [], set[int]()
-    for gradient in gradients:
-        maker = tape.origin(id(gradient))
-        if maker is None or maker.index < first:
-            return True
-        todo.append(maker)
-    while todo:
-        op = todo.pop()
-        if op.index in seen:
-            continue
-        seen.add(op.index)
+    origins = [tape.origin(id(gradient)) for gradient in gradients]
+    makers = [maker for maker in origins if maker is not None and maker.index >= first]
+    if len(makers) < len(origins):
+        return True
+
+    def may_depend(op: RecordedOp) -> bool:
         is_filled_unseen = not op.reads or op.name.startswith(("empty", "new_", "zeros", "ones", "full"))
-        if is_filled_unseen or op.unknown or any(use.memory in incoming or not use.memory for use in op.reads):
-            return True
-        todo += [maker for maker in op.parents if maker.index >= first]
-    return False
+        return is_filled_unseen or op.unknown or any(use.memory in incoming or not use.memory for use in op.reads)
+
+    return any(map(may_depend, walk(makers, lambda op: [maker for maker in op.parents if maker.index >= first])))
 
 
 def own_function_finding(wrong: WrongBackward) -> AutogradFinding:

@@ -203,9 +203,8 @@ def repeated_finding(lists: Sequence[Repeated]) -> AutogradFinding:
         "shared_memory",
         f"all {first.entries_count} entries of `{first.holder}` are one {one}",
         first.where,
-        " and ".join(f"`{code}`" for code in codes),
+        fix=" and ".join(f"`{code}`" for code in codes),
         edits=tuple(edits),
-        fix_state="compiles" if edits else "advice",
         tensor=first.holder,
         explanation=f"`append` keeps `{ast.unparse(first.entry)}` itself, and no copy: what changes it afterwards changes each entry",
     )

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
-from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Use, Zeroed
+from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Zeroed, walk
 from torchdebug_magics.probing.source.syntax import exchanged, method, targets_of
 
 _SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div"})
 _FEWEST_PASSES = 2
-_MOST_OPS = 20_000
 
 
 def wasted_terms(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -57,7 +55,7 @@ def _wasted(root: RecordedOp, updated: frozenset[int], after: Sequence[Event]) -
     if len(terms) < 2 or not any(updated & leaves for leaves in reached.values()):  # noqa: PLR2004 - a sum
         return None
     for term in (term for term in terms if not updated & reached[id(term)] and not _is_used(reached[id(term)], after)):
-        for op in _upstream(term, lambda _use, maker: not (maker.in_backward or maker.in_optimizer)):
+        for op in walk([term], lambda op: [maker for maker in op.parents if not (maker.in_backward or maker.in_optimizer)]):
             is_cut = op.name == "detach" and "detach" in op.source and any(use.requires_grad for use in op.reads)
             if is_cut and any(updated & _leaves(maker) for maker in op.parents):
                 return term, op
@@ -77,23 +75,13 @@ def _terms(root: RecordedOp) -> Iterator[RecordedOp]:
             yield op
 
 
-def _upstream(op: RecordedOp, passes: Callable[[Use, RecordedOp], bool]) -> Iterator[RecordedOp]:
-    todo, seen = deque([op]), set[int]()
-    while todo and len(seen) < _MOST_OPS:
-        op = todo.popleft()
-        if op.index not in seen:
-            seen.add(op.index)
-            yield op
-            todo += [maker for use, maker in op.sources if passes(use, maker)]
-
-
 def _leaves(op: RecordedOp) -> set[int]:
     """The ids of the leaves that a gradient of what it made reaches."""
 
-    def flows(use: Use, maker: RecordedOp) -> bool:
-        return use.requires_grad and not maker.initializes and not maker.in_optimizer
+    def passed(op: RecordedOp) -> list[RecordedOp]:
+        return [maker for use, maker in op.sources if use.requires_grad and not maker.initializes and not maker.in_optimizer]
 
-    return {use.tensor for part in _upstream(op, flows) for use in part.reads if use.is_leaf and use.requires_grad}
+    return {use.tensor for part in walk([op], passed) for use in part.reads if use.is_leaf and use.requires_grad}
 
 
 def _wasted_finding(term: RecordedOp, cut: RecordedOp) -> AutogradFinding:
@@ -109,8 +97,7 @@ def _wasted_finding(term: RecordedOp, cut: RecordedOp) -> AutogradFinding:
         f"{f'`{name}`' if name else 'a term of the loss'} trains nothing: `detach` cuts it off from what the next step updates",
         cut.where,
         f"`{ast.unparse(exchanged(statement, attached))}`" if statement is not None else "remove `.detach()`",
-        op=cut.name,
-        module=cut.module,
+        op=cut,
         tensor=name,
         saved_at=term.where,
         explanation="its gradient reaches no parameter that an optimizer updates before the next backward pass",

@@ -6,6 +6,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     stepped_name,
     written_names,
 )
-from torchdebug_magics.instruments.autograd.tape import Backward, EventCourse, OptimizerStep, RecordedOp, StorageNumbers, Use, Zeroed
+from torchdebug_magics.instruments.autograd.tape import Backward, EventCourse, OptimizerStep, RecordedOp, StorageNumbers, Use, Zeroed, walk
 from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.graphs import leaves_of, upstream
 from torchdebug_magics.probing.modules import live, live_kinds, live_modules
@@ -313,6 +314,28 @@ class TrainingFacts:
         self.held = self.updated | {id(tensor) for optimizer in self.all_optimizers for tensor in tensors_of(optimizer)}
         """The ids of the tensors that an optimizer has."""
         self._by_hand = self._written_by_hand()
+
+    @cached_property
+    def consumers(self) -> dict[int, list[RecordedOp]]:
+        """The forward ops that read what an op made, by the index of that op."""
+        return {key: [op for op in later if op.is_forward] for key, later in self.tape.consumers().items()}
+
+    def readers_of(self, tensor: torch.Tensor) -> list[RecordedOp]:
+        """The forward ops that read it."""
+        memory = self.tape.numbers.of(tensor)
+        return [op for op in self.tape.ops if op.is_forward and any(use.memory == memory for use in op.reads)]
+
+    def computed_from(self, readers: Iterable[RecordedOp]) -> dict[int, RecordedOp]:
+        """These ops, and forward from them, the nearest first; by index."""
+        return {op.index: op for op in walk(readers, lambda op: self.consumers.get(op.index, ()))}
+
+    def steps_of(self, optimizer: torch.optim.Optimizer) -> list[OptimizerStep]:
+        """The recorded updates that it made."""
+        return [step for step in self.course.steps if step.optimizer == id(optimizer)]
+
+    def called(self, optimizer: torch.optim.Optimizer) -> str:
+        """What the user calls it."""
+        return next((step.name for step in reversed(self.steps_of(optimizer))), "optimizer")
 
     def names_of(self, tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
         """Of those that belong to a model."""
