@@ -26,7 +26,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
 )
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live_modules
-from torchdebug_magics.probing.names import user_names
+from torchdebug_magics.probing.names import user_names, variable_of
 from torchdebug_magics.probing.storages import gathered_for, local_of, shards_note, storages
 
 _WITHOUT_TAPE = "read from the error and the graph; `%%torchdebug` above the cell also records the line of every op"
@@ -54,7 +54,7 @@ def examine(context: CellContext, *losses: object, every_step: bool = False) -> 
     touched = [root for root in roots if any(id(parameter) in leaves for parameter in root.parameters())]
     wanted = {id(parameter) for root in touched or roots for parameter in root.parameters()}
     named = [(name, one) for name, one in members if id(one) in wanted]
-    named += [(_name(leaf), leaf) for leaf, _ in leaves.values() if id(leaf) not in owners]
+    named += [(variable_of(leaf) or f"a leaf of shape {list(leaf.shape)}", leaf) for leaf, _ in leaves.values() if id(leaf) not in owners]
     reaches = tuple(_reach(name, one, leaves[id(one)][1] if id(one) in leaves else None) for name, one in named)
     inner = [node for node in distances if not hasattr(node, "variable")]
     sizes, is_freed = _saved(inner, owners)
@@ -92,12 +92,6 @@ def _reach(name: str, tensor: torch.Tensor, steps: int | None) -> Reach:
     has_norm = tensor.grad is not None and tensor.grad.layout is torch.strided
     norm = float(local_of(tensor.grad).detach().double().norm()) if has_norm and tensor.grad is not None else None
     return Reach(name=name, reached=steps is not None, path_length=steps, grad_norm=norm, is_frozen=not tensor.requires_grad)
-
-
-def _name(tensor: torch.Tensor) -> str:
-    return next(
-        (variable.name for variable in user_names(sys._getframe(1)) if variable.value is tensor), f"a leaf of shape {list(tensor.shape)}"
-    )
 
 
 def _saved(nodes: Iterable[Any], parameters: Container[int]) -> tuple[dict[int, int], bool]:

@@ -9,10 +9,7 @@ from itertools import islice, pairwise
 import torch
 
 from torchdebug_magics.format import listed, number
-from torchdebug_magics.instruments.autograd.faults.accidental_broadcast import accidental_broadcast
-from torchdebug_magics.instruments.autograd.faults.batch_positions import counting_finding
-from torchdebug_magics.instruments.autograd.faults.empty_loaders import empty_finding
-from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak_finding, scrambled_channels
+from torchdebug_magics.instruments.autograd.faults.leaking_batch import scrambled_channels
 from torchdebug_magics.instruments.autograd.faults.left_out import (
     constant_gradients,
     missing_gradients,
@@ -20,16 +17,14 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     stopped_gradients,
     wrong_tensors,
 )
-from torchdebug_magics.instruments.autograd.faults.linear_chain import linear_chains
-from torchdebug_magics.instruments.autograd.faults.misfit_losses import misfit_losses
-from torchdebug_magics.instruments.autograd.faults.own_functions import own_function_finding
+from torchdebug_magics.instruments.autograd.faults.misfit_losses import accidental_broadcast, misfit_losses
+from torchdebug_magics.instruments.autograd.faults.seen_at_once import empty_finding
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     comparison_finding,
     repeated_entries,
     repeated_finding,
-    restored_finding,
 )
-from torchdebug_magics.instruments.autograd.faults.wasted_terms import wasted_terms
+from torchdebug_magics.instruments.autograd.faults.wasted_parts import linear_chains, wasted_terms
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining, stale_finding, tensors_of
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around, named_members
@@ -89,18 +84,16 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         yield empty_finding(empty)
     if (stale := watched.stale) is not None:
         yield stale_finding(stale, tuple(name for name, one in named_members(facts.roots) if facts.tape.numbers.of(one) == stale.memory))
-    if (mixing := watched.leak.mixing) is not None:
-        yield leak_finding(mixing)
-    if (counting := watched.leak.counting) is not None:
-        yield counting_finding(counting)
+    if watched.leak.finding is not None:
+        yield watched.leak.finding
     yield from scrambled_channels(facts.tape)
-    yield from map(own_function_finding, watched.recorder.functions.wrong)
+    yield from watched.recorder.functions.wrong
 
 
 def _shared_memory(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """What should be a copy of the parameters, and is updated with them."""
-    if (restored := facts.watched.states.restored) is not None:
-        yield restored_finding(restored)
+    if facts.watched.states.restored is not None:
+        yield facts.watched.states.restored
     updated = {use.memory for op in facts.tape.ops if op.in_optimizer for use in op.writes}
     comparisons = [each for each in facts.watched.recorder.comparisons.values() if each is not None and each.op.reads[0].memory in updated]
     files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]

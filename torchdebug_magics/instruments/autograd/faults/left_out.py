@@ -19,9 +19,10 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     attribute_line,
     finding,
     held_as,
-    is_written_by_user,
     made_at,
     statement_at,
+    user_function,
+    with_option,
 )
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.graphs import is_graph_leaf
@@ -206,10 +207,8 @@ def registering(hidden: Iterable[Hidden]) -> str:
 
 
 def _without_grad(node: ast.AST) -> ast.AST | None:
-    """A call without ``requires_grad=True``, which a parameter has by itself."""
-    if not isinstance(node, ast.Call) or not any(keyword.arg == "requires_grad" for keyword in node.keywords):
-        return None
-    return ast.Call(node.func, node.args, [keyword for keyword in node.keywords if keyword.arg != "requires_grad"])
+    """What fills a tensor, without ``requires_grad=True``, which a parameter has by itself."""
+    return with_option(node, "requires_grad", None) if isinstance(node, ast.Call) and called(node) in _FILLED else None
 
 
 def _parameters_in(value: object, prefix: str, depth: int = 0) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -294,7 +293,9 @@ def _is_unused_by_mistake(facts: TrainingFacts, tensor: torch.Tensor) -> bool:
                 steps = path.split(".") if path else []
                 around = [root, *(root.get_submodule(".".join(steps[: place + 1])) for place in range(len(steps)))]
                 chosen = any(isinstance(one, (torch.nn.ModuleList, torch.nn.ModuleDict)) for one in around[:-1])
-                return is_written_by_user(around[-2] if len(around) > 1 else root) and not chosen
+                holder = around[-2] if len(around) > 1 else root
+                is_users = isinstance(holder, torch.nn.Sequential) or user_function(type(holder).forward) is not None
+                return is_users and not chosen
     return False
 
 
@@ -398,7 +399,4 @@ def constant_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 def _with_graph(node: ast.AST) -> ast.AST | None:
     """The call of ``grad()`` with ``create_graph=True``."""
-    if not isinstance(node, ast.Call) or called(node) != "grad":
-        return None
-    others = [keyword for keyword in node.keywords if keyword.arg != "create_graph"]
-    return ast.Call(node.func, node.args, [*others, ast.keyword("create_graph", ast.Constant(value=True))])
+    return with_option(node, "create_graph", value=True) if isinstance(node, ast.Call) and called(node) == "grad" else None

@@ -1,18 +1,21 @@
-"""What a loss expects of its input, and what the op that made it can give: logits, log-probabilities, numbers near the targets."""
+"""What a loss expects of its input, and what it is given: logits, log-probabilities, numbers near the targets, tensors of one shape."""
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
-from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
-from torchdebug_magics.probing.source.edited_source import calls, exchanging
-from torchdebug_magics.probing.source.syntax import called, dotted, last_name, nodes
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use, walk
+from torchdebug_magics.probing.source.edited_source import calls, exchanging, same
+from torchdebug_magics.probing.source.syntax import as_atom, called, dotted, exchanged, expression, last_name, nodes
+from torchdebug_magics.probing.tensors import Crossing
 from torchdebug_magics.report import Edit, Location
 
 _LIMITS = {"sigmoid": (0.0, 1.0), "_softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, math.inf)}
@@ -172,3 +175,129 @@ def _loss_calls(op: RecordedOp) -> Iterator[tuple[Location, ast.Call]]:
         for name, made in (("nll_loss", here), ("NLLLoss", calls(op.where.file))):
             named = [(where, call) for where, call in made if called(call) == name]
             yield from named if len(named) == 1 else ()
+
+
+_COORDINATES = frozenset({"arange", "linspace"})
+"""What these make belongs to no sample."""
+_SHAPED = re.compile(r"\b(?:None|newaxis|\w*(?:squeeze|view|reshape|expand|repeat|permute|transpose|swap|movedim)\w*|m?T|t)\b")
+"""Whoever writes one of these had the dimensions of the result in mind."""
+_LONGEST = 40
+_Read: TypeAlias = tuple[Use, RecordedOp | None]
+
+
+class _Crossed(NamedTuple):
+    """An op that computes each with each of two tensors."""
+
+    op: RecordedOp
+    crossing: Crossing
+    operands: tuple[_Read, ...]
+
+    @property
+    def is_meant(self) -> bool:
+        """Whether the dimension was given on purpose, or no model had a part in it. Sizes that a loss of PyTorch's compares are not."""
+        if any(maker is not None and maker.name in _COORDINATES for _, maker in self.operands):
+            return True
+        uses = [use for use, _ in self.operands]
+        if self.is_of_loss or uses[0].memory == uses[1].memory or all(use.requires_grad for use in uses):
+            return not self.is_of_loss
+        is_of_model = any(use.requires_grad for use in uses)
+        for use, step in self.operands:
+            maker = step
+            while maker is not None:
+                is_of_model |= bool(maker.root)
+                before = [read for read in _reads(maker) if math.prod(read[0].shape) == math.prod(use.shape)]
+                is_reshaped = use.shape == self.crossing.many and any(read.shape != use.shape for read, _ in before)
+                if is_reshaped and _SHAPED.search(maker.source):
+                    return True
+                maker = next((inner for read, inner in before if read.shape == use.shape), None)
+        return not is_of_model
+
+    @property
+    def is_of_loss(self) -> bool:
+        """Whether a function of PyTorch's has brought both to one shape."""
+        return all(use not in self.op.reads for use, _ in self.operands)
+
+    def expressions(self, statement: ast.stmt | None) -> list[list[ast.expr]]:
+        """The operands of each expression in a statement that may be the op."""
+        pairs: list[list[ast.expr]] = []
+        for node in nodes(ast.expr, statement):
+            pair: list[ast.expr] = []
+            if isinstance(node, ast.Call) and (self.is_of_loss or called(node) == self.op.name):
+                pair = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in {"input", "target", "other"})]
+                pair = [node.func.value, *pair] if len(pair) == 1 and isinstance(node.func, ast.Attribute) else pair[:2]
+            elif isinstance(node, (ast.BinOp, ast.Compare)):
+                sign = type(node.op if isinstance(node, ast.BinOp) else node.ops[0]).__name__.lower()
+                if self.op.name.startswith(sign[:2]) or (sign, self.op.name) == ("noteq", "ne"):
+                    pair = [node.left, *([node.right] if isinstance(node, ast.BinOp) else node.comparators)]
+            if len(pair) == 2 and not any(isinstance(one, ast.Constant) for one in pair):  # noqa: PLR2004 - a pair
+                pairs.append(pair)
+        return pairs
+
+    def repaired(self, statement: ast.stmt | None, pairs: Sequence[Sequence[ast.expr]]) -> str:
+        """The statement with one of the operands in the shape of the other one; empty where its text does not show them."""
+        if statement is None or not pairs or self.crossing.dim is None:
+            return ""
+        narrow, wide = (node for _, node in sorted(zip(self.operands, pairs[0], strict=True), key=lambda side: len(side[0][0].shape)))
+        is_narrow = len(pairs) > 1 and isinstance(narrow, ast.Name) and not isinstance(wide, ast.Name)
+        old = narrow if is_narrow else wide
+        new = expression(f"{as_atom(old)}.{'unsqueeze' if is_narrow else 'squeeze'}({self.crossing.dim})")
+        return ast.unparse(exchanged(statement, lambda node: new if same(node, old) else None))
+
+
+def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Predictions and targets of which a loss or a metric, one number, compares each with each."""
+    for op in facts.tape.ops:
+        if not op.is_forward or not op.makes or op.makes[0].shape or (crossed := _averaged(op)) is None:
+            continue
+        statement = statement_at(crossed.op.where)
+        pairs = crossed.expressions(statement)
+        texts = [ast.unparse(node) for node in (pairs[0] if pairs else ())]
+        shown = texts if texts and len("".join(texts)) <= _LONGEST else ["", ""]
+        code = crossed.repaired(statement, pairs)
+        yield finding(
+            "broadcast",
+            crossed.crossing.sentence(crossed.op.name, [(text, use.shape) for text, (use, _) in zip(shown, crossed.operands, strict=True)]),
+            crossed.op.where,
+            f"`{code}`" if code else "give both operands the same shape before they meet",
+            op=crossed.op,
+            tensor=texts[0] if texts else None,
+            explanation=f"it combines {crossed.crossing.meets} instead of each with its own",
+        )
+        return
+
+
+def _averaged(reducer: RecordedOp) -> _Crossed | None:
+    """The first op whose result, of each with each, went into one number; where it met another tensor of all pairs, it was meant."""
+    whole = max((use.shape for use in reducer.reads), key=math.prod, default=())
+    first: _Crossed | None = None
+    todo, seen = [reducer], set[int]()
+    while todo and len(whole) > 1:
+        op = todo.pop()
+        if op.index in seen:
+            continue
+        seen.add(op.index)
+        operands = tuple(_before_expanding(op, read) for read in _reads(op))
+        crossing = Crossing.of(*(use.shape for use, _ in operands))
+        if crossing is None or crossing.whole != whole or all(use.shape != whole for use in (*op.makes, *op.reads)):
+            wide = [maker for use, maker in _reads(op) if use.shape == whole]
+            if not wide or None in wide:
+                return None
+            todo += filter(None, wide)
+        elif (crossed := _Crossed(op, crossing, operands)).is_meant:
+            return None
+        elif first is None or op.index < first.op.index:
+            first = crossed
+    return first
+
+
+def _reads(op: RecordedOp) -> list[_Read]:
+    """What it reads, with the op that made it."""
+    makers = {id(use): maker for use, maker in op.sources}
+    return [(use, makers.get(id(use))) for use in op.reads]
+
+
+def _before_expanding(op: RecordedOp, read: _Read) -> _Read:
+    """What PyTorch has expanded in the same line for an op that wants one shape."""
+    maker = read[1]
+    is_own = maker is not None and maker.name == "expand" and maker.line is op.line and "expand" not in op.source
+    return _reads(maker)[0] if maker is not None and is_own else read

@@ -61,19 +61,12 @@ class Taken(NamedTuple):
     """How many ops were recorded before."""
 
 
-class Restored(NamedTuple):
-    """A state that was loaded into the parameters whose memory it shares, after updates."""
-
-    taken: Line
-    loaded: Line | None
-
-
 class KeptStates:
     """The states that ``state_dict()`` returned, as long as the user's code holds them."""
 
     def __init__(self) -> None:
         self._taken: list[Taken] = []
-        self.restored: Restored | None = None
+        self.restored: AutogradFinding | None = None
 
     def of(self, state: Any) -> Taken | None:
         """When a state was taken."""
@@ -91,7 +84,7 @@ class KeptStates:
         if taken is None or taken.line is None or taken.steps_count == steps_count:
             return
         if moved and all(name in state and memory_of(state[name]) == memory_of(one) != 0 for name, one in moved.items()):
-            self.restored = Restored(taken.line, line)
+            self.restored = _restored(taken.line.location, None if line is None else line.location)
 
 
 class Comparison(NamedTuple):
@@ -210,16 +203,15 @@ def repeated_finding(lists: Sequence[Repeated]) -> AutogradFinding:
     )
 
 
-def restored_finding(restored: Restored) -> AutogradFinding:
-    """A state that restores nothing."""
-    where = restored.taken.location
+def _restored(where: Location, loaded: Location | None) -> AutogradFinding:
+    """A state that was loaded, after updates, into the parameters whose memory it shares."""
     code = _with_copied_state(statement_at(where))
     return finding(
         "shared_memory",
         "`load_state_dict()` restores nothing: what it is given shares memory with the parameters",
         where,
         f"`{code}`" if code else "copy what `state_dict()` returns: `copy.deepcopy(model.state_dict())`",
-        saved_at=restored.loaded.location if restored.loaded is not None else None,
+        saved_at=loaded,
         explanation=_WHY,
     )
 

@@ -13,8 +13,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchdebug_magics.instruments.autograd.errors.inplace import is_packed, saved_in, saved_names
-from torchdebug_magics.instruments.autograd.faults.empty_loaders import EmptyLoaders
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import BatchLeak
+from torchdebug_magics.instruments.autograd.faults.seen_at_once import EmptyLoaders
 from torchdebug_magics.instruments.autograd.faults.shared_memory import KeptStates
 from torchdebug_magics.instruments.autograd.graph_recorder import Copied, GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
