@@ -14,7 +14,6 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size, listed, plural
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
-from torchdebug_magics.instruments.autograd.errors.inplace import saved_in
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, Cut, GraphReport, Reach, verdict
 from torchdebug_magics.instruments.autograd.source_readings import (
     cell_files,
@@ -24,7 +23,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     named_members,
     root_modules,
 )
-from torchdebug_magics.probing.graphs import MOST_NODES
+from torchdebug_magics.probing.graphs import MOST_NODES, saved_by
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.names import user_names, variable_of
 from torchdebug_magics.probing.storages import gathered_for, local_of, shards_note, storages
@@ -98,7 +97,7 @@ def _saved(nodes: Iterable[Any], parameters: Container[int]) -> tuple[dict[int, 
     """(bytes by storage of the tensors that the nodes hold, parameters apart; whether backward() has freed them)."""
     sizes: dict[int, int] = {}
     is_freed = False
-    for held in (held for node in nodes for held in saved_in(node)):
+    for _, held in (saved for node in nodes for saved in saved_by(node)):
         if isinstance(held, str):
             is_freed |= "freed" in held
         elif id(held) not in parameters:

@@ -7,7 +7,7 @@ import copy
 import gc
 import linecache
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -264,6 +264,13 @@ def with_option(call: ast.Call, name: str, value: bool | None) -> ast.Call:
     others = [keyword for keyword in call.keywords if keyword.arg != name]
     given = [] if value is None else [ast.keyword(name, ast.Constant(value=value))]
     return ast.Call(call.func, call.args, [*others, *given])
+
+
+def with_options(node: ast.AST, functions: Container[str], name: str, value: bool | None) -> str:
+    """The code of a node in which each call of these functions is given that value of an option."""
+    return ast.unparse(
+        exchanged(node, lambda part: with_option(part, name, value) if isinstance(part, ast.Call) and called(part) in functions else None)
+    )
 
 
 def stepped_name(where: Location | None) -> str | None:

@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, walk
-from torchdebug_magics.probing.source.edited_source import exchanging, same, statements
+from torchdebug_magics.probing.source.edited_source import calls, exchanging, same
 from torchdebug_magics.probing.source.syntax import as_atom, called, exchanged, expression, method, nodes, parsed
 from torchdebug_magics.report import Edit, Location
 
@@ -79,10 +79,9 @@ def _leak_finding(mixing: Mixing) -> AutogradFinding:
     attends = op.module_type == "MultiheadAttention"
     verb = "attends over the samples of the batch" if attends else "treats the samples of the batch as time steps"
     headline, fix = f"`{op.module}` ({op.module_type}) {verb}", f"set `batch_first=True` where `{op.module}` is created"
-    where, code = _created(mixing) or (op.where, "")
-    fix = f"`{code}`" if code else fix
+    where, edits = _created(mixing)
     if mixing.is_scramble or "softmax" in op.name:
-        where = op.where
+        where, edits = op.where, ()
     if mixing.is_scramble:
         headline, fix = f"`{op.name}` mixes values of different samples", _transposed(mixing)
     elif "softmax" in op.name:
@@ -92,6 +91,7 @@ def _leak_finding(mixing: Mixing) -> AutogradFinding:
         headline,
         where,
         fix,
+        edits=edits,
         saved_at=op.where if where is not op.where else None,
         op=op.name.strip("_"),
         module=op.module,
@@ -123,16 +123,14 @@ def scrambled_channels(tape: Tape) -> Iterator[AutogradFinding]:
         return
 
 
-def _created(mixing: Mixing) -> tuple[Location, str] | None:
-    """The only line of the user's that makes such a module, and the statement with ``batch_first=True``."""
+def _created(mixing: Mixing) -> tuple[Location | None, tuple[Edit, ...]]:
+    """The only line of the user's that makes such a module, with ``batch_first=True``; else the line of the op."""
     file = mixing.op.line.file if mixing.op.line is not None else ""
-    made = [(where, statement, call) for where, statement in statements(file) for call in nodes(ast.Call, statement)]
-    made = [(where, statement, call) for where, statement, call in made if called(call) in mixing.kinds]
+    made = [(where, call) for where, call in calls(file) if called(call) in mixing.kinds]
     if len(made) != 1:
-        return None
-    where, statement, call = made[0]
-    new = with_option(call, "batch_first", value=True)
-    return where, ast.unparse(exchanged(statement, lambda node: new if same(node, call) else None))
+        return mixing.op.where, ()
+    where, call = made[0]
+    return where, exchanging(where, call, with_option(call, "batch_first", value=True))
 
 
 def _shape_before_reduction(passed: list[RecordedOp]) -> tuple[int, ...]:

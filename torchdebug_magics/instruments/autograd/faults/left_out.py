@@ -12,7 +12,7 @@ import torch
 
 from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.autograd.errors.cut import Dropped, Unused, dropped_by, dropped_on_the_way, rewrapped_in
-from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, tensors_of
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
 from torchdebug_magics.instruments.autograd.source_readings import (
     assigned_at,
@@ -22,14 +22,15 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     made_at,
     statement_at,
     user_function,
-    with_option,
+    with_options,
 )
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.edited_source import made_later
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import called, exchanged, names_in, nodes, targets_of
+from torchdebug_magics.probing.source.syntax import called, names_in, nodes, targets_of
+from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.report import Location
 
 WHY_HIDDEN = "`parameters()` returns only what is an `nn.Parameter`, and does not search plain lists and dicts"
@@ -51,7 +52,7 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         return
     files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
     forgotten = facts.not_updated(facts.parameters)
-    updated = {id(tensor) for optimizer in facts.optimizers for tensor in tensors_of(optimizer)}
+    updated = {id(tensor) for optimizer in facts.optimizers for tensor in parameters_of(optimizer)}
     trained = [root for root in facts.roots if any(id(parameter) in updated for parameter in root.parameters())]
     read = {use.memory for op in facts.tape.ops if op.is_forward for use in op.reads}
     wanted = (one for root in trained for one in hidden_parameters(root) if id(one.parameter) in facts.reached - facts.held)
@@ -68,7 +69,7 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     called = [seen.root for seen in facts.watched.recorder.root_calls.values()]
     of_models = {id(parameter) for root in called if (model := root()) is not None for parameter in model.parameters()}
     for optimizer in facts.optimizers:
-        if any(tensor.requires_grad and id(tensor) not in of_models | facts.reached for tensor in tensors_of(optimizer)):
+        if any(tensor.requires_grad and id(tensor) not in of_models | facts.reached for tensor in parameters_of(optimizer)):
             name = facts.called(optimizer)
             where, first = made_at(optimizer, name, files), facts.course.backwards[0].line
             fix, edits = made_later(where, first.line if first is not None else 0)
@@ -191,7 +192,7 @@ def registering(hidden: Iterable[Hidden]) -> str:
         held, statement = vars(owner)[attribute], statement_at(attribute_line(owner, attribute))
         module = "nn" if getattr(type(owner).__init__, "__globals__", {}).get("nn") is torch.nn else "torch.nn"
         if isinstance(held, torch.Tensor):
-            value = ast.unparse(exchanged(statement.value, _without_grad)) if isinstance(statement, ast.Assign) else "..."
+            value = with_options(statement.value, _FILLED, "requires_grad", None) if isinstance(statement, ast.Assign) else "..."
             fixes.append(f"`self.{attribute} = {module}.Parameter({value})`")
             continue
         parts = list(held.values()) if isinstance(held, dict) else list(held)
@@ -204,11 +205,6 @@ def registering(hidden: Iterable[Hidden]) -> str:
             value = ast.unparse(statement.value)
             fixes.append(f"`self.{attribute} = {module}.{container}({'' if value in _EMPTY else value})`")
     return " and ".join(dict.fromkeys(fixes))
-
-
-def _without_grad(node: ast.AST) -> ast.AST | None:
-    """What fills a tensor, without ``requires_grad=True``, which a parameter has by itself."""
-    return with_option(node, "requires_grad", None) if isinstance(node, ast.Call) and called(node) in _FILLED else None
 
 
 def _parameters_in(value: object, prefix: str, depth: int = 0) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -281,7 +277,7 @@ def _never_with_gradient(facts: TrainingFacts) -> Iterator[torch.Tensor]:
         steps = facts.steps_of(optimizer)
         without = frozenset.intersection(*(step.without for step in steps)) if steps else frozenset[int]()
         learnt_later = optimizer.state if facts.watched.steps[id(optimizer)] > len(steps) else ()
-        missed = [tensor for tensor in tensors_of(optimizer) if id(tensor) in without - facts.reached]
+        missed = [tensor for tensor in parameters_of(optimizer) if id(tensor) in without - facts.reached]
         yield from (one for one in missed if one.grad is None and one not in learnt_later)
 
 
@@ -349,7 +345,7 @@ def stopped_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         if len(steps) < _FEWEST_STEPS or not any(step.nonzero for step in steps):
             continue  # what begins with zeros, as the second factor of LoRA, stops gradients for a step or two
         moved = frozenset[int]().union(*(step.nonzero | step.without for step in steps))
-        for tensor in (one for one in tensors_of(optimizer) if id(one) not in moved and one.requires_grad):
+        for tensor in (one for one in parameters_of(optimizer) if id(one) not in moved and one.requires_grad):
             if stops := stopping & facts.computed_from(facts.readers_of(tensor)).keys():
                 groups.setdefault(max(stops), []).append(tensor)
     for index, tensors in groups.items():
@@ -389,14 +385,11 @@ def constant_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                     "no_gradient",
                     f"{f'`{name}`' if name else 'a term of the loss'} is a constant: this call of `autograd.grad` keeps no graph",
                     calls[0].where,
-                    f"`{ast.unparse(exchanged(asking, _with_graph))}`" if asking is not None else "pass `create_graph=True` to it",
+                    f"`{with_options(asking, {'grad'}, 'create_graph', value=True)}`"
+                    if asking is not None
+                    else "pass `create_graph=True` to it",
                     first_backward_at=seen.where,
                     tensor=name,
                     explanation="without it, the gradients that it returns have no graph, and what is computed from them trains nothing",
                 )
                 return
-
-
-def _with_graph(node: ast.AST) -> ast.AST | None:
-    """The call of ``grad()`` with ``create_graph=True``."""
-    return with_option(node, "create_graph", value=True) if isinstance(node, ast.Call) and called(node) == "grad" else None

@@ -13,8 +13,8 @@ from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use, walk
-from torchdebug_magics.probing.source.edited_source import calls, exchanging, same
-from torchdebug_magics.probing.source.syntax import as_atom, called, dotted, exchanged, expression, last_name, nodes
+from torchdebug_magics.probing.source.edited_source import calls, exchanging
+from torchdebug_magics.probing.source.syntax import as_atom, called, dotted, expression, last_name, nodes
 from torchdebug_magics.probing.tensors import Crossing
 from torchdebug_magics.report import Edit, Location
 
@@ -233,15 +233,15 @@ class _Crossed(NamedTuple):
                 pairs.append(pair)
         return pairs
 
-    def repaired(self, statement: ast.stmt | None, pairs: Sequence[Sequence[ast.expr]]) -> str:
-        """The statement with one of the operands in the shape of the other one; empty where its text does not show them."""
-        if statement is None or not pairs or self.crossing.dim is None:
-            return ""
+    def repaired(self, pairs: Sequence[Sequence[ast.expr]]) -> tuple[Edit, ...]:
+        """The statement with one of the operands in the shape of the other one; none where its text does not show them."""
+        if not pairs or self.crossing.dim is None:
+            return ()
         narrow, wide = (node for _, node in sorted(zip(self.operands, pairs[0], strict=True), key=lambda side: len(side[0][0].shape)))
         is_narrow = len(pairs) > 1 and isinstance(narrow, ast.Name) and not isinstance(wide, ast.Name)
         old = narrow if is_narrow else wide
         new = expression(f"{as_atom(old)}.{'unsqueeze' if is_narrow else 'squeeze'}({self.crossing.dim})")
-        return ast.unparse(exchanged(statement, lambda node: new if same(node, old) else None))
+        return exchanging(self.op.where, old, new)
 
 
 def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -249,16 +249,15 @@ def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for op in facts.tape.ops:
         if not op.is_forward or not op.makes or op.makes[0].shape or (crossed := _averaged(op)) is None:
             continue
-        statement = statement_at(crossed.op.where)
-        pairs = crossed.expressions(statement)
+        pairs = crossed.expressions(statement_at(crossed.op.where))
         texts = [ast.unparse(node) for node in (pairs[0] if pairs else ())]
         shown = texts if texts and len("".join(texts)) <= _LONGEST else ["", ""]
-        code = crossed.repaired(statement, pairs)
         yield finding(
             "broadcast",
             crossed.crossing.sentence(crossed.op.name, [(text, use.shape) for text, (use, _) in zip(shown, crossed.operands, strict=True)]),
             crossed.op.where,
-            f"`{code}`" if code else "give both operands the same shape before they meet",
+            "give both operands the same shape before they meet",
+            edits=crossed.repaired(pairs),
             op=crossed.op,
             tensor=texts[0] if texts else None,
             explanation=f"it combines {crossed.crossing.meets} instead of each with its own",

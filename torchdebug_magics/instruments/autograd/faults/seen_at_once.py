@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
@@ -25,28 +25,15 @@ from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
 
 
-class EmptyLoader(NamedTuple):
-    """What a loop over a loader has met at once: its end."""
-
-    line: Line | None
-    samples_count: int
-    batch_size: int
-    """0 where a sampler of the user's makes the batches."""
-    drops_last: bool
-
-    @property
-    def is_too_few(self) -> bool:
-        """Whether there are samples, and all are dropped."""
-        return self.drops_last and 0 < self.samples_count < self.batch_size
-
-
 class EmptyLoaders:
     """Sees each loader asked for its first batch, and keeps the first that has none."""
 
     def __init__(self, guard: Guard, line_here: Callable[[], Line | None]) -> None:
         self._guard = guard
         self._line_here = line_here
-        self.first: EmptyLoader | None = None
+        self.first: AutogradFinding | None = None
+        self._line: Line | None = None
+        """Of the loop over that."""
 
     def around(self, original: Callable[[_BaseDataLoaderIter], Any], iterator: _BaseDataLoaderIter) -> Any:
         """A loader is asked for a batch."""
@@ -57,30 +44,31 @@ class EmptyLoaders:
             if self.first is None and iterator._num_yielded == 0 and iterator._dataset_kind == _DatasetKind.Map:
                 self._guard.run("the look at an empty loader", self._meet, iterator)
             raise
-        if self.first is not None and self.first.line is self._line_here():
+        if self.first is not None and self._line is self._line_here():
             self.first = None  # another loader there has batches: that one has none may be meant
         return batch
 
     def _meet(self, iterator: Any) -> None:
-        sampler = iterator._index_sampler
-        size, drops_last = getattr(sampler, "batch_size", None) or 0, bool(getattr(sampler, "drop_last", False))
-        self.first = EmptyLoader(self._line_here(), len(iterator._dataset), size, drops_last)
+        self._line = self._line_here()
+        sampler, count = iterator._index_sampler, len(iterator._dataset)
+        size = getattr(sampler, "batch_size", None) or 0  # of a sampler of the user's, which makes the batches, nothing is known
+        is_too_few = bool(getattr(sampler, "drop_last", False)) and 0 < count < size
+        self.first = _empty(self._line, count, size, is_too_few=is_too_few)
 
 
-def empty_finding(empty: EmptyLoader) -> AutogradFinding:
-    """A loader without a batch, at the line that makes it."""
-    looped = None if empty.line is None else empty.line.location
+def _empty(line: Line | None, count: int, batch_size: int, *, is_too_few: bool) -> AutogradFinding:
+    """A loader without a batch, at the line that makes it; `is_too_few`: there are samples, and all are dropped."""
+    looped = None if line is None else line.location
     name = _name(looped)
     made = made_as(looped.file, name, "DataLoader") if looped is not None else []
     where = made[0][0] if made else looped
-    is_too_few = empty.is_too_few
-    held = plural(empty.samples_count, "sample")
-    reason = f"{held} are less than one batch of {empty.batch_size}, and `drop_last=True` drops them" if is_too_few else f"it has {held}"
+    held = plural(count, "sample")
+    reason = f"{held} are less than one batch of {batch_size}, and `drop_last=True` drops them" if is_too_few else f"it has {held}"
     return finding(
         "no_batches",
         f"`{name or 'the loader'}` gives no batch: {reason}",
         where,
-        f"pass a `batch_size` of at most {empty.samples_count}, or `drop_last=False`"
+        f"pass a `batch_size` of at most {count}, or `drop_last=False`"
         if is_too_few
         else "look at what selects the samples, the dataset or its sampler: the loop over it does nothing",
         edits=exchanging(where, made[0][1], with_option(made[0][1], "drop_last", None)) if is_too_few and made else (),

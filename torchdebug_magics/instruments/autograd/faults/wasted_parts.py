@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import takewhile
 
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Zeroed, walk
-from torchdebug_magics.probing.source.edited_source import same
-from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, method, targets_of
-from torchdebug_magics.report import Location
+from torchdebug_magics.probing.source.edited_source import exchanging
+from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, expression, method, targets_of
+from torchdebug_magics.report import Edit, Location
 
 _SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div"})
 _FEWEST_PASSES = 2
@@ -124,12 +123,13 @@ def linear_chains(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         trains = all(any(use.memory in updated for use in each.reads) for each in (first, op))
         if not trains or not 0 < inputs <= width:
             continue
-        where, code = _with_activation(op, first) or (op.where, "")
+        where, edits = _with_activation(op, first)
         yield finding(
             "no_activation",
             f"no activation stands between `{first.module}` and `{op.module}`: both layers compute what one could",
             where,
-            f"`{code}`" if code else f"put an activation such as `nn.ReLU()` between `{first.module}` and `{op.module}`",
+            f"put an activation such as `nn.ReLU()` between `{first.module}` and `{op.module}`",
+            edits=edits,
             op=op,
             explanation="a linear function of a linear function is linear: the model cannot fit what one layer could not fit",
             is_hint=True,
@@ -153,21 +153,12 @@ def _linear_before(op: RecordedOp) -> RecordedOp | None:
     return makers[0] if len(makers) == 1 and _is_linear(makers[0]) else None
 
 
-def _with_activation(op: RecordedOp, first: RecordedOp) -> tuple[Location, str] | None:
-    """The statement that makes both in an ``nn.Sequential``, with an activation between them."""
+def _with_activation(op: RecordedOp, first: RecordedOp) -> tuple[Location | None, tuple[Edit, ...]]:
+    """The statement that makes both in an ``nn.Sequential``, with an activation between them; else the line of the second layer."""
     places = [(module or "").rpartition(".")[2] for module in (first.module, op.module)]
-    if not all(place.isdigit() for place in places):
-        return None
-    before = int(places[0]) + 1
-    for where, made in sequential_at("" if op.line is None else op.line.file, before, "Linear"):
-        statement = statement_at(where)
-        if statement is not None and called(made.args[before - 1]) == "Linear":
-            owner = dotted(made.func).rpartition(".")[0]
-            relu = ast.parse(f"{owner}.ReLU()" if owner else "torch.nn.ReLU()", mode="eval").body
-            new = ast.Call(made.func, [*made.args[:before], relu, *made.args[before:]], made.keywords)
-            return where, ast.unparse(exchanged(statement, partial(_replaced, made, new)))
-    return None
-
-
-def _replaced(old: ast.AST, new: ast.AST, node: ast.AST) -> ast.AST | None:
-    return new if same(node, old) else None
+    before = int(places[0]) + 1 if all(place.isdigit() for place in places) else 0
+    for where, made in sequential_at("" if op.line is None else op.line.file, before, "Linear") if before else ():
+        if called(made.args[before - 1]) == "Linear":
+            relu = expression(f"{dotted(made.func).rpartition('.')[0] or 'torch.nn'}.ReLU()")
+            return where, exchanging(where, made, ast.Call(made.func, [*made.args[:before], relu, *made.args[before:]], made.keywords))
+    return op.where, ()
