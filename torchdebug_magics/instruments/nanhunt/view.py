@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torchdebug_magics.format import Format, number, plural, shape, share, sparkline
 from torchdebug_magics.html.page import Block, Cell, Chart, Code, Facts, Fold, Note, Page, Table
-from torchdebug_magics.instruments.nanhunt.report import LayerRow, LiveNan, NanFinding, NanReport, PathStep, largest, overflow, subjects
+from torchdebug_magics.instruments.nanhunt.report import LayerRow, LiveNan, NanFinding, NanReport, PathStep, largest, overflow
 
 _MOST_NAMES = 6
 """The number of ops or modules that one row of the path names."""
@@ -92,7 +92,10 @@ def _found(finding: NanFinding, report: NanReport) -> tuple[Block, ...]:
 def _nothing(report: NanReport) -> tuple[Block, ...]:
     """What was checked, and the layers where they were requested."""
     history = _history(report)
-    checked = "; ".join(filter(None, (subjects(report), largest(report))))
+    subjects = "the loss, the gradients and the outputs" if report.forward_count else "the loss and all gradients"
+    if not report.backward_count:
+        subjects = "the gradients" if report.steps_count and not report.forward_count else "the outputs"
+    checked = "; ".join(filter(None, (subjects, largest(report))))
     has_checked = report.backward_count or report.steps_count or report.forward_count
     return (
         *([Facts((("checked", checked),))] if has_checked else []),

@@ -38,39 +38,31 @@ class Mixing(NamedTuple):
     """The names of the classes that have the option ``batch_first``, of the module in which it is and of those around that."""
 
 
-class BatchLeak:
-    """Asks the twins at the first backward pass."""
+def leak(recorder: GraphRecorder, loss: torch.Tensor) -> AutogradFinding | None:
+    """What the twins know of the batch when the first backward pass begins, at that loss.
 
-    def __init__(self, recorder: GraphRecorder) -> None:
-        self._recorder = recorder
-        self.finding: AutogradFinding | None = None
-
-    def look(self, loss: torch.Tensor) -> None:
-        """A backward pass from there begins.
-
-        Which dimension holds the samples is known from the loss, which has a row for each. Where it has one for each time step of each
-        sample, only a model that keeps no dimension apart leaks: there is none by which it could be right.
-        """
-        if not self._recorder.twins or not self._recorder.twins[0].samples_count:
-            return
-        (samples, steps), self._recorder.twins = self._recorder.twins, []
-        passed = list(self._recorder.tape.ancestors(id(loss)))
-        rows, (first, second) = _shape_before_reduction(passed), (*samples.input_shape, 0)[:2]
-        has_row_a_step = samples.has_steps and (rows[:1] == (first * second,) or rows[:2] == (first, second))
-        along_samples, along_steps = (_first_mixing(self._recorder, twins, passed) for twins in (samples, steps))
-        mixing, counting = None, None
-        if _is_leak(samples, along_samples, rows):
-            mixing = along_samples
-        elif (along_samples is not None) if has_row_a_step else (samples.has_steps and rows[:1] == (second,)):
-            has_mixed = any(made.shape for op in steps.mixing() if op in passed for made in op.makes)
-            apart_from_steps = along_samples if has_row_a_step and has_mixed else None
-            mixing = along_steps if _is_leak(steps, along_steps, rows) else apart_from_steps
-        elif samples.has_steps and not _is_mixed_in_model(samples, passed) and _is_mixed_in_model(steps, passed):
-            counting = _counted_samples(samples, passed)
-        if mixing is not None:
-            self.finding = _leak_finding(mixing)
-        elif counting is not None:
-            self.finding = _counting_finding(counting)
+    Which dimension holds the samples is known from the loss, which has a row for each. Where it has one for each time step of each
+    sample, only a model that keeps no dimension apart leaks: there is none by which it could be right.
+    """
+    if not recorder.twins or not recorder.twins[0].samples_count:
+        return None
+    (samples, steps), recorder.twins = recorder.twins, []
+    passed = list(recorder.tape.ancestors(id(loss)))
+    rows, (first, second) = _shape_before_reduction(passed), (*samples.input_shape, 0)[:2]
+    has_row_a_step = samples.has_steps and (rows[:1] == (first * second,) or rows[:2] == (first, second))
+    along_samples, along_steps = (_first_mixing(recorder, twins, passed) for twins in (samples, steps))
+    mixing, counting = None, None
+    if _is_leak(samples, along_samples, rows):
+        mixing = along_samples
+    elif (along_samples is not None) if has_row_a_step else (samples.has_steps and rows[:1] == (second,)):
+        has_mixed = any(made.shape for op in steps.mixing() if op in passed for made in op.makes)
+        apart_from_steps = along_samples if has_row_a_step and has_mixed else None
+        mixing = along_steps if _is_leak(steps, along_steps, rows) else apart_from_steps
+    elif samples.has_steps and not _is_mixed_in_model(samples, passed) and _is_mixed_in_model(steps, passed):
+        counting = _counted_samples(samples, passed)
+    if mixing is not None:
+        return _leak_finding(mixing)
+    return None if counting is None else _counting_finding(counting)
 
 
 def _leak_finding(mixing: Mixing) -> AutogradFinding:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torchdebug_magics.instruments.autograd.faults.leaking_batch import BatchLeak
+from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak
 from torchdebug_magics.instruments.autograd.faults.seen_at_once import EmptyLoaders
 from torchdebug_magics.instruments.autograd.faults.shared_memory import KeptStates
 from torchdebug_magics.instruments.autograd.graph_recorder import Copied, GraphRecorder
@@ -157,7 +157,7 @@ class WatchedTraining:
         self.course = course
         self.loaders = EmptyLoaders(guard, recorder.line_here)
         self.stale: AutogradFinding | None = None
-        self.leak = BatchLeak(recorder)
+        self.leak: AutogradFinding | None = None
         self.states = KeptStates()
         self.steps: Counter[int] = Counter()
         """How often each optimizer was stepped, by its id."""
@@ -190,7 +190,7 @@ class WatchedTraining:
         if is_loss and self.stale is None:
             self.stale = stale_value(recorder, tensors)
         if is_loss and loss is not None:
-            self.leak.look(loss)
+            self.leak = self.leak or leak(recorder, loss)
         return Backward(
             line,
             is_recorded=is_loss,

@@ -14,10 +14,10 @@ from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evide
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import parameter_name, shares_memory, uncalled, variable_name
 from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked, surfaced, write
 from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, NanFinding, Phase, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, line_of, no_less_bad
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, line_of, names_seen, no_less_bad
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, is_bad_weight, walk
 from torchdebug_magics.probing.distributed.this_rank import rank, world_size
-from torchdebug_magics.probing.source.user_code import is_user_code, local_values, location, user_frame
+from torchdebug_magics.probing.source.user_code import is_user_code, location, user_frame
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import NAN, bad_mask, is_bad, kind_of, largest, tensors_in
 from torchdebug_magics.report import Location
@@ -96,8 +96,7 @@ def why_not_reproduced(replayed: Replayed) -> str:
 
 def variables_of(chain: tuple[Position, ...]) -> dict[str, Any]:
     """What the user can name: the variables of the nearest frame of theirs, and its globals."""
-    frame = user_frame(chain[0].frame) if chain else None
-    return {} if frame is None else {**frame.f_globals, **local_values(frame)}
+    return names_seen(user_frame(chain[0].frame) if chain else None)
 
 
 def bad_outputs(replayed: Replayed) -> Sinks:

@@ -33,14 +33,14 @@ from torchdebug_magics.instruments.nanhunt.replay.conclusion import (
     why_not_reproduced,
 )
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay, Replayed, refuse, span_at
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay, Replayed, names_seen, refuse, span_at
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
 from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, draws, overwritten, runnable
 from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
 from torchdebug_magics.instruments.nanhunt.watch.update_checks import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.probing.source import syntax
-from torchdebug_magics.probing.source.user_code import excerpt, local_values
+from torchdebug_magics.probing.source.user_code import excerpt
 from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, tensors_in
 
 _MOST_S = 10.0
@@ -70,7 +70,7 @@ class Computed:
             return ()
         # What is asked whether it is NaN, or given to what leaves NaN out.
         expected = syntax.names_in(*(call for call in syntax.nodes(ast.Call, *statements) if syntax.method(call) in _EXPECTING))
-        names = self._names()
+        names = names_seen(self._frame)
         bound = (name for name in sorted(syntax.bound_names(*statements) - expected) if not name.startswith("_"))
         return tuple(name for name in bound if any(kind_of(tensor) & NAN for tensor in self.results_in(names.get(name))))
 
@@ -84,7 +84,7 @@ class Computed:
 
     def slice(self, wanted: tuple[str, ...]) -> Slice | None:
         """What made these variables; None where it takes from an iterator, or reads what is not there any more."""
-        names = self._names()
+        names = names_seen(self._frame)
         objects = {name for name in wanted if type(names[name]) not in _LOOKED_INTO}
 
         def is_maker(statement: ast.stmt, needed: set[str]) -> bool:
@@ -97,9 +97,6 @@ class Computed:
             return None
         code, given = runnable(kept, self._frame, 0, names, wanted)
         return Slice(code, {**names, **given}, tuple(kept), {name: names[name] for name in wanted})
-
-    def _names(self) -> dict[str, Any]:
-        return {**self._frame.f_globals, **local_values(self._frame)}
 
     def _statements(self) -> list[ast.stmt]:
         lists = syntax.lists_around(syntax.tree_of(self._frame.f_code.co_filename), self._where)

@@ -21,7 +21,7 @@ from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.distributed.unsent_collectives import Exchange
 from torchdebug_magics.probing.source.syntax import Span, span_as_written
-from torchdebug_magics.probing.source.user_code import is_of_module, is_user_code, owner
+from torchdebug_magics.probing.source.user_code import is_of_module, is_user_code, local_values, owner
 from torchdebug_magics.probing.tensors import is_bad
 
 Place: TypeAlias = tuple[CodeType, int]
@@ -141,6 +141,11 @@ class Position(NamedTuple):
     def line(self) -> int:
         """The line of that instruction; counted only where it is asked for, as a step asks nothing of most frames."""
         return line_of((self.frame.f_code, self.instruction))
+
+
+def names_seen(frame: FrameType | None) -> dict[str, Any]:
+    """Its variables, and its globals."""
+    return {} if frame is None else {**frame.f_globals, **local_values(frame)}
 
 
 def caller(frame: FrameType | None) -> FrameType | None:

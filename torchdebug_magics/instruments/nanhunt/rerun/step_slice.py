@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, refuse, span_at
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, names_seen, refuse, span_at
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Batches, Step
 from torchdebug_magics.probing.source.syntax import (
     FILLING,
@@ -34,7 +34,7 @@ from torchdebug_magics.probing.source.syntax import (
     tree_of,
     writes_into,
 )
-from torchdebug_magics.probing.source.user_code import adopt_timed, local_values, location, owner
+from torchdebug_magics.probing.source.user_code import adopt_timed, location, owner
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.report import Location
 
@@ -64,7 +64,7 @@ def cut(
     if step.entries:
         start, end = _common(step, sink)
         body, first, last = _statements(start, end)
-        statements, now = body[first : last + 1], _names_at(end)
+        statements, now = body[first : last + 1], names_seen(end.frame)
         early = dict(step.live_in.get(id(start.frame), {}))
         # What is filled in the step must begin empty again; a backward() goes on into what made a variable with a graph.
         free = read_before_bound(statements) - early.keys() if graphs else set()
@@ -76,7 +76,7 @@ def cut(
         files = ((position, position.frame.f_code.co_filename) for position in sink)
         ends = (position for position, file in files if owner(file) in {"user", "library"} and tree_of(file) is not None)
         end = next(ends, None) or refuse(_NO_SOURCE)
-        before, statements, now = [], _dependencies(end), _names_at(end)
+        before, statements, now = [], _dependencies(end), names_seen(end.frame)
         early = {}
     together = [*before, *statements]
     code, given = runnable(together, end.frame, end.line, now)
@@ -104,10 +104,6 @@ def _ahead(start: Position, body: list[ast.stmt]) -> tuple[list[ast.stmt], ast.s
             return ahead, inner[place]
         ahead = [*inner[:place], *ahead]
     return ahead, None
-
-
-def _names_at(position: Position) -> dict[str, Any]:
-    return {**position.frame.f_globals, **local_values(position.frame)}
 
 
 def _common(step: Step, sink: tuple[Position, ...]) -> tuple[Position, Position]:
