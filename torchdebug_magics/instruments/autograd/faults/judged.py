@@ -82,7 +82,7 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     empty = watched.loaders.first
     if empty is not None and empty.is_hint and facts.course.steps_count:
         empty = None  # beside a training, no validation set may be meant
-    yield from filter(None, (empty, watched.stale, watched.leak, watched.states.restored))
+    yield from filter(None, (empty, watched.stale, watched.leak, watched.restored))
     yield from scrambled_channels(facts.tape)
     yield from watched.recorder.functions.wrong
 

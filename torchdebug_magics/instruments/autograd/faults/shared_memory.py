@@ -6,8 +6,8 @@ import ast
 import copy
 import sys
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -39,7 +39,6 @@ from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Edit, Location
 
-_MOST_STATES = 64
 _CONSTANT = frozenset({"sub", "rsub", "eq", "ne", "equal", "isclose", "allclose", "mse_loss", "l1_loss", "dist"})
 """What gives the same for any tensor and itself."""
 _FEWEST_ENTRIES = 3
@@ -51,7 +50,7 @@ _WHY = "`state_dict()`, `.data` and `list(model.parameters())` copy nothing: an 
 
 
 class Taken(NamedTuple):
-    """A state that the user's code has asked for."""
+    """A state that ``state_dict()`` has returned, as long as the user's code holds it."""
 
     state: weakref.ref[Any]
     line: Line | None
@@ -59,32 +58,6 @@ class Taken(NamedTuple):
     """Of all optimizers, before."""
     op_index: int
     """How many ops were recorded before."""
-
-
-class KeptStates:
-    """The states that ``state_dict()`` returned, as long as the user's code holds them."""
-
-    def __init__(self) -> None:
-        self._taken: list[Taken] = []
-        self.restored: AutogradFinding | None = None
-
-    def of(self, state: Any) -> Taken | None:
-        """When a state was taken."""
-        return next((taken for taken in self._taken if taken.state() is state), None)
-
-    def take(self, state: Any, line: Line | None, steps_count: int, op_index: int) -> None:
-        """``state_dict()`` has returned that, after so many updates and ops."""
-        if isinstance(state, OrderedDict):  # what a hook of the user's has made of it may bear no weak reference
-            alive = [taken for taken in self._taken if taken.state() is not None]
-            self._taken = [*alive[-_MOST_STATES:], Taken(weakref.ref(state), line, steps_count, op_index)]
-
-    def load(self, state: Any, moved: Mapping[str, torch.Tensor], line: Line | None, steps_count: int) -> None:
-        """``load_state_dict(state)`` is called; `moved` are the parameters that an optimizer updates, and nobody else has written."""
-        taken = self.of(state)
-        if taken is None or taken.line is None or taken.steps_count == steps_count:
-            return
-        if moved and all(name in state and memory_of(state[name]) == memory_of(one) != 0 for name, one in moved.items()):
-            self.restored = _restored(taken.line.location, None if line is None else line.location)
 
 
 class Comparison(NamedTuple):
@@ -203,7 +176,7 @@ def repeated_finding(lists: Sequence[Repeated]) -> AutogradFinding:
     )
 
 
-def _restored(where: Location, loaded: Location | None) -> AutogradFinding:
+def restored_finding(where: Location, loaded: Location | None) -> AutogradFinding:
     """A state that was loaded, after updates, into the parameters whose memory it shares."""
     code = _with_copied_state(statement_at(where))
     return finding(

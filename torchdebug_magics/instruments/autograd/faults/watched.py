@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak
 from torchdebug_magics.instruments.autograd.faults.seen_at_once import EmptyLoaders
-from torchdebug_magics.instruments.autograd.faults.shared_memory import KeptStates
+from torchdebug_magics.instruments.autograd.faults.shared_memory import Taken, restored_finding
 from torchdebug_magics.instruments.autograd.graph_recorder import Copied, GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import (
@@ -31,10 +31,12 @@ from torchdebug_magics.probing.graphs import has_packed, leaves_of, saved_by, up
 from torchdebug_magics.probing.modules import live, live_kinds, live_modules
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.storages import gathered_for, is_shard, local_of, shards_may_be
 
 _MOST_DROPPED = 4
+_MOST_STATES = 64
 _Result = TypeVar("_Result")
 
 
@@ -158,7 +160,9 @@ class WatchedTraining:
         self.loaders = EmptyLoaders(guard, recorder.line_here)
         self.stale: AutogradFinding | None = None
         self.leak: AutogradFinding | None = None
-        self.states = KeptStates()
+        self.restored: AutogradFinding | None = None
+        """A state that was loaded into the parameters whose memory it shares."""
+        self._states: list[Taken] = []
         self.steps: Counter[int] = Counter()
         """How often each optimizer was stepped, by its id."""
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
@@ -223,17 +227,24 @@ class WatchedTraining:
 
     def state_taken(self, state: Any) -> None:
         """``state_dict()`` has returned that."""
-        self.states.take(state, self.recorder.line_here(), self.steps.total(), self.recorder.settle().count)
+        if isinstance(state, OrderedDict):  # what a hook of the user's has made of it may bear no weak reference
+            alive = [taken for taken in self._states if taken.state() is not None]
+            taken = Taken(weakref.ref(state), self.recorder.line_here(), self.steps.total(), self.recorder.settle().count)
+            self._states = [*alive[-_MOST_STATES:], taken]
 
     def state_loaded(self, module: torch.nn.Module, state: Any) -> None:
-        """``load_state_dict(state)`` is called."""
+        """``load_state_dict(state)`` is called: it changes nothing that only an optimizer has written since, and that the state shares."""
+        taken = next((taken for taken in self._states if taken.state() is state), None)
+        if taken is None or taken.line is None or taken.steps_count == self.steps.total():
+            return
         tape = self.recorder.settle()
-        taken = self.states.of(state)
-        later = tape.since(taken.op_index) if taken is not None else []
-        written = {use.memory for op in later if not op.in_optimizer and not op.in_backward for use in op.writes}
+        later = [op for op in tape.since(taken.op_index) if not op.in_optimizer and not op.in_backward]
+        written = {use.memory for op in later for use in op.writes}
         updated = {id(tensor) for optimizer in self.optimizers() for tensor in parameters_of(optimizer)}
         moved = {name: one for name, one in module.named_parameters() if id(one) in updated and tape.numbers.of(one) not in written}
-        self.states.load(state, moved, self.recorder.line_here(), self.steps.total())
+        if moved and all(name in state and memory_of(state[name]) == memory_of(one) != 0 for name, one in moved.items()):
+            line = self.recorder.line_here()
+            self.restored = restored_finding(taken.line.location, None if line is None else line.location)
 
     def zeroed(self, holder: torch.optim.Optimizer | torch.nn.Module) -> Zeroed:
         """``zero_grad()`` is called: whether an op has read one of the gradients since the latest backward pass began."""

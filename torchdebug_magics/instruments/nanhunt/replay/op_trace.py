@@ -136,56 +136,23 @@ def _extremes(finite: torch.Tensor) -> tuple[float | None, float | None, float |
     return float(low), float(high), float(total) / finite.numel()
 
 
-class _Running(NamedTuple):
-    """An op between its beginning and its end."""
+class LayerWatch:
+    """Collects a row for every module call while attached. Attach it before the `ModuleCalls` it asks, so that its calls still run.
 
-    op: Op
-    inputs: list[torch.Tensor]
-    of_bad: bool
-    kwargs: dict[str, Any]
-    written: list[Overwritten]
-
-
-class Trace(OpRecorder[_Running]):
-    """Records while attached; afterwards answers where a tensor came from.
-
-    Only tensors that hold a NaN or an infinity, and what they were made of, are kept alive.
+    Apart from the trace, as hooks on tensors of the step hold it, and the trace holds such tensors.
     """
 
     def __init__(self, calls: ModuleCalls) -> None:
-        super().__init__(calls.hooks, calls.hooks.guard or Guard(), runs_eagerly=True)
-        self.ops: list[Op] = []
-        self.backward_frame: FrameType | None = None
-        """Our frame below which a running backward stands; frames above it are the user's own backward code."""
-        self.late = False
-        self.paused = False
-        """Whether ops only run: a backward that nothing is asked about."""
-        self._around: Any = None
-        """The node in whose hook all of this runs, where an update is made inside a backward()."""
         self._calls = calls
+        self._hooks = calls.hooks
         self._rows: list[LayerRow] = []
-        """One for each module call, in the order in which they ended."""
-        self._nodes: NodeMakers[Op] = NodeMakers()
-        self._room_bytes = _MOST_REMEMBERED_BYTES
-        self._users: dict[int, list[tuple[Op, torch.Tensor]]] = {}
-        """By place in memory: what was given to an op may be overwritten through another view of it."""
-        self._known: dict[int, _Known] = {}
-        self._by_place: dict[tuple[Any, ...], Op] = {}
-        self._writers: dict[int, list[Op]] = {}
-        self._kept: list[torch.Tensor] = []
-        self._copied: dict[int, torch.Tensor] = {}
-        """What a copy was made of."""
 
-    def attach(self, stack: ExitStack, height: int | None = None) -> None:
-        """Record until the stack closes."""
-        self._hooks.module_calls(stack, lambda *_: None, self._leave)  # first, so that the call still runs when it is asked
-        self._calls.attach(stack)
-        self._around = torch._C._current_autograd_node()
-        self._nodes.skip()
-        super().attach(stack, height)
+    def attach(self, stack: ExitStack) -> None:
+        """Collect until the stack closes."""
+        self._hooks.module_calls(stack, lambda *_: None, self._leave)
 
-    def layer_rows(self) -> tuple[LayerRow, ...]:
-        """A row for each module call."""
+    def rows(self) -> tuple[LayerRow, ...]:
+        """What was collected, in the order the calls ended."""
         return tuple(self._rows)
 
     def _leave(self, module: torch.nn.Module, _args: Any, output: Any) -> None:
@@ -214,6 +181,58 @@ class Trace(OpRecorder[_Running]):
                 grad_max_abs=None if came.min is None or came.max is None else max(abs(came.min), abs(came.max)),
                 grad_mean_abs=came.mean_abs,
             )
+
+
+class _Running(NamedTuple):
+    """An op between its beginning and its end."""
+
+    op: Op
+    inputs: list[torch.Tensor]
+    of_bad: bool
+    kwargs: dict[str, Any]
+    written: list[Overwritten]
+
+
+class Trace(OpRecorder[_Running]):
+    """Records while attached; afterwards answers where a tensor came from.
+
+    Only tensors that hold a NaN or an infinity, and what they were made of, are kept alive.
+    """
+
+    def __init__(self, calls: ModuleCalls) -> None:
+        super().__init__(calls.hooks, calls.hooks.guard or Guard(), runs_eagerly=True)
+        self.ops: list[Op] = []
+        self.backward_frame: FrameType | None = None
+        """Our frame below which a running backward stands; frames above it are the user's own backward code."""
+        self.late = False
+        self.paused = False
+        """Whether ops only run: a backward that nothing is asked about."""
+        self._around: Any = None
+        """The node in whose hook all of this runs, where an update is made inside a backward()."""
+        self._calls = calls
+        self._layers = LayerWatch(calls)
+        self._nodes: NodeMakers[Op] = NodeMakers()
+        self._room_bytes = _MOST_REMEMBERED_BYTES
+        self._users: dict[int, list[tuple[Op, torch.Tensor]]] = {}
+        """By place in memory: what was given to an op may be overwritten through another view of it."""
+        self._known: dict[int, _Known] = {}
+        self._by_place: dict[tuple[Any, ...], Op] = {}
+        self._writers: dict[int, list[Op]] = {}
+        self._kept: list[torch.Tensor] = []
+        self._copied: dict[int, torch.Tensor] = {}
+        """What a copy was made of."""
+
+    def attach(self, stack: ExitStack, height: int | None = None) -> None:
+        """Record until the stack closes."""
+        self._layers.attach(stack)
+        self._calls.attach(stack)
+        self._around = torch._C._current_autograd_node()
+        self._nodes.skip()
+        super().attach(stack, height)
+
+    def layer_rows(self) -> tuple[LayerRow, ...]:
+        """A row for each module call."""
+        return self._layers.rows()
 
     def backward_begins(self, frame: FrameType, losses: tuple[torch.Tensor, ...], *, is_end: bool) -> None:
         """What runs below this frame belongs to a backward. A bad loss has its birth before that: then nothing is recorded."""
