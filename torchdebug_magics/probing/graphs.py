@@ -112,3 +112,35 @@ def leaves_of(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if isinstance(variable, torch.Tensor):
             tensors[id(variable)] = variable
     return list(tensors.values())
+
+
+def saved_by(node: Any, *, packed: bool = False) -> Iterator[tuple[str, torch.Tensor | str]]:
+    """The tensors that a node has saved, by name, or why PyTorch does not hand one out; those that a hook has packed only if `packed`."""
+    for name in _saved_names(node):
+        if not packed and _is_packed(node, name):
+            continue
+        try:
+            held = getattr(node, name)
+        except RuntimeError as error:
+            yield name, str(error)
+            continue
+        yield from ((name, one) for one in (held if isinstance(held, (tuple, list)) else (held,)) if isinstance(one, torch.Tensor))
+
+
+def has_packed(node: Any) -> bool:
+    """Whether a hook has packed what it saved, so that a look at it would run the user's code, as a checkpoint's forward."""
+    return any(_is_packed(node, name) for name in _saved_names(node))
+
+
+def _saved_names(node: Any) -> tuple[str, ...]:
+    names = dir(type(node))
+    tensors = [name.removeprefix("_raw") for name in names if name.startswith("_raw_saved_") and name.removeprefix("_raw") in names]
+    return (*tensors, *(["saved_tensors"] if "saved_tensors" in names else []))
+
+
+def _is_packed(node: Any, name: str) -> bool:
+    try:
+        raw = getattr(node, f"_raw{name}" if name.startswith("_saved") else f"_raw_{name}")
+    except (AttributeError, RuntimeError):
+        return False
+    return any(getattr(one, "unpack_hook", None) is not None for one in (raw if isinstance(raw, (tuple, list)) else (raw,)))

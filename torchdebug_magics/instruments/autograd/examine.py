@@ -14,7 +14,6 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size, listed, plural
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
-from torchdebug_magics.instruments.autograd.errors.inplace import saved_in
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, Cut, GraphReport, Reach, verdict
 from torchdebug_magics.instruments.autograd.source_readings import (
     cell_files,
@@ -24,9 +23,9 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     named_members,
     root_modules,
 )
-from torchdebug_magics.probing.graphs import MOST_NODES
+from torchdebug_magics.probing.graphs import MOST_NODES, saved_by
 from torchdebug_magics.probing.modules import live_modules
-from torchdebug_magics.probing.names import user_names
+from torchdebug_magics.probing.names import user_names, variable_of
 from torchdebug_magics.probing.storages import gathered_for, local_of, shards_note, storages
 
 _WITHOUT_TAPE = "read from the error and the graph; `%%torchdebug` above the cell also records the line of every op"
@@ -54,7 +53,7 @@ def examine(context: CellContext, *losses: object, every_step: bool = False) -> 
     touched = [root for root in roots if any(id(parameter) in leaves for parameter in root.parameters())]
     wanted = {id(parameter) for root in touched or roots for parameter in root.parameters()}
     named = [(name, one) for name, one in members if id(one) in wanted]
-    named += [(_name(leaf), leaf) for leaf, _ in leaves.values() if id(leaf) not in owners]
+    named += [(variable_of(leaf) or f"a leaf of shape {list(leaf.shape)}", leaf) for leaf, _ in leaves.values() if id(leaf) not in owners]
     reaches = tuple(_reach(name, one, leaves[id(one)][1] if id(one) in leaves else None) for name, one in named)
     inner = [node for node in distances if not hasattr(node, "variable")]
     sizes, is_freed = _saved(inner, owners)
@@ -94,17 +93,11 @@ def _reach(name: str, tensor: torch.Tensor, steps: int | None) -> Reach:
     return Reach(name=name, reached=steps is not None, path_length=steps, grad_norm=norm, is_frozen=not tensor.requires_grad)
 
 
-def _name(tensor: torch.Tensor) -> str:
-    return next(
-        (variable.name for variable in user_names(sys._getframe(1)) if variable.value is tensor), f"a leaf of shape {list(tensor.shape)}"
-    )
-
-
 def _saved(nodes: Iterable[Any], parameters: Container[int]) -> tuple[dict[int, int], bool]:
     """(bytes by storage of the tensors that the nodes hold, parameters apart; whether backward() has freed them)."""
     sizes: dict[int, int] = {}
     is_freed = False
-    for held in (held for node in nodes for held in saved_in(node)):
+    for _, held in (saved for node in nodes for saved in saved_by(node)):
         if isinstance(held, str):
             is_freed |= "freed" in held
         elif id(held) not in parameters:

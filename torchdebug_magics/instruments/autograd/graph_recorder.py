@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.autograd.faults.own_functions import OwnFunctions
+from torchdebug_magics.instruments.autograd.faults.seen_at_once import OwnFunctions
 from torchdebug_magics.instruments.autograd.faults.shared_memory import Comparison, names_compared
 from torchdebug_magics.instruments.autograd.sample_twins import Begun, SampleTwins
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of, target_span
@@ -168,9 +168,44 @@ class GraphRecorder(OpRecorder[_Running]):
         node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             self.functions.meet(node, self.tape, caller)
-        op, written = self._recorded(func, args, kwargs, self.lines.user_frame(caller))
-        root = call.root if self._calls is not None and (call := self._calls.current) is not None else None
-        return _Running(op, written, [twins.before(self.tape, op, root, func, (args, kwargs)) for twins in self.twins])
+        frame, call = self.lines.user_frame(caller), self._calls.current if self._calls is not None else None
+        written, name = written_by(func, args, kwargs), op_name(func)
+        self._keep_silently_written(func, written)
+        op = RecordedOp(
+            index=self.tape.count,
+            name=name,
+            line=self.lines.here(frame),
+            module=None if call is None else call.path,
+            module_type="" if call is None else call.type,
+            grad_enabled=torch.is_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            in_backward=torch._C._current_graph_task_id() != -1,
+            in_optimizer=self.in_optimizer,
+            reads=tuple(self.use(tensor) for tensor in tensors_in((args, kwargs))),
+            writes=tuple(self.use(one) for one in written),
+            calls=self._calls_around(frame),
+            root=0 if call is None else id(call.root),
+            training=call is None or call.root.training,
+            note=note_of(name, args, frame),
+            target_span=target_span(name, args),
+        )
+        places = [(use.memory, use.span, use.shape) for use in op.reads[:2]]
+        is_twice_given = len(places) > 1 and places[0] == places[1] and op.reads[0].memory
+        if is_twice_given and frame is not None and (op.line, name) not in self.comparisons and not op.writes and op.is_forward:
+            names = names_compared(op, (args, kwargs), frame)
+            self.comparisons[op.line, name] = Comparison(op, names) if names else None
+        before = self.tape.ops[-1] if self.tape.ops and op.grad_enabled else None
+        self.tape.nodes.add(op, before if before is not None and before.writes else None)
+        if not op.in_backward and not op.in_optimizer:
+            self._book_unseen_write(op.calls, is_last=False)
+            op.index = self.tape.count
+            self._shared.meet(self.tape, op, (args, kwargs))
+        if call is not None and not op.in_backward:
+            key = (id(call.root), op.grad_enabled, call.root.training)
+            known = self.root_calls.get(key) or RootCall.of(call.root, op)
+            self.root_calls[key] = known.given(op, (args, kwargs), self.tape) if known.numbers is None and name != "lift_fresh" else known
+        twins_begun = [twins.before(self.tape, op, None if call is None else call.root, func, (args, kwargs)) for twins in self.twins]
+        return _Running(op, [weakref.ref(one) for one in written], twins_begun)
 
     def ends(self, running: _Running, args: tuple[Any, ...], result: Any) -> None:
         """The op has run: it goes on the tape."""
@@ -198,52 +233,6 @@ class GraphRecorder(OpRecorder[_Running]):
         with modes_aside(), torch.no_grad():
             if tensors[0].count_nonzero():
                 op.derivative_of, op.is_zero = maker.index, not bool(tensors[1].count_nonzero())
-
-    def _recorded(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
-    ) -> tuple[RecordedOp, list[weakref.ref[torch.Tensor]]]:
-        call = self._calls.current if self._calls is not None else None
-        written, name = written_by(func, args, kwargs), op_name(func)
-        self._keep_silently_written(func, written)
-        op = RecordedOp(
-            index=self.tape.count,
-            name=name,
-            line=self.lines.here(frame),
-            module=None if call is None else call.path,
-            module_type="" if call is None else call.type,
-            grad_enabled=torch.is_grad_enabled(),
-            inference=torch.is_inference_mode_enabled(),
-            in_backward=torch._C._current_graph_task_id() != -1,
-            in_optimizer=self.in_optimizer,
-            reads=tuple(self.use(tensor) for tensor in tensors_in((args, kwargs))),
-            writes=tuple(self.use(one) for one in written),
-            calls=self._calls_around(frame),
-            root=0 if call is None else id(call.root),
-            training=call is None or call.root.training,
-            note=note_of(name, args, frame),
-            target_span=target_span(name, args),
-        )
-        places = [(use.memory, use.span, use.shape) for use in op.reads[:2]]
-        if len(places) > 1 and places[0] == places[1] and op.reads[0].memory:
-            self._book_comparison(op, (args, kwargs), frame)
-        before = self.tape.ops[-1] if self.tape.ops and op.grad_enabled else None
-        self.tape.nodes.add(op, before if before is not None and before.writes else None)
-        if not op.in_backward and not op.in_optimizer:
-            self._book_unseen_write(op.calls, is_last=False)
-            op.index = self.tape.count
-            self._shared.meet(self.tape, op, (args, kwargs))
-        if call is not None and not op.in_backward:
-            key = (id(call.root), op.grad_enabled, call.root.training)
-            known = self.root_calls.get(key) or RootCall.of(call.root, op)
-            self.root_calls[key] = known.given(op, (args, kwargs), self.tape) if known.numbers is None and name != "lift_fresh" else known
-        return op, [weakref.ref(one) for one in written]
-
-    def _book_comparison(self, op: RecordedOp, given: tuple[Any, Any], frame: FrameType | None) -> None:
-        """An op is given one memory twice, outside of backward passes and updates."""
-        key = (op.line, op.name)
-        if frame is not None and key not in self.comparisons and not op.writes and not op.in_backward and not op.in_optimizer:
-            names = names_compared(op, given, frame)
-            self.comparisons[key] = Comparison(op, names) if names else None
 
     def _keep_silently_written(self, func: Any, written: list[torch.Tensor]) -> None:
         """A copy of what a graph may have saved, before a write that does not move its version."""

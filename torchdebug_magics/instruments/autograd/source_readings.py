@@ -7,17 +7,18 @@ import copy
 import gc
 import linecache
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cut, Kind
+from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.call_sites import function_node
-from torchdebug_magics.probing.source.edited_source import calls
+from torchdebug_magics.probing.source.edited_source import calls, made_as
 from torchdebug_magics.probing.source.syntax import (
     called,
     dotted,
@@ -31,7 +32,7 @@ from torchdebug_magics.probing.source.syntax import (
     tree_of,
 )
 from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, location
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Edit, Location
 
 _CALLS = {
     "detach": "detach", "item": "_local_scalar_dense", "tolist": "_local_scalar_dense", "numpy": "detach", "argmax": "argmax",
@@ -47,10 +48,30 @@ _AUGMENTED = {ast.Add: "add_", ast.Sub: "sub_", ast.Mult: "mul_", ast.Div: "div_
 _OVERWRITING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "clamp_min_", "index_copy_"})
 
 
-def finding(kind: Kind, headline: str, where: Location | None, fix: str = "", *, raised: bool = False, **more: Any) -> AutogradFinding:
-    """A finding at the line to change, with the lines around it."""
-    lines = excerpt(where) if where is not None else ()
-    return AutogradFinding(kind=kind, raised=raised, headline=headline, location=where, fix=fix, excerpt=lines, **more)
+def finding(
+    kind: Kind,
+    headline: str,
+    where: Location | None,
+    advice: str = "",
+    *,
+    fix: str = "",
+    edits: tuple[Edit, ...] = (),
+    op: RecordedOp | str | None = None,
+    **more: Any,
+) -> AutogradFinding:
+    """A finding at the line to change, with the lines around it and the op at fault; advice is given where no edits are the fix."""
+    known = {"raised": False, "module": op.module if isinstance(op, RecordedOp) else None, **more}
+    return AutogradFinding(
+        kind=kind,
+        headline=headline,
+        location=where,
+        fix=fix or " and ".join(f"`{edit.new}`" for edit in edits) or advice,
+        edits=edits,
+        fix_state="compiles" if edits else "advice",
+        excerpt=excerpt(where) if where is not None else (),
+        op=op.name if isinstance(op, RecordedOp) else op,
+        **known,
+    )
 
 
 def cell_files() -> list[str]:
@@ -74,8 +95,9 @@ def code_at(where: Location | None, *words: str, statement: ast.stmt | None = No
         texts = list(map(ast.unparse, tree.body))
         named = next((text for word in words for text in texts if word in text), None)
         return named or (ast.unparse(statement) if statement is not None else source)
-    is_whole = tree is not None and "#" not in source
-    return source if is_whole or statement is None or hasattr(statement, "body") else ast.unparse(statement)
+    if (tree is not None and "#" not in source) or statement is None:
+        return source
+    return source.partition("#")[0].rstrip() if hasattr(statement, "body") else ast.unparse(statement)
 
 
 def simple_statements(tree: ast.AST | None) -> list[ast.stmt]:
@@ -218,23 +240,9 @@ def named_members(roots: Iterable[torch.nn.Module] | None = None) -> Iterator[tu
 
 def made_at(optimizer: torch.optim.Optimizer, name: str, files: Iterable[str]) -> Location | None:
     """The line that makes an optimizer, in the code that ran or else in earlier cells: the last for its name, or the only one."""
-    kind, short = type(optimizer).__name__, name.rpartition(".")[2]
-    names = {short, *held_as(optimizer)}
-    of_run = list(dict.fromkeys(files))
-    for searched in of_run, list(reversed(cell_files())):
-        makers = [
-            (file, node.lineno, statement)
-            for file in searched
-            for statement in nodes(ast.stmt, tree_of(file))
-            if not hasattr(statement, "body")
-            for node in nodes(ast.Call, statement)
-            if syntax.called(node) == kind
-        ]
-        of_name = [maker for maker in makers if any(syntax.last_name(target) in names for target in syntax.targets_of(maker[2]))]
-        if len(makers) == 1 or of_name:
-            file, line, _ = max((one for one in of_name if one[0] == of_name[0][0]), key=lambda one: one[1]) if of_name else makers[0]
-            return location(file, line, "<module>")
-    return assigned_at(short, of_run)
+    kind, short, of_run = type(optimizer).__name__, name.rpartition(".")[2], list(dict.fromkeys(files))
+    made = (where for file in of_run for known in (short, *held_as(optimizer)) for where, _ in made_as(file, known, kind))
+    return next(made, None) or assigned_at(short, of_run)
 
 
 def held_as(value: object) -> list[str]:
@@ -251,6 +259,20 @@ def sequential_at(file: str, place: int, kind: str) -> Iterator[tuple[Location, 
             yield where, call
 
 
+def with_option(call: ast.Call, name: str, value: bool | None) -> ast.Call:
+    """The call with that value of an option; without the option for None."""
+    others = [keyword for keyword in call.keywords if keyword.arg != name]
+    given = [] if value is None else [ast.keyword(name, ast.Constant(value=value))]
+    return ast.Call(call.func, call.args, [*others, *given])
+
+
+def with_options(node: ast.AST, functions: Container[str], name: str, value: bool | None) -> str:
+    """The code of a node in which each call of these functions is given that value of an option."""
+    return ast.unparse(
+        exchanged(node, lambda part: with_option(part, name, value) if isinstance(part, ast.Call) and called(part) in functions else None)
+    )
+
+
 def stepped_name(where: Location | None) -> str | None:
     """What the line that calls ``step()`` calls the optimizer: ``self.opt`` of ``self.opt.step()`` and of ``scaler.step(self.opt)``."""
     for node in nodes(ast.Call, statement_at(where)):
@@ -265,11 +287,6 @@ def attribute_line(owner: torch.nn.Module, attribute: str) -> Location | None:
     wanted, node = f"self.{attribute}", user_function(type(owner).__init__)
     lines = [node.lineno for node in nodes(ast.Assign, node) if any(dotted(target) == wanted for target in node.targets)]
     return location(type(owner).__init__.__code__.co_filename, lines[0], "__init__") if lines else None
-
-
-def is_written_by_user(module: torch.nn.Module) -> bool:
-    """Whether its class is the user's own, or only holds others (`Sequential`)."""
-    return isinstance(module, torch.nn.Sequential) or user_function(type(module).forward) is not None
 
 
 def writes(statement: ast.stmt | None) -> list[tuple[ast.expr | None, str]]:
@@ -355,7 +372,7 @@ def _calls_out_of_place(statement: ast.stmt) -> str:
             node.func.attr = node.func.attr[:-1]
         elif _asks_in_place(node):
             written += node.args[:1]
-            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "inplace"]
+            node.keywords = with_option(node, "inplace", None).keywords
     if not written:
         return ""
     if not isinstance(statement, ast.Expr):

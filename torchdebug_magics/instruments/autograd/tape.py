@@ -6,7 +6,7 @@ import ast
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType, MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -70,14 +70,31 @@ class Use(NamedTuple):
         return self.memory == other.memory != 0 and self.span[0] < other.span[1] and other.span[0] < self.span[1]
 
 
+class _AtLine:
+    """What the user's code does in one of its lines."""
+
+    __slots__ = ()
+    line: Line | None
+    """The innermost line of the user's code."""
+
+    @property
+    def where(self) -> Location | None:
+        """The line, as a report shows it."""
+        return self.line.location if self.line is not None else None
+
+    @property
+    def source(self) -> str:
+        """The text of the line."""
+        return self.line.location.source if self.line is not None else ""
+
+
 @dataclass(slots=True)
-class RecordedOp:
+class RecordedOp(_AtLine):
     """One op as it ran."""
 
     index: int
     name: str
     line: Line | None
-    """The innermost line of the user's code."""
     module: str | None = None
     """Module path; None outside every module."""
     module_type: str = ""
@@ -107,16 +124,6 @@ class RecordedOp:
     """In a backward pass: the index of the forward op whose derivative it computes, from a gradient that is not all zero."""
     is_zero: bool = False
     """Whether that derivative is 0 for every element."""
-
-    @property
-    def where(self) -> Location | None:
-        """The innermost line of the user's code, as a report shows it."""
-        return self.line.location if self.line is not None else None
-
-    @property
-    def source(self) -> str:
-        """The text of that line."""
-        return self.line.location.source if self.line is not None else ""
 
     @property
     def parents(self) -> tuple[RecordedOp, ...]:
@@ -202,18 +209,15 @@ class Tape:
 
     def ancestors(self, tensor: int, before: int | None = None, *, in_graph: bool = False) -> Iterator[RecordedOp]:
         """The ops that computed the tensor with that id, the nearest first; with `in_graph`, those that its gradient flows through."""
-        todo, seen = deque(filter(None, [self.origin(tensor, before)])), set[int]()
-        while todo:
-            op = todo.popleft()
-            if op.index in seen:
-                continue
-            seen.add(op.index)
-            yield op
+
+        def makers(op: RecordedOp) -> Iterator[RecordedOp]:
             for use, maker in op.sources:
                 # Inside a function whose backward the user has written, gradients are off.
                 has_gradient = (use.requires_grad or not op.grad_enabled) and not maker.initializes
                 if not maker.in_optimizer and (has_gradient if in_graph else not maker.in_backward):
-                    todo.append(maker)
+                    yield maker
+
+        return walk(filter(None, [self.origin(tensor, before)]), makers)
 
     def clear(self) -> None:
         """Forget all ops; their numbers go on."""
@@ -228,22 +232,22 @@ class Tape:
         return found
 
 
+def walk(starts: Iterable[RecordedOp], following: Callable[[RecordedOp], Iterable[RecordedOp]]) -> Iterator[RecordedOp]:
+    """The ops that can be reached, each once, the nearest first."""
+    todo, seen = deque(starts), set[int]()
+    while todo:
+        op = todo.popleft()
+        if op.index not in seen:
+            seen.add(op.index)
+            yield op
+            todo += following(op)
+
+
 @dataclass(slots=True, eq=False)
-class Event:
+class Event(_AtLine):
     """A call that belongs to the course of a training."""
 
     line: Line | None
-    """The innermost line of the user's code."""
-
-    @property
-    def where(self) -> Location | None:
-        """The line, as a report shows it."""
-        return self.line.location if self.line is not None else None
-
-    @property
-    def source(self) -> str:
-        """The text of the line."""
-        return self.line.location.source if self.line is not None else "backward()"
 
 
 @dataclass(slots=True, eq=False)

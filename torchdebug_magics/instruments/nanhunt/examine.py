@@ -13,11 +13,10 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import number, plural, shape
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, value_at
-from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import name_in_a_model
 from torchdebug_magics.instruments.nanhunt.finding import kind_word, marked, surfaced
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, NanReport, Phase, Sink
-from torchdebug_magics.probing.graphs import MOST_NODES
-from torchdebug_magics.probing.modules import live_modules, parts_of
+from torchdebug_magics.probing.graphs import MOST_NODES, saved_by
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.tensors import INF, NAN, dense, is_bad, kind_of
 
@@ -99,7 +98,8 @@ def _finding(suspect: Suspect | None, sink: torch.Tensor) -> NanFinding:
         explanation = "the tensors that its graph saved are finite" if name is None else "this tensor was not computed by a recorded graph"
         fix = "rerun the cell that makes this tensor with `%%nanhunt` above it"
     elif suspect.op is None:
-        phase, name = "parameter" if suspect.is_leaf else "data", _name(suspect.tensor)
+        phase = "parameter" if suspect.is_leaf else "data"
+        name = name_in_a_model(suspect.tensor) or f"a tensor of shape {shape(tuple(suspect.tensor.shape))}"
         explanation, fix = f"{name} was non-finite before it entered the graph", "check where it is computed or loaded"
     else:
         phase, name = "forward", None
@@ -109,14 +109,6 @@ def _finding(suspect: Suspect | None, sink: torch.Tensor) -> NanFinding:
     values = tuple(value_at(operand.detach(), finding.index, bad) for operand in suspect.operands if operand.dtype is not torch.bool)
     known = replace(finding, op=suspect.op, operands=values, tensor=name, explanation=explanation, fix=fix)
     return replace(known, sink_kind=kind_word(sink), weights="")
-
-
-def _name(tensor: torch.Tensor) -> str:
-    """The key in the `state_dict` of the model that holds the tensor."""
-    modules = list(live_modules())
-    inner = parts_of(modules)
-    owner = owner_of(tensor, [module for module in modules if id(module) not in inner])
-    return owner[1] if owner is not None else f"a tensor of shape {shape(tuple(tensor.shape))}"
 
 
 def _origin(finding: NanFinding) -> str:
@@ -239,18 +231,12 @@ def _saved(node: Any) -> tuple[dict[str, torch.Tensor], bool]:
     """What a node saved, by name, and whether any of it was freed. ``saved_tensors`` is what a Function of the user's has."""
     tensors: dict[str, torch.Tensor] = {}
     freed = False
-    for name in dir(node):
-        if not name.startswith("_saved_") and name != "saved_tensors":
-            continue
-        try:
-            value = getattr(node, name)
-        except RuntimeError as error:  # freed, or overwritten since
-            freed = freed or "freed" in str(error)
-            continue
-        for tensor in value if isinstance(value, (tuple, list)) else (value,):
-            # A plain number of the formula, such as the inf of `x * inf`, was made by no op.
-            if isinstance(tensor, torch.Tensor) and (tensor.dim() or tensor.grad_fn is not None or tensor.requires_grad):
-                tensors.setdefault(name.removeprefix("_saved_"), tensor)
+    for name, held in saved_by(node, packed=True):
+        if isinstance(held, str):  # freed, or overwritten since
+            freed |= "freed" in held
+        # A plain number of the formula, such as the inf of `x * inf`, was made by no op.
+        elif held.dim() or held.grad_fn is not None or held.requires_grad:
+            tensors.setdefault(name.removeprefix("_saved_"), held)
     return tensors, freed
 
 

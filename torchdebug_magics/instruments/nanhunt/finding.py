@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import dropwhile
+from types import FrameType
 
 import torch
 
@@ -17,12 +18,13 @@ from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, o
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
 from torchdebug_magics.instruments.nanhunt.report import Kind, NanFinding, PathStep, Phase, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position
-from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import is_given
+from torchdebug_magics.instruments.nanhunt.rerun.step_slice import is_given
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import overlap
 from torchdebug_magics.probing.modules import Call, unwrapped
 from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.source import syntax
+from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, locate, location, part_of_line, user_frame
 from torchdebug_magics.probing.tensors import NAN, bad_mask, kind_of, sizes_of, tensors_in
 from torchdebug_magics.report import Location
@@ -90,12 +92,6 @@ def surfaced(value: torch.Tensor, phase: Phase, sink: Sink, place: Location | No
         sink_kind=kind,
         weights="weights untouched",
     )
-
-
-def bad_tensors(evidence: Evidence) -> dict[str, torch.Tensor]:
-    """The op's inputs and output at the birth, detached."""
-    inputs = evidence.birth.op.inputs() if evidence.birth.op is not None else []
-    return {**{f"input {place}": one.detach() for place, one in enumerate(inputs)}, "output": evidence.birth.tensor.detach()}
 
 
 def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
@@ -228,9 +224,9 @@ def marked(finding: NanFinding, tensor: torch.Tensor, mask: torch.Tensor | None 
     )
 
 
-def here() -> Location | None:
-    """The user's line that is running now."""
-    frame = user_frame(sys._getframe(1))
+def here(frame: FrameType | None = None) -> Location | None:
+    """The user's line that is running now, or in which a frame stands or was called."""
+    frame = user_frame(frame or sys._getframe(1))
     return None if frame is None else locate(frame)
 
 
@@ -298,22 +294,17 @@ def made_uninitialized(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -
             name = next((name for name, one in module._parameters.items() if one is tensor), None)
             init = getattr(type(module).__init__, "__code__", None)
             if name is not None and init is not None and is_user_code(init):
-                tree = syntax.tree_of(init.co_filename)
-                return None if tree is None else _line(tree, name, init.co_filename, init.co_firstlineno)
+                bound = syntax.nodes((ast.Assign, ast.AnnAssign), function_node(init))
+                makers = [node for node in bound if any(ast.unparse(target).endswith(f".{name}") for target in syntax.targets_of(node))]
+                around = [
+                    node
+                    for node in syntax.enclosing(syntax.tree_of(init.co_filename), init.co_firstlineno)
+                    if isinstance(node, ast.ClassDef)
+                ]
+                is_filled = any(_fills(node, name) for node in syntax.nodes(ast.Call, *around[-1:]))
+                is_bare = len(makers) == 1 and not is_filled and any(map(_is_unfilled, syntax.nodes(ast.Call, makers[0])))
+                return location(init.co_filename, makers[0].lineno, "__init__") if is_bare else None
     return None
-
-
-def _line(tree: ast.Module, name: str, file: str, first: int) -> Location | None:
-    functions = [node for node in syntax.nodes(ast.FunctionDef, tree) if node.lineno == first]
-    classes = [node for node in syntax.nodes(ast.ClassDef, tree) if functions and functions[0] in node.body]
-    if not classes:
-        return None
-    bound = syntax.nodes((ast.Assign, ast.AnnAssign), functions[0])
-    makers = [node for node in bound if any(isinstance(one, ast.Attribute) and one.attr == name for one in syntax.targets_of(node))]
-    is_filled = any(_fills(node, name) for node in syntax.nodes(ast.Call, classes[0]))
-    if len(makers) != 1 or is_filled or not any(map(_is_unfilled, syntax.nodes(ast.Call, makers[0]))):
-        return None
-    return location(file, makers[0].lineno, "__init__")
 
 
 def _is_unfilled(node: ast.Call) -> bool:

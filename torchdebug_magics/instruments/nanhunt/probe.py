@@ -14,9 +14,9 @@ from torchdebug_magics.errors import NonFiniteError
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.investigate import Investigator
-from torchdebug_magics.instruments.nanhunt.replay.op_trace import LayerWatch, Trace
+from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import LiveNan, NanFinding, NanReport
-from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, end_deferred, is_outermost_gradient, outside_transforms
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import base_of, end_deferred, is_outermost_gradient, outside_transforms
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, StepRecorder
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
 from torchdebug_magics.instruments.nanhunt.watch.checks import Checks, Tally
@@ -49,8 +49,7 @@ class NanProbe:
         self._stopped_by: NanFinding | None = None
 
     def _observer(self) -> Trace:
-        calls = ModuleCalls(self._recorder.models.roots(), self._hooks)
-        return Trace(calls, LayerWatch(calls))
+        return Trace(ModuleCalls(self._recorder.models.roots(), self._hooks))
 
     def attach(self, stack: ExitStack) -> None:
         """Watch sinks, optimizer steps and outermost module calls."""

@@ -6,9 +6,10 @@ Nothing here is shown before the bad step, run again with it, was finite.
 from __future__ import annotations
 
 import ast
+import linecache
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -28,10 +29,11 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import (
     is_zero,
 )
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
-from torchdebug_magics.instruments.nanhunt.source_edits import Expression, Sources, expression_at, is_named
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import on_purpose
 from torchdebug_magics.probing.source import syntax
-from torchdebug_magics.probing.source.syntax import called, last_name, nodes
+from torchdebug_magics.probing.source.syntax import as_atom, called, expressions, last_name, nodes, parsed, span_of
+from torchdebug_magics.probing.source.user_code import owner, span
 from torchdebug_magics.probing.tensors import INF, dense
 
 _MOST_MASKS = 6
@@ -49,8 +51,64 @@ _RESHAPING: Final = frozenset({"squeeze", "unsqueeze", "view", "reshape", "flatt
 _PROBABILITIES: Final = {"sigmoid": "torch.nn.functional.logsigmoid({0})", "_softmax": "torch.log_softmax({0}, {1})"}
 """Ops whose logarithm is a function of its own, of the logits and, for the second, the dimension."""
 _RIGHT = (ast.Div, ast.Mod, ast.FloorDiv)
+Sources: TypeAlias = Mapping[str, str]
+"""The whole text of each file or cell that was changed, by name."""
 Change: TypeAlias = tuple[ast.AST, str]
 """A part of an expression, and what may stand in its place."""
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An expression of the user's, with the text that it stands in."""
+
+    file: str
+    text: str
+    node: ast.expr | ast.AugAssign
+
+    def code(self, node: ast.AST) -> str:
+        """The source of a node inside it."""
+        return ast.get_source_segment(self.text, node) or ""
+
+    def atom(self, node: ast.expr) -> str:
+        """The source of a node inside it, in parentheses where a method could not be called on it otherwise."""
+        return as_atom(node, self.code(node))
+
+    def with_node(self, node: ast.AST, new: str, *, bracketed: bool = False) -> str:
+        """The whole text with a node written anew; `bracketed`: with the brackets around it, which are no call's."""
+        start, end = self._range(node)
+        raw = self._bytes
+        if bracketed:
+            before, after = raw[:start].rstrip(), raw[end:]
+            if before.endswith(b"(") and after.lstrip().startswith(b")"):
+                start, end = len(before) - 1, end + len(after) - len(after.lstrip()) + 1
+        return (raw[:start] + new.encode() + raw[end:]).decode()
+
+    @property
+    def _bytes(self) -> bytes:
+        return self.text.encode()
+
+    def _range(self, node: ast.AST) -> tuple[int, int]:
+        starts = [0]
+        for raw in self._bytes.splitlines(keepends=True):
+            starts.append(starts[-1] + len(raw))
+        line, column, end_line, end_column = span_of(node)
+        return starts[line - 1] + column, starts[end_line - 1] + end_column
+
+
+def expression_at(place: Place | None, sources: Sources) -> Expression | None:
+    """The expression that ran at an instruction of the user's; None where its text is not at hand or it could be one of several."""
+    if place is None or owner(place[0].co_filename) != "user":
+        return None
+    file = place[0].co_filename
+    text = sources.get(file) or "".join(linecache.getlines(file))
+    where = span(*place)
+    tree = parsed(text)
+    if where is None or tree is None:
+        return None
+    # A method that is called on a line of its own begins, for Python, at its name.
+    calls = sorted((node for node in nodes(ast.Call, tree) if span_of(node)[2:] == where[2:] and span_of(node) <= where), key=span_of)
+    node = expressions(tree).get(where) or next(reversed(calls), None)
+    return Expression(file, text, node) if node is not None else None
 
 
 @dataclass(frozen=True)
@@ -76,7 +134,9 @@ class Site(Expression):
 
     def argument(self, name: str, place: int = 0) -> ast.expr | None:
         """What a call of the op itself was given; of a matrix function, whose op has another name, the matrix."""
-        if not isinstance(self.node, ast.Call) or not (is_named(called(self.node), name) or name in EIGENVECTORS | FACTORISATIONS):
+        # ``arcsin`` is the op `asin`, and ``log_`` writes in place.
+        is_op = called(self.node).removesuffix("_").replace("arc", "a") == name.removeprefix("special_").strip("_")
+        if not isinstance(self.node, ast.Call) or not (is_op or name in EIGENVECTORS | FACTORISATIONS):
             return None
         given = [*_receiver_of(self.node), *self.node.args]
         return given[place] if -len(given) <= place < len(given) else None

@@ -379,13 +379,6 @@ def overflow(report: NanReport) -> str:
     return f"{plural(skipped, 'step')} skipped by the GradScaler by design" if skipped else ""
 
 
-def subjects(report: NanReport) -> str:
-    """The tensors that were checked."""
-    if not report.backward_count:
-        return "the gradients" if report.steps_count and not report.forward_count else "the outputs"
-    return "the loss, the gradients and the outputs" if report.forward_count else "the loss and all gradients"
-
-
 def largest(report: NanReport) -> str:
     """The largest finite magnitude of the run; empty where no gradient was checked."""
     finite = [value for value in report.history if math.isfinite(value)]

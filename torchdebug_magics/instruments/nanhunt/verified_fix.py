@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import linecache
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
+from types import CodeType, FunctionType
 from typing import TypeAlias
 
 import torch
 
+from torchdebug_magics.fixes import dedented
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
-from torchdebug_magics.instruments.nanhunt.remedies import remedies
+from torchdebug_magics.instruments.nanhunt.remedies import Sources, remedies
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay, Replayed
-from torchdebug_magics.instruments.nanhunt.source_edits import Sources, changed_statements, in_force, user_functions
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import walk
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import with_slope
 from torchdebug_magics.probing.dispatch import modes_aside
+from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.ops import is_pointwise
-from torchdebug_magics.probing.source.user_code import span
+from torchdebug_magics.probing.source.edited_source import SIMPLE, Source
+from torchdebug_magics.probing.source.syntax import EDITED, Edited, nodes, parsed, tree_of
+from torchdebug_magics.probing.source.user_code import location, owner, span
 from torchdebug_magics.probing.tensors import largest
+from torchdebug_magics.report import Edit
 
 Again: TypeAlias = "Callable[[], Replayed]"
 """Runs the bad step once more."""
@@ -52,7 +59,7 @@ class _Search:
     def __init__(self, again: Again, birth: Next) -> None:
         self._again = again
         self._birth = birth
-        self._functions = user_functions()
+        self._functions = [one for one in live(FunctionType) if owner(one.__code__.co_filename) == "user"]
         self.merely_finite: tuple[Sources, str] | None = None
         """The first sources with which the step is finite, and what is not as it was."""
         self._runs = 0
@@ -159,3 +166,62 @@ def _site(evidence: Evidence) -> tuple[object, ...]:
         return ()
     where = span(*op.place) if op.place is not None else None
     return op.name, op.line, where and where[:2], op.call.path if op.call is not None else None
+
+
+def changed_lines(file: str, text: str) -> list[int]:
+    """The numbers of the lines that differ from what the user wrote."""
+    pairs = zip(linecache.getlines(file), text.splitlines(keepends=True), strict=False)
+    return [number for number, (old, new) in enumerate(pairs, 1) if old.rstrip() != new.rstrip()]
+
+
+def changed_statements(sources: Sources) -> tuple[Edit, ...]:
+    """Each statement that differs from what the user wrote, as an edit; none where a head of a block differs."""
+    edits: dict[tuple[str, int, int], Edit] = {}
+    for file, number in [(name, number) for name, text in sources.items() for number in changed_lines(name, text)]:
+        old, new = tree_of(file), parsed(sources[file])
+        source = None if old is None else Source(location(file, number, ""), old)
+        node = None if source is None else source.statement
+        if source is None or node is None or not isinstance(node, SIMPLE):
+            return ()
+        place = node.lineno, node.col_offset
+        text = next(
+            ast.get_source_segment(sources[file], changed)
+            for changed in nodes(ast.stmt, new)
+            if (changed.lineno, changed.col_offset) == place
+        )
+        first, *rest = (text or "").split("\n")
+        edits[file, *place] = source.replacing(node, "\n".join([first, *(dedented(line, node.col_offset) for line in rest)]))
+    return tuple(edits.values())
+
+
+@contextlib.contextmanager
+def in_force(sources: Sources, functions: list[FunctionType]) -> Iterator[None]:
+    """While open, the changed ones of these functions run as changed, and the statements of a step are those of the changed text."""
+    trees = {file: ast.parse(text) for file, text in sources.items()}
+    codes: dict[tuple[str, str, int], CodeType | None] = {}
+    for file, tree in trees.items():
+        for code in _inner(compile(tree, file, "exec", dont_inherit=True)):
+            key = (file, code.co_name, code.co_firstlineno)
+            codes[key] = None if key in codes else code  # of two on one line nobody knows which
+    before: list[tuple[FunctionType, CodeType]] = []
+    EDITED.update({file: Edited(tree, frozenset(changed_lines(file, sources[file]))) for file, tree in trees.items()})
+    try:
+        for function in functions:
+            old = function.__code__
+            new = codes.get((old.co_filename, old.co_name, old.co_firstlineno))
+            if new is not None and new.co_freevars == old.co_freevars:
+                before.append((function, old))
+                function.__code__ = new
+        yield
+    finally:
+        for file in trees:
+            EDITED.pop(file, None)
+        for function, old in before:
+            function.__code__ = old
+
+
+def _inner(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _inner(constant)

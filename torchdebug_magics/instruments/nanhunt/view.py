@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
 from torchdebug_magics.format import Format, number, plural, shape, share, sparkline
 from torchdebug_magics.html.page import Block, Cell, Chart, Code, Facts, Fold, Note, Page, Table
-from torchdebug_magics.instruments.nanhunt.report import LayerRow, LiveNan, NanFinding, NanReport, PathStep, largest, overflow, subjects
+from torchdebug_magics.instruments.nanhunt.report import LayerRow, LiveNan, NanFinding, NanReport, PathStep, largest, overflow
 
 _MOST_NAMES = 6
 """The number of ops or modules that one row of the path names."""
@@ -67,27 +67,35 @@ def page(report: NanReport) -> Page:
 
 def _found(finding: NanFinding, report: NanReport) -> tuple[Block, ...]:
     """What to change and where; then, folded, what a reader may ask next."""
-    first = first_rows(finding)
+    first, path, layers, rest = first_rows(finding), _path_table(finding), report.layers, report.findings[1:]
     history = _history(report)
     is_telling = finding.has_diverged or _grew(report)
     step = "" if report.replay == "graph" else "step, "
+    of_step = "" if report.layers_step is None else f" of step {report.layers_step:,}"
+    others = tuple((f"{number}", f"{one.sentence()}. Fix: {one.fix}") for number, one in enumerate(rest, start=2))
+    folds: tuple[tuple[str, Iterable[Block]], ...] = (
+        (f"{path.caption}: {plural(len(path.rows), 'line')}", [replace(path, caption="In the order of execution")] if finding.path else ()),
+        (f"Details: elements, {step}how it was found", [Facts(further_rows(finding, report))]),
+        (plural(len(rest), "more finding"), [Facts(others)] if rest else ()),
+        ("History: largest magnitude in each backward pass", () if is_telling else history),
+        (f"Layers: {plural(len(layers), 'module call')}{of_step}", [_layer_table(report)] if layers else ()),
+    )
     return (
         *([Facts(first)] if first else []),
         *_code(finding),
         *(history if is_telling else ()),
         *_notes(report),
-        *_path(finding),
-        Fold(f"Details: elements, {step}how it was found", (Facts(further_rows(finding, report)),)),
-        *_others(report.findings[1:]),
-        *(() if is_telling or not history else [Fold("History: largest magnitude in each backward pass", history)]),
-        *_layers(report),
+        *(Fold(title, tuple(blocks)) for title, blocks in folds if blocks),
     )
 
 
 def _nothing(report: NanReport) -> tuple[Block, ...]:
     """What was checked, and the layers where they were requested."""
     history = _history(report)
-    checked = "; ".join(filter(None, (subjects(report), largest(report))))
+    subjects = "the loss, the gradients and the outputs" if report.forward_count else "the loss and all gradients"
+    if not report.backward_count:
+        subjects = "the gradients" if report.steps_count and not report.forward_count else "the outputs"
+    checked = "; ".join(filter(None, (subjects, largest(report))))
     has_checked = report.backward_count or report.steps_count or report.forward_count
     return (
         *([Facts((("checked", checked),))] if has_checked else []),
@@ -120,19 +128,6 @@ def _code(finding: NanFinding) -> tuple[Code, ...]:
     return (Code(finding.excerpt or ((location.line, location.source),), location.line, str(location), underlined),)
 
 
-def _path(finding: NanFinding) -> tuple[Fold, ...]:
-    if not finding.path:
-        return ()
-    table = _path_table(finding)
-    return (Fold(f"{table.caption}: {plural(len(table.rows), 'line')}", (replace(table, caption="In the order of execution"),)),)
-
-
-def _others(findings: tuple[NanFinding, ...]) -> tuple[Fold, ...]:
-    """The findings after the first, each with its own fix."""
-    rows = tuple((f"{number}", f"{one.sentence()}. Fix: {one.fix}") for number, one in enumerate(findings, start=2))
-    return (Fold(plural(len(rows), "more finding"), (Facts(rows),)),) if rows else ()
-
-
 def _notes(report: NanReport) -> tuple[Note, ...]:
     skipped = overflow(report)
     why = "scaled gradients overflowed, so the scaler lowered its scale and left the weights unchanged"
@@ -151,13 +146,6 @@ def _history(report: NanReport) -> tuple[Chart, ...]:
         return ()
     first = max(0, report.backward_count - len(values))
     return (Chart("Largest magnitude in the loss and all gradients, log scale", values, "backward pass", "magnitude", first),)
-
-
-def _layers(report: NanReport) -> tuple[Fold, ...]:
-    if not report.layers:
-        return ()
-    step = "" if report.layers_step is None else f" of step {report.layers_step:,}"
-    return (Fold(f"Layers: {plural(len(report.layers), 'module call')}{step}", (_layer_table(report),)),)
 
 
 def _layer_table(report: NanReport) -> Table:
@@ -266,11 +254,12 @@ def further_rows(finding: NanFinding, report: NanReport) -> tuple[tuple[str, str
     is_graph = report.replay == "graph"
     done = f"{plural(finding.step, 'completed optimizer step')} and {plural(finding.backward, 'backward pass', 'es')}"
     strings = any(isinstance(value, str) for value in finding.operands)
+    operands = [f"a tensor of {value}" if isinstance(value, str) else number(value) for value in finding.operands]
     return _known(
         ("kind", _kind(finding)),
         ("rows", finding.rows_text if finding.is_given else ""),
         ("first bad element", f"[{', '.join(map(str, finding.index))}]" if finding.index else ""),
-        ("operands", _operands(finding) if strings else ""),
+        ("operands", ", ".join(operands) if strings else ""),
         ("bad elements", _bad(finding)),
         ("module", "" if is_graph else _module(finding)),
         ("surfaced in", "" if is_graph else sink(finding)),
@@ -311,10 +300,6 @@ def _module(finding: NanFinding) -> str:
     model = f" of `{finding.model}`" if finding.model else ""
     call = f", call {finding.call} in that step" if finding.call else ""
     return f"{f'`{finding.module}`' if finding.module else 'the root'}{model}{call}"
-
-
-def _operands(finding: NanFinding) -> str:
-    return ", ".join(f"a tensor of {value}" if isinstance(value, str) else number(value) for value in finding.operands)
 
 
 def _bad(finding: NanFinding) -> str:

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from torchdebug_magics.instruments.nanhunt.rerun.buffers import BufferKeeper, Held
+from torchdebug_magics.instruments.nanhunt.rerun.written_places import BufferKeeper, Held
 
 
 class Masked(torch.nn.Module):

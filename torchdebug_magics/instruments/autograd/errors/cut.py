@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import ast
 import copy
-import io
 import re
-import tokenize
 from collections.abc import Container, Iterable, Iterator
-from contextlib import suppress
 from typing import NamedTuple
 
 from torchdebug_magics.instruments.autograd.errors.raised import Raised
@@ -91,8 +88,7 @@ def cut_graph(raised: Raised) -> AutogradFinding:
         headline,
         fix,
         where,
-        op=dropped.op.name,
-        module=dropped.op.module,
+        op=dropped.op,
         saved_at=dropped.op.where if where != dropped.op.where else None,
         explanation="backward() starts at a tensor without a graph: no parameter can get a gradient",
     )
@@ -153,8 +149,7 @@ def _unused(raised: Raised, passed: list[RecordedOp]) -> AutogradFinding | None:
             unused.words if where is not None else f"`{unused.name}` is computed and never used",
             f"`return {unused.name}`" if where is not None else f"compute the loss from `{unused.name}`",
             where or next((other.where for other in passed if other.line is not None), None),
-            op=op.name,
-            module=op.module,
+            op=op,
             tensor=unused.name,
             saved_at=op.where,
             explanation="the loss is computed from a tensor without a graph: no parameter can get a gradient",
@@ -233,7 +228,7 @@ def freezing_line(raised: Raised) -> Location | None:
 
 def cut_words(cause: Cause, op: str, line: Location | None, where: Location | None) -> tuple[str, str]:
     """(headline, fix) for the line that was run, and the line to change; of a cut that was read from the source, `line` is not known."""
-    source = _without_comment(line or where, "." + op, op, *_MAKERS)
+    source = code_at(line or where, "." + op, op, *_MAKERS)
     headline = f"{cutter(cause, op)} cut the graph between the parameters and the loss"
     match cause:
         case "no_grad" | "inference_mode":
@@ -242,7 +237,7 @@ def cut_words(cause: Cause, op: str, line: Location | None, where: Location | No
                 fix = f"`{changed}`" if changed != where.source else f"add `use_reentrant=False` to `{where.source}`"
                 return "no input of the reentrant checkpoint requires a gradient", fix
             is_known = where is not None and where != line
-            switch = _without_comment(where).removeprefix("with ").rstrip(":") if is_known else f"torch.{cause}()"
+            switch = code_at(where).removeprefix("with ").rstrip(":") if is_known else f"torch.{cause}()"
             ran = f"`{op}` ran" if line is not None else "the loss was computed"
             fix = f"move `{source}` out of `{switch}`" if is_known else f"remove `{switch}` around `{source}`"
             fix = f"compute the loss outside of `{switch}`" if line is None else fix
@@ -260,18 +255,6 @@ def cut_words(cause: Cause, op: str, line: Location | None, where: Location | No
                 fix = f"compute the loss from the logits, not from `{source}`: `F.cross_entropy(logits, target)`"
             return f"`{op}` has no derivative: its output is an integer or a bool", fix
     return headline, _not_rewrapped(source, of_list=cause == "list")
-
-
-def _without_comment(where: Location | None, *words: str) -> str:
-    """The text of a line; of several statements in it, that of the first which has one of the words."""
-    line = where.source if where is not None else ""
-    if ";" in line:
-        return code_at(where, *words)
-    with suppress(tokenize.TokenError, SyntaxError):  # a part of a longer statement
-        for token in tokenize.generate_tokens(io.StringIO(line).readline):
-            if token.type == tokenize.COMMENT:
-                return line[: token.start[1]].rstrip()
-    return line
 
 
 def _not_rewrapped(source: str, *, of_list: bool) -> str:

@@ -28,8 +28,8 @@ from torchdebug_magics.instruments.autograd.source_readings import (
 from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.source.call_sites import function_node
-from torchdebug_magics.probing.source.edited_source import Source, calls, same
-from torchdebug_magics.probing.source.syntax import SIMPLE, as_atom, called, dotted, exchanged, expression, method, names_in, nodes, tree_of
+from torchdebug_magics.probing.source.edited_source import Source, calls, exchanging
+from torchdebug_magics.probing.source.syntax import SIMPLE, as_atom, called, dotted, expression, method, names_in, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
@@ -147,10 +147,9 @@ def _non_scalar(raised: Raised) -> AutogradFinding:
         f"{f'`{name}`' if name else 'the loss'} has {shape}, and backward() needs a scalar",
         fix,
         where,
-        op=made.name if made is not None else None,
+        op=made,
         first_backward_at=raised.here if where != raised.here else None,
         tensor=name,
-        module=made.module if made is not None else None,
     )
 
 
@@ -305,9 +304,9 @@ def _no_array(raised: Raised) -> AutogradFinding | None:
     called_on = [node.value for node in nodes(ast.Attribute, raised.statement) if node.attr == "numpy"]
     here = called_on or [node for node in nodes(ast.Name, raised.statement) if {node.id} == names]
     if len(here) == 1 and raised.statement is not None:
-        new = expression(f"{as_atom(here[0])}.detach()")
-        code = ast.unparse(exchanged(raised.statement, lambda node: new if same(node, here[0]) else None))
-        return raised.finding(raised.message.splitlines()[0].rstrip("."), f"`{code}`", tensor=ast.unparse(here[0]))
+        headline, name = raised.message.splitlines()[0].rstrip("."), ast.unparse(here[0])
+        edits = exchanging(raised.here, here[0], expression(f"{as_atom(here[0])}.detach()"))
+        return raised.finding(headline, f"`.detach()` `{name}` before NumPy reads it", edits=edits, tensor=name)
     known = list(calls(raised.here.file)) if raised.here is not None and not here else []
     losses = {ast.unparse(call.func).removesuffix(".backward") for _, call in known if method(call) == "backward"}
     filled = [(where, call) for where, call in known if method(call) == "append" and {ast.unparse(part) for part in call.args} & losses]
@@ -349,7 +348,7 @@ def _kept_by_a_module(raised: Raised) -> AutogradFinding | None:
                 local = {one: re.sub(rf"\bself\.{kept}\b", kept, source.text(one)) for one in users}
                 edits = source.merged(source.replacing(one, text) for one, text in local.items())
                 fix = f"use a variable of `{function.__name__}` in its place: `{kept} = {ast.unparse(stores[0].value)}`"
-                return raised.finding(headline, fix, where, tensor=full, edits=edits, fix_state="compiles")
+                return raised.finding(headline, "", where, tensor=full, fix=fix, edits=edits)
             return raised.finding(headline, f"delete `{name}.{full}` before the copy", tensor=full)
     return None
 

@@ -23,7 +23,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     written_names,
 )
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
-from torchdebug_magics.probing.graphs import upstream
+from torchdebug_magics.probing.graphs import saved_by, upstream
 from torchdebug_magics.probing.source.call_sites import value_of
 from torchdebug_magics.probing.source.syntax import bound_names, covers, loops_around, method, nodes, parsed, read_names, tree_of
 from torchdebug_magics.probing.source.user_code import location
@@ -226,35 +226,6 @@ def nodes_of(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
 def broken_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[Any, Complaint | None]]:
     """The nodes that hold a tensor which was modified after it was saved, and what PyTorch says of it."""
     for node in nodes_of(tensors):
-        for held in saved_in(node):
+        for _, held in saved_by(node):
             if isinstance(held, str) and _CHANGED in held:
                 yield node, Complaint.of(held)
-
-
-def saved_in(node: Any) -> Iterator[torch.Tensor | str]:
-    """The tensors that a node has saved, or why PyTorch does not hand one out; those that a hook has packed are left out."""
-    for name in saved_names(node):
-        if is_packed(node, name):
-            continue
-        try:
-            held = getattr(node, name)
-        except RuntimeError as error:
-            yield str(error)
-            continue
-        yield from (one for one in (held if isinstance(held, (tuple, list)) else (held,)) if isinstance(one, torch.Tensor))
-
-
-def saved_names(node: Any) -> tuple[str, ...]:
-    """The attributes under which a node hands out what it saved."""
-    names = dir(type(node))
-    tensors = [name.removeprefix("_raw") for name in names if name.startswith("_raw_saved_") and name.removeprefix("_raw") in names]
-    return (*tensors, *(["saved_tensors"] if "saved_tensors" in names else []))
-
-
-def is_packed(node: Any, name: str) -> bool:
-    """Whether a hook has packed it, so that a look at it would run the user's code, as a checkpoint's forward."""
-    try:
-        raw = getattr(node, f"_raw{name}" if name.startswith("_saved") else f"_raw_{name}")
-    except (AttributeError, RuntimeError):
-        return False
-    return any(getattr(one, "unpack_hook", None) is not None for one in (raw if isinstance(raw, (tuple, list)) else (raw,)))

@@ -99,11 +99,13 @@ class Raised:
         while step is not None:
             trace.insert(0, step)
             step = step.tb_next
-        kind = kind_of_error(error) or ("other" if _raised_by_engine(error, trace) else None)
+        kind = kind_of_error(error)
         frames = [step.tb_frame for step in trace]
-        engine = next((place for place, frame in enumerate(frames) if frame.f_code.co_name == "_engine_run_backward"), 0)
+        engine = next((place for place, frame in enumerate(frames) if frame.f_code.co_name == "_engine_run_backward"), None)
+        if engine is not None and isinstance(error, RuntimeError) and not any(is_user_code(frame.f_code) for frame in frames[: engine + 1]):
+            kind = kind or "other"  # an op of a backward pass raised it, and no code of the user's that ran in it
         # What a custom Function saved is freed, too: the call of backward() is at fault, not the Function.
-        outside = trace[engine:] if kind == "second_backward" else trace
+        outside = trace[engine or 0 :] if kind == "second_backward" else trace
         of_user = [step for step in outside if is_user_code(step.tb_frame.f_code)]
         statement, here = None, None
         if of_user:
@@ -130,9 +132,9 @@ class Raised:
             course,
         )
 
-    def finding(self, headline: str, fix: str, where: Location | None = None, **more: Any) -> AutogradFinding:
+    def finding(self, headline: str, advice: str, where: Location | None = None, **more: Any) -> AutogradFinding:
         """At `where`, else at the line that raised."""
-        return finding(self.kind, headline, where or self.here, fix, raised=True, **more)
+        return finding(self.kind, headline, where or self.here, advice, raised=True, **more)
 
     @property
     def code(self) -> str:
@@ -220,13 +222,6 @@ def _given(frame: FrameType, *names: str) -> tuple[torch.Tensor, ...]:
 def _place(step: TracebackType) -> Location:
     code = step.tb_frame.f_code
     return location(code.co_filename, step.tb_lineno, code.co_name)
-
-
-def _raised_by_engine(error: BaseException, trace: list[TracebackType]) -> bool:
-    """Whether an op of a backward pass raised it, and no code of the user's that ran in it."""
-    codes = [step.tb_frame.f_code for step in trace]
-    engine = next((place for place, code in enumerate(codes) if code.co_name == "_engine_run_backward"), None)
-    return isinstance(error, RuntimeError) and engine is not None and not any(map(is_user_code, codes[: engine + 1]))
 
 
 def missing_gradient_of(statement: ast.stmt | None, frame: FrameType) -> tuple[str, torch.Tensor] | None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import torch
 
 from torchdebug_magics.format import listed, number
-from torchdebug_magics.instruments.autograd.faults.accidental_broadcast import accidental_broadcast
-from torchdebug_magics.instruments.autograd.faults.batch_positions import counting_finding
-from torchdebug_magics.instruments.autograd.faults.empty_loaders import empty_finding
-from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak_finding, scrambled_channels
+from torchdebug_magics.instruments.autograd.faults.leaking_batch import scrambled_channels
 from torchdebug_magics.instruments.autograd.faults.left_out import (
     constant_gradients,
     missing_gradients,
@@ -21,25 +17,22 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     stopped_gradients,
     wrong_tensors,
 )
-from torchdebug_magics.instruments.autograd.faults.linear_chain import linear_chains
-from torchdebug_magics.instruments.autograd.faults.misfit_losses import misfit_losses
-from torchdebug_magics.instruments.autograd.faults.own_functions import own_function_finding
+from torchdebug_magics.instruments.autograd.faults.misfit_losses import accidental_broadcast, misfit_losses
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     comparison_finding,
     repeated_entries,
     repeated_finding,
-    restored_finding,
 )
-from torchdebug_magics.instruments.autograd.faults.wasted_terms import wasted_terms
-from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining, stale_finding, tensors_of
+from torchdebug_magics.instruments.autograd.faults.wasted_parts import linear_chains, wasted_terms
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around, named_members
-from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed
+from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around
+from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed, walk
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source import edited_source
-from torchdebug_magics.probing.source.edited_source import Source
 from torchdebug_magics.probing.source.syntax import Loop, last_name, method, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.report import Location
 
 _ORDER: tuple[Kind, ...] = (
@@ -64,7 +57,6 @@ _WASTED = 2
 """Number of discarded backward passes from which on they are reported; a single skipped step may be intended."""
 _IN_A_LOOP = 3
 """Number of backward passes without an update from which on the update is reported missing."""
-_MOST_OPS = 5_000
 _SCALE = 20.0
 """Ratio of the largest numbers of two inputs from which on one of them is taken for unscaled."""
 
@@ -88,22 +80,15 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """What was seen as it happened, and needs no other step."""
     watched = facts.watched
     empty = watched.loaders.first
-    if empty is not None and (empty.is_too_few or not facts.course.steps_count):  # beside a training, no validation set may be meant
-        yield empty_finding(empty)
-    if (stale := watched.stale) is not None:
-        yield stale_finding(stale, tuple(name for name, one in named_members(facts.roots) if facts.tape.numbers.of(one) == stale.memory))
-    if (mixing := watched.leak.mixing) is not None:
-        yield leak_finding(mixing)
-    if (counting := watched.leak.counting) is not None:
-        yield counting_finding(counting)
+    if empty is not None and empty.is_hint and facts.course.steps_count:
+        empty = None  # beside a training, no validation set may be meant
+    yield from filter(None, (empty, watched.stale, watched.leak, watched.restored))
     yield from scrambled_channels(facts.tape)
-    yield from map(own_function_finding, watched.recorder.functions.wrong)
+    yield from watched.recorder.functions.wrong
 
 
 def _shared_memory(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """What should be a copy of the parameters, and is updated with them."""
-    if (restored := facts.watched.states.restored) is not None:
-        yield restored_finding(restored)
     updated = {use.memory for op in facts.tape.ops if op.in_optimizer for use in op.writes}
     comparisons = [each for each in facts.watched.recorder.comparisons.values() if each is not None and each.op.reads[0].memory in updated]
     files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
@@ -227,11 +212,12 @@ def _never_zeroed(step: OptimizerStep, between: Sequence[Sequence[Event]]) -> It
 
 def _never_stepped(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """An optimizer whose gradients are zeroed and computed repeatedly, but that never steps."""
-    if any(_may_skip(scaler) for scaler in facts.scalers):
-        return
+    trackers = [scaler._growth_tracker for scaler in facts.scalers if scaler.is_enabled()]
+    if any(tracker is None or not int(tracker) for tracker in trackers):
+        return  # updates may have been skipped on purpose: after a step that a scaler takes, its growth tracker is above zero
     course = facts.course
     for optimizer in facts.all_optimizers:
-        members = set(map(id, tensors_of(optimizer))) - facts.updated  # another optimizer may make the update for this one
+        members = set(map(id, parameters_of(optimizer))) - facts.updated  # another optimizer may make the update for this one
         # A gradient of the inputs is asked for itself, as by a saliency map or an attack.
         reached = [
             backward for backward in course.backwards if backward.leaves & members and backward.leaves <= facts.parameters.keys() | members
@@ -252,7 +238,7 @@ def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     loops = [one for earlier, one in pairwise(passes) if one.left_over & earlier.leaves and one.line is earlier.line]
     if not loops or facts.course.stepped or any(facts.is_written_by_hand(facts.parameters[key]) for key in loops[0].leaves):
         return
-    owner = next((optimizer for optimizer in facts.all_optimizers if loops[0].leaves & set(map(id, tensors_of(optimizer)))), None)
+    owner = next((optimizer for optimizer in facts.all_optimizers if loops[0].leaves & set(map(id, parameters_of(optimizer)))), None)
     name = "" if owner is None else variable_of(owner)
     yield finding(
         "never_stepped",
@@ -262,12 +248,6 @@ def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         explanation="backward() adds to `.grad`, and no parameter was updated",
         is_hint=True,
     )
-
-
-def _may_skip(scaler: torch.amp.GradScaler) -> bool:
-    """Whether the scaler may have skipped updates on purpose; after a step that it takes, its growth tracker is above zero."""
-    tracker = scaler._growth_tracker
-    return scaler.is_enabled() and (tracker is None or not int(tracker))
 
 
 def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -338,17 +318,9 @@ def frozen_statistics(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         if facts.updated.isdisjoint(map(id, root.parameters())):
             continue
         parts = {path: part for path, part in root.named_modules() if path and _is_frozen(part, facts)}
-        moving = {
-            path: writer
-            for path, part in parts.items()
-            if isinstance(part, torch.nn.modules.batchnorm._NormBase)
-            and (
-                writer := next(
-                    (written[key] for one in part._buffers.values() if one is not None and (key := facts.tape.numbers.of(one)) in written),
-                    None,
-                )
-            )
-        }
+        norms = {path: part for path, part in parts.items() if isinstance(part, torch.nn.modules.batchnorm._NormBase)}
+        statistics = [(path, facts.tape.numbers.of(one)) for path, part in norms.items() for one in part.buffers(recurse=False)]
+        moving = {path: written[memory] for path, memory in statistics if memory in written}
         if moving and (fault := _moving_statistics(root, parts, moving)) is not None:
             yield fault
 
@@ -379,16 +351,11 @@ def _moving_statistics(
     if len(around) > 1 or "".join(around).rpartition(".")[2].isdigit():
         of_kind = f"isinstance(part, torch.nn.{kind.__name__}) and not any(one.requires_grad for one in part.parameters())"
         code = f"{name}.apply(lambda part: part.eval() if {of_kind} else part)"
-    tree = tree_of(where.file) if trains is not None and where is not None else None
-    source = Source(where, tree) if where is not None and tree is not None else None
-    edits = () if source is None or source.statement is None else (source.after(source.statement, code),)
     return finding(
         "frozen_statistics",
         f"`{listed(sorted(around))}` is frozen, but its {kind.__name__} statistics are updated",
         where,
         f"call `{code}` after `{where.source}`" if trains is not None and where is not None else f"call `{code}` before the loop",
-        edits=edits,
-        fix_state="compiles" if edits else "advice",
         module=next(iter(moving)),
         parameters=tuple(moving),
         explanation="`requires_grad=False` keeps the parameters; in training mode, each forward changes the running mean and variance",
@@ -402,15 +369,9 @@ def _call_line(op: RecordedOp) -> Location | None:
 
 def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
     """Whether an op with a graph uses the result, as with the samples of a GAN's generator."""
-    consumers, todo, seen = tape.consumers(), deque([first]), {first.index}
-    while todo and len(seen) < _MOST_OPS:
-        for later in consumers.get(todo.popleft().index, ()):
-            if later.grad_enabled and any(use.requires_grad for use in later.reads):
-                return True
-            if later.index not in seen:
-                seen.add(later.index)
-                todo.append(later)
-    return False
+    consumers = tape.consumers()
+    later = islice(walk([first], lambda op: consumers.get(op.index, ())), 1, None)
+    return any(op.grad_enabled and any(use.requires_grad for use in op.reads) for op in later)
 
 
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (

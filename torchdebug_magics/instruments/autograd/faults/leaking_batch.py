@@ -1,4 +1,4 @@
-"""``leaking_batch``: the output of one sample depends on another sample of the batch."""
+"""``leaking_batch``: the output of one sample depends on another sample of the batch, or on its own place in it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import inspect
 import itertools
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.autograd.faults.batch_positions import Counting, counted_samples, mixed_in_model
 from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
-from torchdebug_magics.instruments.autograd.source_readings import finding
-from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
-from torchdebug_magics.probing.source.edited_source import same, statements
-from torchdebug_magics.probing.source.syntax import called, exchanged, nodes, parsed
-from torchdebug_magics.report import Location
+from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, walk
+from torchdebug_magics.probing.source.edited_source import calls, exchanging, same
+from torchdebug_magics.probing.source.syntax import as_atom, called, exchanged, expression, method, nodes, parsed
+from torchdebug_magics.report import Edit, Location
 
 _IMAGE_DIMENSIONS = 4
 _TABLE = 2
@@ -39,47 +38,42 @@ class Mixing(NamedTuple):
     """The names of the classes that have the option ``batch_first``, of the module in which it is and of those around that."""
 
 
-class BatchLeak:
-    """Asks the twins at the first backward pass."""
+def leak(recorder: GraphRecorder, loss: torch.Tensor) -> AutogradFinding | None:
+    """What the twins know of the batch when the first backward pass begins, at that loss.
 
-    def __init__(self, recorder: GraphRecorder) -> None:
-        self._recorder = recorder
-        self.mixing: Mixing | None = None
-        self.counting: Counting | None = None
-
-    def look(self, loss: torch.Tensor) -> None:
-        """A backward pass from there begins.
-
-        Which dimension holds the samples is known from the loss, which has a row for each. Where it has one for each time step of each
-        sample, only a model that keeps no dimension apart leaks: there is none by which it could be right.
-        """
-        if not self._recorder.twins or not self._recorder.twins[0].samples_count:
-            return
-        (samples, steps), self._recorder.twins = self._recorder.twins, []
-        passed = list(self._recorder.tape.ancestors(id(loss)))
-        rows, (first, second) = _shape_before_reduction(passed), (*samples.input_shape, 0)[:2]
-        has_row_a_step = samples.has_steps and (rows[:1] == (first * second,) or rows[:2] == (first, second))
-        along_samples, along_steps = (_first_mixing(self._recorder, twins, passed) for twins in (samples, steps))
-        if _is_leak(samples, along_samples, rows):
-            self.mixing = along_samples
-        elif (along_samples is not None) if has_row_a_step else (samples.has_steps and rows[:1] == (second,)):
-            has_mixed = any(made.shape for op in steps.mixing() if op in passed for made in op.makes)
-            apart_from_steps = along_samples if has_row_a_step and has_mixed else None
-            self.mixing = along_steps if _is_leak(steps, along_steps, rows) else apart_from_steps
-        elif samples.has_steps and not mixed_in_model(samples, passed) and mixed_in_model(steps, passed):
-            self.counting = counted_samples(samples, passed)
+    Which dimension holds the samples is known from the loss, which has a row for each. Where it has one for each time step of each
+    sample, only a model that keeps no dimension apart leaks: there is none by which it could be right.
+    """
+    if not recorder.twins or not recorder.twins[0].samples_count:
+        return None
+    (samples, steps), recorder.twins = recorder.twins, []
+    passed = list(recorder.tape.ancestors(id(loss)))
+    rows, (first, second) = _shape_before_reduction(passed), (*samples.input_shape, 0)[:2]
+    has_row_a_step = samples.has_steps and (rows[:1] == (first * second,) or rows[:2] == (first, second))
+    along_samples, along_steps = (_first_mixing(recorder, twins, passed) for twins in (samples, steps))
+    mixing, counting = None, None
+    if _is_leak(samples, along_samples, rows):
+        mixing = along_samples
+    elif (along_samples is not None) if has_row_a_step else (samples.has_steps and rows[:1] == (second,)):
+        has_mixed = any(made.shape for op in steps.mixing() if op in passed for made in op.makes)
+        apart_from_steps = along_samples if has_row_a_step and has_mixed else None
+        mixing = along_steps if _is_leak(steps, along_steps, rows) else apart_from_steps
+    elif samples.has_steps and not _is_mixed_in_model(samples, passed) and _is_mixed_in_model(steps, passed):
+        counting = _counted_samples(samples, passed)
+    if mixing is not None:
+        return _leak_finding(mixing)
+    return None if counting is None else _counting_finding(counting)
 
 
-def leak_finding(mixing: Mixing) -> AutogradFinding:
+def _leak_finding(mixing: Mixing) -> AutogradFinding:
     """The op that mixes samples."""
     op = mixing.op
     attends = op.module_type == "MultiheadAttention"
     verb = "attends over the samples of the batch" if attends else "treats the samples of the batch as time steps"
     headline, fix = f"`{op.module}` ({op.module_type}) {verb}", f"set `batch_first=True` where `{op.module}` is created"
-    where, code = _created(mixing) or (op.where, "")
-    fix = f"`{code}`" if code else fix
+    where, edits = _created(mixing)
     if mixing.is_scramble or "softmax" in op.name:
-        where = op.where
+        where, edits = op.where, ()
     if mixing.is_scramble:
         headline, fix = f"`{op.name}` mixes values of different samples", _transposed(mixing)
     elif "softmax" in op.name:
@@ -89,6 +83,7 @@ def leak_finding(mixing: Mixing) -> AutogradFinding:
         headline,
         where,
         fix,
+        edits=edits,
         saved_at=op.where if where is not op.where else None,
         op=op.name.strip("_"),
         module=op.module,
@@ -120,17 +115,14 @@ def scrambled_channels(tape: Tape) -> Iterator[AutogradFinding]:
         return
 
 
-def _created(mixing: Mixing) -> tuple[Location, str] | None:
-    """The only line of the user's that makes such a module, and the statement with ``batch_first=True``."""
+def _created(mixing: Mixing) -> tuple[Location | None, tuple[Edit, ...]]:
+    """The only line of the user's that makes such a module, with ``batch_first=True``; else the line of the op."""
     file = mixing.op.line.file if mixing.op.line is not None else ""
-    made = [(where, statement, call) for where, statement in statements(file) for call in nodes(ast.Call, statement)]
-    made = [(where, statement, call) for where, statement, call in made if called(call) in mixing.kinds]
+    made = [(where, call) for where, call in calls(file) if called(call) in mixing.kinds]
     if len(made) != 1:
-        return None
-    where, statement, call = made[0]
-    others = [keyword for keyword in call.keywords if keyword.arg != "batch_first"]
-    new = ast.Call(call.func, call.args, [*others, ast.keyword("batch_first", ast.Constant(value=True))])
-    return where, ast.unparse(exchanged(statement, lambda node: new if same(node, call) else None))
+        return mixing.op.where, ()
+    where, call = made[0]
+    return where, exchanging(where, call, with_option(call, "batch_first", value=True))
 
 
 def _shape_before_reduction(passed: list[RecordedOp]) -> tuple[int, ...]:
@@ -166,10 +158,14 @@ def _first_mixing(recorder: GraphRecorder, twins: SampleTwins, passed: list[Reco
     )
 
 
-def _kinds_around(recorder: GraphRecorder, op: RecordedOp) -> tuple[str, ...]:
+def _parts_around(recorder: GraphRecorder, op: RecordedOp) -> list[torch.nn.Module]:
+    """The modules in which an op ran, the outermost first."""
     roots = (root for call in recorder.root_calls.values() if (root := call.root()) is not None and id(root) == op.root)
-    parts = [part for root in roots for path, part in root.named_modules() if f"{op.module}.".startswith(f"{path}.")]
-    kinds = {type(part) for part in parts}
+    return [part for root in roots for path, part in root.named_modules() if f"{op.module}.".startswith(f"{path}.")]
+
+
+def _kinds_around(recorder: GraphRecorder, op: RecordedOp) -> tuple[str, ...]:
+    kinds = set(map(type, _parts_around(recorder, op)))
     takes_option = (kind for kind in kinds if issubclass(kind, torch.nn.RNNBase) or "batch_first" in inspect.signature(kind).parameters)
     return tuple(kind.__name__ for kind in takes_option)
 
@@ -179,8 +175,7 @@ def _is_mistaken(recorder: GraphRecorder, op: RecordedOp) -> bool:
     if op.name in {"_softmax", "_log_softmax"}:
         consumers = recorder.tape.consumers().get(op.index, ())
         return bool(op.root) and not any(consumer.name.startswith("nll_loss") for consumer in consumers)  # the loss itself, or a part of it
-    roots = (root for call in recorder.root_calls.values() if (root := call.root()) is not None and id(root) == op.root)
-    part = next((one for root in roots for path, one in root.named_modules() if path == op.module), None)
+    part = next(reversed(_parts_around(recorder, op)), None)
     if not isinstance(part, (torch.nn.RNNBase, torch.nn.MultiheadAttention)) or part.batch_first:
         return False
     shape = next((use.shape for use in op.reads if len(use.shape) > 1), (1, 1))
@@ -217,3 +212,92 @@ def _other_dimension(mixing: Mixing) -> str:
                 return f"`{source[: given.col_offset]}{wanted}{source[given.end_col_offset :]}`"
     is_module = op.module_type in {"Softmax", "LogSoftmax"}
     return f"set `dim={wanted}` " + (f"where `{op.module}` is created" if is_module else f"in `{source}`")
+
+
+_JOINS = frozenset({"add", "add_", "mul", "cat"})
+
+
+class Counting(NamedTuple):
+    """What is computed of the samples meets what counts them."""
+
+    op: RecordedOp
+    operand: int
+    """Which of the tensors that the op reads counts them."""
+    counter: RecordedOp
+    """Has made as many rows as there are samples, of a range or of a longer table."""
+
+
+def _is_mixed_in_model(twins: SampleTwins, passed: Iterable[RecordedOp]) -> bool:
+    """Whether a model computes something of several rows along the twins' dimension."""
+    inside = {op.index for op in passed if op.root}
+    return any(op.index in inside for op in twins.mixing())
+
+
+def _counted_samples(twins: SampleTwins, passed: Iterable[RecordedOp]) -> Counting | None:
+    """The first op in a model that joins the samples with positions along the dimension that holds them."""
+    of_samples = twins.reached()
+    for op in sorted(passed, key=lambda one: one.index):
+        if op.root and op.is_forward and op.name in _JOINS and op.index in of_samples:
+            for use, maker in op.sources:
+                counter = _counter(use, maker, twins.samples_count, of_samples) if len(use.shape) == len(op.makes[0].shape) else None
+                if counter is not None:
+                    return Counting(op, op.reads.index(use), counter)
+    return None
+
+
+def _counter(use: Use, maker: RecordedOp, samples_count: int, of_samples: set[int]) -> RecordedOp | None:
+    """The op that counts the samples, if the tensor is computed of nothing else but parameters."""
+    counters: list[RecordedOp] = []
+    for op in walk([maker], lambda op: op.parents) if use.shape[:1] == (samples_count,) else ():
+        if op.index in of_samples or "rand" in op.name or op.name in {"bernoulli", "normal"}:
+            return None
+        table = op.reads[0].shape if op.reads and op.name == "slice" else ()
+        if op.makes and op.makes[0].shape[:1] == (samples_count,) and (op.name == "arange" or table[:1] > (samples_count,)):
+            counters.append(op)
+    return counters[0] if counters else None
+
+
+def _counting_finding(counting: Counting) -> AutogradFinding:
+    """The line that counts."""
+    op, counter = counting.op, counting.counter
+    return finding(
+        "leaking_batch",
+        "the positions count the samples of the batch: all steps of a sample get the same one",
+        counter.where,
+        "count the steps, dimension 1, and let the batch be the dimension of size 1",
+        edits=_counting_edits(counting),
+        op=counter.name,
+        module=op.module,
+        saved_at=op.where if op.where != counter.where else None,
+        explanation="the output for a sample depends on its place in the batch, and not on the order of its steps",
+        is_hint=True,
+    )
+
+
+def _counting_edits(counting: Counting) -> tuple[Edit, ...]:
+    """The size of dimension 1 where the samples are counted, and a transpose where both meet."""
+    counter, op = counting.counter.where, counting.op.where
+    counted, joined = _of_steps(statement_at(counter)), _with_steps_first(statement_at(op), counting)
+    if counted is None or joined is None:
+        return ()
+    if counter != op:
+        edits = (*exchanging(counter, *counted), *exchanging(op, *joined))
+        return edits if len(edits) == 2 else ()  # noqa: PLR2004 - one at each line
+    old, new = joined
+    return exchanging(op, old, exchanged(new, lambda node: counted[1] if same(node, counted[0]) else None))
+
+
+def _of_steps(statement: ast.stmt | None) -> tuple[ast.expr, ast.expr] | None:
+    """The only size of dimension 0 in a statement, and that of dimension 1."""
+    texts = [(node, ast.unparse(node)) for node in nodes(ast.expr, statement)]
+    sizes = [(node, text) for node, text in texts if (method(node) == "size" and text.endswith("(0)")) or text.endswith(".shape[0]")]
+    return (sizes[0][0], expression(sizes[0][1].replace("(0)", "(1)").replace("[0]", "[1]"))) if len(sizes) == 1 else None
+
+
+def _with_steps_first(statement: ast.stmt | None, counting: Counting) -> tuple[ast.expr, ast.expr] | None:
+    """The operand that counts, and the same with the batch as a dimension of one."""
+    sums = [node for node in nodes(ast.BinOp, statement) if isinstance(node.op, (ast.Add, ast.Mult))]
+    old: ast.expr | None = statement.value if isinstance(statement, ast.AugAssign) else None
+    if old is None and len(sums) == 1:
+        old = sums[0].right if counting.operand else sums[0].left
+    return None if old is None else (old, expression(f"{as_atom(old)}.transpose(0, 1)"))

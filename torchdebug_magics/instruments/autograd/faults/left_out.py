@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
@@ -13,23 +12,25 @@ import torch
 
 from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.autograd.errors.cut import Dropped, Unused, dropped_by, dropped_on_the_way, rewrapped_in
-from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, tensors_of
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
 from torchdebug_magics.instruments.autograd.source_readings import (
     assigned_at,
     attribute_line,
     finding,
     held_as,
-    is_written_by_user,
     made_at,
     statement_at,
+    user_function,
+    with_options,
 )
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.edited_source import made_later
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import called, exchanged, names_in, nodes, targets_of
+from torchdebug_magics.probing.source.syntax import called, names_in, nodes, targets_of
+from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.report import Location
 
 WHY_HIDDEN = "`parameters()` returns only what is an `nn.Parameter`, and does not search plain lists and dicts"
@@ -37,7 +38,6 @@ _CONTAINERS = (list, tuple, dict)
 _FILLED = frozenset({"randn", "rand", "zeros", "ones", "empty", "full", "Tensor", "FloatTensor"})
 _EMPTY = ("[]", "()", "{}", "list()", "dict()")
 _DEEPEST = 3
-_MOST_OPS = 20_000
 _FEWEST_STEPS = 3
 _WITH_DERIVATIVE = {
     "softmax": "apply it along the dimension of the scores: along one of size 1 it gives 1 for any score",
@@ -52,7 +52,7 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         return
     files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
     forgotten = facts.not_updated(facts.parameters)
-    updated = {id(tensor) for optimizer in facts.optimizers for tensor in tensors_of(optimizer)}
+    updated = {id(tensor) for optimizer in facts.optimizers for tensor in parameters_of(optimizer)}
     trained = [root for root in facts.roots if any(id(parameter) in updated for parameter in root.parameters())]
     read = {use.memory for op in facts.tape.ops if op.is_forward for use in op.reads}
     wanted = (one for root in trained for one in hidden_parameters(root) if id(one.parameter) in facts.reached - facts.held)
@@ -69,17 +69,17 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     called = [seen.root for seen in facts.watched.recorder.root_calls.values()]
     of_models = {id(parameter) for root in called if (model := root()) is not None for parameter in model.parameters()}
     for optimizer in facts.optimizers:
-        if any(tensor.requires_grad and id(tensor) not in of_models | facts.reached for tensor in tensors_of(optimizer)):
-            name = _called(facts, optimizer)
+        if any(tensor.requires_grad and id(tensor) not in of_models | facts.reached for tensor in parameters_of(optimizer)):
+            name = facts.called(optimizer)
             where, first = made_at(optimizer, name, files), facts.course.backwards[0].line
             fix, edits = made_later(where, first.line if first is not None else 0)
             yield finding(
                 "stale_optimizer",
                 f"`{name}` updates tensors that are no longer the model's",
                 where,
-                fix or f"run `{where.source if where is not None else f'{name} = ...'}` again after the model is created or changed",
+                f"run `{where.source if where is not None else f'{name} = ...'}` again after the model is created or changed",
+                fix=fix,
                 edits=edits,
-                fix_state="compiles" if edits else "advice",
                 parameters=facts.names_of(forgotten.values()),
                 tensor=name,
                 explanation="an optimizer updates the tensors that it was created with, not the parameters that the model gets later",
@@ -130,11 +130,7 @@ def _in_charge(facts: TrainingFacts, forgotten: set[int]) -> tuple[torch.optim.O
             candidates.append((len(one.leaves - forgotten - step.parameters), step.optimizer))
     chosen = min(candidates)[1] if candidates else None
     optimizer = next((optimizer for optimizer in facts.optimizers if id(optimizer) == chosen), facts.optimizers[0])
-    return optimizer, _called(facts, optimizer)
-
-
-def _called(facts: TrainingFacts, optimizer: torch.optim.Optimizer) -> str:
-    return next((step.name for step in reversed(facts.course.steps) if step.optimizer == id(optimizer)), "optimizer")
+    return optimizer, facts.called(optimizer)
 
 
 def _not_updated(names: tuple[str, ...], where: Location | None, fix: str, why: str = "") -> AutogradFinding:
@@ -196,7 +192,7 @@ def registering(hidden: Iterable[Hidden]) -> str:
         held, statement = vars(owner)[attribute], statement_at(attribute_line(owner, attribute))
         module = "nn" if getattr(type(owner).__init__, "__globals__", {}).get("nn") is torch.nn else "torch.nn"
         if isinstance(held, torch.Tensor):
-            value = ast.unparse(exchanged(statement.value, _without_grad)) if isinstance(statement, ast.Assign) else "..."
+            value = with_options(statement.value, _FILLED, "requires_grad", None) if isinstance(statement, ast.Assign) else "..."
             fixes.append(f"`self.{attribute} = {module}.Parameter({value})`")
             continue
         parts = list(held.values()) if isinstance(held, dict) else list(held)
@@ -209,13 +205,6 @@ def registering(hidden: Iterable[Hidden]) -> str:
             value = ast.unparse(statement.value)
             fixes.append(f"`self.{attribute} = {module}.{container}({'' if value in _EMPTY else value})`")
     return " and ".join(dict.fromkeys(fixes))
-
-
-def _without_grad(node: ast.AST) -> ast.AST | None:
-    """A call without ``requires_grad=True``, which a parameter has by itself."""
-    if not isinstance(node, ast.Call) or not any(keyword.arg == "requires_grad" for keyword in node.keywords):
-        return None
-    return ast.Call(node.func, node.args, [keyword for keyword in node.keywords if keyword.arg != "requires_grad"])
 
 
 def _parameters_in(value: object, prefix: str, depth: int = 0) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -240,8 +229,7 @@ def nothing_reached(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 headline,
                 where,
                 f"{fix}, and remove `requires_grad` from the loss",
-                op=dropped.op.name,
-                module=dropped.op.module,
+                op=dropped.op,
                 parameters=facts.names_of(_never_with_gradient(facts)),
                 first_backward_at=seen.where,
                 explanation="the loss is a leaf tensor: backward() stops there, and no parameter gets a gradient",
@@ -255,22 +243,20 @@ def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         return
     others_learn = any(step.nonzero for step in facts.course.steps)
     counted = {op.index: op for seen in facts.course.backwards for op in facts.tape.ancestors(seen.loss, seen.index)}
-    consumers = {key: [one for one in later if one.is_forward] for key, later in facts.tape.consumers().items()}
     groups: dict[object, tuple[list[torch.Tensor], Dropped | Unused | None]] = {}
     for tensor in _never_with_gradient(facts):
         if facts.is_written_by_hand(tensor):
             continue  # as a codebook, or a moving average
-        memory = facts.tape.numbers.of(tensor)
-        readers = [op for op in facts.tape.ops if op.is_forward and any(use.memory == memory for use in op.reads)]
-        after = _computed_from(readers, consumers)
+        readers = facts.readers_of(tensor)
+        after = facts.computed_from(readers)
         dropped: Dropped | Unused | None = None
         dropped = next(filter(None, (dropped_by(op, after) for index, op in after.items() if index in counted)), None)
         for start, end in pairwise([0, *(seen.index for seen in facts.course.backwards)]):
             # Numbers computed from it, and put into a new tensor, on the way to a loss; those of an earlier one are only logged.
-            of_pass = _computed_from([op for op in readers if start <= op.index < end], consumers).values()
+            of_pass = facts.computed_from(op for op in readers if start <= op.index < end).values()
             dropped = dropped or rewrapped_in(facts.tape, (op for index, op in counted.items() if start <= index < end), of_pass)
         if dropped is None and others_learn and after.keys().isdisjoint(counted):
-            dropped = _left_unused(after.values(), consumers)
+            dropped = _left_unused(op for op in after.values() if not facts.consumers.get(op.index))
         if dropped is not None or (not readers and others_learn and _is_unused_by_mistake(facts, tensor)):
             key = None if dropped is None else (dropped.line if isinstance(dropped, Unused) else dropped.op.line) or dropped.op.name
             groups[key] = ([*groups.get(key, ([],))[0], tensor], dropped)
@@ -278,32 +264,21 @@ def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         yield _no_gradient(facts.names_of(tensors), len(tensors), dropped)
 
 
-def _left_unused(after: Iterable[RecordedOp], consumers: Mapping[int, list[RecordedOp]]) -> Unused | None:
-    """Of what was computed from a parameter, the last that nothing uses, in a function of the user's that returns something else."""
-    ends = [op for op in after if op.grad_enabled and not consumers.get(op.index)]
-    unused = Unused.of(max(ends, key=lambda op: op.index)) if ends else None
+def _left_unused(ends: Iterable[RecordedOp]) -> Unused | None:
+    """Of what was computed from a parameter and nothing uses, the last, in a function of the user's that returns something else."""
+    last = max((op for op in ends if op.grad_enabled), key=lambda op: op.index, default=None)
+    unused = None if last is None else Unused.of(last)
     is_returned = unused is None or unused.returned is None or unused.name in names_in(unused.returned)
     return None if is_returned else unused
 
 
 def _never_with_gradient(facts: TrainingFacts) -> Iterator[torch.Tensor]:
     for optimizer in facts.optimizers:
-        steps = [step for step in facts.course.steps if step.optimizer == id(optimizer)]
+        steps = facts.steps_of(optimizer)
         without = frozenset.intersection(*(step.without for step in steps)) if steps else frozenset[int]()
         learnt_later = optimizer.state if facts.watched.steps[id(optimizer)] > len(steps) else ()
-        missed = [tensor for tensor in tensors_of(optimizer) if id(tensor) in without - facts.reached]
+        missed = [tensor for tensor in parameters_of(optimizer) if id(tensor) in without - facts.reached]
         yield from (one for one in missed if one.grad is None and one not in learnt_later)
-
-
-def _computed_from(readers: list[RecordedOp], consumers: Mapping[int, list[RecordedOp]]) -> dict[int, RecordedOp]:
-    """The ops that read a parameter, and forward from them, the nearest first; by index."""
-    todo, passed = deque(readers), dict[int, RecordedOp]()
-    while todo and len(passed) < _MOST_OPS:
-        op = todo.popleft()
-        if op.index not in passed:
-            passed[op.index] = op
-            todo += consumers.get(op.index, ())
-    return passed
 
 
 def _is_unused_by_mistake(facts: TrainingFacts, tensor: torch.Tensor) -> bool:
@@ -314,7 +289,9 @@ def _is_unused_by_mistake(facts: TrainingFacts, tensor: torch.Tensor) -> bool:
                 steps = path.split(".") if path else []
                 around = [root, *(root.get_submodule(".".join(steps[: place + 1])) for place in range(len(steps)))]
                 chosen = any(isinstance(one, (torch.nn.ModuleList, torch.nn.ModuleDict)) for one in around[:-1])
-                return is_written_by_user(around[-2] if len(around) > 1 else root) and not chosen
+                holder = around[-2] if len(around) > 1 else root
+                is_users = isinstance(holder, torch.nn.Sequential) or user_function(type(holder).forward) is not None
+                return is_users and not chosen
     return False
 
 
@@ -337,12 +314,10 @@ def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | Unused |
             "no_gradient",
             f"{subject} no gradient: {dropped.words}",
             dropped.line.location,
-            f"`{edits[0].new}`" if (edits := dropped.collected) else f"use `{dropped.name}` in what `{dropped.line.function}` returns",
-            edits=edits,
-            fix_state="compiles" if edits else "advice",
-            op=dropped.op.name,
+            f"use `{dropped.name}` in what `{dropped.line.function}` returns",
+            edits=dropped.collected,
+            op=dropped.op,
             saved_at=dropped.returned_at,
-            module=dropped.op.module,
             tensor=name,
             parameters=names,
         )
@@ -352,9 +327,8 @@ def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | Unused |
         f"{subject} no gradient: {cutter(dropped.cause, dropped.op.name)} cuts the graph",
         where,
         fix,
-        op=dropped.op.name,
+        op=dropped.op,
         saved_at=dropped.op.where if dropped.switch is not None else None,
-        module=dropped.op.module,
         tensor=name,
         parameters=names,
     )
@@ -364,19 +338,15 @@ def stopped_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Parameters whose gradient is 0 in each of several updates, as an op on the way to the loss has a derivative of 0."""
     derivatives = [op for op in facts.tape.ops if op.derivative_of >= 0]
     stopping = {op.derivative_of for op in derivatives if op.is_zero} - {op.derivative_of for op in derivatives if not op.is_zero}
-    consumers = {key: [one for one in later if one.is_forward] for key, later in facts.tape.consumers().items()} if stopping else {}
     models = {id(root) for root in facts.roots if next(root.parameters(), None) is not None}
     groups: dict[int, list[torch.Tensor]] = {}
     for optimizer in facts.optimizers if stopping else ():
-        steps = [step for step in facts.course.steps if step.optimizer == id(optimizer)]
+        steps = facts.steps_of(optimizer)
         if len(steps) < _FEWEST_STEPS or not any(step.nonzero for step in steps):
             continue  # what begins with zeros, as the second factor of LoRA, stops gradients for a step or two
         moved = frozenset[int]().union(*(step.nonzero | step.without for step in steps))
-        for tensor in (one for one in tensors_of(optimizer) if id(one) not in moved and one.requires_grad):
-            memory = facts.tape.numbers.of(tensor)
-            readers = [op for op in facts.tape.ops if op.is_forward and any(use.memory == memory for use in op.reads)]
-            stops = stopping & _computed_from(readers, consumers).keys()
-            if stops:
+        for tensor in (one for one in parameters_of(optimizer) if id(one) not in moved and one.requires_grad):
+            if stops := stopping & facts.computed_from(facts.readers_of(tensor)).keys():
                 groups.setdefault(max(stops), []).append(tensor)
     for index, tensors in groups.items():
         op = next(op for op in facts.tape.ops if op.index == index)
@@ -415,17 +385,11 @@ def constant_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                     "no_gradient",
                     f"{f'`{name}`' if name else 'a term of the loss'} is a constant: this call of `autograd.grad` keeps no graph",
                     calls[0].where,
-                    f"`{ast.unparse(exchanged(asking, _with_graph))}`" if asking is not None else "pass `create_graph=True` to it",
+                    f"`{with_options(asking, {'grad'}, 'create_graph', value=True)}`"
+                    if asking is not None
+                    else "pass `create_graph=True` to it",
                     first_backward_at=seen.where,
                     tensor=name,
                     explanation="without it, the gradients that it returns have no graph, and what is computed from them trains nothing",
                 )
                 return
-
-
-def _with_graph(node: ast.AST) -> ast.AST | None:
-    """The call of ``grad()`` with ``create_graph=True``."""
-    if not isinstance(node, ast.Call) or called(node) != "grad":
-        return None
-    others = [keyword for keyword in node.keywords if keyword.arg != "create_graph"]
-    return ast.Call(node.func, node.args, [*others, ast.keyword("create_graph", ast.Constant(value=True))])

@@ -1,19 +1,21 @@
-"""What a loss expects of its input, and what the op that made it can give: logits, log-probabilities, numbers near the targets."""
+"""What a loss expects of its input, and what it is given: logits, log-probabilities, numbers near the targets, tensors of one shape."""
 
 from __future__ import annotations
 
 import ast
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
-from torchdebug_magics.instruments.autograd.tape import RecordedOp
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use, walk
 from torchdebug_magics.probing.source.edited_source import calls, exchanging
-from torchdebug_magics.probing.source.syntax import called, dotted, last_name, nodes
+from torchdebug_magics.probing.source.syntax import as_atom, called, dotted, expression, last_name, nodes
+from torchdebug_magics.probing.tensors import Crossing
 from torchdebug_magics.report import Edit, Location
 
 _LIMITS = {"sigmoid": (0.0, 1.0), "_softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, math.inf)}
@@ -35,12 +37,11 @@ _OF_LOGITS_TOO = {"nll_loss": "cross_entropy", "NLLLoss": "CrossEntropyLoss"}
 
 def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """The first loss that is given what it does not expect."""
-    consumers = facts.tape.consumers()
     for op in facts.tape.ops:
         if not op.is_forward or not op.makes:
             continue
         is_reduced = not op.makes[0].shape  # else what becomes of each value is not known
-        is_loss = op.name != "_log_softmax" or any(later.name.startswith("nll_loss") for later in consumers.get(op.index, ()))
+        is_loss = op.name != "_log_softmax" or any(later.name.startswith("nll_loss") for later in facts.consumers.get(op.index, ()))
         maker = _limiting(op)
         if op.name in _OF_LOGITS and maker is not None and (is_loss or maker.name == "_softmax"):
             yield _of_logits(op, maker)
@@ -58,31 +59,23 @@ def _limiting(op: RecordedOp) -> RecordedOp | None:
     maker = next(iter(op.parents), None)
     while maker is not None and maker.name in _PASSES_ON:
         maker = next(iter(maker.parents), None)
-    todo, seen = deque(op.parents if op.note == "takes probabilities" else ()), set[int]()
-    while todo and (maker is None or maker.name != "_softmax"):
-        maker = todo.popleft()
-        todo.extend(parent for parent in maker.parents if parent.index not in seen)
-        seen.add(maker.index)
+    if op.note == "takes probabilities" and (maker is None or maker.name != "_softmax"):
+        maker = next((each for each in walk(op.parents, lambda later: later.parents) if each.name == "_softmax"), None)
     return maker if maker is not None and maker.name in _LIMITS and any(use.requires_grad for use in maker.reads) else None
 
 
 def _of_logits(op: RecordedOp, maker: RecordedOp) -> AutogradFinding:
     loss, applied = _OF_LOGITS[op.name]
     name, is_twice = maker.name.strip("_"), maker.name == applied
-    edits: tuple[Edit, ...] = ()
-    if is_twice and op.note == "takes probabilities" and not all(parent is maker or parent.name in _PASSES_ON for parent in op.parents):
-        fix = "replace `F.cross_entropy(probabilities, target)` with `F.nll_loss(probabilities.log(), target)`"
-    else:
-        fix, edits = _without(maker)
-        fix = f"{fix} and pass the logits to the loss" if not edits else fix
+    is_mixed = is_twice and op.note == "takes probabilities" and not all(one is maker or one.name in _PASSES_ON for one in op.parents)
+    logarithm = "replace `F.cross_entropy(probabilities, target)` with `F.nll_loss(probabilities.log(), target)`"
     reason = f"the second {name} makes all gradients small: the model learns slowly, and the loss cannot reach 0"
     return finding(
         "double_softmax" if is_twice else "loss_input",
         f"`{name}` is applied before `{loss}`, which {'applies it itself' if is_twice else 'expects logits of any size'}",
         maker.where,
-        fix,
-        edits=edits,
-        fix_state="compiles" if edits else "advice",
+        logarithm if is_mixed else f"remove {_described(maker)} and pass the logits to the loss",
+        edits=() if is_mixed else _changed(maker, lambda _: None),
         op=name,
         saved_at=op.where,
         module=maker.module,
@@ -93,19 +86,16 @@ def _of_logits(op: RecordedOp, maker: RecordedOp) -> AutogradFinding:
 def _of_logarithms(op: RecordedOp, maker: RecordedOp | None) -> AutogradFinding:
     is_softmax, where = maker is not None and op.note == "takes probabilities", op.where
     if maker is not None and is_softmax:
-        fix, edits = _changed(maker, lambda call: _renamed(call, _WITH_LOGARITHM))
-        fix, where = fix or "use `log_softmax` in place of `softmax`", maker.where
+        edits, where = _changed(maker, lambda call: _renamed(call, _WITH_LOGARITHM)), maker.where
     else:
         changes = (exchanging(where, call, _renamed(call, _OF_LOGITS_TOO)) for where, call in _loss_calls(op))
-        edits = tuple(next(filter(None, changes), ()))
-        fix = f"`{edits[0].new}`" if edits else "use `cross_entropy`, which takes logits"
+        edits = next(filter(None, changes), ())
     return finding(
         "loss_input",
         f"`nll_loss` expects log-probabilities, and is given {'probabilities' if is_softmax else 'logits'}",
         where,
-        fix,
+        "use `log_softmax` in place of `softmax`" if is_softmax else "use `cross_entropy`, which takes logits",
         edits=edits,
-        fix_state="compiles" if edits else "advice",
         op="nll_loss",
         saved_at=op.where if where is not op.where else None,
         module=maker.module if maker is not None and is_softmax else None,
@@ -115,14 +105,12 @@ def _of_logarithms(op: RecordedOp, maker: RecordedOp | None) -> AutogradFinding:
 
 
 def _of_distance(op: RecordedOp, maker: RecordedOp, span: tuple[float, float]) -> AutogradFinding:
-    fix, edits = _without(maker)
     return finding(
         "loss_input",
         f"the targets go from {number(span[0])} to {number(span[1])}, and `{maker.name.strip('_')}` {_range(maker)}",
         maker.where,
-        fix if edits else f"{fix} before `{op.name}`, or scale the targets",
-        edits=edits,
-        fix_state="compiles" if edits else "advice",
+        f"remove {_described(maker)} before `{op.name}`, or scale the targets",
+        edits=_changed(maker, lambda _: None),
         op=maker.name.strip("_"),
         saved_at=op.where,
         module=maker.module,
@@ -140,33 +128,28 @@ def _range(maker: RecordedOp) -> str:
     return f"gives no number below {low:g}" if high == math.inf else f"gives numbers from {low:g} to {high:g}"
 
 
-def _without(maker: RecordedOp) -> tuple[str, tuple[Edit, ...]]:
-    """The statement without an activation; words where its text does not show it."""
-    fix, edits = _changed(maker, lambda _: None)
-    name = f"module `{maker.module}` ({maker.module_type})" if _is_module(maker) else f"the {maker.name.strip('_')}"
-    return fix or f"remove {name}", edits
+def _described(maker: RecordedOp) -> str:
+    return f"module `{maker.module}` ({maker.module_type})" if _is_module(maker) else f"the {maker.name.strip('_')}"
 
 
 def _is_module(maker: RecordedOp) -> bool:
     return maker.module_type.lower().removesuffix("2d") == maker.name.strip("_")
 
 
-def _changed(maker: RecordedOp, change: Callable[[ast.Call], ast.expr | None]) -> tuple[str, tuple[Edit, ...]]:
+def _changed(maker: RecordedOp, change: Callable[[ast.Call], ast.expr | None]) -> tuple[Edit, ...]:
     """The activation exchanged where it is called, or where it is made, in an ``nn.Sequential`` or as an attribute; None removes it."""
     leaf = (maker.module or "").rpartition(".")[2] if _is_module(maker) else ""
     names = {maker.name.strip("_"), maker.name, leaf} - {""}
     here = [call for call in nodes(ast.Call, statement_at(maker.where)) if called(call) in names]
-    edits: tuple[Edit, ...] = ()
     if leaf.isdigit():
         for where, layers in sequential_at("" if maker.line is None else maker.line.file, int(leaf), maker.module_type):
             new = change(layers.args[int(leaf)])  # type: ignore[arg-type]  # a call of that class
             args = [*layers.args[: int(leaf)], *([] if new is None else [new]), *layers.args[int(leaf) + 1 :]]
-            edits = exchanging(where, layers, ast.Call(layers.func, args, layers.keywords))
-            break
+            return exchanging(where, layers, ast.Call(layers.func, args, layers.keywords))
     elif len(here) == 1:
         new = change(here[0]) if called(here[0]) in _WITH_LOGARITHM else _argument(here[0]) if change(here[0]) is None else None
-        edits = exchanging(maker.where, here[0], new) if new is not None else ()
-    return f"`{edits[0].new}`" if edits else "", edits
+        return exchanging(maker.where, here[0], new)
+    return ()
 
 
 def _argument(call: ast.Call) -> ast.expr | None:
@@ -192,3 +175,128 @@ def _loss_calls(op: RecordedOp) -> Iterator[tuple[Location, ast.Call]]:
         for name, made in (("nll_loss", here), ("NLLLoss", calls(op.where.file))):
             named = [(where, call) for where, call in made if called(call) == name]
             yield from named if len(named) == 1 else ()
+
+
+_COORDINATES = frozenset({"arange", "linspace"})
+"""What these make belongs to no sample."""
+_SHAPED = re.compile(r"\b(?:None|newaxis|\w*(?:squeeze|view|reshape|expand|repeat|permute|transpose|swap|movedim)\w*|m?T|t)\b")
+"""Whoever writes one of these had the dimensions of the result in mind."""
+_LONGEST = 40
+_Read: TypeAlias = tuple[Use, RecordedOp | None]
+
+
+class _Crossed(NamedTuple):
+    """An op that computes each with each of two tensors."""
+
+    op: RecordedOp
+    crossing: Crossing
+    operands: tuple[_Read, ...]
+
+    @property
+    def is_meant(self) -> bool:
+        """Whether the dimension was given on purpose, or no model had a part in it. Sizes that a loss of PyTorch's compares are not."""
+        if any(maker is not None and maker.name in _COORDINATES for _, maker in self.operands):
+            return True
+        uses = [use for use, _ in self.operands]
+        if self.is_of_loss or uses[0].memory == uses[1].memory or all(use.requires_grad for use in uses):
+            return not self.is_of_loss
+        is_of_model = any(use.requires_grad for use in uses)
+        for use, step in self.operands:
+            maker = step
+            while maker is not None:
+                is_of_model |= bool(maker.root)
+                before = [read for read in _reads(maker) if math.prod(read[0].shape) == math.prod(use.shape)]
+                is_reshaped = use.shape == self.crossing.many and any(read.shape != use.shape for read, _ in before)
+                if is_reshaped and _SHAPED.search(maker.source):
+                    return True
+                maker = next((inner for read, inner in before if read.shape == use.shape), None)
+        return not is_of_model
+
+    @property
+    def is_of_loss(self) -> bool:
+        """Whether a function of PyTorch's has brought both to one shape."""
+        return all(use not in self.op.reads for use, _ in self.operands)
+
+    def expressions(self, statement: ast.stmt | None) -> list[list[ast.expr]]:
+        """The operands of each expression in a statement that may be the op."""
+        pairs: list[list[ast.expr]] = []
+        for node in nodes(ast.expr, statement):
+            pair: list[ast.expr] = []
+            if isinstance(node, ast.Call) and (self.is_of_loss or called(node) == self.op.name):
+                pair = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in {"input", "target", "other"})]
+                pair = [node.func.value, *pair] if len(pair) == 1 and isinstance(node.func, ast.Attribute) else pair[:2]
+            elif isinstance(node, (ast.BinOp, ast.Compare)):
+                sign = type(node.op if isinstance(node, ast.BinOp) else node.ops[0]).__name__.lower()
+                if self.op.name.startswith(sign[:2]) or (sign, self.op.name) == ("noteq", "ne"):
+                    pair = [node.left, *([node.right] if isinstance(node, ast.BinOp) else node.comparators)]
+            if len(pair) == 2 and not any(isinstance(one, ast.Constant) for one in pair):  # noqa: PLR2004 - a pair
+                pairs.append(pair)
+        return pairs
+
+    def repaired(self, pairs: Sequence[Sequence[ast.expr]]) -> tuple[Edit, ...]:
+        """The statement with one of the operands in the shape of the other one; none where its text does not show them."""
+        if not pairs or self.crossing.dim is None:
+            return ()
+        narrow, wide = (node for _, node in sorted(zip(self.operands, pairs[0], strict=True), key=lambda side: len(side[0][0].shape)))
+        is_narrow = len(pairs) > 1 and isinstance(narrow, ast.Name) and not isinstance(wide, ast.Name)
+        old = narrow if is_narrow else wide
+        new = expression(f"{as_atom(old)}.{'unsqueeze' if is_narrow else 'squeeze'}({self.crossing.dim})")
+        return exchanging(self.op.where, old, new)
+
+
+def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Predictions and targets of which a loss or a metric, one number, compares each with each."""
+    for op in facts.tape.ops:
+        if not op.is_forward or not op.makes or op.makes[0].shape or (crossed := _averaged(op)) is None:
+            continue
+        pairs = crossed.expressions(statement_at(crossed.op.where))
+        texts = [ast.unparse(node) for node in (pairs[0] if pairs else ())]
+        shown = texts if texts and len("".join(texts)) <= _LONGEST else ["", ""]
+        yield finding(
+            "broadcast",
+            crossed.crossing.sentence(crossed.op.name, [(text, use.shape) for text, (use, _) in zip(shown, crossed.operands, strict=True)]),
+            crossed.op.where,
+            "give both operands the same shape before they meet",
+            edits=crossed.repaired(pairs),
+            op=crossed.op,
+            tensor=texts[0] if texts else None,
+            explanation=f"it combines {crossed.crossing.meets} instead of each with its own",
+        )
+        return
+
+
+def _averaged(reducer: RecordedOp) -> _Crossed | None:
+    """The first op whose result, of each with each, went into one number; where it met another tensor of all pairs, it was meant."""
+    whole = max((use.shape for use in reducer.reads), key=math.prod, default=())
+    first: _Crossed | None = None
+    todo, seen = [reducer], set[int]()
+    while todo and len(whole) > 1:
+        op = todo.pop()
+        if op.index in seen:
+            continue
+        seen.add(op.index)
+        operands = tuple(_before_expanding(op, read) for read in _reads(op))
+        crossing = Crossing.of(*(use.shape for use, _ in operands))
+        if crossing is None or crossing.whole != whole or all(use.shape != whole for use in (*op.makes, *op.reads)):
+            wide = [maker for use, maker in _reads(op) if use.shape == whole]
+            if not wide or None in wide:
+                return None
+            todo += filter(None, wide)
+        elif (crossed := _Crossed(op, crossing, operands)).is_meant:
+            return None
+        elif first is None or op.index < first.op.index:
+            first = crossed
+    return first
+
+
+def _reads(op: RecordedOp) -> list[_Read]:
+    """What it reads, with the op that made it."""
+    makers = {id(use): maker for use, maker in op.sources}
+    return [(use, makers.get(id(use))) for use in op.reads]
+
+
+def _before_expanding(op: RecordedOp, read: _Read) -> _Read:
+    """What PyTorch has expanded in the same line for an op that wants one shape."""
+    maker = read[1]
+    is_own = maker is not None and maker.name == "expand" and maker.line is op.line and "expand" not in op.source
+    return _reads(maker)[0] if maker is not None and is_own else read

@@ -6,8 +6,8 @@ import ast
 import copy
 import sys
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -39,7 +39,6 @@ from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Edit, Location
 
-_MOST_STATES = 64
 _CONSTANT = frozenset({"sub", "rsub", "eq", "ne", "equal", "isclose", "allclose", "mse_loss", "l1_loss", "dist"})
 """What gives the same for any tensor and itself."""
 _FEWEST_ENTRIES = 3
@@ -51,7 +50,7 @@ _WHY = "`state_dict()`, `.data` and `list(model.parameters())` copy nothing: an 
 
 
 class Taken(NamedTuple):
-    """A state that the user's code has asked for."""
+    """A state that ``state_dict()`` has returned, as long as the user's code holds it."""
 
     state: weakref.ref[Any]
     line: Line | None
@@ -59,39 +58,6 @@ class Taken(NamedTuple):
     """Of all optimizers, before."""
     op_index: int
     """How many ops were recorded before."""
-
-
-class Restored(NamedTuple):
-    """A state that was loaded into the parameters whose memory it shares, after updates."""
-
-    taken: Line
-    loaded: Line | None
-
-
-class KeptStates:
-    """The states that ``state_dict()`` returned, as long as the user's code holds them."""
-
-    def __init__(self) -> None:
-        self._taken: list[Taken] = []
-        self.restored: Restored | None = None
-
-    def of(self, state: Any) -> Taken | None:
-        """When a state was taken."""
-        return next((taken for taken in self._taken if taken.state() is state), None)
-
-    def take(self, state: Any, line: Line | None, steps_count: int, op_index: int) -> None:
-        """``state_dict()`` has returned that, after so many updates and ops."""
-        if isinstance(state, OrderedDict):  # what a hook of the user's has made of it may bear no weak reference
-            alive = [taken for taken in self._taken if taken.state() is not None]
-            self._taken = [*alive[-_MOST_STATES:], Taken(weakref.ref(state), line, steps_count, op_index)]
-
-    def load(self, state: Any, moved: Mapping[str, torch.Tensor], line: Line | None, steps_count: int) -> None:
-        """``load_state_dict(state)`` is called; `moved` are the parameters that an optimizer updates, and nobody else has written."""
-        taken = self.of(state)
-        if taken is None or taken.line is None or taken.steps_count == steps_count:
-            return
-        if moved and all(name in state and memory_of(state[name]) == memory_of(one) != 0 for name, one in moved.items()):
-            self.restored = Restored(taken.line, line)
 
 
 class Comparison(NamedTuple):
@@ -203,24 +169,22 @@ def repeated_finding(lists: Sequence[Repeated]) -> AutogradFinding:
         "shared_memory",
         f"all {first.entries_count} entries of `{first.holder}` are one {one}",
         first.where,
-        " and ".join(f"`{code}`" for code in codes),
+        fix=" and ".join(f"`{code}`" for code in codes),
         edits=tuple(edits),
-        fix_state="compiles" if edits else "advice",
         tensor=first.holder,
         explanation=f"`append` keeps `{ast.unparse(first.entry)}` itself, and no copy: what changes it afterwards changes each entry",
     )
 
 
-def restored_finding(restored: Restored) -> AutogradFinding:
-    """A state that restores nothing."""
-    where = restored.taken.location
+def restored_finding(where: Location, loaded: Location | None) -> AutogradFinding:
+    """A state that was loaded, after updates, into the parameters whose memory it shares."""
     code = _with_copied_state(statement_at(where))
     return finding(
         "shared_memory",
         "`load_state_dict()` restores nothing: what it is given shares memory with the parameters",
         where,
         f"`{code}`" if code else "copy what `state_dict()` returns: `copy.deepcopy(model.state_dict())`",
-        saved_at=restored.loaded.location if restored.loaded is not None else None,
+        saved_at=loaded,
         explanation=_WHY,
     )
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torchdebug_magics.instruments.autograd.errors.inplace import is_packed, saved_in, saved_names
-from torchdebug_magics.instruments.autograd.faults.empty_loaders import EmptyLoaders
-from torchdebug_magics.instruments.autograd.faults.leaking_batch import BatchLeak
-from torchdebug_magics.instruments.autograd.faults.shared_memory import KeptStates
+from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak
+from torchdebug_magics.instruments.autograd.faults.seen_at_once import EmptyLoaders
+from torchdebug_magics.instruments.autograd.faults.shared_memory import Taken, restored_finding
 from torchdebug_magics.instruments.autograd.graph_recorder import Copied, GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import (
@@ -25,31 +25,23 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     stepped_name,
     written_names,
 )
-from torchdebug_magics.instruments.autograd.tape import Backward, EventCourse, OptimizerStep, RecordedOp, StorageNumbers, Use, Zeroed
+from torchdebug_magics.instruments.autograd.tape import Backward, EventCourse, OptimizerStep, RecordedOp, StorageNumbers, Use, Zeroed, walk
 from torchdebug_magics.probing.dispatch import modes_aside
-from torchdebug_magics.probing.graphs import leaves_of, upstream
+from torchdebug_magics.probing.graphs import has_packed, leaves_of, saved_by, upstream
 from torchdebug_magics.probing.modules import live, live_kinds, live_modules
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.state.contents import memory_of
+from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.storages import gathered_for, is_shard, local_of, shards_may_be
 
 _MOST_DROPPED = 4
+_MOST_STATES = 64
 _Result = TypeVar("_Result")
 
 
-class StaleValue(NamedTuple):
-    """Which op saved it, and which one overwrote it."""
-
-    saver: RecordedOp
-    writer: RecordedOp
-    memory: int
-    """The number of the storage on the tape."""
-    error_ratio: float | None
-
-
-def stale_finding(stale: StaleValue, members: tuple[str, ...]) -> AutogradFinding:
-    """The write, with the names of the parameters and buffers that it changes."""
-    saver, writer = stale.saver, stale.writer
+def _stale(saver: RecordedOp, writer: RecordedOp, members: tuple[str, ...], error_ratio: float | None) -> AutogradFinding:
+    """What one op saved, and another one overwrote, with the names of the parameters and buffers that it changes."""
     name = next(iter((*members, *written_names(statement_at(writer.where)))), None)
     source, is_update = writer.source or "the write", writer.in_optimizer or writer.name.startswith("_fused_")
     return finding(
@@ -57,18 +49,17 @@ def stale_finding(stale: StaleValue, members: tuple[str, ...]) -> AutogradFindin
         f"{f'`{name}`' if name else 'a tensor'} was overwritten after `{saver.name}` saved it for backward",
         writer.where,
         f"move `{source}` below " + ("the last backward() of the step" if is_update else "backward(), or write into a copy (`.clone()`)"),
-        op=saver.name,
+        op=saver,
         saved_at=saver.where,
         writer_op=writer.name,
         tensor=name,
-        module=saver.module,
         parameters=members,
-        error_ratio=stale.error_ratio,
+        error_ratio=error_ratio,
         explanation="PyTorch's version check does not see this write, so backward() used the new values and raised nothing",
     )
 
 
-def stale_value(recorder: GraphRecorder, tensors: tuple[torch.Tensor, ...]) -> StaleValue | None:
+def stale_value(recorder: GraphRecorder, tensors: tuple[torch.Tensor, ...]) -> AutogradFinding | None:
     """Of the graph that is about to run backward; None, without a look at it, where no write went unnoticed."""
     tape = recorder.settle()
     # A graph that saved this memory before cannot see the write: no version moved, or that of an alias only.
@@ -89,13 +80,14 @@ def stale_value(recorder: GraphRecorder, tensors: tuple[torch.Tensor, ...]) -> S
                 continue  # without the values from before the write nobody knows whether they matter
             ratio = _error(tensors, nodes, held, kept)
             if ratio != 0.0:
-                return StaleValue(saver, writer, written.memory, ratio)
+                members = tuple(name for name, one in named_members() if tape.numbers.of(one) == written.memory)
+                return _stale(saver, writer, members, ratio)
     return None
 
 
 def _saved_in(numbers: StorageNumbers, node: Any, written: Use) -> torch.Tensor | None:
     """The tensor with these elements that the node holds, where PyTorch finds nothing wrong with it."""
-    for held in saved_in(node):
+    for _, held in saved_by(node):
         if isinstance(held, str):
             return None  # modified and noticed, or freed: backward() will raise
         first = held.storage_offset() * held.element_size()
@@ -113,7 +105,7 @@ def _is_harmless(node: Any, held: torch.Tensor, kept: Copied) -> bool:
     with modes_aside(), torch.no_grad():
         if torch.equal(kept.part(held.untyped_storage()), kept.values):
             return True
-        if isinstance(node, torch.autograd.function.BackwardCFunction) or any(is_packed(node, name) for name in saved_names(node)):
+        if isinstance(node, torch.autograd.function.BackwardCFunction) or has_packed(node):
             return False  # it runs code of the user's
         shapes = [(tuple(one.shape), one) for one in node._input_metadata]
         incoming = [torch.arange(math.prod(shape), device=one.device).sin().to(one.dtype).reshape(shape) for shape, one in shapes]
@@ -154,7 +146,7 @@ def _runs_code(nodes: list[Any], leaves: list[torch.Tensor]) -> bool:
     return (
         any(bool(getattr(leaf, "_post_accumulate_grad_hooks", None)) for leaf in leaves)
         or any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in nodes)
-        or any(is_packed(node, name) for node in nodes for name in saved_names(node))
+        or any(map(has_packed, nodes))
         or any(tensor._backward_hooks for tensor in live(torch.Tensor) if not tensor.is_leaf or tensor.requires_grad)
     )
 
@@ -166,9 +158,11 @@ class WatchedTraining:
         self.recorder = recorder
         self.course = course
         self.loaders = EmptyLoaders(guard, recorder.line_here)
-        self.stale: StaleValue | None = None
-        self.leak = BatchLeak(recorder)
-        self.states = KeptStates()
+        self.stale: AutogradFinding | None = None
+        self.leak: AutogradFinding | None = None
+        self.restored: AutogradFinding | None = None
+        """A state that was loaded into the parameters whose memory it shares."""
+        self._states: list[Taken] = []
         self.steps: Counter[int] = Counter()
         """How often each optimizer was stepped, by its id."""
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
@@ -192,7 +186,7 @@ class WatchedTraining:
         recorder.look_at_shared_memory()
         graph = [op for tensor in tensors for op in tape.ancestors(id(tensor), in_graph=True)]
         leaves = frozenset(use.tensor for op in graph for use in op.reads if use.is_leaf and use.requires_grad)
-        updated = [tensor for optimizer in self.optimizers() for tensor in tensors_of(optimizer)]
+        updated = [tensor for optimizer in self.optimizers() for tensor in parameters_of(optimizer)]
         leaves = _with_shards(leaves, tensors, updated)
         with modes_aside(), torch.no_grad():
             left = frozenset(id(one) for one in updated or leaves_of(tensors) if id(one) in leaves and _is_nonzero(one.grad))
@@ -200,7 +194,7 @@ class WatchedTraining:
         if is_loss and self.stale is None:
             self.stale = stale_value(recorder, tensors)
         if is_loss and loss is not None:
-            self.leak.look(loss)
+            self.leak = self.leak or leak(recorder, loss)
         return Backward(
             line,
             is_recorded=is_loss,
@@ -220,7 +214,7 @@ class WatchedTraining:
         if not self.recorder.is_on or has_closure:
             return OptimizerStep(line, id(optimizer))
         with modes_aside(), torch.no_grad():
-            tensors = [tensor for tensor in tensors_of(optimizer) if tensor.requires_grad]
+            tensors = [tensor for tensor in parameters_of(optimizer) if tensor.requires_grad]
             return OptimizerStep(
                 line,
                 id(optimizer),
@@ -233,23 +227,30 @@ class WatchedTraining:
 
     def state_taken(self, state: Any) -> None:
         """``state_dict()`` has returned that."""
-        self.states.take(state, self.recorder.line_here(), self.steps.total(), self.recorder.settle().count)
+        if isinstance(state, OrderedDict):  # what a hook of the user's has made of it may bear no weak reference
+            alive = [taken for taken in self._states if taken.state() is not None]
+            taken = Taken(weakref.ref(state), self.recorder.line_here(), self.steps.total(), self.recorder.settle().count)
+            self._states = [*alive[-_MOST_STATES:], taken]
 
     def state_loaded(self, module: torch.nn.Module, state: Any) -> None:
-        """``load_state_dict(state)`` is called."""
+        """``load_state_dict(state)`` is called: it changes nothing that only an optimizer has written since, and that the state shares."""
+        taken = next((taken for taken in self._states if taken.state() is state), None)
+        if taken is None or taken.line is None or taken.steps_count == self.steps.total():
+            return
         tape = self.recorder.settle()
-        taken = self.states.of(state)
-        later = tape.since(taken.op_index) if taken is not None else []
-        written = {use.memory for op in later if not op.in_optimizer and not op.in_backward for use in op.writes}
-        updated = {id(tensor) for optimizer in self.optimizers() for tensor in tensors_of(optimizer)}
+        later = [op for op in tape.since(taken.op_index) if not op.in_optimizer and not op.in_backward]
+        written = {use.memory for op in later for use in op.writes}
+        updated = {id(tensor) for optimizer in self.optimizers() for tensor in parameters_of(optimizer)}
         moved = {name: one for name, one in module.named_parameters() if id(one) in updated and tape.numbers.of(one) not in written}
-        self.states.load(state, moved, self.recorder.line_here(), self.steps.total())
+        if moved and all(name in state and memory_of(state[name]) == memory_of(one) != 0 for name, one in moved.items()):
+            line = self.recorder.line_here()
+            self.restored = restored_finding(taken.line.location, None if line is None else line.location)
 
     def zeroed(self, holder: torch.optim.Optimizer | torch.nn.Module) -> Zeroed:
         """``zero_grad()`` is called: whether an op has read one of the gradients since the latest backward pass began."""
         if not self.recorder.is_on:
             return Zeroed(self.recorder.line_here())
-        tensors = list(tensors_of(holder) if isinstance(holder, torch.optim.Optimizer) else holder.parameters())
+        tensors = list(parameters_of(holder) if isinstance(holder, torch.optim.Optimizer) else holder.parameters())
         tape, begun = self.recorder.settle(), self.course.backwards[-1:]
         gradients = {tape.numbers.of(tensor.grad) for tensor in tensors if tensor.grad is not None}
         later = [op for op in tape.since(begun[0].index) if not op.in_backward] if begun else []
@@ -266,18 +267,13 @@ class WatchedTraining:
         self._dropped = []
 
 
-def _with_shards(leaves: frozenset[int], tensors: tuple[torch.Tensor, ...], updated: list[torch.Tensor]) -> frozenset[int]:
+def _with_shards(leaves: frozenset[int], tensors: tuple[torch.Tensor, ...], updated: Iterable[torch.Tensor]) -> frozenset[int]:
     """With the DTensors that the graphs end in, by what FSDP and tensor parallelism do to them on the way: no op is seen to do it."""
     ends = leaves_of(tensors) if shards_may_be() else []
     is_all_updated = set(map(id, updated)).issuperset(map(id, ends))  # then nothing was gathered for it, and no module is looked for
     gathered = {} if is_all_updated else gathered_for(live_modules())
     sharded = (gathered.get(id(end), end) for end in ends)
     return leaves - gathered.keys() | {id(one) for one in sharded if is_shard(one)}
-
-
-def tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """In the order of its groups."""
-    return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def _is_nonzero(gradient: torch.Tensor | None) -> bool:
@@ -310,9 +306,31 @@ class TrainingFacts:
         self.reached = {key for backward in self.course.backwards for key in backward.leaves}
         """The ids of the tensors that a recorded backward pass has reached."""
         self.updated = watched.updated()
-        self.held = self.updated | {id(tensor) for optimizer in self.all_optimizers for tensor in tensors_of(optimizer)}
+        self.held = self.updated | {id(tensor) for optimizer in self.all_optimizers for tensor in parameters_of(optimizer)}
         """The ids of the tensors that an optimizer has."""
         self._by_hand = self._written_by_hand()
+
+    @cached_property
+    def consumers(self) -> dict[int, list[RecordedOp]]:
+        """The forward ops that read what an op made, by the index of that op."""
+        return {key: [op for op in later if op.is_forward] for key, later in self.tape.consumers().items()}
+
+    def readers_of(self, tensor: torch.Tensor) -> list[RecordedOp]:
+        """The forward ops that read it."""
+        memory = self.tape.numbers.of(tensor)
+        return [op for op in self.tape.ops if op.is_forward and any(use.memory == memory for use in op.reads)]
+
+    def computed_from(self, readers: Iterable[RecordedOp]) -> dict[int, RecordedOp]:
+        """These ops, and forward from them, the nearest first; by index."""
+        return {op.index: op for op in walk(readers, lambda op: self.consumers.get(op.index, ()))}
+
+    def steps_of(self, optimizer: torch.optim.Optimizer) -> list[OptimizerStep]:
+        """The recorded updates that it made."""
+        return [step for step in self.course.steps if step.optimizer == id(optimizer)]
+
+    def called(self, optimizer: torch.optim.Optimizer) -> str:
+        """What the user calls it."""
+        return next((step.name for step in reversed(self.steps_of(optimizer))), "optimizer")
 
     def names_of(self, tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
         """Of those that belong to a model."""

@@ -8,15 +8,13 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from types import FrameType
 from typing import Any, Final
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry
-from torchdebug_magics.probing.modules import unwrapped
-from torchdebug_magics.probing.source.user_code import user_frame
+from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
+from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import is_traced
 
 UNNAMED: Final = "a tensor from before the step"
@@ -30,6 +28,11 @@ def owner_of(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> tuple[st
                 if shares_memory(member, tensor):
                     return kind, name
     return None
+
+
+def parameter_name(parameter: torch.Tensor, roots: Iterable[torch.nn.Module]) -> str:
+    """As in `state_dict`; empty for what is no parameter of these."""
+    return next((name for root in roots for name, one in root.named_parameters() if one is parameter), "")
 
 
 def variable_name(tensor: torch.Tensor, variables: Mapping[str, Any], entries: Iterable[Entry]) -> str:
@@ -56,30 +59,21 @@ def uncalled(values: Iterable[Any], roots: Iterable[torch.nn.Module]) -> list[to
     return [module for key, module in found.items() if key not in inside]
 
 
-def name_nearby(parameter: torch.Tensor, frame: FrameType | None) -> str:
-    """What the nearest code of the user's calls a parameter of a model whose call was not seen."""
-    user = user_frame(frame)
-    variables = {} if user is None else {**user.f_globals, **user.f_locals}
-    for name, value in variables.items():
-        if issubclass(type(value), torch.Tensor) and value is parameter:
-            return name
-        if issubclass(type(value), torch.nn.Module) and (owner := owner_of(parameter, (value,))):
-            return owner[1]
-    return "a parameter"
+def name_in_a_model(tensor: torch.Tensor) -> str:
+    """The key in the `state_dict` of the model, of all that are alive, that holds it; empty where none does."""
+    modules = list(live_modules())
+    inner = parts_of(modules)
+    owner = owner_of(tensor, [module for module in modules if id(module) not in inner])
+    return "" if owner is None else owner[1]
 
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether they are the same tensor or views of the same numbers; never an error, whatever kinds they are."""
     if one is other:
         return True
-    if one.layout is not torch.strided or other.layout is not torch.strided or one.dtype is not other.dtype:
+    if one.dtype is not other.dtype or is_traced(one) or is_traced(other):
         return False
-    if any(is_lazy(tensor) or tensor.is_meta or is_traced(tensor) for tensor in (one, other)):
-        return False
-    try:
-        return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
-    except (RuntimeError, NotImplementedError):
-        return False
+    return memory_of(one) == memory_of(other) != 0
 
 
 def _inside(value: Any, tensor: torch.Tensor, same: Any) -> str:

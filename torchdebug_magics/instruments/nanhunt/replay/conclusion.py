@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 import torch
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
-from torchdebug_magics.instruments.nanhunt.causes.tensor_names import shares_memory, uncalled, variable_name
-from torchdebug_magics.instruments.nanhunt.finding import bad_tensors, kind_word, marked, surfaced, write
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import parameter_name, shares_memory, uncalled, variable_name
+from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked, surfaced, write
 from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, NanFinding, Phase, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, line_of, no_less_bad
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, line_of, names_seen, no_less_bad
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, is_bad_weight, walk
 from torchdebug_magics.probing.distributed.this_rank import rank, world_size
-from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, local_values, locate, location, user_frame
+from torchdebug_magics.probing.source.user_code import is_user_code, location, user_frame
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import NAN, bad_mask, is_bad, kind_of, largest, tensors_in
 from torchdebug_magics.report import Location
@@ -42,8 +42,7 @@ class Inquiry:
     @property
     def place(self) -> Location | None:
         """The user's line that makes the call."""
-        frame = user_frame(self.chain[0].frame) if self.chain else None
-        return None if frame is None else locate(frame)
+        return here(self.chain[0].frame) if self.chain else None
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,12 @@ class Outcome:
 def sinks_of(replayed: Replayed, inquiry: Inquiry) -> Sinks:
     """Bad losses, then bad gradients."""
     names = {str(key): leaf for key, leaf in inquiry.leaves.items()}
-    parameters = {id(parameter): name for root in inquiry.context.roots for name, parameter in root.named_parameters()}
     found = [(loss, Sink("loss")) for loss in replayed.losses if kind_of(loss)]
     for key, gradient in replayed.gradients.items():
         if kind_of(gradient):
             leaf = names.get(key)
-            found.append((gradient, Sink("gradient", parameters.get(id(leaf), "an input") if leaf is not None else "")))
+            name = "" if leaf is None else parameter_name(leaf, inquiry.context.roots) or "an input"
+            found.append((gradient, Sink("gradient", name)))
     return found
 
 
@@ -97,10 +96,7 @@ def why_not_reproduced(replayed: Replayed) -> str:
 
 def variables_of(chain: tuple[Position, ...]) -> dict[str, Any]:
     """What the user can name: the variables of the nearest frame of theirs, and its globals."""
-    frame = user_frame(chain[0].frame) if chain else None
-    for one in frames_above(frame):
-        return {**one.f_globals, **local_values(one)}
-    return {}
+    return names_seen(user_frame(chain[0].frame) if chain else None)
 
 
 def bad_outputs(replayed: Replayed) -> Sinks:
@@ -114,12 +110,10 @@ def born_beside(replayed: Replayed, outcome: Outcome) -> Sinks:
         return []
     masks = [bad_mask(tensor, NAN) for tensor in outcome.bad.values()]
     made = [op for op in replayed.observer.ops if op.is_bad and not op.backward and not op.late and not any(map(is_bad, op.inputs()))]
-    outputs = [output for op in made for output in op.outputs if any(_same_mask(bad_mask(output, NAN), mask) for mask in masks)]
-    return [(output, Sink("output")) for output in outputs[:1]]
-
-
-def _same_mask(mask: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return mask is not None and other is not None and mask.shape == other.shape and bool(mask.any()) and torch.equal(mask, other)
+    wanted = [mask for mask in masks if mask is not None and bool(mask.any())]
+    outputs = [(output, bad_mask(output, NAN)) for op in made for output in op.outputs]
+    same = [output for output, mask in outputs if mask is not None and any(torch.equal(mask, other) for other in wanted)]
+    return [(output, Sink("output")) for output in same[:1]]
 
 
 def names_a_maker(finding: NanFinding | None) -> bool:
@@ -163,7 +157,9 @@ def conclude(
                 sink_kind=kind_word(wanted[0][0]),
             )
             evidence = Evidence(_first(births, context), replayed.observer, context, tuple(births))
-            return Outcome(write(evidence), bad_tensors(evidence), rows, replayed.reproduced, way, evidence)
+            inputs = evidence.birth.op.inputs() if evidence.birth.op is not None else []
+            bad = {**{f"input {place}": one.detach() for place, one in enumerate(inputs)}, "output": evidence.birth.tensor.detach()}
+            return Outcome(write(evidence), bad, rows, replayed.reproduced, way, evidence)
     if only_births:
         return Outcome(None, {})
     if not sinks and replayed.reproduced and (inquiry.only_adds or not replayed.averaging):
@@ -235,8 +231,26 @@ def averaged(inquiry: Inquiry, replayed: Replayed) -> Outcome | None:
     for leaf in bad:
         sent = _sent(leaf, replayed, inquiry)
         if sent is not None and leaf.grad is not None:
-            rows, gradient = replayed.observer.layer_rows(), leaf.grad.detach()
-            return Outcome(_finding(leaf, gradient, *sent, inquiry), {"gradient": gradient}, rows, reproduced=True, way="statements")
+            gradient, dtype = leaf.grad.detach(), sent[0]
+            name, kind = parameter_name(leaf, inquiry.context.roots) or "an input", kind_word(gradient)
+            averaging = Averaging(
+                dtype=str(dtype).removeprefix("torch."),
+                local_peak=sent[1],
+                limit=torch.finfo(dtype).max,
+                location=sent[2],
+                world_size=world_size(),
+                tensor=name,
+                rank=rank() or 0,
+            )
+            finding = replace(
+                surfaced(gradient, "backward", Sink("gradient", name), sent[2], inquiry.context),
+                diagnosis="averaged_from_other_ranks",
+                explanation=averaging.explanation("NaN" if kind == "nan" else "inf"),
+                fix=averaging.fix(),
+                averaging=averaging,
+            )
+            rows = replayed.observer.layer_rows()
+            return Outcome(marked(finding, gradient), {"gradient": gradient}, rows, reproduced=True, way="statements")
     return None
 
 
@@ -255,27 +269,3 @@ def _sent(leaf: torch.Tensor, replayed: Replayed, inquiry: Inquiry) -> tuple[tor
     # Where the gradients were joined first, it is the only line that sent as much.
     same = [one for one in large if memory_of(gradient) in one.memory] or (large if len({one.location for one in large}) == 1 else [])
     return (same[-1].dtype, same[-1].peak, same[-1].location) if same else None
-
-
-def _finding(
-    leaf: torch.Tensor, gradient: torch.Tensor, dtype: torch.dtype, peak: float, place: Location | None, inquiry: Inquiry
-) -> NanFinding:
-    names = (name for root in inquiry.context.roots for name, one in root.named_parameters() if one is leaf)
-    name, kind = next(names, "an input"), kind_word(gradient)
-    averaging = Averaging(
-        dtype=str(dtype).removeprefix("torch."),
-        local_peak=peak,
-        limit=torch.finfo(dtype).max,
-        location=place,
-        world_size=world_size(),
-        tensor=name,
-        rank=rank() or 0,
-    )
-    finding = replace(
-        surfaced(gradient, "backward", Sink("gradient", name), place, inquiry.context),
-        diagnosis="averaged_from_other_ranks",
-        explanation=averaging.explanation("NaN" if kind == "nan" else "inf"),
-        fix=averaging.fix(),
-        averaging=averaging,
-    )
-    return marked(finding, gradient)

@@ -33,15 +33,14 @@ from torchdebug_magics.instruments.nanhunt.replay.conclusion import (
     why_not_reproduced,
 )
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay, Replayed, refuse
-from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Drawn, draws, runnable
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay, Replayed, names_seen, refuse, span_at
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
-from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, overwritten
+from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, draws, overwritten, runnable
 from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
 from torchdebug_magics.instruments.nanhunt.watch.update_checks import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.probing.source import syntax
-from torchdebug_magics.probing.source.user_code import excerpt, local_values, span
+from torchdebug_magics.probing.source.user_code import excerpt
 from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, tensors_in
 
 _MOST_S = 10.0
@@ -61,7 +60,7 @@ class Computed:
 
     def __init__(self, frame: FrameType) -> None:
         self._frame = frame
-        self._where = span(frame.f_code, frame.f_lasti) or (frame.f_lineno or 0, -1, frame.f_lineno or 0, -1)
+        self._where = span_at((frame.f_code, frame.f_lasti))
         self._began_s = time.perf_counter()
 
     def bad(self) -> tuple[str, ...]:
@@ -71,7 +70,7 @@ class Computed:
             return ()
         # What is asked whether it is NaN, or given to what leaves NaN out.
         expected = syntax.names_in(*(call for call in syntax.nodes(ast.Call, *statements) if syntax.method(call) in _EXPECTING))
-        names = self._names()
+        names = names_seen(self._frame)
         bound = (name for name in sorted(syntax.bound_names(*statements) - expected) if not name.startswith("_"))
         return tuple(name for name in bound if any(kind_of(tensor) & NAN for tensor in self.results_in(names.get(name))))
 
@@ -85,7 +84,7 @@ class Computed:
 
     def slice(self, wanted: tuple[str, ...]) -> Slice | None:
         """What made these variables; None where it takes from an iterator, or reads what is not there any more."""
-        names = self._names()
+        names = names_seen(self._frame)
         objects = {name for name in wanted if type(names[name]) not in _LOOKED_INTO}
 
         def is_maker(statement: ast.stmt, needed: set[str]) -> bool:
@@ -96,11 +95,8 @@ class Computed:
         kept, lost = syntax.backward_slice(self._statements(), set(wanted), is_maker=is_maker)
         if lost or not kept or any(map(draws, kept)):
             return None
-        code, given = runnable(kept, self._frame, 0, Drawn(kept, names, 0), wanted)
+        code, given = runnable(kept, self._frame, 0, names, wanted)
         return Slice(code, {**names, **given}, tuple(kept), {name: names[name] for name in wanted})
-
-    def _names(self) -> dict[str, Any]:
-        return {**self._frame.f_globals, **local_values(self._frame)}
 
     def _statements(self) -> list[ast.stmt]:
         lists = syntax.lists_around(syntax.tree_of(self._frame.f_code.co_filename), self._where)
@@ -109,6 +105,14 @@ class Computed:
         body, place = lists[0]
         opened = body[place]
         return opened.body if isinstance(opened, (ast.With, ast.AsyncWith)) else body[place + 1 :]
+
+
+def _finished(again: Again) -> Replayed | None:
+    """A replay that came as far as it was to come; None where there can be none."""
+    with suppress(CannotReplay):
+        replayed = again()
+        return replayed if replayed.finished else None
+    return None
 
 
 class Investigator:
@@ -151,9 +155,8 @@ class Investigator:
             # What made a tensor with a graph before the step may have drawn random numbers: then that tensor is taken as it is.
             without = Attempt(inquiry.tensors, step.backward_number, dict(inquiry.leaves))
             fewer: Again = partial(self._rerun.statements, step, inquiry.chain, without, graphs=False)
-            with suppress(CannotReplay):
-                other = fewer()
-                replayed, again = (other, fewer) if other.finished and other.reproduced else (replayed, again)
+            other = _finished(fewer)
+            replayed, again = (other, fewer) if other is not None and other.reproduced else (replayed, again)
         return self._judged(step, inquiry, attempt, replayed, again)
 
     def _inside(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | None:
@@ -162,11 +165,8 @@ class Investigator:
         if inner is None:
             return None
         again: Again = partial(self._rerun.statements, inner, inquiry.chain, Attempt(inquiry.tensors, 1, inquiry.leaves))
-        try:
-            replayed = again()
-        except CannotReplay:
-            return None
-        return self._judged(step, inquiry, attempt, replayed, again) if replayed.finished and replayed.reproduced else None
+        replayed = _finished(again)
+        return self._judged(step, inquiry, attempt, replayed, again) if replayed is not None and replayed.reproduced else None
 
     def _models(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | None:
         """Only the model calls again; None where their outputs are not bad."""
@@ -254,17 +254,15 @@ class Investigator:
         """Gradients that are bad when an optimizer steps, maybe `inside` a backward(); None where that cannot be run again."""
         number = step.backwards + 1 if inside and step.entries else step.backward_number
         attempt = Attempt(inquiry.tensors, number, inquiry.leaves, until_update=True)
-        try:
-            replayed = self._rerun.statements(step, inquiry.chain, attempt)
-        except CannotReplay:
+        replayed = _finished(partial(self._rerun.statements, step, inquiry.chain, attempt))
+        if replayed is None:
             return None
         if (found := averaged(inquiry, replayed)) is not None:
             return found
         sinks = sinks_of(replayed, inquiry)
-        outcome = (
-            replace(conclude(inquiry, replayed, sinks, "statements", self._note), evidence=None) if replayed.finished and sinks else None
-        )
-        return outcome if outcome is not None and outcome.finding is not None and outcome.finding.op is not None else None
+        outcome = conclude(inquiry, replayed, sinks, "statements", self._note) if sinks else None
+        is_named = outcome is not None and outcome.finding is not None and outcome.finding.op is not None
+        return replace(outcome, evidence=None) if outcome is not None and is_named else None
 
     def output(self, step: Step, entry: Entry, tensors: list[torch.Tensor], context: Context) -> Outcome:
         """An outermost module call, without gradients, whose output is bad."""
@@ -292,11 +290,8 @@ class Investigator:
                 refuse("the inputs of the variables no longer exist")
             return self._rerun.computation(part, wanted, computed.results_in)
 
-        try:
-            replayed = again()
-        except CannotReplay:
-            return Outcome(None, {})
-        if not replayed.finished or not replayed.reproduced:
+        replayed = _finished(again)
+        if replayed is None or not replayed.reproduced:
             return Outcome(None, {})
         outcome = conclude(inquiry, replayed, bad_outputs(replayed), "statements", lambda _: None, only_births=True)
         finding = outcome.finding
@@ -332,11 +327,8 @@ def made_by_a_data_set(rerun: StepRerun, inquiry: Inquiry, outcome: Outcome, dat
     """The outcome with the op named; where it made all rows bad, the finding about that op, and what reads the bad sample once more."""
     sources = list(rerun.recorder.batches.bad_sources())
     again: Again = partial(rerun.call, partial(_first_bad_sample, sources), sources)
-    try:
-        replayed = again()
-    except CannotReplay:
-        return outcome, None
-    if not replayed.finished or not bad_outputs(replayed):
+    replayed = _finished(again)
+    if replayed is None or not bad_outputs(replayed):
         return outcome, None
     made = conclude(inquiry, replayed, bad_outputs(replayed), "statements", lambda _: None, only_births=True)
     finding = made.finding

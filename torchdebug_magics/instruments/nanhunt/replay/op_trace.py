@@ -137,7 +137,10 @@ def _extremes(finite: torch.Tensor) -> tuple[float | None, float | None, float |
 
 
 class LayerWatch:
-    """Collects a row for every module call while attached. Attach it before the `ModuleCalls` it asks, so that its calls still run."""
+    """Collects a row for every module call while attached. Attach it before the `ModuleCalls` it asks, so that its calls still run.
+
+    Apart from the trace, as hooks on tensors of the step hold it, and the trace holds such tensors.
+    """
 
     def __init__(self, calls: ModuleCalls) -> None:
         self._calls = calls
@@ -196,7 +199,7 @@ class Trace(OpRecorder[_Running]):
     Only tensors that hold a NaN or an infinity, and what they were made of, are kept alive.
     """
 
-    def __init__(self, calls: ModuleCalls, layers: LayerWatch | None = None) -> None:
+    def __init__(self, calls: ModuleCalls) -> None:
         super().__init__(calls.hooks, calls.hooks.guard or Guard(), runs_eagerly=True)
         self.ops: list[Op] = []
         self.backward_frame: FrameType | None = None
@@ -207,7 +210,7 @@ class Trace(OpRecorder[_Running]):
         self._around: Any = None
         """The node in whose hook all of this runs, where an update is made inside a backward()."""
         self._calls = calls
-        self._layers = layers
+        self._layers = LayerWatch(calls)
         self._nodes: NodeMakers[Op] = NodeMakers()
         self._room_bytes = _MOST_REMEMBERED_BYTES
         self._users: dict[int, list[tuple[Op, torch.Tensor]]] = {}
@@ -221,16 +224,15 @@ class Trace(OpRecorder[_Running]):
 
     def attach(self, stack: ExitStack, height: int | None = None) -> None:
         """Record until the stack closes."""
-        if self._layers is not None:
-            self._layers.attach(stack)
+        self._layers.attach(stack)
         self._calls.attach(stack)
         self._around = torch._C._current_autograd_node()
         self._nodes.skip()
         super().attach(stack, height)
 
     def layer_rows(self) -> tuple[LayerRow, ...]:
-        """A row for each module call, where that was asked for."""
-        return () if self._layers is None else self._layers.rows()
+        """A row for each module call."""
+        return self._layers.rows()
 
     def backward_begins(self, frame: FrameType, losses: tuple[torch.Tensor, ...], *, is_end: bool) -> None:
         """What runs below this frame belongs to a backward. A bad loss has its birth before that: then nothing is recorded."""

@@ -3,8 +3,8 @@
 - **record**: `StepRecorder` (`step_recorder`) keeps, at the first model call of each step, what its start was: the arguments, the buffers,
   random states, mutable Python state and the variables that the step overwrites; `step.Step` is that record. It
   is dropped after ``backward()``, so that it pins nothing.
-- **cut**: `step_slice` finds the user's statements from the model call to the sink (``backward()`` or ``grad()``) in their source;
-  `runnable_code` makes them code that runs once more.
+- **cut**: `step_slice` finds the user's statements from the model call to the sink (``backward()`` or ``grad()``) in their source, and
+  makes them code that runs once more.
 - **start** and **undo**: `step_rerun.ReplayState` puts everything as it was at the step's start, and as it is now again, whatever
   interrupts come.
 - **run**: `step_rerun.StepRerun` executes that code under a `Trace`, feeds each model call what it was

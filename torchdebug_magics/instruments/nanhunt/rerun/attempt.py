@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import torch
+from torch._C import _functorch as functorch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
+from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.distributed.unsent_collectives import Exchange
-from torchdebug_magics.probing.source.syntax import span_as_written
-from torchdebug_magics.probing.source.user_code import is_of_module, is_user_code, owner
+from torchdebug_magics.probing.source.syntax import Span, span_as_written
+from torchdebug_magics.probing.source.user_code import is_of_module, is_user_code, local_values, owner
 from torchdebug_magics.probing.tensors import is_bad
 
 Place: TypeAlias = tuple[CodeType, int]
 """An instruction: unlike a frame it keeps no variables alive."""
 _NOT_THE_USERS = frozenset({"own", "torch"})
+_NOWHERE = nullcontext()
+_UNTIL_TOLD_S = 5.0
+"""What was found becomes an error, and that a report; then the signal comes again."""
 Alike: TypeAlias = "Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]], bool]"
 
 
@@ -132,6 +143,11 @@ class Position(NamedTuple):
         return line_of((self.frame.f_code, self.instruction))
 
 
+def names_seen(frame: FrameType | None) -> dict[str, Any]:
+    """Its variables, and its globals."""
+    return {} if frame is None else {**frame.f_globals, **local_values(frame)}
+
+
 def caller(frame: FrameType | None) -> FrameType | None:
     """The innermost frame that is neither ours nor torch's. A frame that is kept keeps its variables: torch's hold the activations."""
     while frame is not None and owner(frame.f_code.co_filename) in _NOT_THE_USERS:
@@ -169,14 +185,15 @@ def places(frame: FrameType | None, last: CodeType | None = None) -> tuple[Place
 def same_call(one: tuple[Place, ...], other: tuple[Place, ...]) -> bool:
     """Whether two calls come from the same expressions of the source, as far out as both are known; their code may be compiled anew."""
     return all(
-        here == there or (here[0].co_filename == there[0].co_filename and _text(here) == _text(there))
+        here == there or (here[0].co_filename == there[0].co_filename and span_at(here) == span_at(there))
         for here, there in zip(one, other, strict=False)
     )
 
 
-def _text(place: Place) -> tuple[int, ...]:
+def span_at(place: Place) -> Span:
+    """Of the expression that the instruction evaluates; of its whole line where columns are not known, or are not as written."""
     line = line_of(place)
-    return span_as_written(*place, line) or (line,)
+    return span_as_written(*place, line) or (line, -1, line, -1)
 
 
 def line_of(place: Place) -> int:
@@ -184,3 +201,43 @@ def line_of(place: Place) -> int:
     code, instruction = place
     lines = (line for start, end, line in code.co_lines() if start <= instruction < end and line is not None)
     return next(lines, 0)
+
+
+def is_outermost_gradient() -> bool:
+    """Whether the one ``grad`` that runs is the innermost transform, in nothing but ``vmap``: what it returns is a gradient to be used."""
+    if functorch.peek_interpreter_stack() is None:
+        return False
+    kinds = [one.key() for one in functorch.get_interpreter_stack() or ()]
+    around = {functorch.TransformType.Vmap}
+    return bool(kinds) and kinds[-1] == functorch.TransformType.Grad and around.issuperset(kinds[:-1])
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that all transforms have wrapped; any other one itself."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def outside_transforms() -> AbstractContextManager[object]:
+    """As if none ran; afterwards they go on."""
+    return _NOWHERE if functorch.peek_interpreter_stack() is None else temporarily_clear_interpreter_stack()
+
+
+@contextmanager
+def end_deferred() -> Iterator[None]:
+    """Only in a process that was launched, and only while nothing in it waits for another rank: native code would never hear of SIGTERM."""
+    is_launched = multiprocessing.parent_process() is not None or this_rank.world_size() > 1
+    if not is_launched or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        if came:
+            end = threading.Timer(_UNTIL_TOLD_S, os.kill, (os.getpid(), signal.SIGTERM))
+            end.daemon = True
+            end.start()

@@ -7,7 +7,7 @@ import functools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -15,21 +15,19 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place, Position, caller, frame_chain, line_of, places, same_place
-from torchdebug_magics.instruments.nanhunt.rerun.buffers import BufferKeeper, Held
-from torchdebug_magics.instruments.nanhunt.rerun.runnable_code import Batches
-from torchdebug_magics.instruments.nanhunt.rerun.written_places import Namespace, places_of
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Place, Position, caller, frame_chain, places, same_place, span_at
+from torchdebug_magics.instruments.nanhunt.rerun.written_places import BufferKeeper, Held, Namespace, places_of
 from torchdebug_magics.probing.compiler import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_traced
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import OutermostCalls, fast_path_parts, live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.syntax import bound_names, lists_around, read_before_bound, tree_of
-from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, local_values, owner, span
+from torchdebug_magics.probing.source.syntax import bound_names, lists_around, nodes, read_before_bound, tree_of
+from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, local_values, owner
 from torchdebug_magics.probing.state.contents import Kept, version_of
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.state.snapshot import OF_A_STEP, Snapshot
-from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
+from torchdebug_magics.probing.tensors import is_bad, kind_of, largest, tensors_in
 
 _MOST_RECORDED = 64
 """Arguments of outermost calls kept for one step: a loop that never calls backward() must not pile up its inputs."""
@@ -124,12 +122,60 @@ def live_in(chain: tuple[Position, ...]) -> dict[int, Mapping[str, Any]]:
 @functools.lru_cache(maxsize=256)
 def _carried(code: CodeType, instruction: int) -> frozenset[str]:
     tree = tree_of(code.co_filename) if owner(code.co_filename) in {"user", "library"} else None
-    line = line_of((code, instruction))
-    where = span(code, instruction) or (line, -1, line, -1)
     statements: list[ast.stmt] = []
-    for body, start in lists_around(tree, where):
+    for body, start in lists_around(tree, span_at((code, instruction))):
         statements += body[start:] if not statements else body[start + 1 :]
     return frozenset(read_before_bound(statements) & bound_names(*statements))
+
+
+class Batches:
+    """The batch that each running `DataLoader` gave last, which it does not keep itself; until it is asked for the next one."""
+
+    def __init__(self) -> None:
+        self._last: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def attach(self, stack: ExitStack, hooks: Hooks) -> None:
+        """Keep them until the stack closes."""
+        stack.callback(self._last.clear)
+        hooks.loader_batches(stack, self._around)
+
+    def bound_by(self, target: ast.expr, names: frozenset[str]) -> Iterator[dict[str, Any]]:
+        """What a loop's target, or a part of it, may have bound some names to: which loader is the loop's nobody says."""
+        for batch in self._last.values():
+            for part in nodes(ast.expr, target):
+                bound = _bound(part, batch)
+                if names <= bound.keys():
+                    yield {name: bound[name] for name in names}
+
+    def bad_sources(self) -> Iterator[Any]:
+        """The data sets that a bad last batch was read from."""
+        for iterator, batch in self._last.items():
+            if any(map(is_bad, tensors_in(batch))) and hasattr(type(iterator._dataset), "__getitem__"):
+                yield iterator._dataset
+
+    def _around(self, original: Any, iterator: Any) -> Any:
+        __tracebackhide__ = True
+        self._last.pop(iterator, None)
+        batch = original(iterator)
+        self._last[iterator] = batch
+        return batch
+
+
+def _bound(target: ast.expr, element: Any) -> dict[str, Any]:
+    """What the names in a loop's target are bound to by an element; nothing where it does not fit. Asks its type, which cannot fail."""
+    if isinstance(target, ast.Name):
+        return {target.id: element}
+    if not isinstance(target, (ast.Tuple, ast.List)) or not issubclass(type(element), (tuple, list, torch.Tensor)):
+        return {}
+    if len(target.elts) != len(element):
+        return {}
+    bound: dict[str, Any] = {}
+    for part, value in zip(target.elts, element, strict=True):
+        inner = _bound(part, value)
+        if not inner:
+            return {}
+        bound.update(inner)
+    return bound
 
 
 _LEARNING_BACKWARDS = 3

@@ -20,14 +20,15 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import (
     Replayed,
     agree,
     badly_alike,
+    base_of,
     caller,
+    outside_transforms,
     places,
     refuse,
     same_bits,
     same_call,
     same_kinds,
 )
-from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, outside_transforms
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step, StepRecorder
 from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, values_in
 from torchdebug_magics.instruments.nanhunt.rerun.written_places import iterators_in
@@ -201,13 +202,12 @@ class StepRerun:
         # What runs before the step's first model call, as in a function that makes its argument, was no part of the step.
         self._seen += self._feed is None or self._feed.has_begun
         last = self._seen >= attempt.number
-        if last:
-            # Statements that make a model, or a leaf, make another one in the replay: its gradients count as well.
-            attempt.leaves.update({id(leaf): leaf for leaf in leaves_of(tensors) if leaf.grad is None})
-            replayed.losses = tensors
-            with modes_aside(), outside_transforms():  # what we ask must not stand in the trace
+        with modes_aside(), outside_transforms():  # what we ask must not stand in the trace
+            if last:
+                # Statements that make a model, or a leaf, make another one in the replay: its gradients count as well.
+                attempt.leaves.update({id(leaf): leaf for leaf in leaves_of(tensors) if leaf.grad is None})
+                replayed.losses = tensors
                 replayed.reproduced = same_bits(tensors, attempt.original) and self._went_the_same_way(replayed)
-        with modes_aside(), outside_transforms():
             replayed.observer.backward_begins(sys._getframe(0), tensors, is_end=last and not attempt.until_update)
         self._in_backward = True
         try:

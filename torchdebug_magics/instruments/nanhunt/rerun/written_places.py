@@ -1,6 +1,6 @@
-"""Where code may write, read from its bytecode: the places whose contents are to be kept before it runs.
+"""What a step may write and is kept before it runs: buffers, and the places that its bytecode shows.
 
-It is read once a function, so that it costs next to nothing for code that keeps no state.
+Bytecode is read once a function, so that it costs next to nothing for code that keeps no state.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ import ast
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from types import CellType, FrameType, FunctionType, ModuleType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from torchdebug_magics.probing.source.syntax import names_in
 from torchdebug_magics.probing.source.user_code import called_from, is_of_module, is_user_code, local_values, writes_of
 from torchdebug_magics.probing.state.attributes import Names, attributes_of
+from torchdebug_magics.probing.state.contents import Kept, each_element_once
 from torchdebug_magics.probing.state.states import is_generator
 
 Namespace: TypeAlias = Names | CellType
+_SMALL_COUNT = 1 << 16
+"""Copying so few numbers takes no longer than a few ops."""
 _OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 
 
@@ -37,7 +41,8 @@ def places_of(modules: Iterable[torch.nn.Module], callers: Iterable[FrameType] =
         if isinstance(value := caller.f_globals.get(name), FunctionType)
     ]
     for module in modules:
-        methods = _methods(type(module))
+        held_by = (value for kind in type(module).__mro__ for value in vars(kind).values())
+        methods = [value for value in held_by if isinstance(value, FunctionType) and is_user_code(value.__code__)]
         functions += methods
         held = module.__dict__
         for method in methods:
@@ -95,15 +100,6 @@ class _Found:
         return [*named, *self._cells.values()]
 
 
-def _methods(kind: type) -> list[FunctionType]:
-    return [
-        method
-        for one in kind.__mro__
-        for method in vars(one).values()
-        if isinstance(method, FunctionType) and is_user_code(method.__code__)
-    ]
-
-
 def _generators_of(caller: FrameType) -> Iterator[object]:
     """In variables, and in attributes of what is in variables."""
     names = caller.f_globals
@@ -115,3 +111,52 @@ def _generators_of(caller: FrameType) -> Iterator[object]:
 
 def _is_container(value: object) -> bool:
     return issubclass(type(value), (list, dict, set, deque))
+
+
+class Held(NamedTuple):
+    """A buffer at one moment."""
+
+    names: dict[str, torch.Tensor | None]
+    name: str
+    kept: Kept
+
+    def put_back(self) -> None:
+        """Make it hold what it held."""
+        self.kept.put_back()
+        self.names[self.name] = self.kept.tensor
+
+
+class BufferKeeper:
+    """Takes the buffers of some modules again and again, copying only what can have changed.
+
+    Batch norm writes its running statistics without a version bump, and so does whoever writes through ``.data``: a buffer is always
+    copied. Only a large one (a causal mask, say) that is none of batch norm's is copied again only when its version moved.
+    """
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._always: list[dict[str, torch.Tensor | None]] = []
+        self._rarely: list[dict[str, torch.Tensor | None]] = []
+        for module in modules:
+            if module._buffers:
+                (self._always if isinstance(module, _NormBase) else self._rarely).append(module._buffers)
+        self._large: dict[tuple[int, str], Kept] = {}
+
+    def take(self) -> list[Held]:
+        """The buffers as they are now."""
+        if not self._always and not self._rarely:
+            return []
+        with torch.no_grad():
+            held = [Held(names, name, Kept.of(buffer)) for names in self._always for name, buffer in _present(names)]
+            return held + [Held(names, name, self._rare(names, name, buffer)) for names in self._rarely for name, buffer in _present(names)]
+
+    def _rare(self, names: dict[str, torch.Tensor | None], name: str, buffer: torch.Tensor) -> Kept:
+        if buffer.is_inference() or each_element_once(buffer).numel() <= _SMALL_COUNT:
+            return Kept.of(buffer)
+        known = self._large.get((id(names), name))
+        if known is None or known.tensor is not buffer or known.version != buffer._version:
+            known = self._large[id(names), name] = Kept.of(buffer)
+        return known
+
+
+def _present(names: dict[str, torch.Tensor | None]) -> list[tuple[str, torch.Tensor]]:
+    return [(name, buffer) for name, buffer in names.items() if buffer is not None and not buffer.is_meta]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -93,8 +92,7 @@ def _offsets(tensor: torch.Tensor) -> torch.Tensor:
     return offsets.expand(tensor.shape)
 
 
-@dataclass(frozen=True)
-class Where:
+class Where(NamedTuple):
     """The elements of one kind in one tensor."""
 
     mask: torch.Tensor | None
@@ -113,7 +111,10 @@ class Masks:
         """Where a tensor holds a value of one kind."""
         key = id(tensor), kind
         if key not in self._known:
-            self._known[key] = tensor, _where(tensor, kind)
+            mask, numbers = bad_mask(tensor, kind), dense(tensor)
+            test = torch.isnan if kind == NAN else torch.isinf
+            count = 0 if numbers is None else int((test(numbers) if mask is None else mask).sum())
+            self._known[key] = tensor, Where(mask, count > 0, mask is not None and 0 < count == mask.numel())
         return self._known[key][1]
 
     def choose(self, tensor: torch.Tensor, mask: torch.Tensor | None, kinds: int) -> tuple[int, torch.Tensor | None]:
@@ -132,16 +133,6 @@ class Masks:
         return 0, None
 
 
-def _where(tensor: torch.Tensor, kind: int) -> Where:
-    mask = bad_mask(tensor, kind)
-    if mask is None:
-        numbers = dense(tensor)
-        test = torch.isnan if kind == NAN else torch.isinf
-        return Where(None, some=numbers is not None and bool(test(numbers).any()), everywhere=False)
-    some = bool(mask.any())
-    return Where(mask, some=some, everywhere=some and bool(mask.all()))
-
-
 def healed(tensor: torch.Tensor, value: float = _HARMLESS) -> torch.Tensor:
     """Every bad element replaced by a finite value."""
     bad = bad_mask(tensor)
@@ -152,7 +143,9 @@ def reached(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int | None, 
     """Those of the bad elements of an input that the wanted elements of the output at `place` depend on; all, where the op cannot tell."""
     if is_pointwise(op.func) or op.name in _KEEPS:
         return bad & _shrink(wanted, tensor.shape)
-    if place is None or (_gives_all_on(op, tensor) and bool(wanted.all())):
+    is_view = bool(getattr(op.func, "is_view", False)) and op.name != "as_strided"
+    gives_all_on = is_view and sum(output.numel() for output in op.outputs) == tensor.numel()
+    if place is None or (gives_all_on and bool(wanted.all())):  # the usual case: nothing is asked
         return bad
     if is_movement(op.func):
         used = _derived(op, tensor, bad, place, wanted, 0.0)
@@ -163,12 +156,6 @@ def reached(op: Op, tensor: torch.Tensor, bad: torch.Tensor, place: int | None, 
         if bool(chosen.any()):
             return chosen
     return bad
-
-
-def _gives_all_on(op: Op, tensor: torch.Tensor) -> bool:
-    """Whether it only gives all of a tensor another shape or order: the usual case, and then nothing is asked."""
-    is_view = bool(getattr(op.func, "is_view", False)) and op.name != "as_strided"
-    return is_view and sum(output.numel() for output in op.outputs) == tensor.numel()
 
 
 def _shrink(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:

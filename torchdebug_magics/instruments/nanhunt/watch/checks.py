@@ -16,17 +16,17 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context
-from torchdebug_magics.instruments.nanhunt.causes.tensor_names import name_nearby
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import name_in_a_model, parameter_name
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import Inquiry, Outcome, bare
 from torchdebug_magics.instruments.nanhunt.replay.investigate import Computed, Investigator
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, LiveNan, NanFinding, NanReport, Sink, headline, sentence
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import frame_chain
-from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, end_deferred
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import base_of, end_deferred, frame_chain
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, StepRecorder
 from torchdebug_magics.instruments.nanhunt.watch import update_checks as updates
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning, Leaves, site, survey
-from torchdebug_magics.instruments.nanhunt.watch.update_checks import Overflows, Undos, skips
+from torchdebug_magics.instruments.nanhunt.watch.update_checks import Overflows, Undo, skips
 from torchdebug_magics.probing.distributed.this_rank import world_size
+from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.user_code import user_frame
 from torchdebug_magics.probing.tensors import kind_of, largest, tensors_in
@@ -158,7 +158,7 @@ class Checks:
         self._last_loss: tuple[torch.Tensor, ...] = ()
         self._unchecked: Callable[[], torch.optim.Optimizer | None] = lambda: None
         self._updated: set[int] = set()
-        self._undos = Undos()
+        self._begun: Undo | None = None
         self._computed: Computed | None = None
         self._beginning = Beginning()
         self._harmless: dict[int, int] = {}
@@ -184,7 +184,8 @@ class Checks:
         step.backwards += 1
         self.is_half_updated = False
         self._note_going_on()
-        self._undos.saw(step.buffers)
+        if (undo := self._update()) is not None:
+            undo.buffers = undo.buffers or tuple(step.buffers)
         leaves = self._leaves.of(site(), tensors, self._recorder.parameters())
         results = [base_of(one) for one in result if isinstance(one, torch.Tensor)] if isinstance(result, (tuple, list)) else []
         gradients = [gradient for leaf in leaves.values() if (gradient := leaf.grad) is not None]
@@ -271,7 +272,12 @@ class Checks:
     def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """Copies what an update may spoil."""
         if not self._tally.is_full and (self._may_spoil(optimizer) or (closure and updates.calls_again(optimizer))):
-            self._undos.begin(optimizer, self._recorder.step.buffers, copies=self._stops)
+            self._begun = self._update() or updates.Undo(optimizer, self._recorder.step.buffers, copies=self._stops)
+
+    def _update(self) -> Undo | None:
+        """The outermost update that is running now, if a copy was worth while."""
+        self._begun = self._begun if self._begun is not None and self._begun.is_running() else None
+        return self._begun
 
     def _may_spoil(self, optimizer: torch.optim.Optimizer) -> bool:
         """The first update of each optimizer, and those with a risk of their own."""
@@ -288,7 +294,8 @@ class Checks:
                 return self._look_at_parameters(optimizer)
             self._unchecked = weakref.ref(optimizer)
         finally:
-            self._undos.end(optimizer)
+            if self._begun is not None and self._begun.optimizer is optimizer:
+                self._begun = None
             self._recorder.mark()
         return None
 
@@ -319,7 +326,7 @@ class Checks:
         parameter = None if math.isfinite(survey((), parameters)[1]) else next(filter(kind_of, parameters), None)
         if parameter is None:
             return None
-        undo = self._undos.outermost()
+        undo = self._update()
         before = undo.before if undo is not None and undo.optimizer is optimizer else lambda _: None
         finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context(), before)
         bad = Outcome(finding, {"output": parameter.detach().clone()})
@@ -344,7 +351,7 @@ class Checks:
         finally:
             self._tally.phase = "watching"
         if outcome.overflow is None:
-            undo = self._undos.outermost()
+            undo = self._update()
             return self._tally.add(outcome if undo is None else undo.told(outcome, context, self._name))
         collapse = self._tally.overflows.count(leaves, outcome.overflow, context)
         return None if collapse is None else self._tally.add(Outcome(collapse, {}))
@@ -364,8 +371,7 @@ class Checks:
         """The cell stops here: all as it was before the bad step, and no bad gradient left to be applied."""
         for buffer in self._recorder.step.buffers:
             buffer.put_back()
-        undo = self._undos.outermost()
-        if undo is not None:
+        if (undo := self._update()) is not None:
             undo.put_back()
         for leaf in leaves.values():
             leaf.grad = None
@@ -384,5 +390,5 @@ class Checks:
         )
 
     def _name(self, parameter: torch.Tensor) -> str:
-        names = (name for root in self._recorder.models.roots() for name, one in root.named_parameters() if one is parameter)
-        return next(names, None) or name_nearby(parameter, sys._getframe(1))
+        name = parameter_name(parameter, self._recorder.models.roots())
+        return name or variable_of(parameter) or name_in_a_model(parameter) or "a parameter"

@@ -6,6 +6,7 @@ import math
 import sys
 import weakref
 from collections.abc import Hashable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from torchdebug_magics.probing.graphs import leaves_of
 from torchdebug_magics.probing.storages import bytes_of
 from torchdebug_magics.probing.tensors import are_ordinary, dense, extremes, kind_of, largest, peak, values_of
 
+_NOWHERE = nullcontext()
 _MOST_PLACES = 1000
 _MOST_BYTES = 4 << 30
 """So much is read in about a second. Of a model that is larger nobody knows how it began."""
@@ -25,20 +27,15 @@ _MOST_BYTES = 4 << 30
 
 def survey(loss: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor]) -> tuple[float, float]:
     """The loss (of several elements: the largest magnitude) and the largest magnitude of it and all gradients."""
-    if not torch._C._len_torch_dispatch_stack():
-        return _survey(list(loss), gradients)
-    with modes_aside():  # our reductions are not shown to a dispatch mode of the user's
-        return _survey(list(loss), gradients)
-
-
-def _survey(given: list[torch.Tensor], gradients: Iterable[torch.Tensor]) -> tuple[float, float]:
-    losses = given if are_ordinary(given) else [numbers for numbers in map(dense, given) if numbers is not None]
-    if len(losses) != 1 or losses[0].numel() != 1 or losses[0].is_complex():
-        value = largest(losses)
-        return value, peak([value, largest(gradients)])
-    with torch.no_grad():
+    given = list(loss)
+    # Our reductions are not shown to a dispatch mode of the user's.
+    with modes_aside() if torch._C._len_torch_dispatch_stack() else _NOWHERE, torch.no_grad():
+        losses = given if are_ordinary(given) else [numbers for numbers in map(dense, given) if numbers is not None]
+        if len(losses) != 1 or losses[0].numel() != 1 or losses[0].is_complex():
+            value = largest(losses)
+            return value, peak([value, largest(gradients)])
         value, *values = values_of([losses[0].reshape(()), *extremes(gradients)])
-    return value, peak([value, *values])
+        return value, peak([value, *values])
 
 
 def site() -> tuple[object, int] | None:

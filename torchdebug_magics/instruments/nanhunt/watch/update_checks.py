@@ -25,7 +25,7 @@ from torchdebug_magics.instruments.nanhunt.finding import here, marked, surfaced
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.buffers import Held
+from torchdebug_magics.instruments.nanhunt.rerun.written_places import Held
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
 from torchdebug_magics.probing.distributed.this_rank import rank
 from torchdebug_magics.probing.distributed.unsent_collectives import UnsentCollectives
@@ -200,9 +200,9 @@ def _finite(value: torch.Tensor) -> torch.Tensor:
 
 
 class Undo:
-    """One update that is about to begin."""
+    """One update that is about to begin, and how everything was before the step; another one may begin inside it, as part of it."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, copies: bool) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, buffers: Sequence[Held], *, copies: bool) -> None:
         self.optimizer = optimizer
         self._containers: list[tuple[Any, Any]] = []
         tensors: dict[int, torch.Tensor] = {}
@@ -210,7 +210,7 @@ class Undo:
             self._collect(root, tensors)
         self.has_copies = copies and sum(tensor.nbytes for tensor in tensors.values()) <= _MOST_BYTES
         self._kept = [Kept.of(tensor, copied=self.has_copies) for tensor in tensors.values()]
-        self.buffers: tuple[Held, ...] = ()
+        self.buffers = tuple(buffers)
         """Of the models, as they were before the step; where closures make the gradients, before the first of them."""
 
     def _collect(self, value: Any, tensors: dict[int, torch.Tensor]) -> None:
@@ -270,33 +270,6 @@ class Undo:
         for container, before in self._containers:
             container.clear()
             container.update(before) if isinstance(container, MutableMapping) else container.extend(before)
-
-
-class Undos:
-    """The updates that are running now; one may call another."""
-
-    def __init__(self) -> None:
-        self._begun: list[Undo] = []
-
-    def begin(self, optimizer: torch.optim.Optimizer, buffers: Sequence[Held], *, copies: bool) -> None:
-        """An update of which a copy is worth while."""
-        self._begun = [*(one for one in self._begun if one.is_running()), Undo(optimizer, copies=copies)]
-        self.saw(buffers)
-
-    def saw(self, buffers: Sequence[Held]) -> None:
-        """The buffers at the start of the last step; those of the first one count, as each call of a closure is one."""
-        undo = self.outermost()
-        if undo is not None:
-            undo.buffers = undo.buffers or tuple(buffers)
-
-    def end(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is over: nothing of it is kept."""
-        place = next((place for place, one in enumerate(self._begun) if one.optimizer is optimizer), len(self._begun))
-        del self._begun[place:]
-
-    def outermost(self) -> Undo | None:
-        """The one that holds how everything was before the step."""
-        return next((one for one in self._begun if one.is_running()), None) if self._begun else None
 
 
 _HEADROOM = 1e4

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests import children
-from torchdebug_magics.instruments.nanhunt.rerun import buffers
-from torchdebug_magics.instruments.nanhunt.rerun.buffers import end_deferred
+from torchdebug_magics.instruments.nanhunt.rerun import attempt
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import end_deferred
 
 FORK = multiprocessing.get_context("fork")
 
 
 def _looks(path: str, then_s: float) -> None:
-    buffers._UNTIL_TOLD_S = 0.3
+    attempt._UNTIL_TOLD_S = 0.3
     with end_deferred():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.05)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchdebug_magics.instruments.nanhunt.rerun.buffers import base_of, is_outermost_gradient, outside_transforms
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import base_of, is_outermost_gradient, outside_transforms
 
 X = torch.ones(3)
 

@@ -1,0 +1,178 @@
+"""Faults that are seen as they happen: a `DataLoader` that gives no batch, and a backward of the user's that ignores its gradient."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from torchdebug_magics.format import plural
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, user_function, with_option
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, walk
+from torchdebug_magics.probing.dispatch import modes_aside
+from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.source.edited_source import exchanging, made_as
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.syntax import as_atom, called, enclosing, expression, last_name, nodes, tree_of
+from torchdebug_magics.probing.source.user_code import is_user_code, local_values, location
+from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.report import Location
+
+
+class EmptyLoaders:
+    """Sees each loader asked for its first batch, and keeps the first that has none."""
+
+    def __init__(self, guard: Guard, line_here: Callable[[], Line | None]) -> None:
+        self._guard = guard
+        self._line_here = line_here
+        self.first: AutogradFinding | None = None
+        self._line: Line | None = None
+        """Of the loop over that."""
+
+    def around(self, original: Callable[[_BaseDataLoaderIter], Any], iterator: _BaseDataLoaderIter) -> Any:
+        """A loader is asked for a batch."""
+        __tracebackhide__ = True
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            if self.first is None and iterator._num_yielded == 0 and iterator._dataset_kind == _DatasetKind.Map:
+                self._guard.run("the look at an empty loader", self._meet, iterator)
+            raise
+        if self.first is not None and self._line is self._line_here():
+            self.first = None  # another loader there has batches: that one has none may be meant
+        return batch
+
+    def _meet(self, iterator: Any) -> None:
+        self._line = self._line_here()
+        sampler, count = iterator._index_sampler, len(iterator._dataset)
+        size = getattr(sampler, "batch_size", None) or 0  # of a sampler of the user's, which makes the batches, nothing is known
+        is_too_few = bool(getattr(sampler, "drop_last", False)) and 0 < count < size
+        self.first = _empty(self._line, count, size, is_too_few=is_too_few)
+
+
+def _empty(line: Line | None, count: int, batch_size: int, *, is_too_few: bool) -> AutogradFinding:
+    """A loader without a batch, at the line that makes it; `is_too_few`: there are samples, and all are dropped."""
+    looped = None if line is None else line.location
+    name = _name(looped)
+    made = made_as(looped.file, name, "DataLoader") if looped is not None else []
+    where = made[0][0] if made else looped
+    held = plural(count, "sample")
+    reason = f"{held} are less than one batch of {batch_size}, and `drop_last=True` drops them" if is_too_few else f"it has {held}"
+    return finding(
+        "no_batches",
+        f"`{name or 'the loader'}` gives no batch: {reason}",
+        where,
+        f"pass a `batch_size` of at most {count}, or `drop_last=False`"
+        if is_too_few
+        else "look at what selects the samples, the dataset or its sampler: the loop over it does nothing",
+        edits=exchanging(where, made[0][1], with_option(made[0][1], "drop_last", None)) if is_too_few and made else (),
+        tensor=name or None,
+        saved_at=looped if where is not looped else None,
+        explanation="a loop over an empty loader ends at once, and raises nothing",
+        is_hint=not is_too_few,
+    )
+
+
+def _name(where: Location | None) -> str:
+    """What the loop, or the call of ``next()``, at that line calls its loader."""
+    around = (
+        [] if where is None else [node for node in enclosing(tree_of(where.file), where.line) if isinstance(node, (ast.For, ast.AsyncFor))]
+    )
+    over = around[-1].iter if around else next((call for call in nodes(ast.Call, statement_at(where)) if called(call) == "next"), None)
+    while isinstance(over, ast.Call) and over.args:  # as in `enumerate(loader)` and `next(iter(loader))`
+        over = over.args[0]
+    return last_name(over)
+
+
+class OwnFunctions:
+    """Looks at the first call of each function's backward, by a hook on its node that takes itself off."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._met: set[type] = set()
+        self._handles: list[Any] = []
+        self.wrong: list[AutogradFinding] = []
+
+    def meet(self, node: Any, tape: Tape, frame: FrameType | None) -> None:
+        """An op is about to run in the backward of a node, called from that frame or from one that it calls."""
+        function = getattr(type(node), "_forward_cls", None)
+        if function is None or function in self._met:
+            return
+        self._met.add(function)
+        code = getattr(inspect.unwrap(function.backward), "__code__", None)
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        if frame is None or code is None or not is_user_code(code):
+            return
+        # A hook on a node that runs already is given no gradients; before its first op the function still has them all.
+        arguments = code.co_varnames[1 : code.co_argcount + bool(code.co_flags & inspect.CO_VARARGS)]
+        incoming = list(tensors_in(list(local_values(frame, frozenset(arguments)).values())))
+        first = tape.count
+
+        def returned(made: tuple[Any, ...], _: object) -> None:
+            handle.remove()
+            self._guard.run("the look at a backward", self._look, function, made, incoming, tape, first)
+            incoming.clear()
+
+        handle = node.register_hook(returned)
+        self._handles.append(handle)
+
+    def off(self) -> None:
+        """Take off the hooks on nodes that raised."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _look(self, function: Any, made: tuple[Any, ...], incoming: list[torch.Tensor], tape: Tape, first: int) -> None:
+        gradients = [gradient for gradient in made if gradient is not None]
+        with modes_aside(), torch.no_grad():
+            if not incoming or all(bool((one == one.flatten()[:1]).all()) for one in incoming if one.numel()):
+                return  # as at the end of a graph, where it is 1
+        if gradients and not _depends(tape, gradients, {tape.numbers.of(one) for one in incoming}, first):
+            is_factor = any(gradient.shape == one.shape for gradient in gradients for one in incoming)
+            self.wrong.append(_wrong_backward(function, is_factor=is_factor))
+
+
+def _depends(tape: Tape, gradients: Iterable[torch.Tensor], incoming: set[int], first: int) -> bool:
+    """Whether the gradients were computed from those that came in, or may have been.
+
+    That is where no op is seen to have made one, and where one lies in memory that was only allocated or set to a constant: what fills
+    that may be a kernel that no dispatcher sees.
+    """
+    origins = [tape.origin(id(gradient)) for gradient in gradients]
+    makers = [maker for maker in origins if maker is not None and maker.index >= first]
+    if len(makers) < len(origins):
+        return True
+
+    def may_depend(op: RecordedOp) -> bool:
+        is_filled_unseen = not op.reads or op.name.startswith(("empty", "new_", "zeros", "ones", "full"))
+        return is_filled_unseen or op.unknown or any(use.memory in incoming or not use.memory for use in op.reads)
+
+    return any(map(may_depend, walk(makers, lambda op: [maker for maker in op.parents if maker.index >= first])))
+
+
+def _wrong_backward(function: Any, *, is_factor: bool) -> AutogradFinding:
+    """At the line that returns; `is_factor`: what it returned and what it was given have one shape."""
+    backward = inspect.unwrap(function.backward)
+    code, returns = backward.__code__, list(nodes(ast.Return, user_function(backward)))
+    given = list(inspect.signature(backward).parameters)[1:2]
+    line = returns[-1].lineno if returns else code.co_firstlineno
+    where, name = location(code.co_filename, line, code.co_name), given[0] if given else "grad_output"
+    value, fix = returns[-1].value if len(returns) == 1 else None, f"multiply what it returns by `{name}`"
+    if is_factor and value is not None and not isinstance(value, ast.Tuple):
+        fix = f"`return {ast.unparse(ast.BinOp(ast.Name(name), ast.Mult(), expression(as_atom(value))))}`"
+    return finding(
+        "wrong_backward",
+        f"`{function.__name__}.backward` ignores `{name}`",
+        where,
+        fix,
+        tensor=name,
+        explanation="by the chain rule, the gradient of an input is that of the output times the derivative; "
+        "what comes after the function does not influence what is trained",
+    )

@@ -1,0 +1,164 @@
+"""A term of a loss that trains nothing, and a layer that adds nothing to the one before it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
+from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Zeroed, walk
+from torchdebug_magics.probing.source.edited_source import exchanging
+from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, expression, method, targets_of
+from torchdebug_magics.report import Edit, Location
+
+_SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div"})
+_FEWEST_PASSES = 2
+
+
+def wasted_terms(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Asks of each pass and of the updates after it; one that counts in another such pass of the same optimizers is none."""
+    events = facts.course.events
+    wasted: dict[object, list[tuple[RecordedOp, RecordedOp] | None]] = {}
+    for place, seen in enumerate(events):
+        if not isinstance(seen, Backward) or not seen.is_recorded:
+            continue
+        after = events[place + 1 :]
+        steps = [event for event in takewhile(lambda event: not isinstance(event, Backward), after) if isinstance(event, OptimizerStep)]
+        updated = frozenset[int]().union(*(step.parameters for step in steps))
+        root = facts.tape.origin(seen.loss, seen.index)
+        if root is not None and updated:
+            wasted.setdefault((seen.line, *(step.optimizer for step in steps)), []).append(_wasted(root, updated, after))
+    for pairs in wasted.values():
+        known = [pair for pair in pairs if pair is not None]
+        if len(known) == len(pairs) >= _FEWEST_PASSES:
+            term, cut = known[0]
+            yield _wasted_finding(term, cut)
+            return
+
+
+def _is_used(leaves: set[int], after: Sequence[Event]) -> bool:
+    """Whether an update uses a gradient of these leaves, or may: nothing has set it to zero before the end."""
+    left = set(leaves)
+    for event in after:
+        if isinstance(event, OptimizerStep) and event.parameters & left:
+            return True
+        if isinstance(event, Zeroed):
+            left -= event.parameters
+    return bool(left)
+
+
+def _wasted(root: RecordedOp, updated: frozenset[int], after: Sequence[Event]) -> tuple[RecordedOp, RecordedOp] | None:
+    """(the term, the `detach`) of a loss with terms that reach what is updated, and one that does not."""
+    terms = list(_terms(root))
+    reached = {id(term): _leaves(term) for term in terms}
+    if len(terms) < 2 or not any(updated & leaves for leaves in reached.values()):  # noqa: PLR2004 - a sum
+        return None
+    for term in (term for term in terms if not updated & reached[id(term)] and not _is_used(reached[id(term)], after)):
+        for op in walk([term], lambda op: [maker for maker in op.parents if not (maker.in_backward or maker.in_optimizer)]):
+            is_cut = op.name == "detach" and "detach" in op.source and any(use.requires_grad for use in op.reads)
+            if is_cut and any(updated & _leaves(maker) for maker in op.parents):
+                return term, op
+    return None
+
+
+def _terms(root: RecordedOp) -> Iterator[RecordedOp]:
+    """The numbers that are added up to a loss, each with its factor."""
+    todo = [root]
+    while todo:
+        op = todo.pop()
+        parts = [maker for _, maker in op.sources]
+        is_sum = op.name in _SUMS and op.makes and not op.makes[0].shape
+        if is_sum and parts and (len(parts) == 1 or op.name not in {"mul", "div"}):
+            todo += parts
+        else:
+            yield op
+
+
+def _leaves(op: RecordedOp) -> set[int]:
+    """The ids of the leaves that a gradient of what it made reaches."""
+
+    def passed(op: RecordedOp) -> list[RecordedOp]:
+        return [maker for use, maker in op.sources if use.requires_grad and not maker.initializes and not maker.in_optimizer]
+
+    return {use.tensor for part in walk([op], passed) for use in part.reads if use.is_leaf and use.requires_grad}
+
+
+def _wasted_finding(term: RecordedOp, cut: RecordedOp) -> AutogradFinding:
+    statement = statement_at(cut.where)
+
+    def attached(node: ast.AST) -> ast.AST | None:
+        return node.func.value if isinstance(node, ast.Call) and method(node) == "detach" and isinstance(node.func, ast.Attribute) else None
+
+    named: Iterable[ast.expr] = targets_of(statement_at(term.where))
+    name = next((ast.unparse(target) for target in named if isinstance(target, ast.Name)), None)
+    return finding(
+        "wasted_term",
+        f"{f'`{name}`' if name else 'a term of the loss'} trains nothing: `detach` cuts it off from what the next step updates",
+        cut.where,
+        f"`{ast.unparse(exchanged(statement, attached))}`" if statement is not None else "remove `.detach()`",
+        op=cut,
+        tensor=name,
+        saved_at=term.where,
+        explanation="its gradient reaches no parameter that an optimizer updates before the next backward pass",
+    )
+
+
+_PRODUCTS = frozenset({"addmm", "mm"})
+_UNCHANGED = frozenset({"view", "_unsafe_view", "reshape", "clone", "alias", "native_dropout", "squeeze", "unsqueeze", "flatten"})
+
+
+def linear_chains(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Where the first layer has at least as many outputs as inputs: fewer are a bottleneck, as in an adapter, and meant."""
+    updated = {facts.tape.numbers.of(parameter) for key, parameter in facts.parameters.items() if key in facts.updated}
+    for op in facts.tape.ops:
+        first = _linear_before(op) if _is_linear(op) else None
+        if first is None or first.module == op.module or first.root != op.root or _parent(first) != _parent(op):
+            continue  # what is projected further in another part, as queries and keys are, meets an activation there
+        if sum(later.grad_enabled for later in facts.consumers.get(first.index, ())) > 1:
+            continue  # something else is computed of what the first one gives
+        width, inputs = first.makes[0].shape[-1], max((use.shape[-1] for use in first.reads if use.memory not in updated), default=0)
+        trains = all(any(use.memory in updated for use in each.reads) for each in (first, op))
+        if not trains or not 0 < inputs <= width:
+            continue
+        where, edits = _with_activation(op, first)
+        yield finding(
+            "no_activation",
+            f"no activation stands between `{first.module}` and `{op.module}`: both layers compute what one could",
+            where,
+            f"put an activation such as `nn.ReLU()` between `{first.module}` and `{op.module}`",
+            edits=edits,
+            op=op,
+            explanation="a linear function of a linear function is linear: the model cannot fit what one layer could not fit",
+            is_hint=True,
+        )
+        return
+
+
+def _parent(op: RecordedOp) -> str:
+    return (op.module or "").rpartition(".")[0]
+
+
+def _is_linear(op: RecordedOp) -> bool:
+    return op.name in _PRODUCTS and op.module_type == "Linear" and op.is_forward and bool(op.makes)
+
+
+def _linear_before(op: RecordedOp) -> RecordedOp | None:
+    """The layer whose output it is given, as it is or in another shape."""
+    makers = [maker for use, maker in op.sources if use.requires_grad and maker.name != "t" and not maker.initializes]
+    while len(makers) == 1 and makers[0].name in _UNCHANGED:
+        makers = [maker for use, maker in makers[0].sources if use.requires_grad]
+    return makers[0] if len(makers) == 1 and _is_linear(makers[0]) else None
+
+
+def _with_activation(op: RecordedOp, first: RecordedOp) -> tuple[Location | None, tuple[Edit, ...]]:
+    """The statement that makes both in an ``nn.Sequential``, with an activation between them; else the line of the second layer."""
+    places = [(module or "").rpartition(".")[2] for module in (first.module, op.module)]
+    before = int(places[0]) + 1 if all(place.isdigit() for place in places) else 0
+    for where, made in sequential_at("" if op.line is None else op.line.file, before, "Linear") if before else ():
+        if called(made.args[before - 1]) == "Linear":
+            relu = expression(f"{dotted(made.func).rpartition('.')[0] or 'torch.nn'}.ReLU()")
+            return where, exchanging(where, made, ast.Call(made.func, [*made.args[:before], relu, *made.args[before:]], made.keywords))
+    return op.where, ()
