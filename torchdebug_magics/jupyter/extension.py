@@ -117,27 +117,33 @@ def _lost_files() -> str:
     )
 
 
-def load(shell: InteractiveShell) -> None:
-    """Load the extension, unless this shell already has."""
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Register the magics, unless this shell has them: ``%load_ext torchdebug_magics``."""
     if loaded(shell) is None:
         Extension(shell).install()
 
 
-def unload(shell: InteractiveShell) -> None:
-    """Unload the extension."""
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Remove the magics: ``%unload_ext torchdebug_magics``."""
     extension = loaded(shell)
     if extension is not None:
         extension.uninstall()
 
 
 def last_session() -> Session[Any] | None:
-    """The latest session of the running shell, or None."""
+    """The session of the latest cell under a magic, or None: ``last_session().bad`` holds the tensors at its finding.
+
+    Only the latest is kept, until the next one ends; it pins those tensors.
+    """
     extension = loaded(get_ipython())
     return None if extension is None else extension.last_session
 
 
 def show(report: Report, *, widget: bool = False) -> None:
-    """Show a report as its magic does; print it where no shell has loaded the extension."""
+    """Show a report again, as its magic does; with `widget`, as an interactive view: filter, sort, expand.
+
+    It is printed where no shell has loaded the extension.
+    """
     extension = loaded(get_ipython())
     row = catalog.instrument_of(report)
     if row is None:

@@ -23,7 +23,11 @@ _ROOM_BYTES = 64 << 20
 
 
 def gather(report: Report) -> RanksReport | None:
-    """See `torchdebug_magics.gather`."""
+    """Merge the reports of all ranks of the default process group: returns the merged report on rank 0, None on all others.
+
+    A collective: every rank must call it, with its own report of the same instrument; if a rank does not, the others wait until the
+    group's timeout. Raises `TorchDebugError` if no process group is initialized.
+    """
     if not (distributed.is_available() and distributed.is_initialized()):
         msg = "gather() needs a process group: call it in each rank between init_process_group() and destroy_process_group()"
         raise TorchDebugError(msg)
