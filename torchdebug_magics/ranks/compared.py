@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchdebug_magics.ranks.report import Rank, RankFindingKind
 from torchdebug_magics.report import Location
@@ -86,15 +86,23 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """One rank's row and what it is compared by, ready to be merged."""
+    """One rank's row and what it is compared by, ready to be merged; of a rank that has left no report, where it was last seen."""
 
     rank: Rank
-    compared: Compared
+    compared: Compared = field(default_factory=lambda: Compared(worked=False))
     is_in_job: bool = True
     """Whether it was one of several processes of a distributed job, and not a process that serves another purpose."""
     problems: tuple[str, ...] = ()
     """What went wrong outside the report, such as opening its session."""
+    position: int = 0
+    """Of a rank that runs: another one whenever its main thread has gone on, in whatever code."""
+    live: object = field(default=None, compare=False)
+    """Of a rank that runs: the snapshot for the live view."""
 
     def without_details(self) -> RankRecord:
         """The record as it is sent to rank 0."""
         return replace(self, compared=replace(self.compared, details={}))
+
+    def with_rank(self, **changes: Any) -> RankRecord:
+        """The same with another row."""
+        return replace(self, rank=replace(self.rank, **changes))

@@ -83,11 +83,10 @@ class FollowedRanks:
         own: object | None = self._inner.live()
         if self._job is None or self._is_rank:
             return own
-        running = [one.standing for one in left(self._job.folder).values() if one.standing is not None and one.record is None]
-        seen = [one for one in running if one.live is not None]
+        seen = [record for record in left(self._job.folder).values() if record.live is not None]
         if not seen:
             return own
-        lowest = min(seen, key=lambda one: one.rank).live
+        lowest = min(seen, key=lambda record: record.rank.rank).live
         judge = getattr(self._inner, "live_of_ranks", None)
         return lowest if judge is None else judge(own, lowest)
 

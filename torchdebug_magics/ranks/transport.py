@@ -68,7 +68,7 @@ def _with_note(whole: RankRecord, small: RankRecord) -> RankRecord:
     if report is None or before is None or report is before:
         return small
     names = [field.name for field in dataclasses.fields(report) if getattr(report, field.name) is not getattr(before, field.name)]
-    return replace(small, rank=replace(small.rank, report=replace(report, problems=(*report.problems, f"{_CUT}{', '.join(names)}"))))
+    return small.with_rank(report=replace(report, problems=(*report.problems, f"{_CUT}{', '.join(names)}")))
 
 
 @dataclass(frozen=True, kw_only=True)
