@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.getipython import get_ipython
-from IPython.core.magic import needs_local_scope, no_var_expand
 
 from torchdebug_magics import __version__, catalog
 from torchdebug_magics.errors import NonFiniteError, TorchDebugError
@@ -65,10 +64,7 @@ class Extension:
         shell, stack = self.shell, self._undo
         home = Home(CellSessions(shell), LastingSessions(), memories(), Recorder(shell), self.screen, self._keep)
         magics = {row.name: InstrumentMagic(row, home) for row in catalog.instruments()}
-        every_cell = EveryCell(magics[FrontDoor.NAME], magics, self.screen)
-        stack.callback(every_cell.stop, is_unloaded=True)
-        door = FrontDoor([magic.row for magic in magics.values()], magics[FrontDoor.NAME], every_cell, self.screen, self.reports)
-        flags = {name: (*magic.parser.words, *magic.parser.flags) for name, magic in magics.items()}
+        magics[FrontDoor.NAME] = FrontDoor(magics[FrontDoor.NAME].row, home, self.reports)
         # What is added last is removed first.
         stack.callback(shell.magics_manager.registry.pop, _KEY)
         shell.magics_manager.registry[_KEY] = self
@@ -76,12 +72,11 @@ class Extension:
         for name, magic in magics.items():
             for kind, function in zip(("line", "cell"), magic.functions(), strict=True):
                 register(function, kind, name)
-        register(door.function(), "line", door.NAME)
         for kinds in shell.magics_manager.magics.values():
             for name in magics:
                 stack.callback(kinds.pop, name, None)
         takes_values = {name for name, magic in magics.items() if magic.row.subjects}
-        complete(shell, {**flags, door.NAME: (*door.WORDS, *flags[door.NAME])}, takes_values, stack)
+        complete(shell, {name: magic.completions for name, magic in magics.items()}, takes_values, stack)
         show_reports(self.screen, stack)
         lines = MagicLines(magics)
         shell.input_transformers_cleanup.append(lines)
@@ -162,66 +157,44 @@ def loaded(shell: InteractiveShell | None) -> Extension | None:
     return found if isinstance(found, Extension) else None
 
 
-class FrontDoor:
-    """The line magic ``%torchdebug``."""
+class FrontDoor(InstrumentMagic):
+    """``%%torchdebug``, and the words of its line."""
 
     NAME = "torchdebug"
-    WORDS = ("on", "off", "doctor", "last", "fix", "display", *MODES)
 
-    def __init__(
-        self,
-        rows: Iterable[Instrument],
-        magic: InstrumentMagic,
-        every_cell: EveryCell,
-        screen: Screen,
-        reports: Sequence[tuple[str, Report]],
-    ) -> None:
-        self._rows = tuple(rows)
-        self._magic = magic
-        """The cell magic of the same name."""
-        self._every_cell = every_cell
-        self._screen = screen
+    def __init__(self, row: Instrument, home: Home, reports: Sequence[tuple[str, Report]]) -> None:
+        super().__init__(row, home)
+        self._rows = tuple(catalog.instruments())
         self._reports = reports
+        self._acts: Mapping[str, Callable[[], None]] = {
+            "on": lambda: home.lasting.on(self.NAME, EveryCell(self, home.screen)),
+            "off": lambda: home.lasting.off(self.NAME),
+            "doctor": lambda: home.screen.show_page(self.doctor()),
+            "last": self._last,
+            "fix": lambda: home.screen.say(self._fix()),
+            "display": lambda: home.screen.say(self._display()),
+        }
+        self.completions = (*self._acts, *MODES, *self.completions)
 
-    def function(self) -> Callable[..., None]:
-        """The function to register with IPython."""
-
-        @no_var_expand
-        @needs_local_scope
-        def torchdebug(text: str, local_ns: dict[str, object] | None = None) -> None:
-            __tracebackhide__ = True
-            self(text, local_ns or {})
-
-        torchdebug.__doc__ = self._magic.parser.help
-        return torchdebug
-
-    def __call__(self, text: str, local_ns: dict[str, object]) -> None:
+    def line(self, text: str, local_ns: dict[str, object]) -> None:
         """Run one line."""
         __tracebackhide__ = True
         words = without_comment(text).split()
-        acts: dict[str, Callable[[], None]] = {
-            "on": self._on, "off": self._every_cell.off, "doctor": lambda: self._screen.show_page(self.doctor()), "last": self._last,
-            "fix": lambda: self._screen.say(self._fix()), "display": lambda: self._screen.say(self._display()),
-        }  # fmt: skip
         match words:
             case ["display", mode] if mode in MODES:
                 self._screen.mode = mode
                 words.pop()
-        if len(words) == 1 and words[0] in acts:
-            acts[words[0]]()
+        if len(words) == 1 and words[0] in self._acts:
+            self._acts[words[0]]()
         elif words and not words[0].startswith("-"):
-            msg = f"%torchdebug has {', '.join(acts)} and display {'|'.join(MODES)}: what is {without_comment(text)!r}?"
+            msg = f"%torchdebug has {', '.join(self._acts)} and display {'|'.join(MODES)}: what is {without_comment(text)!r}?"
             raise UsageError(msg)
-        elif words or (self._magic.last_error() is not None and not self._is_explained()):
-            self._magic.line(text, local_ns)
-        elif self._magic.last_error() is not None:
+        elif words or (self.last_error() is not None and not self._is_explained()):
+            super().line(text, local_ns)
+        elif self.last_error() is not None:
             self._last()
         else:
             self._screen.show_page(self.welcome())
-
-    def _on(self) -> None:
-        self._every_cell.on()
-        self._screen.say(f"every cell is watched from now on, until `%{self.NAME} off`; only what is found is shown")
 
     def _last(self) -> None:
         if not self._reports:
@@ -234,9 +207,8 @@ class FrontDoor:
 
     def _is_explained(self) -> bool:
         """Whether the last report is on the error that ended the last cell."""
-        last = self._magic.last_result
-        source = str(getattr(getattr(last, "info", None), "raw_cell", ""))
-        return bool(self._reports) and (source.startswith(f"%%{self.NAME}") or isinstance(self._magic.last_error(), NonFiniteError))
+        source = str(getattr(getattr(self.last_result, "info", None), "raw_cell", ""))
+        return bool(self._reports) and (source.startswith(f"%%{self.NAME}") or isinstance(self.last_error(), NonFiniteError))
 
     def welcome(self) -> Page:
         """All magics, and a summary of this machine."""

@@ -6,12 +6,12 @@ import ast
 import re
 import sys
 from collections import ChainMap, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import CodeType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
@@ -59,6 +59,7 @@ class InstrumentMagic:
     def __init__(self, row: Instrument, home: Home) -> None:
         self.row = row
         self.parser = MagicParser(row)
+        self.completions = (*self.parser.words, *self.parser.flags)
         self._home = home
         self._screen = home.screen
 
@@ -296,7 +297,7 @@ class LastingSessions:
     """Lasting sessions, at most one for each magic; after each cell, a session may show a page."""
 
     def __init__(self) -> None:
-        self._on: dict[str, ShownSession] = {}
+        self._on: dict[str, ShownSession | EveryCell] = {}
 
     def install(self, shell: InteractiveShell, stack: ExitStack) -> None:
         """Show pages after each cell, and exit all sessions when the stack closes."""
@@ -312,7 +313,7 @@ class LastingSessions:
         on_event(shell, "post_run_cell", after_cell, stack)
         stack.callback(off)
 
-    def on(self, name: str, session: ShownSession) -> None:
+    def on(self, name: str, session: ShownSession | EveryCell) -> None:
         """Enter `session`, until `off`."""
         __tracebackhide__ = True
         if name in self._on:
@@ -341,36 +342,27 @@ class LastingSessions:
 
 
 class EveryCell:
-    """From `on` to `off`, opens a session in each cell that has no magic of ours, once torch is imported."""
+    """A lasting session: it opens one of `magic` in each cell that has no magic of ours, once torch is imported."""
 
-    def __init__(self, magic: InstrumentMagic, names: Collection[str], screen: Screen) -> None:
+    def __init__(self, magic: InstrumentMagic, screen: Screen) -> None:
         self._magic = magic
-        self._ours = re.compile(rf"^\s*%%?({'|'.join(names)})\b", re.MULTILINE)
+        self._ours = re.compile(rf"^\s*%%?({'|'.join(row.name for row in catalog.instruments())})\b", re.MULTILINE)
         self._screen = screen
-        self._undo = ExitStack()
-        self._is_on = False
+        self._stack = ExitStack()
 
-    def on(self) -> None:
-        """Begin with the next cell."""
-        if self._is_on:
-            msg = f"%{self._magic.row.name} is on already: `%{self._magic.row.name} off` ends it"
-            raise UsageError(msg)
-        on_event(self._screen.shell, "pre_run_cell", self._before_cell, self._undo)
-        self._is_on = True
+    def __enter__(self) -> Self:
+        on_event(self._screen.shell, "pre_run_cell", self._before_cell, self._stack)
+        self._screen.say(f"every cell is watched from now on, until `%{self._magic.row.name} off`; only what is found is shown")
+        return self
 
-    def off(self) -> None:
-        """End with this cell."""
-        if not self._is_on:
-            msg = f"%{self._magic.row.name} is not on: `%{self._magic.row.name} on` begins"
-            raise UsageError(msg)
-        self.stop()
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._screen.say(f"cells are no longer watched: `%{self._magic.row.name} on` watches them again")
 
-    def stop(self, *, is_unloaded: bool = False) -> None:
-        """End, if it is on."""
-        if self._is_on and is_unloaded:
-            self._screen.say(f"cells are no longer watched: `%{self._magic.row.name} on` watches them again")
-        self._undo.close()
-        self._is_on = False
+    def live(self) -> None:
+        """It has nothing to show but the reports of the cells."""
+
+    after_cell = live
 
     def _before_cell(self, info: ExecutionInfo) -> None:
         source, is_outermost = info.raw_cell or "", len([*running_cells()]) == 1
