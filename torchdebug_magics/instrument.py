@@ -210,11 +210,6 @@ class Instrument:
         return "=" in self.subjects
 
     @property
-    def takes_words(self) -> bool:
-        """Whether words to examine may stand for themselves, without quotes, as in ``%memmark before forward``."""
-        return self.subjects.startswith('"')
-
-    @property
     def function(self) -> str:
         """The name of its function in `torchdebug_magics`, and of its package."""
         return self.module.rpartition(".")[2]
@@ -247,14 +242,10 @@ class Instrument:
 
     def session(self, **options: object) -> Session[Any]:
         """A new session; raises TypeError for an unknown option."""
-        return self.session_of_cell(options, SCRIPT)
+        return self.session_of_cell(options)
 
-    def session_in_rank(self, job: Job) -> Session[Any]:
-        """A new session in a process that another session launched."""
-        return self.session_of_cell(job.options, SCRIPT, job)
-
-    def session_of_cell(self, options: Mapping[str, Any], context: CellContext, job: Job | None = None) -> Session[Any]:
-        """A new session for a cell, a script or a rank."""
+    def session_of_cell(self, options: Mapping[str, Any], context: CellContext = SCRIPT, job: Job | None = None) -> Session[Any]:
+        """A new session for a cell, a script or a process that another session launched with a `job`."""
         options = self._known(options) if job is None else options  # a launcher tells its ranks more than a user can
         probe = self.probe(options, context)
         if self.is_followed and "torch" in sys.modules:  # a gauge does not import it

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # IPython's runner and ours; each holds, in a local called `result`, what its cell will result in.
 _RUNNERS = ("run_cell_async", "run_as_cell")
+_MAGIC = re.compile(r"%%\s*(\S+)(.*)", re.DOTALL)
 _CALL = re.compile(r"get_ipython\(\)\.run_cell_magic\((.*), None\)\n")
 
 
@@ -79,11 +80,7 @@ class CellSessions:
         """Close sessions at the end of each cell, and all of them when the stack closes."""
         for event in self.EVENTS:
             on_event(self._shell, event, self._close_ended, stack)
-
-        def after_cell(result: ExecutionResult) -> None:
-            self.last_result = result
-
-        on_event(self._shell, "post_run_cell", after_cell, stack)
+        on_event(self._shell, "post_run_cell", lambda result: setattr(self, "last_result", result), stack)
         stack.callback(self._close, self._opened)
 
     def open(self, name: str, session: ShownSession) -> None:
@@ -203,7 +200,8 @@ class MagicLines:
         read: list[str] = []
         found = False
         for at, line in enumerate(lines):
-            name, arguments = _cell_magic_line(line)
+            magic = _MAGIC.match(line)
+            name, arguments = (magic[1], magic[2].strip()) if magic else ("", "")
             if name in self._names:
                 found = True
                 # A body of None says: the body is what follows in this cell.
@@ -216,13 +214,6 @@ class MagicLines:
             else:
                 read.append(line)
         return read
-
-
-def _cell_magic_line(line: str) -> tuple[str, str]:
-    if not line.startswith("%%"):
-        return "", ""
-    name, *arguments = [*line[2:].split(None, 1), ""][:2]
-    return name, "".join(arguments).strip()
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from torchdebug_magics.errors import SessionError
 from torchdebug_magics.html.page import Block, Fold, Verbatim
 from torchdebug_magics.instrument import Instrument
 from torchdebug_magics.jupyter.arguments import Arguments
@@ -92,7 +91,7 @@ class ShownSession:
             self._engine = EngineCell(row, str((screen.shell.user_ns.get("_ih") or [""])[-1]))
         self._after_last_cell: object | None = None
         self._delivered = False
-        self._full_traceback = ""
+        self._below: tuple[Fold, ...] = ()
         """The full traceback of an error whose cell shows a shortened one."""
 
     def __enter__(self) -> Self:
@@ -114,11 +113,12 @@ class ShownSession:
         finally:
             self._recorder.stop(self._session)
             try:
-                if not self._delivered and (report := self._report()) is not None:
+                if not self._delivered and self._session.has_ended:  # not one that could not be opened
+                    report: Report = self._session.report
                     is_shown = True
                     if self._engine is not None:
                         report, is_shown = self._engine.merged(report, error), not self._engine.is_shown_elsewhere
-                    self._deliver(report, is_shown=is_shown, below=_fold(self._full_traceback))
+                    self._deliver(report, is_shown=is_shown, below=self._below)
                     self._delivered = True
             finally:
                 self._live.stop()  # last: the output never shrinks to nothing between the live view and the report
@@ -137,7 +137,7 @@ class ShownSession:
         if not lines and not draws_itself and not self._deliver.asked.quiet:
             lines = self._deliver.row.traceback_of(error)
         if lines:
-            self._full_traceback = _full(error)
+            self._below = folded(error)
         return lines
 
     def after_cell(self) -> None:
@@ -152,28 +152,15 @@ class ShownSession:
         """Whether its report is shown below the cell."""
         return not (self._deliver.asked.quiet or (self._engine is not None and self._engine.is_shown_elsewhere))
 
-    def _report(self) -> Report | None:
-        try:
-            report: Report = self._session.report
-        except SessionError:  # it could not be opened
-            return None
-        return report
-
 
 def folded(error: BaseException) -> tuple[Fold, ...]:
     """The full traceback of an error, folded."""
-    return _fold(_full(error))
-
-
-def _fold(text: str) -> tuple[Fold, ...]:
-    return (Fold("The full traceback", (Verbatim(text),)),) if text else ()
-
-
-def _full(error: BaseException) -> str:
     error = first_interrupt(error)
     without_ours(error)
     own = getattr(error, "_render_traceback_", None)
-    return "\n".join(own()) if callable(own) else "".join(traceback.format_exception(type(error), error, past_ours(error))).rstrip()
+    lines = own() if callable(own) else traceback.format_exception(type(error), error, past_ours(error.__traceback__))
+    text = ("\n" if callable(own) else "").join(lines).rstrip()
+    return (Fold("The full traceback", (Verbatim(text),)),) if text else ()
 
 
 class LiveView:

@@ -95,15 +95,9 @@ class FollowedRanks:
         kept: dict[str, object] = self._inner.kept()
         return kept
 
-    def traceback_of(self, error: BaseException) -> list[str]:
-        """The inner probe's, where it has one."""
-        ask = getattr(self._inner, "traceback_of", None)
-        return [] if ask is None else ask(error)
-
-    def standing(self) -> str | None:
-        """The inner probe's, where it has one."""
-        ask = getattr(self._inner, "standing", None)
-        return None if ask is None else ask()
+    def __getattr__(self, name: str) -> Any:
+        """What else the inner probe has: `traceback_of` and `standing`, of some."""
+        return getattr(self._inner, name)
 
     def _start(self, original: Callable[[BaseProcess], None], process: BaseProcess) -> None:
         __tracebackhide__ = True

@@ -78,7 +78,7 @@ class RankSession:
     def _open(self) -> None:
         from torchdebug_magics.probing.wrappers import wrap  # noqa: PLC0415 - it imports torch, which is not ours to import before
 
-        session = self._row().session_in_rank(self.job)
+        session = self._row().session_of_cell(self.job.options, job=self.job)
         session.__enter__()
         self._session = session
         torch: Any = sys.modules["torch"]
