@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.overfit.subjects import subset
     from torchdebug_magics.instruments.shrink.examine import shrunk
     from torchdebug_magics.jupyter.extension import last_session, show
-    from torchdebug_magics.ranks.gathering import gather
+    from torchdebug_magics.run.meeting import gather
 
     autograd: Instrument
     deterministic: Instrument
@@ -45,7 +45,7 @@ __all__ = [
 ]  # fmt: skip
 _HOMES = {
     "fixed_source": "fixes",
-    "gather": "ranks.gathering",
+    "gather": "run.meeting",
     "last_session": "jupyter.extension",
     "load_ipython_extension": "jupyter.extension",
     "show": "jupyter.extension",

@@ -249,7 +249,7 @@ class Instrument:
         options = self._known(options) if job is None else options  # a launcher tells its ranks more than a user can
         probe = self.probe(options, context)
         if self.is_followed and "torch" in sys.modules:  # a gauge does not import it
-            from torchdebug_magics.ranks.following import FollowedRanks  # noqa: PLC0415
+            from torchdebug_magics.ranks.launching import FollowedRanks  # noqa: PLC0415
 
             probe = FollowedRanks(probe, self, options, job)
         return Session(probe, finished)

@@ -6,6 +6,6 @@ to the session that launched it, or to the meeting of `run`. All of that is plai
 
 How a rank is reached: launching -> agent (in the child) -> ask -> answer. Every process that `multiprocessing` starts while `Children` is
 open gets an agent, a thread that sleeps until it is asked; a process that another program starts, such as ``torchrun``, gets one through a
-folder on its ``PYTHONPATH``. Every process that is started while `FollowedRanks` is open runs under the same instrument: following ->
-rank_session (in the child) -> rank_traces (what it leaves, and what becomes of that). `gathering` joins reports within a group.
+folder on its ``PYTHONPATH``. Every process that is started while `FollowedRanks` is open runs under the same instrument: launching ->
+rank_session (in the child) -> rank_traces (what it leaves, and what becomes of that).
 """

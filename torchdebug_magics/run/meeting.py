@@ -18,14 +18,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from torchdebug_magics import catalog
+from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import Instrument
-from torchdebug_magics.machine.process_state import process_state
+from torchdebug_magics.machine.process_state import age_s, process_state
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.ranks.compared import Details, RankRecord
 from torchdebug_magics.ranks.merging import merged
 from torchdebug_magics.ranks.rank_traces import leave_whole, record_of, standing_here
-from torchdebug_magics.ranks.report import Rank, RankFindingKind
+from torchdebug_magics.ranks.report import Rank, RankFindingKind, RanksReport
 from torchdebug_magics.ranks.transport import packed, unpacked
 from torchdebug_magics.report import Report
 
@@ -40,6 +42,8 @@ _EVERY_S = 0.5
 _PATIENCE = timedelta(seconds=5)
 """Timeout of a store that does not answer."""
 _KINDS = ("record", "details")
+_ROOM_BYTES = 64 << 20
+"""In `gather`, for all ranks with a finding: rank 0 receives the largest size from every rank."""
 
 
 def sign_every_s(ranks_count: int) -> float:
@@ -255,3 +259,54 @@ class Meeting:
 
     def _clear(self) -> None:
         self._place.clear([f"{rank}.{kind}" for rank in range(self.ranks_count) for kind in _KINDS])
+
+
+def gather(report: Report) -> RanksReport | None:
+    """Merge the reports of all ranks of the default process group: returns the merged report on rank 0, None on all others.
+
+    A collective: every rank must call it, with its own report of the same instrument; if a rank does not, the others wait until the
+    group's timeout. Raises `TorchDebugError` if no process group is initialized.
+    """
+    distributed: Any = sys.modules.get("torch.distributed")  # not ours to import: who has a process group has
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        msg = "gather() needs a process group: call it in each rank between init_process_group() and destroy_process_group()"
+        raise TorchDebugError(msg)
+    row = catalog.instrument_of(report)
+    if row is None:
+        msg = "gather() takes a report, such as `session.report` after `with torchdebug_magics.nanhunt() as session:`"
+        raise TorchDebugError(msg)
+    own = record_of(row.compared(report), distributed.get_rank(), report, sys.exc_info()[1], age_s())
+    records = _records(own)
+    if own.rank.rank:
+        while _asked(None, own) is not None:
+            pass
+        return None
+    try:
+        return merged(row.name, records, lambda kind, step, ranks: _asked((kind, step, ranks), own) or {})
+    finally:
+        _asked(None, own)
+
+
+def _records(own: RankRecord) -> list[RankRecord]:
+    """Gather the records of all ranks, without details; empty on all ranks but 0."""
+    distributed = sys.modules["torch.distributed"]
+    number = distributed.get_world_size()
+    is_first = own.rank.rank == 0
+    parts: list[Any] = [None] * number
+    distributed.gather_object(b"" if is_first else packed(own, _ROOM_BYTES // number), parts if is_first else None)
+    return [own, *unpacked(parts[1:])] if is_first else []
+
+
+def _asked(question: tuple[RankFindingKind, int | None, Sequence[int]] | None, own: RankRecord) -> Mapping[int, Details] | None:
+    """Answer rank 0's question on every rank: the details of a moment on some ranks; None when there are no more questions."""
+    question = _broadcast(question, 0)
+    if question is None:
+        return None
+    kind, step, ranks = question
+    return {rank: _broadcast(own.compared.details.get((kind, step), {}) if rank == own.rank.rank else None, rank) for rank in ranks}
+
+
+def _broadcast(value: Any, source: int) -> Any:
+    values = [value]
+    sys.modules["torch.distributed"].broadcast_object_list(values, source)
+    return values[0]
