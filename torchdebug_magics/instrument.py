@@ -27,9 +27,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torchdebug_magics.errors import SessionError
-from torchdebug_magics.ranks.compared import Compared
+from torchdebug_magics.ranks.compared import Compared, is_cut
 from torchdebug_magics.ranks.report import RanksReport
-from torchdebug_magics.ranks.transport import is_cut
 from torchdebug_magics.session import ReportT, Session
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from torchdebug_magics.html.page import Page
-    from torchdebug_magics.ranks.transport import Job
+    from torchdebug_magics.ranks.compared import Job
     from torchdebug_magics.report import Report
 
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchdebug_magics.html import style
-from torchdebug_magics.html.heatmap import heatmap
 from torchdebug_magics.html.page import Areas, Bars, Block, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table, Verbatim
-from torchdebug_magics.html.pictures import areas, chart
+from torchdebug_magics.html.pictures import areas, chart, heatmap
 from torchdebug_magics.html.style import Markup, el, framed, prose
 from torchdebug_magics.html.table import bars, boxes, meters, table
 

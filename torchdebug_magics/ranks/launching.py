@@ -18,11 +18,10 @@ from typing import Any, Protocol
 from torchdebug_magics.machine.process_state import process_state
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap
 from torchdebug_magics.ranks.agent import Agent
-from torchdebug_magics.ranks.compared import Compared, RankRecord
+from torchdebug_magics.ranks.compared import Compared, Job, RankRecord
 from torchdebug_magics.ranks.merging import held_details, merged
 from torchdebug_magics.ranks.rank_session import ATTRIBUTE, RankSession, folder_here
 from torchdebug_magics.ranks.rank_traces import Child, collected, left
-from torchdebug_magics.ranks.transport import Job
 from torchdebug_magics.report import Report
 
 _FORK_WAIT_S = 0.5

@@ -22,9 +22,8 @@ from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing.after_import import AfterImport
 from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.ranks.compared import RankRecord
+from torchdebug_magics.ranks.compared import Job, RankRecord
 from torchdebug_magics.ranks.rank_traces import leave_whole, record_of, standing_here
-from torchdebug_magics.ranks.transport import Job
 from torchdebug_magics.session import Session
 
 ATTRIBUTE = "_torchdebug_rank"

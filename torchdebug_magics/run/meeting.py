@@ -24,11 +24,10 @@ from torchdebug_magics.instrument import Instrument
 from torchdebug_magics.machine.process_state import age_s, process_state
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing.distributed import this_rank
-from torchdebug_magics.ranks.compared import Details, RankRecord
+from torchdebug_magics.ranks.compared import Details, RankRecord, packed, unpacked
 from torchdebug_magics.ranks.merging import merged
 from torchdebug_magics.ranks.rank_traces import leave_whole, record_of, standing_here
 from torchdebug_magics.ranks.report import Rank, RankFindingKind, RanksReport
-from torchdebug_magics.ranks.transport import packed, unpacked
 from torchdebug_magics.report import Report
 
 _LOOK_S = 0.1
