@@ -47,33 +47,20 @@ _PLAIN = (bool, int, float, str, type(None))
 class Body(Protocol):
     """The code of a session, a cell below its magics or a function, which may run any number of times."""
 
-    @property
-    def namespace(self) -> dict[str, Any]:
-        """Its global names."""
-
-    @property
-    def hidden(self) -> frozenset[str]:
-        """Names in the namespace that are not the user's."""
-
-    @property
-    def roots(self) -> Sequence[object]:
-        """Other objects that it can reach."""
-
-    @property
-    def variables(self) -> Mapping[str, object]:
-        """The values of the outside names in its code, as they are now."""
-
-    @property
-    def statements(self) -> Sequence[ast.stmt]:
-        """Its source, where that is known."""
-
-    @property
-    def file(self) -> str:
-        """The file name under which its source was compiled."""
-
-    @property
-    def refusal(self) -> str:
-        """Why it cannot be run a second time; empty where it can."""
+    namespace: dict[str, Any]
+    """Its global names."""
+    hidden: frozenset[str]
+    """Names in the namespace that are not the user's."""
+    roots: Sequence[object]
+    """Other objects that it can reach."""
+    variables: Mapping[str, object]
+    """The values of the outside names in its code, as they are now."""
+    statements: Sequence[ast.stmt]
+    """Its source, where that is known."""
+    file: str
+    """The file name under which its source was compiled."""
+    refusal: str
+    """Why it cannot be run a second time; empty where it can."""
 
     def left(self) -> Mapping[str, object]:
         """What a run has left to the user, by name."""

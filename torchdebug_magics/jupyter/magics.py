@@ -21,7 +21,7 @@ from IPython.utils.capture import capture_output
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.html.page import Fold
-from torchdebug_magics.instrument import CellContext, Instrument
+from torchdebug_magics.instrument import Body, CellContext, Instrument
 from torchdebug_magics.jupyter.arguments import Arguments, MagicParser, evaluated
 from torchdebug_magics.jupyter.cell import CellSessions, on_event, running_cells
 from torchdebug_magics.jupyter.display import Screen
@@ -205,7 +205,7 @@ def _in_one_line() -> Iterator[None]:
         raise UsageError(str(error)) from None
 
 
-class CellBody:
+class CellBody(Body):
     """The code after this package's leading magics; `run` may be called any number of times."""
 
     def __init__(self, shell: InteractiveShell, cells: CellSessions) -> None:
@@ -213,10 +213,9 @@ class CellBody:
         if source is None:
             msg = "only a cell can be run a second time: in code, `torchdebug_magics.verify(function)` does it"
             raise UsageError(msg)
-        self.namespace: dict[str, Any] = shell.user_ns
+        self.namespace = shell.user_ns
         self.hidden = frozenset(shell.user_ns_hidden)
-        """Names in the namespace that IPython put there."""
-        self.roots: tuple[object, ...] = ()
+        self.roots = ()
         self._cells = cells
         lines = shell.transform_cell(source)
         compiler: Any = shell.compile
