@@ -19,8 +19,17 @@ from torchdebug_magics.format import listed, plural, shape
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.shrink.dry_forward import DryForward, LayerFlow, dry_forward, likely_inputs, timed
 from torchdebug_magics.instruments.shrink.report import Proof, ShrinkReport
-from torchdebug_magics.instruments.shrink.skipped_attention import skip_attention
-from torchdebug_magics.instruments.shrink.stacks import Edits, Stack, costs_of, edits_of, follow_cut, renumber, rows_of, stacks_in
+from torchdebug_magics.instruments.shrink.stacks import (
+    Edits,
+    Stack,
+    costs_of,
+    edits_of,
+    follow_cut,
+    renumber,
+    rows_of,
+    skip_attention,
+    stacks_in,
+)
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.source.user_code import is_user_code, location
