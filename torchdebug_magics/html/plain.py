@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchdebug_magics.format import cell, one_line, share, sparkline
+from torchdebug_magics.html.markup import details, leads_on, level, shares
 from torchdebug_magics.html.page import Areas, Bars, Block, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table, Verbatim
 from torchdebug_magics.html.pictures import describe, describe_areas, describe_heatmap, heat_lines, totals
 from torchdebug_magics.html.style import STATUS
-from torchdebug_magics.html.table import details, leads_on, level, shares
 from torchdebug_magics.report import Gauge
 
 _WIDTH = 100

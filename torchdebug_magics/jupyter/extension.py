@@ -20,9 +20,9 @@ from torchdebug_magics.html.page import Block, Facts, Note, Page, Table
 from torchdebug_magics.instrument import Instrument
 from torchdebug_magics.jupyter.arguments import without_comment
 from torchdebug_magics.jupyter.cell import CellSessions, MagicLines, on_event
-from torchdebug_magics.jupyter.display import MODES, Screen, show_reports
 from torchdebug_magics.jupyter.magics import EveryCell, Home, InstrumentMagic, LastingSessions, memories
 from torchdebug_magics.jupyter.recorder import Recorder
+from torchdebug_magics.jupyter.showing import MODES, Screen, show_reports
 from torchdebug_magics.machine import gpus
 from torchdebug_magics.machine.kept_files import abandoned_copies
 from torchdebug_magics.report import Report

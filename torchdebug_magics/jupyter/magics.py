@@ -24,9 +24,8 @@ from torchdebug_magics.html.page import Fold
 from torchdebug_magics.instrument import Body, CellContext, Instrument
 from torchdebug_magics.jupyter.arguments import Arguments, MagicParser, evaluated
 from torchdebug_magics.jupyter.cell import CellSessions, on_event, running_cells
-from torchdebug_magics.jupyter.display import Screen
 from torchdebug_magics.jupyter.recorder import Recorder
-from torchdebug_magics.jupyter.showing import Delivery, ShownSession, folded, watched_work
+from torchdebug_magics.jupyter.showing import Delivery, Screen, ShownSession, folded, watched_work
 from torchdebug_magics.report import Report
 from torchdebug_magics.session import Session
 
