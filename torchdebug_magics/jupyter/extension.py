@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,9 @@ from torchdebug_magics.fixes import changes, fixed_source
 from torchdebug_magics.html.page import Block, Facts, Note, Page, Table
 from torchdebug_magics.instrument import Instrument
 from torchdebug_magics.jupyter.arguments import without_comment
-from torchdebug_magics.jupyter.cell import CellSessions, MagicLines, on_event
-from torchdebug_magics.jupyter.magics import EveryCell, Home, InstrumentMagic, LastingSessions, memories
-from torchdebug_magics.jupyter.recorder import Recorder
-from torchdebug_magics.jupyter.showing import MODES, Screen, show_reports
+from torchdebug_magics.jupyter.cell import MagicLines, on_event
+from torchdebug_magics.jupyter.magics import EveryCell, Home, InstrumentMagic
+from torchdebug_magics.jupyter.showing import MODES, show_reports
 from torchdebug_magics.machine import gpus
 from torchdebug_magics.machine.kept_files import abandoned_copies
 from torchdebug_magics.report import Report
@@ -47,24 +45,17 @@ _TABLE = "_filename_map"
 _MAGIC_LINE = re.compile(r"\s*%%?(\w+)\s(?:.*\s)?(\S*)$")
 
 
-class Extension:
-    """The magics, the transformer, the events, the formatters and the completer of one shell, and its latest session."""
+class Extension(Home):
+    """The magics, the transformer, the events, the formatters and the completer of one shell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
-        self.shell = shell
-        self.screen = Screen(shell)
-        self.last_session: Session[Any] | None = None
-        """The latest session; it pins the tensors that its probe kept for inspection."""
-        self.reports: deque[tuple[str, Report]] = deque(maxlen=5)
-        """The latest reports, with the names of their magics."""
+        super().__init__(shell)
         self._undo = ExitStack()
 
     def install(self) -> None:
         """Add everything to the shell."""
         shell, stack = self.shell, self._undo
-        home = Home(CellSessions(shell), LastingSessions(), memories(), Recorder(shell), self.screen, self._keep)
-        magics = {row.name: InstrumentMagic(row, home) for row in catalog.instruments()}
-        magics[FrontDoor.NAME] = FrontDoor(magics[FrontDoor.NAME].row, home, self.reports)
+        magics = {row.name: (FrontDoor if row.name == FrontDoor.NAME else InstrumentMagic)(row, self) for row in catalog.instruments()}
         # What is added last is removed first.
         stack.callback(shell.magics_manager.registry.pop, _KEY)
         shell.magics_manager.registry[_KEY] = self
@@ -82,20 +73,15 @@ class Extension:
         shell.input_transformers_cleanup.append(lines)
         stack.callback(shell.input_transformers_cleanup.remove, lines)
         note_cell_numbers(shell, stack)
-        home.lasting.install(shell, stack)
-        home.cells.install(stack)
-        for words in (home.recorder.last_words(), _lost_files()):
+        self.lasting.install(shell, stack)
+        self.cells.install(stack)
+        for words in (self.recorder.last_words(), _lost_files()):
             if words:
                 self.screen.say(words)
 
     def uninstall(self) -> None:
         """Remove everything; open sessions are closed and show their reports."""
         self._undo.close()
-
-    def _keep(self, name: str, report: Report, session: Session[Any] | None) -> None:
-        self.reports.append((name, report))
-        if session is not None:
-            self.last_session = session
 
 
 def _lost_files() -> str:
@@ -162,10 +148,10 @@ class FrontDoor(InstrumentMagic):
 
     NAME = "torchdebug"
 
-    def __init__(self, row: Instrument, home: Home, reports: Sequence[tuple[str, Report]]) -> None:
+    def __init__(self, row: Instrument, home: Home) -> None:
         super().__init__(row, home)
         self._rows = tuple(catalog.instruments())
-        self._reports = reports
+        self._reports = home.reports
         self._acts: Mapping[str, Callable[[], None]] = {
             "on": lambda: home.lasting.on(self.NAME, EveryCell(self, home.screen)),
             "off": lambda: home.lasting.off(self.NAME),

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import CodeType
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
@@ -29,8 +29,6 @@ from torchdebug_magics.jupyter.showing import Delivery, Screen, ShownSession, fo
 from torchdebug_magics.report import Report
 from torchdebug_magics.session import Session
 
-Keep: TypeAlias = "Callable[[str, Report, Session[Any] | None], None]"
-"""Called with each report: the magic's name, the report, and its session if there was one."""
 Memories: TypeAlias = Callable[[str, str], "deque[Any]"]
 _RUN_CODE = InteractiveShell.run_code.__code__
 _OF_PYTHON = frozenset({"time", "capture", "prun"})
@@ -41,15 +39,25 @@ _RUNS = 5
 """Runs remembered for each cell."""
 
 
-class Home(NamedTuple):
-    """What the magics of one shell share."""
+class Home:
+    """What the magics of one shell share, and what they have found last."""
 
-    cells: CellSessions
-    lasting: LastingSessions
-    memories: Memories
-    recorder: Recorder
-    screen: Screen
-    keep: Keep
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self.screen = Screen(shell)
+        self.cells = CellSessions(shell)
+        self.lasting = LastingSessions()
+        self.memories = memories()
+        self.recorder = Recorder(shell)
+        self.last_session: Session[Any] | None = None
+        """The latest session; it pins the tensors that its probe kept for inspection."""
+        self.reports: deque[tuple[str, Report]] = deque(maxlen=5)
+        """The latest reports, with the names of their magics."""
+
+    def keep(self, name: str, report: Report, session: Session[Any] | None = None) -> None:
+        """Remember a report, and its session if there was one."""
+        self.reports.append((name, report))
+        self.last_session = session or self.last_session
 
 
 class InstrumentMagic:
@@ -127,7 +135,7 @@ class InstrumentMagic:
             self._shorten(examined.error, asked, is_folded=examined.report is not None)
             below = folded(examined.error)
         if examined.report is not None:
-            Delivery(self.row, asked, self._screen, lambda name, kept: self._home.keep(name, kept, None))(examined.report, below=below)
+            Delivery(self.row, asked, self._screen, self._home.keep)(examined.report, below=below)
         if examined.error is not None:
             raise examined.error
         return True
