@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
@@ -144,15 +144,7 @@ class EngineCell:
             meeting.stand()
 
 
-class _Place(Protocol):
-    def put(self, key: str, data: bytes) -> None: ...
-
-    def get(self, key: str) -> bytes | None: ...
-
-    def clear(self, keys: Sequence[str]) -> None: ...
-
-
-def meeting_place(rank: int) -> _Place:
+def meeting_place(rank: int) -> StorePlace | _Folder:
     """The same for all ranks of this job, and for no other job."""
     job = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
@@ -214,7 +206,7 @@ class _Folder:
 class Meeting:
     """What one rank stores and, on rank 0, reads."""
 
-    def __init__(self, row: Instrument, place: _Place, rank: int, ranks_count: int, began_s: float) -> None:
+    def __init__(self, row: Instrument, place: StorePlace | _Folder, rank: int, ranks_count: int, began_s: float) -> None:
         self._row = row
         self._place = place
         self._rank = rank
@@ -275,25 +267,17 @@ def gather(report: Report) -> RanksReport | None:
         msg = "gather() takes a report, such as `session.report` after `with torchdebug_magics.nanhunt() as session:`"
         raise TorchDebugError(msg)
     own = record_of(row.compared(report), distributed.get_rank(), report, sys.exc_info()[1], age_s())
-    records = _records(own)
-    if own.rank.rank:
+    number, is_first = distributed.get_world_size(), own.rank.rank == 0
+    parts: list[Any] = [None] * number
+    distributed.gather_object(b"" if is_first else packed(own, _ROOM_BYTES // number), parts if is_first else None)
+    if not is_first:
         while _asked(None, own) is not None:
             pass
         return None
     try:
-        return merged(row.name, records, lambda kind, step, ranks: _asked((kind, step, ranks), own) or {})
+        return merged(row.name, [own, *unpacked(parts[1:])], lambda kind, step, ranks: _asked((kind, step, ranks), own) or {})
     finally:
         _asked(None, own)
-
-
-def _records(own: RankRecord) -> list[RankRecord]:
-    """Gather the records of all ranks, without details; empty on all ranks but 0."""
-    distributed = sys.modules["torch.distributed"]
-    number = distributed.get_world_size()
-    is_first = own.rank.rank == 0
-    parts: list[Any] = [None] * number
-    distributed.gather_object(b"" if is_first else packed(own, _ROOM_BYTES // number), parts if is_first else None)
-    return [own, *unpacked(parts[1:])] if is_first else []
 
 
 def _asked(question: tuple[RankFindingKind, int | None, Sequence[int]] | None, own: RankRecord) -> Mapping[int, Details] | None:
