@@ -196,6 +196,11 @@ class Instrument:
         return "=" in self.subjects
 
     @property
+    def takes_words(self) -> bool:
+        """Whether words to examine may stand for themselves, without quotes, as in ``%memmark before forward``."""
+        return self.subjects.startswith('"')
+
+    @property
     def function(self) -> str:
         """The name of its function in `torchdebug_magics`, and of its package."""
         return self.module.rpartition(".")[2]

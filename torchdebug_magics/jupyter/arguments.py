@@ -123,7 +123,6 @@ class MagicParser(argparse.ArgumentParser):
         words: list[str] = []
         expressions: list[str] = []
         rest = line
-        takes_words = self._row.subjects.startswith('"')
         valued = {flag for action in self._actions if action.nargs != 0 for flag in action.option_strings}
         while rest:
             word = rest.split(None, 1)[0]
@@ -137,7 +136,7 @@ class MagicParser(argparse.ArgumentParser):
                 words += [word] if word in _SWITCHES else []
                 expressions += [] if word in _SWITCHES else [repr(word)]
                 rest = rest[len(word) :].lstrip()
-            elif takes_words and (bare := _BARE.match(rest)) and _is_bare(bare[0], names):
+            elif self._row.takes_words and (bare := _BARE.match(rest)) and _is_bare(bare[0], names):
                 expressions.append(repr(_expanded(bare[0], names)))
                 rest = rest[bare.end() :].lstrip()
             else:

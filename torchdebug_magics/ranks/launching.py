@@ -13,19 +13,16 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from multiprocessing import util
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torchdebug_magics.machine.process_state import process_state
 from torchdebug_magics.probing.wrappers import unwrap_all, wrap
 from torchdebug_magics.ranks.agent import Agent
-from torchdebug_magics.ranks.compared import Job, RankRecord
+from torchdebug_magics.ranks.compared import Compared, Job, RankRecord
 from torchdebug_magics.ranks.merging import held_details, merged
 from torchdebug_magics.ranks.rank_session import ATTRIBUTE, RankSession, folder_here
 from torchdebug_magics.ranks.rank_traces import Child, collected, left
 from torchdebug_magics.report import Report
-
-if TYPE_CHECKING:
-    from torchdebug_magics.instrument import Instrument
 
 _FORK_WAIT_S = 0.5
 _HELPERS = frozenset({
@@ -131,10 +128,21 @@ def _short_folder() -> str:
     return usual if len(usual) < 60 else "/tmp"  # noqa: PLR2004, S108 - the folder itself is private
 
 
+class _Row(Protocol):
+    """The instrument, which imports this module."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def module(self) -> str: ...
+    def compared(self, report: Any) -> Compared:
+        """The part of a report that is compared with other ranks."""
+
+
 class FollowedRanks:
     """A probe around the instrument's own, which watches the process that launches the ranks."""
 
-    def __init__(self, inner: Any, row: Instrument, options: Mapping[str, Any], job: Job | None = None) -> None:
+    def __init__(self, inner: Any, row: _Row, options: Mapping[str, Any], job: Job | None = None) -> None:
         self._inner = inner
         self._row = row
         self._options = options
