@@ -94,24 +94,20 @@ def _draw(axes: Axes, block: Chart) -> None:
     _dress(axes, block, [value for value in drawn if not math.isnan(value)])
 
 
-def _with_margin(span: tuple[float, float], *, log: bool) -> tuple[float, float]:
-    """A little more at both ends, so that a line along one of them is seen whole."""
-    low, high = span
-    if log and low > 0:
-        factor = (high / low) ** _MARGIN if high > low else 1 + _MARGIN
-        return low / factor, high * factor
-    more = _MARGIN * ((high - low) or 1.0)
-    return low - more, high + more
-
-
 def _dress(axes: Axes, block: Chart, shown: list[float]) -> None:
     """No words here: a frame, and a line at each end of the scale, whose values stand beside the image."""
     axes.set_xmargin(0.02)
     axes.set_ymargin(_MARGIN)
     if block.log and shown:
         axes.set_yscale("log")
-    if block.span is not None:
-        axes.set_ylim(*_with_margin(block.span, log=block.log))
+    if block.span is not None:  # a little more at both ends, so that a line along one of them is seen whole
+        low, high = block.span
+        if block.log and low > 0:
+            factor = (high / low) ** _MARGIN if high > low else 1 + _MARGIN
+            axes.set_ylim(low / factor, high * factor)
+        else:
+            more = _MARGIN * ((high - low) or 1.0)
+            axes.set_ylim(low - more, high + more)
     _frame(axes)
     if shown:
         axes.hlines(

@@ -133,11 +133,6 @@ class CellSessions:
         result.raise_error()
         return value
 
-    def _traceback_of(self, error: BaseException) -> list[str]:
-        if self._explained is not None and self._explained[0] is error:
-            return self._explained[1]
-        return next(filter(None, (one.session.traceback_of(error) for one in self._opened)), [])
-
     def _close_ended(self, *_: object) -> None:
         running = {id(cell) for cell in running_cells()}
         self._close([one for one in self._opened if one.thread == get_ident() and not one.is_closing and id(one.cell) not in running])
@@ -173,7 +168,10 @@ class CellSessions:
     def _show(self, kind: type[BaseException], error: Any, _trace: TracebackType | None, tb_offset: int | None = None) -> Any:
         without_ours(error)
         with lines_as_typed(error):
-            lines = self._traceback_of(error)
+            if self._explained is not None and self._explained[0] is error:
+                lines = self._explained[1]
+            else:
+                lines = next(filter(None, (opened.session.traceback_of(error) for opened in self._opened)), [])
             handled, handler = self._handler_before or ((), None)
             if not lines and handler is not None and isinstance(error, handled):
                 return handler(kind, error, error.__traceback__, tb_offset)

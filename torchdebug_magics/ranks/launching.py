@@ -189,13 +189,8 @@ class FollowedRanks:
         judge = getattr(self._inner, "live_of_ranks", None)
         return lowest if judge is None else judge(own, lowest)
 
-    def kept(self) -> dict[str, object]:
-        """The inner probe's."""
-        kept: dict[str, object] = self._inner.kept()
-        return kept
-
     def __getattr__(self, name: str) -> Any:
-        """What else the inner probe has: `traceback_of` and `standing`, of some."""
+        """What else the inner probe has: `kept`, and, of some, `traceback_of` and `standing`."""
         return getattr(self._inner, name)
 
     def _start(self, original: Callable[[BaseProcess], None], process: BaseProcess) -> None:
