@@ -16,7 +16,8 @@ from torchdebug_magics.report import Edit, Report
 def fixed_source(report: Report) -> dict[int | str, str]:
     """The whole new source of each cell, by its number, and of each file, by its path, that the edits of a report change.
 
-    Raises `TorchDebugError` where the report has no edits, where a source is gone, or where it is not as it was when it ran.
+    Nothing is written. Raises `TorchDebugError` where the report has no edits, as its fix is then advice in words, and where a source is
+    gone, or is not as it was when it ran.
     """
     if not report.edits:
         msg = (

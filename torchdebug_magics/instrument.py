@@ -27,9 +27,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torchdebug_magics.errors import SessionError
-from torchdebug_magics.ranks.compared import Compared
+from torchdebug_magics.ranks.compared import Compared, is_cut
 from torchdebug_magics.ranks.report import RanksReport
-from torchdebug_magics.ranks.transport import is_cut
 from torchdebug_magics.session import ReportT, Session
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from torchdebug_magics.html.page import Page
-    from torchdebug_magics.ranks.transport import Job
+    from torchdebug_magics.ranks.compared import Job
     from torchdebug_magics.report import Report
 
 
@@ -48,33 +47,20 @@ _PLAIN = (bool, int, float, str, type(None))
 class Body(Protocol):
     """The code of a session, a cell below its magics or a function, which may run any number of times."""
 
-    @property
-    def namespace(self) -> dict[str, Any]:
-        """Its global names."""
-
-    @property
-    def hidden(self) -> frozenset[str]:
-        """Names in the namespace that are not the user's."""
-
-    @property
-    def roots(self) -> Sequence[object]:
-        """Other objects that it can reach."""
-
-    @property
-    def variables(self) -> Mapping[str, object]:
-        """The values of the outside names in its code, as they are now."""
-
-    @property
-    def statements(self) -> Sequence[ast.stmt]:
-        """Its source, where that is known."""
-
-    @property
-    def file(self) -> str:
-        """The file name under which its source was compiled."""
-
-    @property
-    def refusal(self) -> str:
-        """Why it cannot be run a second time; empty where it can."""
+    namespace: dict[str, Any]
+    """Its global names."""
+    hidden: frozenset[str]
+    """Names in the namespace that are not the user's."""
+    roots: Sequence[object]
+    """Other objects that it can reach."""
+    variables: Mapping[str, object]
+    """The values of the outside names in its code, as they are now."""
+    statements: Sequence[ast.stmt]
+    """Its source, where that is known."""
+    file: str
+    """The file name under which its source was compiled."""
+    refusal: str
+    """Why it cannot be run a second time; empty where it can."""
 
     def left(self) -> Mapping[str, object]:
         """What a run has left to the user, by name."""
@@ -247,18 +233,14 @@ class Instrument:
 
     def session(self, **options: object) -> Session[Any]:
         """A new session; raises TypeError for an unknown option."""
-        return self.session_of_cell(options, SCRIPT)
+        return self.session_of_cell(options)
 
-    def session_in_rank(self, job: Job) -> Session[Any]:
-        """A new session in a process that another session launched."""
-        return self.session_of_cell(job.options, SCRIPT, job)
-
-    def session_of_cell(self, options: Mapping[str, Any], context: CellContext, job: Job | None = None) -> Session[Any]:
-        """A new session for a cell, a script or a rank."""
+    def session_of_cell(self, options: Mapping[str, Any], context: CellContext = SCRIPT, job: Job | None = None) -> Session[Any]:
+        """A new session for a cell, a script or a process that another session launched with a `job`."""
         options = self._known(options) if job is None else options  # a launcher tells its ranks more than a user can
         probe = self.probe(options, context)
         if self.is_followed and "torch" in sys.modules:  # a gauge does not import it
-            from torchdebug_magics.ranks.following import FollowedRanks  # noqa: PLC0415
+            from torchdebug_magics.ranks.launching import FollowedRanks  # noqa: PLC0415
 
             probe = FollowedRanks(probe, self, options, job)
         return Session(probe, finished)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from torchdebug_magics.errors import SessionError, TorchDebugError
 from torchdebug_magics.report import Report
@@ -41,21 +41,8 @@ class Probe(Protocol[ReportT_co]):
     def kept(self) -> dict[str, object]:
         """Live objects kept for inspection, by name; they may pin memory."""
 
-
-@runtime_checkable
-class ShortensTraceback(Protocol):
-    """A probe that shows the errors of its cell in a shorter form."""
-
-    def traceback_of(self, error: BaseException) -> list[str]:
-        """The lines shown in place of an error's traceback; empty for the plain traceback."""
-
-
-@runtime_checkable
-class Recorded(Protocol):
-    """A probe for whose session the kernel's position is recorded, so that the next kernel reports it if this one is killed."""
-
-    def standing(self) -> str | None:
-        """Why its cell makes no progress, in one line; empty while it does. None: the position is not recorded."""
+    # It may have `traceback_of(error)`, see `Session`, and `standing()`: why its cell makes no progress, in one line, empty while it does.
+    # Where that returns no None, the kernel's position is recorded, so that the next kernel reports it if this one is killed.
 
 
 class Session(Generic[ReportT]):
@@ -119,16 +106,17 @@ class Session(Generic[ReportT]):
 
     def traceback_of(self, error: BaseException) -> list[str]:
         """The lines shown in place of an error's traceback; empty for the plain traceback."""
-        return self._probe.traceback_of(error) if isinstance(self._probe, ShortensTraceback) else []
+        ask = getattr(self._probe, "traceback_of", None)
+        return [] if ask is None else ask(error)
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the kernel's position is recorded while the session is open; see `Recorded`."""
-        return isinstance(self._probe, Recorded) and self._probe.standing() is not None
+        """Whether the kernel's position is recorded while the session is open."""
+        return getattr(self._probe, "standing", lambda: None)() is not None
 
     def standing(self) -> str:
         """Why the cell makes no progress; empty if it does, or if the probe cannot tell."""
-        return (self._probe.standing() or "") if isinstance(self._probe, Recorded) else ""
+        return getattr(self._probe, "standing", lambda: None)() or ""
 
     @property
     def kept(self) -> dict[str, object]:
@@ -145,7 +133,7 @@ def without_ours(error: BaseException) -> None:
     """Unlink this package's frames in place; a `TorchDebugError` keeps all frames."""
     trace = None if isinstance(error, TorchDebugError) else error.__traceback__
     while trace is not None:
-        trace.tb_next = _past_ours(trace.tb_next)
+        trace.tb_next = past_ours(trace.tb_next)
         trace = trace.tb_next
 
 
@@ -156,13 +144,8 @@ def first_interrupt(error: BaseException) -> BaseException:
     return error
 
 
-def past_ours(error: BaseException) -> TracebackType | None:
-    """The traceback without this package's frames at its beginning."""
-    return _past_ours(error.__traceback__)
-
-
-def _past_ours(trace: TracebackType | None) -> TracebackType | None:
-    """The first entry that is not ours; frames that torch adds around ours are skipped with them."""
+def past_ours(trace: TracebackType | None) -> TracebackType | None:
+    """The first entry that is not this package's; frames that torch adds around ours are skipped with them."""
     at, last_own = trace, None
     while at is not None and (_is_own(at) or at.tb_frame.f_code.co_filename.replace("\\", "/").endswith(_WAY_TO_AN_OP)):
         if _is_own(at):

@@ -29,9 +29,9 @@ import torchdebug_magics
 from torchdebug_magics import catalog
 from torchdebug_magics.format import byte_size
 from torchdebug_magics.html import plain
+from torchdebug_magics.ranks.compared import packed, unpacked
 from torchdebug_magics.ranks.merging import held_details, merged
 from torchdebug_magics.ranks.rank_traces import record_of
-from torchdebug_magics.ranks.transport import packed, unpacked
 
 if TYPE_CHECKING:
     from torchdebug_magics.ranks.compared import RankRecord

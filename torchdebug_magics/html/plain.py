@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchdebug_magics.format import cell, one_line, share, sparkline
-from torchdebug_magics.html import heatmap
+from torchdebug_magics.html.markup import details, leads_on, level, shares
 from torchdebug_magics.html.page import Areas, Bars, Block, Boxes, Chart, Code, Facts, Fold, Heatmap, Meters, Note, Page, Table, Verbatim
-from torchdebug_magics.html.pictures import describe, describe_areas, totals
+from torchdebug_magics.html.pictures import describe, describe_areas, describe_heatmap, heat_lines, totals
 from torchdebug_magics.html.style import STATUS
-from torchdebug_magics.html.table import details, leads_on, level, shares
 from torchdebug_magics.report import Gauge
 
 _WIDTH = 100
@@ -145,7 +144,7 @@ _WRITERS: Mapping[type[Block], Callable[[Any], str]] = {
     Areas: lambda block: f"{_wrapped(f'{block.title}: {describe_areas(block)}')}\n  {sparkline(totals(block))}",
     Bars: _bars,
     Boxes: _boxes,
-    Heatmap: lambda block: "\n".join([_wrapped(heatmap.describe(block)), *map(one_line, heatmap.heat_lines(block))]),
+    Heatmap: lambda block: "\n".join([_wrapped(describe_heatmap(block)), *map(one_line, heat_lines(block))]),
     Meters: _meters,
     Note: _note,
     Verbatim: lambda block: block.text,

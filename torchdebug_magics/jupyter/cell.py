@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # IPython's runner and ours; each holds, in a local called `result`, what its cell will result in.
 _RUNNERS = ("run_cell_async", "run_as_cell")
+_MAGIC = re.compile(r"%%\s*(\S+)(.*)", re.DOTALL)
 _CALL = re.compile(r"get_ipython\(\)\.run_cell_magic\((.*), None\)\n")
 
 
@@ -79,11 +80,7 @@ class CellSessions:
         """Close sessions at the end of each cell, and all of them when the stack closes."""
         for event in self.EVENTS:
             on_event(self._shell, event, self._close_ended, stack)
-
-        def after_cell(result: ExecutionResult) -> None:
-            self.last_result = result
-
-        on_event(self._shell, "post_run_cell", after_cell, stack)
+        on_event(self._shell, "post_run_cell", lambda result: setattr(self, "last_result", result), stack)
         stack.callback(self._close, self._opened)
 
     def open(self, name: str, session: ShownSession) -> None:
@@ -136,11 +133,6 @@ class CellSessions:
         result.raise_error()
         return value
 
-    def _traceback_of(self, error: BaseException) -> list[str]:
-        if self._explained is not None and self._explained[0] is error:
-            return self._explained[1]
-        return next(filter(None, (one.session.traceback_of(error) for one in self._opened)), [])
-
     def _close_ended(self, *_: object) -> None:
         running = {id(cell) for cell in running_cells()}
         self._close([one for one in self._opened if one.thread == get_ident() and not one.is_closing and id(one.cell) not in running])
@@ -176,7 +168,10 @@ class CellSessions:
     def _show(self, kind: type[BaseException], error: Any, _trace: TracebackType | None, tb_offset: int | None = None) -> Any:
         without_ours(error)
         with lines_as_typed(error):
-            lines = self._traceback_of(error)
+            if self._explained is not None and self._explained[0] is error:
+                lines = self._explained[1]
+            else:
+                lines = next(filter(None, (opened.session.traceback_of(error) for opened in self._opened)), [])
             handled, handler = self._handler_before or ((), None)
             if not lines and handler is not None and isinstance(error, handled):
                 return handler(kind, error, error.__traceback__, tb_offset)
@@ -203,7 +198,8 @@ class MagicLines:
         read: list[str] = []
         found = False
         for at, line in enumerate(lines):
-            name, arguments = _cell_magic_line(line)
+            magic = _MAGIC.match(line)
+            name, arguments = (magic[1], magic[2].strip()) if magic else ("", "")
             if name in self._names:
                 found = True
                 # A body of None says: the body is what follows in this cell.
@@ -216,13 +212,6 @@ class MagicLines:
             else:
                 read.append(line)
         return read
-
-
-def _cell_magic_line(line: str) -> tuple[str, str]:
-    if not line.startswith("%%"):
-        return "", ""
-    name, *arguments = [*line[2:].split(None, 1), ""][:2]
-    return name, "".join(arguments).strip()
 
 
 @contextmanager

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.getipython import get_ipython
-from IPython.core.magic import needs_local_scope, no_var_expand
 
 from torchdebug_magics import __version__, catalog
 from torchdebug_magics.errors import NonFiniteError, TorchDebugError
@@ -20,10 +18,9 @@ from torchdebug_magics.fixes import changes, fixed_source
 from torchdebug_magics.html.page import Block, Facts, Note, Page, Table
 from torchdebug_magics.instrument import Instrument
 from torchdebug_magics.jupyter.arguments import without_comment
-from torchdebug_magics.jupyter.cell import CellSessions, MagicLines, on_event
-from torchdebug_magics.jupyter.display import MODES, Screen, show_reports
-from torchdebug_magics.jupyter.magics import EveryCell, Home, InstrumentMagic, LastingSessions, memories
-from torchdebug_magics.jupyter.recorder import Recorder
+from torchdebug_magics.jupyter.cell import MagicLines, on_event
+from torchdebug_magics.jupyter.magics import EveryCell, Home, InstrumentMagic
+from torchdebug_magics.jupyter.showing import MODES, show_reports
 from torchdebug_magics.machine import gpus
 from torchdebug_magics.machine.kept_files import abandoned_copies
 from torchdebug_magics.report import Report
@@ -48,27 +45,17 @@ _TABLE = "_filename_map"
 _MAGIC_LINE = re.compile(r"\s*%%?(\w+)\s(?:.*\s)?(\S*)$")
 
 
-class Extension:
-    """The magics, the transformer, the events, the formatters and the completer of one shell, and its latest session."""
+class Extension(Home):
+    """The magics, the transformer, the events, the formatters and the completer of one shell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
-        self.shell = shell
-        self.screen = Screen(shell)
-        self.last_session: Session[Any] | None = None
-        """The latest session; it pins the tensors that its probe kept for inspection."""
-        self.reports: deque[tuple[str, Report]] = deque(maxlen=5)
-        """The latest reports, with the names of their magics."""
+        super().__init__(shell)
         self._undo = ExitStack()
 
     def install(self) -> None:
         """Add everything to the shell."""
         shell, stack = self.shell, self._undo
-        home = Home(CellSessions(shell), LastingSessions(), memories(), Recorder(shell), self.screen, self._keep)
-        magics = {row.name: InstrumentMagic(row, home) for row in catalog.instruments()}
-        every_cell = EveryCell(magics[FrontDoor.NAME], magics, self.screen)
-        stack.callback(every_cell.stop, is_unloaded=True)
-        door = FrontDoor([magic.row for magic in magics.values()], magics[FrontDoor.NAME], every_cell, self.screen, self.reports)
-        flags = {name: (*magic.parser.words, *magic.parser.flags) for name, magic in magics.items()}
+        magics = {row.name: (FrontDoor if row.name == FrontDoor.NAME else InstrumentMagic)(row, self) for row in catalog.instruments()}
         # What is added last is removed first.
         stack.callback(shell.magics_manager.registry.pop, _KEY)
         shell.magics_manager.registry[_KEY] = self
@@ -76,31 +63,25 @@ class Extension:
         for name, magic in magics.items():
             for kind, function in zip(("line", "cell"), magic.functions(), strict=True):
                 register(function, kind, name)
-        register(door.function(), "line", door.NAME)
         for kinds in shell.magics_manager.magics.values():
             for name in magics:
                 stack.callback(kinds.pop, name, None)
         takes_values = {name for name, magic in magics.items() if magic.row.subjects}
-        complete(shell, {**flags, door.NAME: (*door.WORDS, *flags[door.NAME])}, takes_values, stack)
+        complete(shell, {name: magic.completions for name, magic in magics.items()}, takes_values, stack)
         show_reports(self.screen, stack)
         lines = MagicLines(magics)
         shell.input_transformers_cleanup.append(lines)
         stack.callback(shell.input_transformers_cleanup.remove, lines)
         note_cell_numbers(shell, stack)
-        home.lasting.install(shell, stack)
-        home.cells.install(stack)
-        for words in (home.recorder.last_words(), _lost_files()):
+        self.lasting.install(shell, stack)
+        self.cells.install(stack)
+        for words in (self.recorder.last_words(), _lost_files()):
             if words:
                 self.screen.say(words)
 
     def uninstall(self) -> None:
         """Remove everything; open sessions are closed and show their reports."""
         self._undo.close()
-
-    def _keep(self, name: str, report: Report, session: Session[Any] | None) -> None:
-        self.reports.append((name, report))
-        if session is not None:
-            self.last_session = session
 
 
 def _lost_files() -> str:
@@ -117,27 +98,33 @@ def _lost_files() -> str:
     )
 
 
-def load(shell: InteractiveShell) -> None:
-    """Load the extension, unless this shell already has."""
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Register the magics, unless this shell has them: ``%load_ext torchdebug_magics``."""
     if loaded(shell) is None:
         Extension(shell).install()
 
 
-def unload(shell: InteractiveShell) -> None:
-    """Unload the extension."""
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Remove the magics: ``%unload_ext torchdebug_magics``."""
     extension = loaded(shell)
     if extension is not None:
         extension.uninstall()
 
 
 def last_session() -> Session[Any] | None:
-    """The latest session of the running shell, or None."""
+    """The session of the latest cell under a magic, or None: ``last_session().bad`` holds the tensors at its finding.
+
+    Only the latest is kept, until the next one ends; it pins those tensors.
+    """
     extension = loaded(get_ipython())
     return None if extension is None else extension.last_session
 
 
 def show(report: Report, *, widget: bool = False) -> None:
-    """Show a report as its magic does; print it where no shell has loaded the extension."""
+    """Show a report again, as its magic does; with `widget`, as an interactive view: filter, sort, expand.
+
+    It is printed where no shell has loaded the extension.
+    """
     extension = loaded(get_ipython())
     row = catalog.instrument_of(report)
     if row is None:
@@ -156,66 +143,44 @@ def loaded(shell: InteractiveShell | None) -> Extension | None:
     return found if isinstance(found, Extension) else None
 
 
-class FrontDoor:
-    """The line magic ``%torchdebug``."""
+class FrontDoor(InstrumentMagic):
+    """``%%torchdebug``, and the words of its line."""
 
     NAME = "torchdebug"
-    WORDS = ("on", "off", "doctor", "last", "fix", "display", *MODES)
 
-    def __init__(
-        self,
-        rows: Iterable[Instrument],
-        magic: InstrumentMagic,
-        every_cell: EveryCell,
-        screen: Screen,
-        reports: Sequence[tuple[str, Report]],
-    ) -> None:
-        self._rows = tuple(rows)
-        self._magic = magic
-        """The cell magic of the same name."""
-        self._every_cell = every_cell
-        self._screen = screen
-        self._reports = reports
+    def __init__(self, row: Instrument, home: Home) -> None:
+        super().__init__(row, home)
+        self._rows = tuple(catalog.instruments())
+        self._reports = home.reports
+        self._acts: Mapping[str, Callable[[], None]] = {
+            "on": lambda: home.lasting.on(self.NAME, EveryCell(self, home.screen)),
+            "off": lambda: home.lasting.off(self.NAME),
+            "doctor": lambda: home.screen.show_page(self.doctor()),
+            "last": self._last,
+            "fix": lambda: home.screen.say(self._fix()),
+            "display": lambda: home.screen.say(self._display()),
+        }
+        self.completions = (*self._acts, *MODES, *self.completions)
 
-    def function(self) -> Callable[..., None]:
-        """The function to register with IPython."""
-
-        @no_var_expand
-        @needs_local_scope
-        def torchdebug(text: str, local_ns: dict[str, object] | None = None) -> None:
-            __tracebackhide__ = True
-            self(text, local_ns or {})
-
-        torchdebug.__doc__ = self._magic.parser.help
-        return torchdebug
-
-    def __call__(self, text: str, local_ns: dict[str, object]) -> None:
+    def line(self, text: str, local_ns: dict[str, object]) -> None:
         """Run one line."""
         __tracebackhide__ = True
         words = without_comment(text).split()
-        acts: dict[str, Callable[[], None]] = {
-            "on": self._on, "off": self._every_cell.off, "doctor": lambda: self._screen.show_page(self.doctor()), "last": self._last,
-            "fix": lambda: self._screen.say(self._fix()), "display": lambda: self._screen.say(self._display()),
-        }  # fmt: skip
         match words:
             case ["display", mode] if mode in MODES:
                 self._screen.mode = mode
                 words.pop()
-        if len(words) == 1 and words[0] in acts:
-            acts[words[0]]()
+        if len(words) == 1 and words[0] in self._acts:
+            self._acts[words[0]]()
         elif words and not words[0].startswith("-"):
-            msg = f"%torchdebug has {', '.join(acts)} and display {'|'.join(MODES)}: what is {without_comment(text)!r}?"
+            msg = f"%torchdebug has {', '.join(self._acts)} and display {'|'.join(MODES)}: what is {without_comment(text)!r}?"
             raise UsageError(msg)
-        elif words or (self._magic.last_error() is not None and not self._is_explained()):
-            self._magic.line(text, local_ns)
-        elif self._magic.last_error() is not None:
+        elif words or (self.last_error() is not None and not self._is_explained()):
+            super().line(text, local_ns)
+        elif self.last_error() is not None:
             self._last()
         else:
             self._screen.show_page(self.welcome())
-
-    def _on(self) -> None:
-        self._every_cell.on()
-        self._screen.say(f"every cell is watched from now on, until `%{self.NAME} off`; only what is found is shown")
 
     def _last(self) -> None:
         if not self._reports:
@@ -228,9 +193,8 @@ class FrontDoor:
 
     def _is_explained(self) -> bool:
         """Whether the last report is on the error that ended the last cell."""
-        last = self._magic.last_result
-        source = str(getattr(getattr(last, "info", None), "raw_cell", ""))
-        return bool(self._reports) and (source.startswith(f"%%{self.NAME}") or isinstance(self._magic.last_error(), NonFiniteError))
+        source = str(getattr(getattr(self.last_result, "info", None), "raw_cell", ""))
+        return bool(self._reports) and (source.startswith(f"%%{self.NAME}") or isinstance(self.last_error(), NonFiniteError))
 
     def welcome(self) -> Page:
         """All magics, and a summary of this machine."""

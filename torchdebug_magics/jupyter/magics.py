@@ -6,12 +6,12 @@ import ast
 import re
 import sys
 from collections import ChainMap, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import CodeType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
@@ -21,17 +21,14 @@ from IPython.utils.capture import capture_output
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.html.page import Fold
-from torchdebug_magics.instrument import CellContext, Instrument
+from torchdebug_magics.instrument import Body, CellContext, Instrument
 from torchdebug_magics.jupyter.arguments import Arguments, MagicParser, evaluated
 from torchdebug_magics.jupyter.cell import CellSessions, on_event, running_cells
-from torchdebug_magics.jupyter.display import Screen
 from torchdebug_magics.jupyter.recorder import Recorder
-from torchdebug_magics.jupyter.showing import Delivery, ShownSession, folded, watched_work
+from torchdebug_magics.jupyter.showing import Delivery, Screen, ShownSession, folded, watched_work
 from torchdebug_magics.report import Report
 from torchdebug_magics.session import Session
 
-Keep: TypeAlias = "Callable[[str, Report, Session[Any] | None], None]"
-"""Called with each report: the magic's name, the report, and its session if there was one."""
 Memories: TypeAlias = Callable[[str, str], "deque[Any]"]
 _RUN_CODE = InteractiveShell.run_code.__code__
 _OF_PYTHON = frozenset({"time", "capture", "prun"})
@@ -42,15 +39,25 @@ _RUNS = 5
 """Runs remembered for each cell."""
 
 
-class Home(NamedTuple):
-    """What the magics of one shell share."""
+class Home:
+    """What the magics of one shell share, and what they have found last."""
 
-    cells: CellSessions
-    lasting: LastingSessions
-    memories: Memories
-    recorder: Recorder
-    screen: Screen
-    keep: Keep
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self.screen = Screen(shell)
+        self.cells = CellSessions(shell)
+        self.lasting = LastingSessions()
+        self.memories = memories()
+        self.recorder = Recorder(shell)
+        self.last_session: Session[Any] | None = None
+        """The latest session; it pins the tensors that its probe kept for inspection."""
+        self.reports: deque[tuple[str, Report]] = deque(maxlen=5)
+        """The latest reports, with the names of their magics."""
+
+    def keep(self, name: str, report: Report, session: Session[Any] | None = None) -> None:
+        """Remember a report, and its session if there was one."""
+        self.reports.append((name, report))
+        self.last_session = session or self.last_session
 
 
 class InstrumentMagic:
@@ -59,6 +66,7 @@ class InstrumentMagic:
     def __init__(self, row: Instrument, home: Home) -> None:
         self.row = row
         self.parser = MagicParser(row)
+        self.completions = (*self.parser.words, *self.parser.flags)
         self._home = home
         self._screen = home.screen
 
@@ -127,7 +135,7 @@ class InstrumentMagic:
             self._shorten(examined.error, asked, is_folded=examined.report is not None)
             below = folded(examined.error)
         if examined.report is not None:
-            Delivery(self.row, asked, self._screen, lambda name, kept: self._home.keep(name, kept, None))(examined.report, below=below)
+            Delivery(self.row, asked, self._screen, self._home.keep)(examined.report, below=below)
         if examined.error is not None:
             raise examined.error
         return True
@@ -204,7 +212,7 @@ def _in_one_line() -> Iterator[None]:
         raise UsageError(str(error)) from None
 
 
-class CellBody:
+class CellBody(Body):
     """The code after this package's leading magics; `run` may be called any number of times."""
 
     def __init__(self, shell: InteractiveShell, cells: CellSessions) -> None:
@@ -212,10 +220,9 @@ class CellBody:
         if source is None:
             msg = "only a cell can be run a second time: in code, `torchdebug_magics.verify(function)` does it"
             raise UsageError(msg)
-        self.namespace: dict[str, Any] = shell.user_ns
+        self.namespace = shell.user_ns
         self.hidden = frozenset(shell.user_ns_hidden)
-        """Names in the namespace that IPython put there."""
-        self.roots: tuple[object, ...] = ()
+        self.roots = ()
         self._cells = cells
         lines = shell.transform_cell(source)
         compiler: Any = shell.compile
@@ -296,7 +303,7 @@ class LastingSessions:
     """Lasting sessions, at most one for each magic; after each cell, a session may show a page."""
 
     def __init__(self) -> None:
-        self._on: dict[str, ShownSession] = {}
+        self._on: dict[str, ShownSession | EveryCell] = {}
 
     def install(self, shell: InteractiveShell, stack: ExitStack) -> None:
         """Show pages after each cell, and exit all sessions when the stack closes."""
@@ -312,7 +319,7 @@ class LastingSessions:
         on_event(shell, "post_run_cell", after_cell, stack)
         stack.callback(off)
 
-    def on(self, name: str, session: ShownSession) -> None:
+    def on(self, name: str, session: ShownSession | EveryCell) -> None:
         """Enter `session`, until `off`."""
         __tracebackhide__ = True
         if name in self._on:
@@ -341,36 +348,27 @@ class LastingSessions:
 
 
 class EveryCell:
-    """From `on` to `off`, opens a session in each cell that has no magic of ours, once torch is imported."""
+    """A lasting session: it opens one of `magic` in each cell that has no magic of ours, once torch is imported."""
 
-    def __init__(self, magic: InstrumentMagic, names: Collection[str], screen: Screen) -> None:
+    def __init__(self, magic: InstrumentMagic, screen: Screen) -> None:
         self._magic = magic
-        self._ours = re.compile(rf"^\s*%%?({'|'.join(names)})\b", re.MULTILINE)
+        self._ours = re.compile(rf"^\s*%%?({'|'.join(row.name for row in catalog.instruments())})\b", re.MULTILINE)
         self._screen = screen
-        self._undo = ExitStack()
-        self._is_on = False
+        self._stack = ExitStack()
 
-    def on(self) -> None:
-        """Begin with the next cell."""
-        if self._is_on:
-            msg = f"%{self._magic.row.name} is on already: `%{self._magic.row.name} off` ends it"
-            raise UsageError(msg)
-        on_event(self._screen.shell, "pre_run_cell", self._before_cell, self._undo)
-        self._is_on = True
+    def __enter__(self) -> Self:
+        on_event(self._screen.shell, "pre_run_cell", self._before_cell, self._stack)
+        self._screen.say(f"every cell is watched from now on, until `%{self._magic.row.name} off`; only what is found is shown")
+        return self
 
-    def off(self) -> None:
-        """End with this cell."""
-        if not self._is_on:
-            msg = f"%{self._magic.row.name} is not on: `%{self._magic.row.name} on` begins"
-            raise UsageError(msg)
-        self.stop()
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._screen.say(f"cells are no longer watched: `%{self._magic.row.name} on` watches them again")
 
-    def stop(self, *, is_unloaded: bool = False) -> None:
-        """End, if it is on."""
-        if self._is_on and is_unloaded:
-            self._screen.say(f"cells are no longer watched: `%{self._magic.row.name} on` watches them again")
-        self._undo.close()
-        self._is_on = False
+    def live(self) -> None:
+        """It has nothing to show but the reports of the cells."""
+
+    after_cell = live
 
     def _before_cell(self, info: ExecutionInfo) -> None:
         source, is_outermost = info.raw_cell or "", len([*running_cells()]) == 1

@@ -14,8 +14,6 @@ import ipywidgets
 from torchdebug_magics.html import markup
 from torchdebug_magics.html.page import Block, Facts, Fold, Page, Place, Table
 from torchdebug_magics.html.style import el
-from torchdebug_magics.html.table import table as table_html
-from torchdebug_magics.html.table import tree as tree_html
 
 _CODE = re.compile(r"`([^`\n]+)`")
 _ROOM = 56_000
@@ -88,9 +86,9 @@ class TableView:
             self.html.value = "no row matches the filter"
         elif shown.tree:
             everything = range(len(shown.rows)) if self.filter.value and opened is None else opened
-            self.html.value = str(tree_html(shown, opened=everything, head=_HEADS))
+            self.html.value = str(markup.tree(shown, opened=everything, head=_HEADS))
         else:
-            self.html.value = str(table_html(shown, _ROOM, _HEADS))
+            self.html.value = str(markup.table(shown, _ROOM, _HEADS))
 
 
 def arranged(table: Table, *, needle: str = "", column: int | None = None, descending: bool = True) -> Table:

@@ -95,7 +95,7 @@ class Gpus:
             return None
         running = self._answer("nvmlDeviceGetComputeRunningProcesses", handle)
         # Windows, and a GPU that is split into MIG instances, do not tell how much each uses.
-        used = None if running is None else tuple((int(one.pid), _whole(one.usedGpuMemory)) for one in running)
+        used = None if running is None else tuple((int(one.pid), one.usedGpuMemory and int(one.usedGpuMemory)) for one in running)
         return Gpu(name, uuid, int(memory.used), int(memory.total), used)
 
     def _answer(self, call: str, *values: Any) -> Any:
@@ -126,10 +126,6 @@ class Gpus:
         places = range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if is_split else 0)
         instances = (self._answer("nvmlDeviceGetMigDeviceHandleByIndex", handle, at) for at in places)
         return next((instance for instance in instances if instance is not None), handle)
-
-
-def _whole(value: Any) -> int | None:
-    return None if value is None else int(value)
 
 
 def _one_line(error: BaseException) -> str:

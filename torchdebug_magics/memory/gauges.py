@@ -19,8 +19,7 @@ from typing import Any, Self
 from torchdebug_magics.format import byte_size, plural
 from torchdebug_magics.machine.gpus import Gpu, Gpus
 from torchdebug_magics.machine.guard_interrupt import Interrupt
-from torchdebug_magics.machine.limits import Limit, Limits
-from torchdebug_magics.machine.memory_guard import MemoryGuard, guard_ratio
+from torchdebug_magics.machine.limits import Limit, Limits, MemoryGuard, guard_ratio
 from torchdebug_magics.machine.process import PeakRss, Worker, rss_bytes, workers
 from torchdebug_magics.probing.distributed.this_rank import rank
 from torchdebug_magics.probing.safety import Guard, traceback_of

@@ -1,14 +1,28 @@
-"""The plain values by which ranks are compared; `compared` of an instrument's report takes them from one rank."""
+"""What one rank sends to be merged with the others: its row, and the plain values by which ranks are compared; small enough to travel.
+
+`compared` of an instrument's report takes these values. Of a rank without a finding, at most 4 KB are sent, so that ten thousand of them
+have room in one process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import functools
+import gc
+import pickle
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchdebug_magics.ranks.report import Rank, RankFindingKind
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Location, Report, changed
 
+HEALTHY_BYTES = 4096
+"""The size limit of a rank that finished and found nothing, before compression; unpickled it takes a few times as much."""
+_ATTEMPTS = ((64, 64), (16, 16), (8, 8), (8, 1))
+"""(longest list that stays whole, items kept of a longer one); fewer than eight items may be a point or a shape."""
+_CUT = "shortened on the way to rank 0: "
 Details = Mapping[str, int]
 """A digest, or a size, by the name of the tensor or module."""
 
@@ -86,15 +100,85 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """One rank's row and what it is compared by, ready to be merged."""
+    """One rank's row and what it is compared by, ready to be merged; of a rank that has left no report, where it was last seen."""
 
     rank: Rank
-    compared: Compared
+    compared: Compared = field(default_factory=lambda: Compared(worked=False))
     is_in_job: bool = True
     """Whether it was one of several processes of a distributed job, and not a process that serves another purpose."""
     problems: tuple[str, ...] = ()
     """What went wrong outside the report, such as opening its session."""
+    position: int = 0
+    """Of a rank that runs: another one whenever its main thread has gone on, in whatever code."""
+    live: object = field(default=None, compare=False)
+    """Of a rank that runs: the snapshot for the live view."""
 
     def without_details(self) -> RankRecord:
         """The record as it is sent to rank 0."""
         return replace(self, compared=replace(self.compared, details={}))
+
+    def with_rank(self, **changes: Any) -> RankRecord:
+        """The same with another row."""
+        return replace(self, rank=replace(self.rank, **changes))
+
+
+def packed(record: RankRecord, most_bytes: int | None = None) -> bytes:
+    """Pickle and compress a record without its details; `most_bytes` limits a rank with a finding."""
+    record = record.without_details()
+    is_healthy = record.compared.found_at is None and record.rank.state == "finished"
+    limit = HEALTHY_BYTES if is_healthy else most_bytes
+    data = pickle.dumps(record, pickle.HIGHEST_PROTOCOL)
+    for most, kept in _ATTEMPTS:
+        if limit is None or len(data) <= limit:
+            break
+        data = pickle.dumps(_with_note(record, changed(record, functools.partial(_shortened, most, kept))), pickle.HIGHEST_PROTOCOL)
+    return zlib.compress(data)
+
+
+def unpacked(parts: Iterable[bytes]) -> list[RankRecord]:
+    """Return the records that `packed` has packed."""
+    was_enabled = gc.isenabled()
+    gc.disable()  # it would look through all of them again and again, while nothing of it is garbage
+    try:
+        return [pickle.loads(zlib.decompress(part)) for part in parts]  # noqa: S301 - from ranks of the same job
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def is_cut(report: Report) -> bool:
+    """Whether it was shortened on its way: then its lists may no longer fit together."""
+    return any(map(says_cut, report.problems))
+
+
+def says_cut(problem: str) -> bool:
+    """Whether that line of a report says only this."""
+    return problem.startswith(_CUT)
+
+
+def _shortened(most: int, kept: int, value: Any) -> Any:
+    """Cut a list with more than `most` items to its first `kept`."""
+    if isinstance(value, Mapping) and len(value) > most:
+        return dict(list(value.items())[:kept])
+    return value[:kept] if type(value) in {tuple, list} and len(value) > most else value
+
+
+def _with_note(whole: RankRecord, small: RankRecord) -> RankRecord:
+    """The report says itself which of its fields are not whole."""
+    report, before = small.rank.report, whole.rank.report
+    if report is None or before is None or report is before:
+        return small
+    names = [field.name for field in dataclasses.fields(report) if getattr(report, field.name) is not getattr(before, field.name)]
+    return small.with_rank(report=replace(report, problems=(*report.problems, f"{_CUT}{', '.join(names)}")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What all processes launched by one session share; it is pickled to each of them."""
+
+    folder: str
+    module: str
+    """The package of the instrument."""
+    options: Mapping[str, Any]
+    launcher: int
+    """Its process."""

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from torchdebug_magics.format import capitalised, plural
-from torchdebug_magics.ranks.compared import RankRecord
+from torchdebug_magics.ranks.compared import RankRecord, says_cut
 from torchdebug_magics.ranks.disagreements import Asked, disagreements, ranks_named
 from torchdebug_magics.ranks.report import Rank, RankFinding, RankFindingKind, RanksReport
-from torchdebug_magics.ranks.transport import says_cut
 from torchdebug_magics.report import Report, fits_a_title
 
 _MOST_ENDINGS = 2

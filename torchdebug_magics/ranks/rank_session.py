@@ -22,9 +22,8 @@ from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing.after_import import AfterImport
 from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.ranks.compared import RankRecord
+from torchdebug_magics.ranks.compared import Job, RankRecord
 from torchdebug_magics.ranks.rank_traces import leave_whole, record_of, standing_here
-from torchdebug_magics.ranks.transport import Job
 from torchdebug_magics.session import Session
 
 ATTRIBUTE = "_torchdebug_rank"
@@ -78,7 +77,7 @@ class RankSession:
     def _open(self) -> None:
         from torchdebug_magics.probing.wrappers import wrap  # noqa: PLC0415 - it imports torch, which is not ours to import before
 
-        session = self._row().session_in_rank(self.job)
+        session = self._row().session_of_cell(self.job.options, job=self.job)
         session.__enter__()
         self._session = session
         torch: Any = sys.modules["torch"]
@@ -110,10 +109,10 @@ class RankSession:
                 trace = None if error is None else error.__traceback__
                 self._guard.run("closing the session of a rank", session.__exit__, None if error is None else type(error), error, trace)
                 record = self._guard.run("the report of a rank", self._record, session, error)
-            if self._guard.problems:
-                _leave(self.job, f"{os.getpid()}.problems", tuple(self._guard.problems))
+            if record is None and self._guard.problems:
+                record = self._standing(None)
             if record is not None:
-                _leave(self.job, f"{os.getpid()}.record", record)
+                self._leave(replace(record, problems=tuple(self._guard.problems)))
 
     def number(self) -> int:
         """The rank according to torch or its launcher, else the number in launch order."""
@@ -124,11 +123,16 @@ class RankSession:
 
     def _stand(self) -> None:
         session = self._session
-        if session is None:
-            return
-        number, live = self.number(), session.live()
-        standing = standing_here(number, time.monotonic() - self._began_s, is_in_job=self._world_size > 1, live=live)
-        _leave(self.job, f"{os.getpid()}.standing", standing)
+        standing = None if session is None else self._standing(session.live())
+        if standing is not None and self._session is session:  # else it has ended meanwhile
+            self._leave(standing)
+
+    def _standing(self, live: object) -> RankRecord:
+        return standing_here(self.number(), time.monotonic() - self._began_s, is_in_job=self._world_size > 1, live=live)
+
+    def _leave(self, record: RankRecord) -> None:
+        with contextlib.suppress(OSError):
+            leave_whole(Path(self.job.folder, f"{os.getpid()}.record"), pickle.dumps(record))
 
     def _record(self, session: Session[Any], error: BaseException | None) -> RankRecord:
         compared = self._row().compared(session.report)
@@ -161,11 +165,6 @@ def _not_ended_meanwhile() -> Iterator[None]:
     finally:
         if is_ours:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _leave(job: Job, name: str, value: object) -> None:
-    with contextlib.suppress(OSError):
-        leave_whole(Path(job.folder, name), pickle.dumps(value))
 
 
 def _ending_error() -> BaseException | None:

@@ -1,4 +1,4 @@
-"""Describes a process: its position while it runs and a record at its end, both written to a folder."""
+"""Describes a process by a record: its position while it runs, its report at its end, written to a folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, locate, location, user_frame
 from torchdebug_magics.ranks.compared import Compared, RankRecord
 from torchdebug_magics.ranks.report import Rank, RankState
-from torchdebug_magics.report import Location, Report
+from torchdebug_magics.report import Report
 
 _LONGEST = 160
 """Characters of an error's text in a row of the table."""
@@ -30,71 +30,41 @@ _END_S = 2.0
 """A rank that ends as the cell of its launcher does may still be writing its report."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """The position of a rank, which remains if the rank is killed."""
-
-    rank: int
-    pid: int
-    host: str = field(default_factory=socket.gethostname)
-    device: str
-    location: Location | None
-    elapsed_s: float
-    is_in_job: bool = False
-    position: int = 0
-    """Another one whenever its main thread has gone on, in whatever code."""
-    live: object = field(default=None, compare=False)
-    """The snapshot for the live view."""
-
-
-@dataclass(frozen=True)
-class Left:
-    """The files of one process, read."""
-
-    standing: Standing | None = None
-    record: RankRecord | None = None
-    problems: tuple[str, ...] = ()
-    """Failures of this package in that process."""
-
-
-def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object = None) -> Standing:
-    """Return the position of this process; any thread may call it."""
+def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object = None) -> RankRecord:
+    """Return where this process stands, which remains if it is killed; any thread may call it."""
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     position = hash(tuple((id(frame.f_code), frame.f_lasti) for frame in frames_above(innermost)))
     frame = user_frame(innermost)
-    return Standing(
-        rank=rank, pid=os.getpid(), device=this_rank.device(), location=None if frame is None else locate(frame), elapsed_s=elapsed_s,
-        is_in_job=is_in_job, position=position, live=live,
-    )  # fmt: skip
+    own = Rank(**_this_process(rank, elapsed_s), location=None if frame is None else locate(frame))
+    return RankRecord(rank=own, is_in_job=is_in_job, position=position, live=live)
 
 
 def record_of(compared: Compared, rank: int, report: Report, error: BaseException | None, elapsed_s: float) -> RankRecord:
-    """Make the record of this process."""
+    """Make the record of this process at its end."""
     state: RankState = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
     walked = traceback.walk_tb(None if error is None else error.__traceback__)
     codes = [(frame.f_code, line) for frame, line in walked if is_user_code(frame.f_code)]
     text = "" if error is None else next(iter(str(error).strip().splitlines()), "")
     text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
     own = Rank(
-        rank=rank, host=socket.gethostname(), pid=os.getpid(), device=this_rank.device(), state=state,
-        exit_code=None if error is None else 1, report=report, elapsed_s=elapsed_s,
+        **_this_process(rank, elapsed_s), state=state, exit_code=None if error is None else 1, report=report,
         error="" if error is None else ": ".join(filter(None, (type(error).__name__, text))),
         location=location(codes[-1][0].co_filename, codes[-1][1], codes[-1][0].co_name) if codes else None,
     )  # fmt: skip
     return RankRecord(rank=own, compared=compared)
 
 
-def left(folder: str) -> dict[int, Left]:
-    """Read what each process of a job has written so far, by process id."""
-    lefts: dict[int, Left] = {}
-    with contextlib.suppress(OSError):
-        for file in Path(folder).iterdir():
-            pid, _, kind = file.name.partition(".")
-            with contextlib.suppress(Exception):  # written by a version that was reloaded meanwhile, or taken away
-                if kind in {"standing", "record", "problems"}:
-                    value = pickle.loads(file.read_bytes())  # noqa: S301 - our own, in a private folder
-                    lefts[int(pid)] = replace(lefts.get(int(pid), Left()), **{kind: value})
-    return lefts
+def _this_process(rank: int, elapsed_s: float) -> dict[str, Any]:
+    return {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "device": this_rank.device(), "elapsed_s": elapsed_s}
+
+
+def left(folder: str) -> dict[int, RankRecord]:
+    """Read what each process of a job has written last, by process id."""
+    records: dict[int, RankRecord] = {}
+    for file in Path(folder).glob("*.record"):
+        with contextlib.suppress(Exception):  # written by a version that was reloaded meanwhile, or taken away
+            records[int(file.stem)] = pickle.loads(file.read_bytes())  # noqa: S301 - our own, in a private folder
+    return records
 
 
 def leave_whole(path: Path, data: bytes) -> None:
@@ -107,43 +77,30 @@ def leave_whole(path: Path, data: bytes) -> None:
 def collected(folder: str, launched: Sequence[Child], *, is_hurried: bool) -> list[RankRecord]:
     """One record a process; `is_hurried`: the user has pressed Stop, and nobody is waited for."""
     children = {child.pid: child for child in launched}
-    found = left(folder)
+    records = left(folder)
     end_s = time.monotonic() + (0 if is_hurried else _END_S)
     while time.monotonic() < end_s:
         running = [child.pid for child in launched if child.exit_code() is None]
-        if all(pid not in found or found[pid].record is not None for pid in running):
+        if all(pid not in records or records[pid].rank.report is not None for pid in running):
             break
         time.sleep(0.02)
-        found = left(folder)
-    records = [_record(pid, children.get(pid), found.get(pid, Left()), number) for number, pid in enumerate({**children, **found})]
-    return _numbered(records)
+        records = left(folder)
+    ended = [_ended(pid, children.get(pid), records.get(pid), number) for number, pid in enumerate({**children, **records})]
+    if len({record.rank.rank for record in ended}) == len(ended):
+        return ended
+    # Two with the same number, as in two launches: they are numbered by their start order.
+    return [record.with_rank(rank=number) for number, record in enumerate(ended)]
 
 
-def _record(pid: int, launched: Child | None, found: Left, number: int) -> RankRecord:
+def _ended(pid: int, launched: Child | None, record: RankRecord | None, number: int) -> RankRecord:
+    """The record of a process as it ended, from its last known position where it left no report."""
     code = None if launched is None else launched.exit_code()
-    if found.record is not None:
-        rank = found.record.rank if code is None else replace(found.record.rank, exit_code=code)
-        return replace(found.record, rank=rank, problems=found.problems)
-    standing = found.standing or Standing(rank=number, pid=pid, device="cpu", location=None, elapsed_s=0.0)
-    error = launched.cannot_arrive if launched is not None and found.standing is None and code else ""
+    if record is not None and record.rank.report is not None:
+        return record if code is None else record.with_rank(exit_code=code)
+    error = launched.cannot_arrive if launched is not None and record is None and code else ""
     state: RankState = "interrupted" if code is None else "finished" if code == 0 else "died"
-    return replace(without_report(standing, state, code, error), problems=found.problems)
-
-
-def without_report(standing: Standing, state: RankState, exit_code: int | None = None, error: str = "") -> RankRecord:
-    """Make a record for a rank that left no report, from its last known position."""
-    own = Rank(
-        rank=standing.rank, host=standing.host, pid=standing.pid, device=standing.device, state=state, exit_code=exit_code, report=None,
-        elapsed_s=standing.elapsed_s, error=error, location=standing.location,
-    )  # fmt: skip
-    return RankRecord(rank=own, compared=Compared(worked=False), is_in_job=standing.is_in_job)
-
-
-def _numbered(records: list[RankRecord]) -> list[RankRecord]:
-    """Number ranks as they report themselves; if two have the same number, as in two launches, by their start order."""
-    if len({record.rank.rank for record in records}) == len(records):
-        return records
-    return [replace(one, rank=replace(one.rank, rank=number)) for number, one in enumerate(records)]
+    unseen = Rank(rank=number, host=socket.gethostname(), pid=pid, device="cpu", elapsed_s=0.0)
+    return (record or RankRecord(rank=unseen, is_in_job=False)).with_rank(state=state, exit_code=code, error=error)
 
 
 @dataclass(eq=False)

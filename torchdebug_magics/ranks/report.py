@@ -23,12 +23,12 @@ class Rank:
     pid: int
     device: str
     """Such as ``"cuda:1"``; ``"cpu"`` where no accelerator was in use."""
-    state: RankState
-    exit_code: int | None
-    """Negative for a signal; None where the process had not ended, or nobody knows."""
-    report: Report | None
-    """Its own; None where it left none."""
     elapsed_s: float
+    state: RankState = "interrupted"
+    exit_code: int | None = None
+    """Negative for a signal; None where the process had not ended, or nobody knows."""
+    report: Report | None = None
+    """Its own; None where it left none."""
     found: bool = False
     """Whether its own report has a finding."""
     error: str = ""

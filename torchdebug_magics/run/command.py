@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType, TracebackType
@@ -27,8 +26,6 @@ from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing.after_import import AfterImport
 from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.source.user_code import locate, user_frame
-from torchdebug_magics.ranks.compared import RankRecord
-from torchdebug_magics.ranks.rank_traces import record_of
 from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.report import Report
 from torchdebug_magics.run.meeting import Meeting, meeting_place, sign_every_s
@@ -217,8 +214,9 @@ class Watch:
         try:
             self._session = self._row.session(**self._options).__enter__()
             if self._ranks_count > 1:
-                self._meeting = Meeting(meeting_place(self._rank), self._rank, self._ranks_count)
-                self._stack.enter_context(Sampler(self._stand, name="rank", every_s=sign_every_s(self._ranks_count), first_s=0.05))
+                self._meeting = Meeting(self._row, meeting_place(self._rank), self._rank, self._ranks_count, self._began_s)
+                stand, every_s = self._meeting.stand, sign_every_s(self._ranks_count)
+                self._stack.enter_context(Sampler(stand, name="rank", every_s=every_s, first_s=0.05))
         except TorchDebugError as wrong:
             message = f"{self._row.name}: {wrong}"
             raise SystemExit(message) from None
@@ -238,9 +236,14 @@ class Watch:
             sys.stdout.flush()
         try:
             if self._session is not None:
-                report = self._session.report
-                record = record_of(self._row.compared(report), self._rank, report, error, time.monotonic() - self._began_s)
-                self._deliver(replace(record, rank=replace(record.rank, **{"exit_code": exit_code, **ended})), is_hurried=error is not None)
+                report: Report | None = self._session.report
+                assert report is not None
+                self._outputs.own(report, self._rank)
+                self._stack.close()  # it stands nowhere any more when its record is left, and when all is removed
+                if self._meeting is not None:
+                    report = self._meeting.merged(report, error, is_hurried=error is not None, **{"exit_code": exit_code, **ended})
+                if report is not None and self._rank == 0:
+                    self._outputs.of_all(report)
             elif self._rank == 0 and error is None:
                 self._outputs.say("the script did not import torch: nothing was watched")
         except Exception as failure:  # noqa: BLE001 - as it says above
@@ -248,21 +251,6 @@ class Watch:
         finally:
             self._stack.close()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def _deliver(self, record: RankRecord, *, is_hurried: bool) -> None:
-        report = record.rank.report
-        assert report is not None
-        self._outputs.own(report, self._rank)
-        if self._meeting is not None:
-            if self._rank == 0:
-                self._stack.close()  # nothing stands there any more when all is removed
-            report = self._meeting.merged(self._row.name, record, is_hurried=is_hurried)
-        if report is not None and self._rank == 0:
-            self._outputs.of_all(report)
-
-    def _stand(self) -> None:
-        if self._meeting is not None:
-            self._meeting.stand(time.monotonic() - self._began_s)
 
     def _told_to_end(self, number: int, frame: FrameType | None) -> None:
         """SIGTERM, by a launcher or a scheduler: the report is made, and the process ends by that signal, as it would have done."""

@@ -16,17 +16,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
+from torchdebug_magics import catalog
+from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import Instrument
-from torchdebug_magics.machine.process_state import process_state
+from torchdebug_magics.machine.process_state import age_s, process_state
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing.distributed import this_rank
-from torchdebug_magics.ranks.compared import Details, RankRecord
-from torchdebug_magics.ranks.disagreements import Asked
+from torchdebug_magics.ranks.compared import Details, RankRecord, packed, unpacked
 from torchdebug_magics.ranks.merging import merged
-from torchdebug_magics.ranks.rank_traces import Standing, leave_whole, record_of, standing_here, without_report
-from torchdebug_magics.ranks.transport import packed, unpacked
+from torchdebug_magics.ranks.rank_traces import leave_whole, record_of, standing_here
+from torchdebug_magics.ranks.report import Rank, RankFindingKind, RanksReport
 from torchdebug_magics.report import Report
 
 _LOOK_S = 0.1
@@ -39,7 +40,9 @@ _HURRIED_S, _MOST_HURRIED_S = 3.0, 10.0
 _EVERY_S = 0.5
 _PATIENCE = timedelta(seconds=5)
 """Timeout of a store that does not answer."""
-_KINDS = ("standing", "record", "details")
+_KINDS = ("record", "details")
+_ROOM_BYTES = 64 << 20
+"""In `gather`, for all ranks with a finding: rank 0 receives the largest size from every rank."""
 
 
 def sign_every_s(ranks_count: int) -> float:
@@ -54,36 +57,34 @@ def collected(meeting: Meeting, own: RankRecord, *, is_hurried: bool) -> list[Ra
     end_s = time.monotonic() + _MOST_HURRIED_S
     patience_s = _HURRIED_S if is_hurried else _STILL_S
     while others:
-        for rank in tuple(others):
-            record = meeting.record_of(rank)
-            if record is None:
-                others[rank].look(meeting.standing_of(rank))
-            else:
-                records[rank] = record
-                del others[rank]
+        for rank, other in tuple(others.items()):
+            other.look(meeting.latest_of(rank))
+            if other.record.rank.report is not None:
+                records[rank] = others.pop(rank).record
         if all(other.has_stopped(patience_s) for other in others.values()) or (is_hurried and time.monotonic() > end_s):
             break
         time.sleep(_LOOK_S)
-    return [*records.values(), *(without_report(other.standing, "died" if other.is_silent else "interrupted") for other in others.values())]
+    lost = (other.record.with_rank(state="died" if other.is_silent else "interrupted") for other in others.values())
+    return [*records.values(), *lost]
 
 
 class _Other:
-    """Follows a rank that has left no record so far."""
+    """Follows a rank that has left no report so far."""
 
     def __init__(self, rank: int, ranks_count: int) -> None:
-        self.standing = Standing(rank=rank, pid=0, host="", device="", location=None, elapsed_s=0.0, is_in_job=True)
+        self.record = RankRecord(rank=Rank(rank=rank, pid=0, host="", device="", elapsed_s=0.0))
         self._silent_s = max(_SILENT_S, 6 * sign_every_s(ranks_count))
         self._alive_s = self._moved_s = time.monotonic()
         self._is_heard = False
 
-    def look(self, standing: Standing | None) -> None:
+    def look(self, record: RankRecord | None) -> None:
         """Take in the latest sign of life."""
-        if standing is None or standing == self.standing:
+        if record is None or record == self.record:
             return
-        if self.standing.pid:  # what was there at the first look may be of a rank that is dead
+        if self.record.rank.pid:  # what was there at the first look may be of a rank that is dead
             self._is_heard, self._alive_s = True, time.monotonic()
-            self._moved_s = self._alive_s if standing.position != self.standing.position else self._moved_s
-        self.standing = standing
+            self._moved_s = self._alive_s if record.position != self.record.position else self._moved_s
+        self.record = record
 
     @property
     def is_silent(self) -> bool:
@@ -124,39 +125,26 @@ class EngineCell:
         """On rank 0 the report of all, else its own."""
         self._sampler.stop()
         try:
-            return self._merged(own, error)
+            meeting = self._met()
+            return own if meeting is None else meeting.merged(own, error) or own
         except Exception:  # noqa: BLE001 - whatever a store raises whose process is gone: each then has its own report
             return own
 
-    def _merged(self, own: Report, error: BaseException | None) -> Report:
-        meeting = self._met()
-        if meeting is None:
-            return own
-        record = record_of(self._row.compared(own), this_rank.rank() or 0, own, error, time.monotonic() - self._began_s)
-        return meeting.merged(self._row.name, record, is_hurried=False) or own
-
     def _met(self) -> Meeting | None:
+        """The meeting, once the cell has a process group."""
         count = this_rank.world_size()
         if self._meeting is None and count > 1:
             store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()  # noqa: SLF001 - the group's own
-            self._meeting = Meeting(StorePlace(store, self._prefix), this_rank.rank() or 0, count)
+            self._meeting = Meeting(self._row, StorePlace(store, self._prefix), this_rank.rank() or 0, count, self._began_s)
         return self._meeting
 
     def _stand(self) -> None:
         meeting = self._met()
         if meeting is not None:
-            meeting.stand(time.monotonic() - self._began_s)
+            meeting.stand()
 
 
-class _Place(Protocol):
-    def put(self, key: str, data: bytes) -> None: ...
-
-    def get(self, key: str) -> bytes | None: ...
-
-    def clear(self, keys: Sequence[str]) -> None: ...
-
-
-def meeting_place(rank: int) -> _Place:
+def meeting_place(rank: int) -> StorePlace | _Folder:
     """The same for all ranks of this job, and for no other job."""
     job = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
@@ -218,54 +206,90 @@ class _Folder:
 class Meeting:
     """What one rank stores and, on rank 0, reads."""
 
-    def __init__(self, place: _Place, rank: int, ranks_count: int) -> None:
+    def __init__(self, row: Instrument, place: StorePlace | _Folder, rank: int, ranks_count: int, began_s: float) -> None:
+        self._row = row
         self._place = place
         self._rank = rank
         self.ranks_count = ranks_count
+        self._began_s = began_s
 
-    def stand(self, elapsed_s: float) -> None:
+    def stand(self) -> None:
         """Say that this rank is alive, and where it stands."""
-        self._place.put(f"{self._rank}.standing", pickle.dumps(standing_here(self._rank, elapsed_s, is_in_job=True)))
+        self._put("record", packed(standing_here(self._rank, time.monotonic() - self._began_s, is_in_job=True)))
 
-    def merged(self, instrument: str, own: RankRecord, *, is_hurried: bool) -> Report | None:
-        """On rank 0 the report of all; on any other None, and its record is left there. The last that a rank does."""
+    def merged(self, report: Report, error: BaseException | None, /, *, is_hurried: bool = False, **ended: Any) -> Report | None:
+        """On rank 0 the report of all; on any other None, and its record is left there. The last that a rank does; it stands no more.
+
+        `ended` is what is known of the end of its process.
+        """
+        own = record_of(self._row.compared(report), self._rank, report, error, time.monotonic() - self._began_s).with_rank(**ended)
+        self._put("details", zlib.compress(pickle.dumps(own.compared.details)))
         if self._rank:
-            self._leave(own)
+            self._put("record", packed(own))
+            first = self.latest_of(0)
+            if isinstance(self._place, _Folder) and first is not None and process_state(first.rank.pid) is None:
+                self._clear()  # rank 0 was killed, and nobody comes for it
             return None
-        report = merged(instrument, collected(self, own, is_hurried=is_hurried), self._details_beside(own))
+        whole = merged(self._row.name, collected(self, own, is_hurried=is_hurried), self._details)
         with contextlib.suppress(Exception):  # a store of files keeps what it has
             self._clear()
-        return report
+        return whole
 
-    def _leave(self, record: RankRecord) -> None:
-        self._place.put(f"{self._rank}.details", zlib.compress(pickle.dumps(record.compared.details)))
-        self._place.put(f"{self._rank}.record", packed(record))
-        first = self.standing_of(0)
-        if isinstance(self._place, _Folder) and first is not None and process_state(first.pid) is None:
-            self._clear()  # rank 0 was killed, and nobody comes for it
-
-    def record_of(self, rank: int) -> RankRecord | None:
-        """Return the record of a rank; None if it has stored none so far."""
+    def latest_of(self, rank: int) -> RankRecord | None:
+        """Return where a rank stands, or its record at its end; None where it has not begun."""
         data = self._place.get(f"{rank}.record")
         return None if data is None else unpacked([data])[0]
 
-    def standing_of(self, rank: int) -> Standing | None:
-        """The latest; None where it has not begun."""
-        data = self._place.get(f"{rank}.standing")
-        standing: Standing | None = None if data is None else pickle.loads(data)  # noqa: S301 - from a rank of the same job
-        return standing
+    def _details(self, kind: RankFindingKind, step: int | None, ranks: Sequence[int]) -> Mapping[int, Details]:
+        data = {rank: self._place.get(f"{rank}.details") for rank in ranks}
+        left = {rank: pickle.loads(zlib.decompress(part)) if part else {} for rank, part in data.items()}  # noqa: S301 - of the same job
+        return {rank: details.get((kind, step), {}) for rank, details in left.items()}
 
-    def _details_beside(self, own: RankRecord) -> Asked:
-        """From what the ranks have left, and what this one has."""
-
-        def details_of(rank: int) -> Mapping[Any, Details]:
-            if rank == own.rank.rank:
-                return own.compared.details
-            data = self._place.get(f"{rank}.details")
-            left: Mapping[Any, Details] = {} if data is None else pickle.loads(zlib.decompress(data))  # noqa: S301 - of the same job
-            return left
-
-        return lambda kind, step, ranks: {rank: details_of(rank).get((kind, step), {}) for rank in ranks}
+    def _put(self, kind: str, data: bytes) -> None:
+        self._place.put(f"{self._rank}.{kind}", data)
 
     def _clear(self) -> None:
         self._place.clear([f"{rank}.{kind}" for rank in range(self.ranks_count) for kind in _KINDS])
+
+
+def gather(report: Report) -> RanksReport | None:
+    """Merge the reports of all ranks of the default process group: returns the merged report on rank 0, None on all others.
+
+    A collective: every rank must call it, with its own report of the same instrument; if a rank does not, the others wait until the
+    group's timeout. Raises `TorchDebugError` if no process group is initialized.
+    """
+    distributed: Any = sys.modules.get("torch.distributed")  # not ours to import: who has a process group has
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        msg = "gather() needs a process group: call it in each rank between init_process_group() and destroy_process_group()"
+        raise TorchDebugError(msg)
+    row = catalog.instrument_of(report)
+    if row is None:
+        msg = "gather() takes a report, such as `session.report` after `with torchdebug_magics.nanhunt() as session:`"
+        raise TorchDebugError(msg)
+    own = record_of(row.compared(report), distributed.get_rank(), report, sys.exc_info()[1], age_s())
+    number, is_first = distributed.get_world_size(), own.rank.rank == 0
+    parts: list[Any] = [None] * number
+    distributed.gather_object(b"" if is_first else packed(own, _ROOM_BYTES // number), parts if is_first else None)
+    if not is_first:
+        while _asked(None, own) is not None:
+            pass
+        return None
+    try:
+        return merged(row.name, [own, *unpacked(parts[1:])], lambda kind, step, ranks: _asked((kind, step, ranks), own) or {})
+    finally:
+        _asked(None, own)
+
+
+def _asked(question: tuple[RankFindingKind, int | None, Sequence[int]] | None, own: RankRecord) -> Mapping[int, Details] | None:
+    """Answer rank 0's question on every rank: the details of a moment on some ranks; None when there are no more questions."""
+    question = _broadcast(question, 0)
+    if question is None:
+        return None
+    kind, step, ranks = question
+    return {rank: _broadcast(own.compared.details.get((kind, step), {}) if rank == own.rank.rank else None, rank) for rank in ranks}
+
+
+def _broadcast(value: Any, source: int) -> Any:
+    values = [value]
+    sys.modules["torch.distributed"].broadcast_object_list(values, source)
+    return values[0]

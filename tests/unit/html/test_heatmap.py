@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from torchdebug_magics.html import heatmap as module
 from torchdebug_magics.html import markup, plain
-from torchdebug_magics.html.heatmap import describe, heatmap
+from torchdebug_magics.html import pictures as module
 from torchdebug_magics.html.page import Heatmap, Page
+from torchdebug_magics.html.pictures import describe_heatmap, heatmap
 
 EVIL = "<script>alert('&\"')</script>"
 ROWS = (("a", (1.0, 10.0, 100.0)), ("b", (None, 0.0, math.inf)))
@@ -34,7 +34,7 @@ def test_every_string_is_escaped(is_quick: bool) -> None:
 def test_whatever_the_values_it_is_drawn_and_described(values: tuple[float | None, ...], log: bool) -> None:
     block = Heatmap("t", (("row", values),), "step", log=log)
     assert isinstance(heatmap(block), str)
-    assert describe(block).startswith("t: ")
+    assert describe_heatmap(block).startswith("t: ")
     assert plain.render(Page("i", "info", "v", (block,)))
 
 
@@ -48,7 +48,7 @@ def test_many_rows_are_chosen_evenly_and_it_says_so() -> None:
 
 def test_a_value_may_stand_for_several_steps() -> None:
     assert "step 23" in heatmap(Heatmap("t", (("a", (1.0, 2.0, 3.0)),), "step", 8))
-    assert describe(Heatmap("t", (("a", (1.0, 2.0, 3.0)),), "step", 8)) == "t: 1 row over 24 steps, from 1.0 to 3.0, largest in a"
+    assert describe_heatmap(Heatmap("t", (("a", (1.0, 2.0, 3.0)),), "step", 8)) == "t: 1 row over 24 steps, from 1.0 to 3.0, largest in a"
 
 
 def test_where_it_cannot_be_drawn_the_words_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

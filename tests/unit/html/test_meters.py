@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from torchdebug_magics.html import markup, plain
+from torchdebug_magics.html.markup import details, level
 from torchdebug_magics.html.page import Meters, Page
-from torchdebug_magics.html.table import details, level
 from torchdebug_magics.report import Gauge
 
 GIB = 2**30

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from torchdebug_magics.html.markup import tree
 from torchdebug_magics.html.page import Place, Table
-from torchdebug_magics.html.table import tree
 from torchdebug_magics.jupyter.widget import TableView, arranged
 
 TABLE = Table(

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from torchdebug_magics.machine.limits import Limit, Limits
-from torchdebug_magics.machine.memory_guard import MemoryGuard
+from torchdebug_magics.machine.limits import Limit, Limits, MemoryGuard
 
 ASLEEP_S = 20.0
 """To be woken from; the tests end in a fraction of a second."""

@@ -14,9 +14,8 @@ from tests.unit.ranks.built import FOUND, LINE, WELL, record
 from torchdebug_magics import catalog
 from torchdebug_magics.html import plain
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanReport
-from torchdebug_magics.ranks.compared import Moment, RankRecord
+from torchdebug_magics.ranks.compared import HEALTHY_BYTES, Moment, RankRecord, is_cut, packed, unpacked
 from torchdebug_magics.ranks.merging import held_details, merged
-from torchdebug_magics.ranks.transport import HEALTHY_BYTES, is_cut, packed, unpacked
 
 
 def with_report(one: RankRecord, report: NanReport) -> RankRecord:

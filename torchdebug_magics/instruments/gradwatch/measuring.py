@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +26,10 @@ _HALF = frozenset({torch.float16, torch.bfloat16})
 class OptimizerWatch:
     """One optimizer. Holds ids and numbers, and no tensor of the user's."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], series: Sequence[ModuleSeries], history: GradientHistory) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], series: Sequence[ModuleSeries], history: GradientHistory
+    ) -> None:
+        self.optimizer = weakref.ref(optimizer)
         self.ids, self.devices = tuple(map(id, parameters)), [parameter.device for parameter in parameters]
         self.history = history
         self.series = series
@@ -42,8 +46,6 @@ class OptimizerWatch:
         self._meters = [StepMeter(parameters, places) for places in positions.values()]
         self._open = {at: history.parameters[key] for at, key in enumerate(self.ids) if key in history.parameters}
         """Those that no update has changed so far, by their positions."""
-        self._rates: dict[int, float] = {}
-        """Of these, the learning rates of the pending step."""
 
     def before(self, parameters: Sequence[torch.Tensor]) -> None:
         """An update is about to begin; one with a closure is yet to compute the gradients."""
@@ -96,13 +98,12 @@ class OptimizerWatch:
             history.falls[cause] = history.falls.get(cause, 0.0) + fall
         self._rate = step.rate
         self._open = {at: steps for at, steps in self._open.items() if steps.link is not Link.NONE}
-        self._rates = {}
         if not self._open:
             return
         by_parameter = [rates.get(id(group), math.nan) for group in groups for _ in group["params"]]
         present = {meter.places[at] for meter in self._meters for at in meter.present}
-        self._rates = {at: by_parameter[at] for at in self._open if at in present}
         for at, steps in self._open.items():
+            steps.rate = by_parameter[at]
             if at not in present and parameters[at].grad is None:  # and not one that is laid out otherwise
                 steps.add(Link.WITHOUT_GRADIENT if parameters[at].requires_grad else Link.FROZEN)
 
@@ -131,8 +132,8 @@ class OptimizerWatch:
                 if meter.is_sampled:
                     ratio = update / max(weight, _USUAL_RMS * math.sqrt(meter.sizes[at]))
                     step.ratio_max = max(step.ratio_max or 0.0, ratio)
-                    if place in self._rates:
-                        self._open[place].measured(norm, self._rates[place], weight, ratio)
+                    if place in self._open:
+                        self._open[place].measured(norm, weight, ratio)
             step.members |= {meter.places[at] for at in meter.present}
         for series, (squares, weights, updates, zeros, elements) in sums.items():
             weight_norm, update_norm = math.sqrt(weights), math.sqrt(updates)

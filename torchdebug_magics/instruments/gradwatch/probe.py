@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -46,7 +45,7 @@ class GradProbe:
         self._files = _checked(csv, tensorboard)
         self._record = RunRecord(self._events.scheduled)
         self._judge = Judge(self._record)
-        self._watches: dict[int, tuple[weakref.ref[torch.optim.Optimizer], OptimizerWatch]] = {}
+        self._watches: dict[int, OptimizerWatch] = {}
         self._lock = threading.Lock()
         self._raised = ""
         self._findings: tuple[GradFinding, ...] = ()
@@ -83,7 +82,7 @@ class GradProbe:
 
     def _ended(self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         self._raised = "" if kind is None else kind.__name__
-        for _, watch in self._watches.values():
+        for watch in self._watches.values():
             self._guard.run("reading the last step", self._read, watch)
         self._watches.clear()
 
@@ -93,15 +92,15 @@ class GradProbe:
             return
         with unseen():
             watch = self._watch_of(optimizer, parameters)
-            if any(other.is_measuring and other is not watch and set(other.ids) & set(watch.ids) for _, other in self._watches.values()):
+            if any(other.is_measuring and other is not watch and set(other.ids) & set(watch.ids) for other in self._watches.values()):
                 return  # inside the step of an optimizer that wraps it
             self._guard.run("reading a step", self._read, watch)
             watch.history.has_closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
             watch.before(parameters)
 
     def _step_ends(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        ref, watch = self._watches.get(id(optimizer), (None, None))
-        if ref is None or watch is None or ref() is not optimizer or not watch.is_measuring:
+        watch = self._watches.get(id(optimizer))
+        if watch is None or watch.optimizer() is not optimizer or not watch.is_measuring:
             return
         with unseen():
             watch.history.line = watch.history.line or self._events.lines.here(sys._getframe())
@@ -110,27 +109,22 @@ class GradProbe:
         self._events.wants_leaves = any(series.zero_run >= _SOON_DEAD and series.is_used is None for series in watch.series)
 
     def _watch_of(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> OptimizerWatch:
-        reference, watch = self._watches.get(id(optimizer), (None, None))
-        is_same = reference is not None and reference() is optimizer
-        if (
-            watch is not None
-            and is_same
-            and watch.ids == tuple(map(id, parameters))
-            and watch.devices == [one.device for one in parameters]
-        ):
-            return watch
-        for key, (other, earlier) in list(self._watches.items()):
-            if key == id(optimizer) or other() is None:
-                self._read(earlier)
+        known = self._watches.get(id(optimizer))
+        known = known if known is not None and known.optimizer() is optimizer else None
+        devices = [parameter.device for parameter in parameters]
+        if known is not None and known.ids == tuple(map(id, parameters)) and known.devices == devices:
+            return known
+        for key, other in list(self._watches.items()):
+            if key == id(optimizer) or other.optimizer() is None:
+                self._read(other)
                 del self._watches[key]
         with self._lock:
-            line = self._events.lines.here(sys._getframe())
-            history, histories = watch.history if watch is not None and is_same else None, self._record.histories
-            if history is None and len(histories) < MOST_OPTIMIZERS:
+            line, histories = self._events.lines.here(sys._getframe()), self._record.histories
+            if known is None and len(histories) < MOST_OPTIMIZERS:
                 histories.append(GradientHistory(self._record, variable_of(optimizer) or "optimizer", line, type(optimizer).__name__))
-            history = history or histories[-1]
-            watch = OptimizerWatch(parameters, self._record.series_of(parameters, history), history)
-        self._watches[id(optimizer)] = weakref.ref(optimizer), watch
+            history = histories[-1] if known is None else known.history
+            watch = OptimizerWatch(optimizer, parameters, self._record.series_of(parameters, history), history)
+        self._watches[id(optimizer)] = watch
         if unmeasured := len(parameters) - sum(map(can_be_measured, parameters)):
             self._guard.note(f"{unmeasured} of {len(parameters)} parameters are not measured: empty, on meta or no plain tensors")
         if note := shards_note(parameters, "norms, ratios and zeros are"):

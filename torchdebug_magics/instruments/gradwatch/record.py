@@ -109,10 +109,12 @@ class ParameterSteps:
     """Whether its elements are all zero."""
     ratio_max: float = 0.0
     """Of its updates, to weights of at least the usual size."""
+    rate: float = math.nan
+    """The learning rate of the last update."""
 
-    def measured(self, norm: float, rate: float, weight: float, ratio: float) -> None:
-        """One more update: the norms of the gradient and of the weights before it, its learning rate, and what it changed of them."""
-        numbers = (norm, Link.ZERO_GRADIENT), (rate, Link.ZERO_RATE), (ratio, Link.UNMOVED)
+    def measured(self, norm: float, weight: float, ratio: float) -> None:
+        """One more update: the norms of the gradient and of the weights before it, and what it changed of them."""
+        numbers = (norm, Link.ZERO_GRADIENT), (self.rate, Link.ZERO_RATE), (ratio, Link.UNMOVED)
         first = next((link for value, link in numbers if value == 0), None)
         self.is_zero = self.is_zero and weight == 0
         self.ratio_max = max(self.ratio_max, ratio)

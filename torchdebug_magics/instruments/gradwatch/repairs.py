@@ -79,8 +79,8 @@ def kept_rate(history: GradientHistory) -> Repair | None:
     step = next((call for call in nodes(ast.Call, ast.parse(code)) if method(call) == "step"), None)
     made = [] if step is None else made_as(line.file, syntax.root_of(step))
     for where, call in made:
-        if (zero := _zero_factor(call)) is not None:
-            return where, f"the schedule multiplies the learning rate by 0: {_exchange(call, _lowered(call, zero))}"
+        if not same(lowered := _without_zero(call), call):
+            return where, f"the schedule multiplies the learning rate by 0: {_exchange(call, lowered)}"
     if len(loops) > 1 and history.line is not None and history.line.file == line.file and syntax.covers(loops[-1], history.line.line):
         return line.location, f"move `{code}` out of the loop over batches: it is meant to be called once per epoch"
     if any(called(call) == "ReduceLROnPlateau" for _, call in made):
@@ -95,20 +95,16 @@ def kept_rate(history: GradientHistory) -> Repair | None:
     return line.location, f"call `{code}` once per epoch, not in each step, or let its schedule end with the training"
 
 
-def _zero_factor(call: ast.Call) -> ast.Constant | None:
-    """The argument of a scheduler that makes the learning rate 0: a ``gamma`` or a ``factor`` of 0."""
+def _without_zero(call: ast.Call) -> ast.Call:
+    """The scheduler with a tenth in place of a ``gamma`` or a ``factor`` of 0, which makes the learning rate 0."""
     scheduler = getattr(torch.optim.lr_scheduler, called(call), None)
     names = list(inspect.signature(scheduler).parameters) if inspect.isclass(scheduler) else []
     given = [*zip(names, call.args, strict=False), *((keyword.arg or "", keyword.value) for keyword in call.keywords)]
-    values = (value for name, value in given if name.endswith(("gamma", "factor")))
-    return next((value for value in values if isinstance(value, ast.Constant) and value.value == 0), None)
-
-
-def _lowered(call: ast.Call, zero: ast.Constant) -> ast.Call:
-    """The scheduler with a tenth in the place of that zero."""
+    factors = [value for name, value in given if name.endswith(("gamma", "factor"))]
+    zeros = [(value.lineno, value.col_offset) for value in factors if isinstance(value, ast.Constant) and value.value == 0]
 
     def is_zero(node: ast.AST) -> bool:
-        return isinstance(node, ast.Constant) and (node.lineno, node.col_offset) == (zero.lineno, zero.col_offset)
+        return isinstance(node, ast.Constant) and (node.lineno, node.col_offset) in zeros[:1]
 
     return syntax.exchanged(call, lambda node: ast.Constant(0.1) if is_zero(node) else None)
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeReport, LiveGauges
-from torchdebug_magics.machine.memory_guard import GUARD_EVERY_S
+from torchdebug_magics.machine.limits import GUARD_EVERY_S
 from torchdebug_magics.machine.process import RssCourse, rss_bytes
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.memory.gauges import Allocator, GaugedProbe

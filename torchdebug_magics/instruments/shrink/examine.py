@@ -19,8 +19,17 @@ from torchdebug_magics.format import listed, plural, shape
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.shrink.dry_forward import DryForward, LayerFlow, dry_forward, likely_inputs, timed
 from torchdebug_magics.instruments.shrink.report import Proof, ShrinkReport
-from torchdebug_magics.instruments.shrink.skipped_attention import skip_attention
-from torchdebug_magics.instruments.shrink.stacks import Edits, Stack, costs_of, edits_of, follow_cut, renumber, rows_of, stacks_in
+from torchdebug_magics.instruments.shrink.stacks import (
+    Edits,
+    Stack,
+    costs_of,
+    edits_of,
+    follow_cut,
+    renumber,
+    rows_of,
+    skip_attention,
+    stacks_in,
+)
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.source.user_code import is_user_code, location
@@ -36,23 +45,17 @@ Outputs = Sequence[tuple[str, tuple[int, ...]]]
 class _NotShrunkError(Exception):
     """The reason, and the error where there was one."""
 
-    def __init__(self, reason: str, error: Exception | None = None) -> None:
+    def __init__(self, reason: str, error: Exception | None = None, side_by_side: Sequence[Stack] = ()) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.side_by_side = side_by_side
+        """Containers of layers that do not feed each other."""
         text = "" if error is None else next(iter(str(error).strip().splitlines()), "")[:200]
         self.error = "" if error is None else f"{type(error).__name__}: {text}".removesuffix(": ")
         steps = walk_tb(None if error is None else error.__traceback__)
         lines = [location(code.co_filename, line, code.co_name) for frame, line in steps if is_user_code(code := frame.f_code)]
         self.location = str(lines[-1]) if lines else ""
         """The line of the user's code that raised it."""
-
-
-class _SideBySideError(_NotShrunkError):
-    """Containers of layers that do not feed each other."""
-
-    def __init__(self, stacks: Sequence[Stack]) -> None:
-        super().__init__(f"the layers of {listed([f'`{stack.path}`' for stack in stacks])} run in parallel, as experts, heads or towers do")
-        self.stacks = stacks
 
 
 def _shrink(cutter: _Cutter, model: nn.Module, edits: Edits, device: str) -> ShrinkReport:
@@ -140,9 +143,11 @@ class _Cutter:
             try:
                 self._cut_found()
                 break
-            except _SideBySideError as refused:
+            except _NotShrunkError as refused:
+                if not refused.side_by_side:
+                    raise
                 self._edits.undo(self._mark)
-                self._not_stacks |= {id(stack.container) for stack in refused.stacks}
+                self._not_stacks |= {id(stack.container) for stack in refused.side_by_side}
                 self._find_stacks()
         if self.before_s is not None:
             self.after_s = timed(self._model, self.inputs)
@@ -196,9 +201,9 @@ class _Cutter:
         self._edits.undo(self._mark)
         try:
             self._apply(plan)
-        except _SideBySideError:
-            raise
         except _NotShrunkError as refused:
+            if refused.side_by_side:
+                raise
             self._edits.undo(self._mark)
             return refused
         self.kept = plan
@@ -233,7 +238,9 @@ class _Cutter:
 
     def _refuse_side_by_side(self, flow: LayerFlow) -> None:
         if side_by_side := flow.not_chained():
-            raise _SideBySideError(side_by_side)
+            names = listed([f"`{stack.path}`" for stack in side_by_side])
+            msg = f"the layers of {names} run in parallel, as experts, heads or towers do"
+            raise _NotShrunkError(msg, side_by_side=side_by_side)
 
 
 def has_other_outputs(before: Outputs, after: Outputs, lengths: Iterable[tuple[int, int]]) -> str:

@@ -45,21 +45,19 @@ def examine(context: CellContext, *values: Any, file: str = "", restore: bool = 
     names = [*context.names, *(f"value {place}" for place in range(len(context.names), len(values)))]
     trained = Trained(dict(zip(names, values, strict=False))) if values else _latest()[1]
     _refuse(not trained.models, "name a model: `%stepzero model optimizer`")
-    if not file:
-        if values and not restore:
-            zero = ZeroState.of(trained)
-            _kept[:] = [(zero, {name: _reference(value) for name, value in trained.values.items()})]
-            return _kept_report(trained, zero)
-        return _restored(trained, _latest()[0]) if restore else _compared(trained, _latest()[0])
-    path, is_sharded = Path(file).expanduser(), any(map(is_shard, trained.parameters.values()))
+    path = Path(file).expanduser() if file else None
+    is_sharded = path is not None and any(map(is_shard, trained.parameters.values()))
     why = "--file writes what one process holds, and the model is sharded: leave it out, or save with `torch.distributed.checkpoint`"
     _refuse(is_sharded, why)
-    if path.exists():
-        return _restored(trained, read(path), str(path)) if restore else _compared(trained, read(path), str(path))
-    _refuse(restore, f"there is no file {path}: `%stepzero model optimizer --file {path}` writes it")
-    zero = ZeroState.of(trained)
-    write(zero, path)
-    return _kept_report(trained, zero, str(path))
+    if path is None and (restore or not values):
+        zero = _latest()[0]
+    elif path is not None and path.exists():
+        zero = read(path)
+    else:
+        _refuse(restore, f"there is no file {path}: `%stepzero model optimizer --file {path}` writes it")
+        return _kept_anew(trained, path)
+    named = "" if path is None else str(path)
+    return _report(trained, zero, "restored", file=named, problems=zero.put_back(trained)) if restore else _compared(trained, zero, named)
 
 
 def _refuse(is_wrong: object, why: str) -> None:
@@ -111,16 +109,19 @@ def _report(trained: Trained, zero: ZeroState, action: Action, **fields: Any) ->
     return StepzeroReport(action=action, **{**sizes, **fields})
 
 
-def _kept_report(trained: Trained, zero: ZeroState, file: str = "") -> StepzeroReport:
+def _kept_anew(trained: Trained, path: Path | None) -> StepzeroReport:
+    """Keep step zero, in this kernel or in a file."""
+    zero = ZeroState.of(trained)
+    if path is None:
+        _kept[:] = [(zero, {name: _reference(value) for name, value in trained.values.items()})]
+    else:
+        write(zero, path)
     data = tuple(DataRow(data=name, digest=digest, changed=None) for name, digest in zero.digests.items())
-    return _report(trained, zero, "kept", data=data, file=file, steps=zero.steps, **({"held_bytes": 0, "shared_bytes": 0} if file else {}))
+    held = {} if path is None else {"held_bytes": 0, "shared_bytes": 0, "file": str(path)}
+    return _report(trained, zero, "kept", data=data, steps=zero.steps, **held)
 
 
-def _restored(trained: Trained, zero: ZeroState, file: str = "") -> StepzeroReport:
-    return _report(trained, zero, "restored", file=file, problems=tuple(zero.put_back(trained)))
-
-
-def _compared(trained: Trained, zero: ZeroState, file: str = "") -> StepzeroReport:
+def _compared(trained: Trained, zero: ZeroState, file: str) -> StepzeroReport:
     """Parameters that moved, the furthest first, those that did not, buffers and data that changed, and what cannot be compared."""
     parameters, buffers = trained.parameters, trained.buffers
     problems = [f"`{name}` is no longer in the model" for name in zero.tensors if name not in parameters and name not in buffers]
@@ -243,7 +244,7 @@ class ZeroState:
             steps=steps_of(trained.optimizers),
         )
 
-    def put_back(self, trained: Trained) -> list[str]:
+    def put_back(self, trained: Trained) -> tuple[str, ...]:
         """Write into the same tensors; what has another shape now, or is not there, is left and noted."""
         problems, now = [], trained.tensors
         with torch.no_grad():
@@ -261,7 +262,7 @@ class ZeroState:
         for parameter in trained.parameters.values():
             parameter.grad = None
         self.random.put_back()
-        return problems
+        return tuple(problems)
 
 
 def steps_of(optimizers: Sequence[torch.optim.Optimizer]) -> int | None:
@@ -334,7 +335,7 @@ def write(zero: ZeroState, path: Path) -> None:
         random["numpy"] = [name, torch.as_tensor(words.astype("int64")), *rest]
     tensors = {name: tensor.clone().contiguous() for name, tensor in zero.tensors.items()}
     others = {**vars(zero), "tensors": {}, "digests": dict(zero.digests), "random": random}
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_stem(f"{path.stem}.part")
     if path.suffix == ".safetensors":
         buffer = BytesIO()
         torch.save(others, buffer)
@@ -342,7 +343,7 @@ def write(zero: ZeroState, path: Path) -> None:
     else:
         torch.save({**others, "tensors": tensors}, part)
     try:
-        _read(part, is_safetensors=path.suffix == ".safetensors")
+        _read(part)
     except Exception as error:  # noqa: BLE001 - what an optimizer keeps may be of any kind
         part.unlink()
         msg = f"the optimizer's state cannot be written to a file: {str(error).partition('. ')[0][:120]}"
@@ -353,7 +354,7 @@ def write(zero: ZeroState, path: Path) -> None:
 def read(path: Path) -> ZeroState:
     """What `write` wrote; a `TorchDebugError` for any other file."""
     try:
-        return _read(path, is_safetensors=path.suffix == ".safetensors")
+        return _read(path)
     except TorchDebugError:
         raise
     except Exception as error:  # noqa: BLE001 - a file of any other kind may raise anything
@@ -362,8 +363,8 @@ def read(path: Path) -> ZeroState:
         raise TorchDebugError(msg) from None
 
 
-def _read(path: Path, *, is_safetensors: bool) -> ZeroState:
-    if is_safetensors:
+def _read(path: Path) -> ZeroState:
+    if path.suffix == ".safetensors":
         tensors = _safetensors().load_file(path)
         others = tensors.pop(_OTHERS).numpy().tobytes()
         state = {**torch.load(BytesIO(others), map_location="cpu", weights_only=True), "tensors": tensors}

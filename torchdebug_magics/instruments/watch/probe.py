@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -21,15 +21,10 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {"hangwatch": {}, "memtrace": {"ligh
 """The instruments, the outermost first: what the inner ones run again, the outer ones must tell from the user's own."""
 
 
-def watch(context: CellContext = SCRIPT, *, guard: str | None = None) -> WatchProbe:
-    """The probe of a session."""
-    return WatchProbe(context, guard=guard)
-
-
 class WatchProbe:
     """A session of each instrument, entered and left with the cell."""
 
-    def __init__(self, context: CellContext, *, guard: str | None) -> None:
+    def __init__(self, context: CellContext = SCRIPT, *, guard: str | None = None) -> None:
         self._rows = {name: catalog.instrument(name) for name in _OPTIONS}
         self._sessions: dict[str, Session[Any]] = {}
         for name, row in self._rows.items():
@@ -66,8 +61,11 @@ class WatchProbe:
         error, self._error = self._error, None  # it holds the user's frames
         magics = {name: row.magic for name, row in self._rows.items()}
         if error is not None and stage_of(reports) not in {"end", "outcome"}:
-            for name, explanation in self._afterwards(error):
-                reports[name], magics[name] = explanation, catalog.instrument(name).magic
+            after: list[tuple[str, Report] | None] = []
+            self._runs("watch", "could not look at the error", lambda: after.append(explained(CellContext(last_error=error))))
+            for name, explanation in filter(None, after):  # by what the error has left behind
+                reports[name] = replace(explanation, cut_short=type(error).__name__)
+                magics[name] = catalog.instrument(name).magic
         report = judged(reports, magics)
         ended = {} if error is None or report.found else what_ended(error)
         return replace(report, **ended, problems=tuple(dict.fromkeys(self._problems)))
@@ -102,12 +100,6 @@ class WatchProbe:
             self._error = found_at_the_end
             raise
 
-    def _afterwards(self, error: BaseException) -> Iterator[tuple[str, Report]]:
-        """The instrument that explains the error by what it has left behind, if there is one."""
-        after: list[tuple[str, Report] | None] = []
-        self._runs("watch", "could not look at the error", lambda: after.append(explained(CellContext(last_error=error))))
-        return ((name, replace(report, cut_short=type(error).__name__)) for name, report in filter(None, after))
-
     def _runs(self, name: str, otherwise: str, call: Callable[..., object], *values: object) -> bool:
         """Whether a call of ours ended by itself; a failure of ours is a line in the report, and never the user's."""
         try:
@@ -118,3 +110,6 @@ class WatchProbe:
             self._problems.append(f"{catalog.instrument(name).magic} {otherwise}: {type(failure).__name__}: {failure}")
             return False
         return True
+
+
+watch = WatchProbe

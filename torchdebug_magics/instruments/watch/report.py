@@ -147,7 +147,9 @@ def _chain(reports: Mapping[str, Report]) -> list[str]:
     """The instruments of the chain that leads, the nearest to the cause first."""
     stages = {name: stage for name, report in reports.items() if (stage := _stage(report)) is not None}
     chains = [[name for name in chain if name in stages] for chain in _CHAINS]
-    chain = min(filter(None, chains), key=lambda chain: min(_urgency(stages[name]) for name in chain), default=[])
+    # What ended the cell is what the user wants to know first.
+    urgency = {name: 0 if stage in {"end", "outcome"} else _STAGES.index(stage) for name, stage in stages.items()}
+    chain = min(filter(None, chains), key=lambda chain: min(urgency[name] for name in chain), default=[])
     ended = any(stages[name] == "outcome" for name in chain)
     return sorted(chain, key=lambda name: len(_STAGES) if ended and stages[name] == "remark" else _STAGES.index(stages[name]))
 
@@ -156,11 +158,6 @@ def _stage(report: Report) -> Stage | None:
     """Of what was found; a finding whose error was handled, so that the cell went on, is no end of it."""
     stage = report.main_stage()
     return "fault" if stage in {"end", "outcome"} and not report.cut_short else stage
-
-
-def _urgency(stage: Stage) -> int:
-    """What ended the cell is what the user wants to know first."""
-    return 0 if stage in {"end", "outcome"} else _STAGES.index(stage)
 
 
 def _adds(report: Report, leading: Report) -> bool:

@@ -10,9 +10,9 @@ import pytest
 from tests import rank_job
 from tests.unit.instruments.deterministic import replica_cases as cases
 from torchdebug_magics.instruments.deterministic.replicas.replica import Checkpoints
+from torchdebug_magics.ranks.compared import HEALTHY_BYTES
 from torchdebug_magics.ranks.merging import held_details, merged
 from torchdebug_magics.ranks.report import RanksReport
-from torchdebug_magics.ranks.transport import HEALTHY_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path

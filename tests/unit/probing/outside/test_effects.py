@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import torchdebug_magics
 from tests import children
 from torchdebug_magics.machine.kept_files import FileStore, abandoned_copies
 from torchdebug_magics.probing.outside import open_files
@@ -621,11 +622,9 @@ def test_a_process_that_is_killed_in_a_rerun_leaves_copies_and_the_next_one_says
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from torchdebug_magics.jupyter import extension
-
     shell = InteractiveShell()
-    extension.load(shell)
-    extension.unload(shell)
+    torchdebug_magics.load_ipython_extension(shell)
+    torchdebug_magics.unload_ipython_extension(shell)
     shown = capsys.readouterr().out
     assert "a kernel was killed while a magic ran code again" in shown
     (path, copy) = next(iter(copies.items()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import functools
@@ -46,15 +45,15 @@ _GONE_THROUGH: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "\xe9", 
 _GONE_BACK: tuple[Any, ...] = ([], {}, {}.values(), {}.items())
 
 
-class FunctionBody:
+class FunctionBody(Body):
     """A call of a function without arguments."""
 
     def __init__(self, function: Callable[[], object]) -> None:
-        self.namespace: dict[str, Any] = {}
-        self.hidden: frozenset[str] = frozenset()
+        self.namespace = {}
+        self.hidden = frozenset()
         self.roots = (function,)
         self.variables = dict(_named_by(function))
-        self.statements: tuple[ast.stmt, ...] = ()
+        self.statements = ()
         self.file = self.refusal = ""
         self._function = function
         self._given: object = None
