@@ -14,10 +14,9 @@ from torchdebug_magics.instruments.autograd.source_readings import finding, sequ
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.source.edited_source import calls, exchanging
 from torchdebug_magics.probing.source.syntax import called, dotted, last_name, nodes
+from torchdebug_magics.probing.tensors import RANGES
 from torchdebug_magics.report import Edit, Location
 
-_LIMITS = {"sigmoid": (0.0, 1.0), "_softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, math.inf)}
-"""Between what these keep an output."""
 _OF_LOGITS = {
     "_log_softmax": ("cross_entropy", "_softmax"),
     "binary_cross_entropy_with_logits": ("binary_cross_entropy_with_logits", "sigmoid"),
@@ -63,7 +62,7 @@ def _limiting(op: RecordedOp) -> RecordedOp | None:
         maker = todo.popleft()
         todo.extend(parent for parent in maker.parents if parent.index not in seen)
         seen.add(maker.index)
-    return maker if maker is not None and maker.name in _LIMITS and any(use.requires_grad for use in maker.reads) else None
+    return maker if maker is not None and maker.name.removeprefix("_") in RANGES and any(use.requires_grad for use in maker.reads) else None
 
 
 def _of_logits(op: RecordedOp, maker: RecordedOp) -> AutogradFinding:
@@ -131,12 +130,12 @@ def _of_distance(op: RecordedOp, maker: RecordedOp, span: tuple[float, float]) -
 
 
 def _is_within(span: tuple[float, float], maker: RecordedOp) -> bool:
-    (low, high), rest = _LIMITS[maker.name], _NOISE * (span[1] - span[0])
+    (low, high), rest = RANGES[maker.name.removeprefix("_")], _NOISE * (span[1] - span[0])
     return low - rest <= span[0] and span[1] <= high + rest
 
 
 def _range(maker: RecordedOp) -> str:
-    low, high = _LIMITS[maker.name]
+    low, high = RANGES[maker.name.removeprefix("_")]
     return f"gives no number below {low:g}" if high == math.inf else f"gives numbers from {low:g} to {high:g}"
 
 

@@ -77,7 +77,8 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
             rings = ident == threading.main_thread().ident and _alarm_is_set()
             waiting.facts["may_end"] = waiting.facts.get("may_end") or will_be_called or rings
     joining = next((wait.facts for wait in waits.values() if wait is not None and wait.facts.get("op") == "init_process_group"), {})
-    rank, world_size = this_rank.rank(), this_rank.world_size()
+    rank: Any = this_rank.rank()
+    world_size: Any = this_rank.world_size()
     if rank is None:
         rank, world_size = joining.get("rank"), joining.get("world_size")
     torch = loaded("torch")

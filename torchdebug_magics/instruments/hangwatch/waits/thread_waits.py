@@ -292,10 +292,8 @@ _TABLE: tuple[tuple[str, str, _Read], ...] = (
     ("concurrent.futures._base", "result exception", _FUTURE),
     ("concurrent.futures._base", "wait as_completed", _futures),
     ("subprocess", "wait _wait communicate", _wait("join", _command, on=_processes)),
-    *(
-        ("asyncio.locks", words, _wait(kind, lambda one: f"asyncio {type(one).__name__.lower()}"))
-        for words, kind in (("wait wait_for", "event"), ("acquire", "lock"))
-    ),
+    ("asyncio.locks", "wait wait_for", _wait("event", lambda one: f"asyncio {type(one).__name__.lower()}")),
+    ("asyncio.locks", "acquire", _wait("lock", lambda one: f"asyncio {type(one).__name__.lower()}")),
     *(("asyncio.queues", word, _wait("queue", f"asyncio queue.{word}()", facts={word: True})) for word in ("get", "put", "join")),
     ("asyncio.tasks", "sleep", lambda held: Waiting("sleep", f"asyncio.sleep({held.get('delay', 0)})")),
     ("asyncio.subprocess", "wait communicate _read_stream", _wait("join", "the end of process {0.pid}".format, on=_processes)),
