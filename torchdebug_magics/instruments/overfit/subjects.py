@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.overfit.training.training import LABELS, FunctionSteps, is_label, refuse
+from torchdebug_magics.instruments.overfit.training.training import LABELS, Training, is_label, refuse, repeated
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.source.user_code import called_from, writes_of
@@ -172,7 +173,8 @@ class ModelSteps:
 class Subject:
     """What is trained."""
 
-    steps: Any
+    make_steps: Callable[[Training], None]
+    models: Mapping[str, nn.Module]
     roots: tuple[object, ...]
     """What a step can reach."""
     samples: int | None
@@ -196,7 +198,7 @@ def subject_of(values: Sequence[Any], names: Sequence[str], keywords: Mapping[st
         model, batch, loss_function, optimizer = first, given["batch"], given.get("loss_function"), given.get("optimizer")
         written, roots = {"model": first_name, **written}, tuple(values)
     elif callable(first):
-        return Subject(FunctionSteps(first, _models_of(first)), (first,), None, {"step": first_name})
+        return Subject(partial(repeated, first), _models_of(first), (first,), None, {"step": first_name})
     else:
         msg = f"the first value must be a model, a function that makes one step, or a trainer, not {type(first).__name__}"
         raise TorchDebugError(msg)
@@ -215,8 +217,8 @@ def subject_of(values: Sequence[Any], names: Sequence[str], keywords: Mapping[st
         used = sum(samples_in(batch) or 0 for batch in batches)
     elif size is not None and used != min(size, samples):
         notes.append("the model does not take a part of this batch: all of it was used")
-    own = FunctionSteps(steps.step, {"model": model})
-    return Subject(own, (model, loss_function, optimizer, batch, *roots), used, written, tuple(notes), steps)
+    reached = (model, loss_function, optimizer, batch, *roots)
+    return Subject(partial(repeated, steps.step), {"model": model}, reached, used, written, tuple(notes), steps)
 
 
 def _roles(values: Sequence[Any], names: Sequence[str], keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

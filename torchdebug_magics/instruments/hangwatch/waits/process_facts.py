@@ -42,8 +42,6 @@ _MOST_TEXT = 40
 _LATEST = 40
 """Collectives."""
 _ERROR_FACTS_LATEST = 3
-_MOST_NODES = 2_000
-"""Many handles of Python's on a graph end in a crash when it is freed."""
 
 
 def facts_of_this_process() -> dict[str, Any]:
@@ -188,17 +186,12 @@ def _unused_parameters(stacks: Iterable[Sequence[FrameType]]) -> list[str]:
 
 def _not_reached(model: Any, values: Iterable[Any]) -> list[str]:
     """Parameters that the graph of a scalar, the loss, does not lead to; none where the user's code holds no such scalar."""
+    from torchdebug_magics.probing import graphs  # noqa: PLC0415 - it imports torch, which a model of the user's has done
+
     for value in values:
         root = getattr(value, "grad_fn", None) if type(value).__module__ == "torch" and value.dim() == 0 else None
         if root is not None:
-            seen, waiting, reached = {root}, [root], set()
-            while waiting and len(seen) < _MOST_NODES:
-                node = waiting.pop()
-                reached.add(id(getattr(node, "variable", None)))
-                for parent, _ in node.next_functions:
-                    if parent is not None and parent not in seen:
-                        seen.add(parent)
-                        waiting.append(parent)
+            reached = {id(leaf) for leaf in graphs.leaves_of([value])}
             absent = [name for name, weight in model.module.named_parameters() if weight.requires_grad and id(weight) not in reached]
             return absent if len(absent) < len(list(model.module.parameters())) else []
     return []

@@ -126,10 +126,12 @@ NO_GOAL = Goal(0.0, 0.0, None, is_known=False)
 
 @dataclass(eq=False)
 class Training:
-    """Watches a training while its `steps` make it."""
+    """Watches a training while `make_steps` makes it."""
 
-    steps: Any
-    """Has `models`, those known beforehand, by name, and `run`, which calls `begin`, makes a step, and calls `end`, until that says so."""
+    make_steps: Callable[[Training], None]
+    """Calls `begin`, makes a step, and calls `end`, until that says so."""
+    known: Mapping[str, torch.nn.Module]
+    """The models that are known beforehand, by name."""
     most_steps: int
     hooks: Hooks
     change: TrainingChange = NOTHING
@@ -173,7 +175,7 @@ class Training:
         """All steps; what the user's code raises is kept."""
         with quiet(), self.opened():
             try:
-                self.steps.run(self)
+                self.make_steps(self)
             except Exception as error:  # noqa: BLE001 - the user's own code: that it fails is what is reported
                 self.error = error
 
@@ -187,7 +189,7 @@ class Training:
             self.hooks.optimizer_steps(stack, self._before_update, self._after_update)
             self.events = EventWatch(self.hooks, Guard())
             self.events.attach(stack)
-            for name, model in self.steps.models.items():
+            for name, model in self.known.items():
                 self._meet(name, model)
             try:
                 yield
@@ -396,19 +398,12 @@ def _norm(tensors: list[torch.Tensor]) -> float:
     return math.sqrt(sum(float(tensor.float().square().sum()) for tensor in tensors))
 
 
-@dataclass(eq=False)
-class FunctionSteps:
-    """Steps that a function makes."""
-
-    step: Callable[[], Any]
-    models: dict[str, torch.nn.Module]
-
-    def run(self, training: Training) -> None:
-        """Until the training says so."""
-        while True:
-            training.begin()
-            if training.end(self.step()):
-                return
+def repeated(step: Callable[[], Any], training: Training) -> None:
+    """Make steps until the training says that it is over."""
+    is_over = False
+    while not is_over:
+        training.begin()
+        is_over = training.end(step())
 
 
 def is_label(name: str) -> bool:
