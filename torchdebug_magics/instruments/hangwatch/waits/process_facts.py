@@ -124,17 +124,13 @@ def _add_tasks(stacks: dict[int, list[FrameType]], waits: dict[int, Waiting | No
             if task is root:
                 stacks[ident] = [*task_frames(task), *frames]
                 waits[ident] = task_wait(task, tasks)
-            elif id(task) in waited_for or _is_users(task):
+            elif id(task) in waited_for or any(is_user_code(frame.f_code) for frame in task_frames(task)):
                 stacks[id(task)], waits[id(task)] = task_frames(task), task_wait(task, tasks)
                 found.append(_Task(id(task), f"{_TASK}{task.get_name()}", task))
         for waiting in (waits[key] for key in (ident, *(id(task) for task in tasks)) if key in waits):
             if waiting is not None and root is not None:  # whoever waits for the loop's own task waits for the thread
                 waiting.targets = [("thread", ident) if target == ("thread", id(root)) else target for target in waiting.targets]
     return found
-
-
-def _is_users(task: Any) -> bool:
-    return any(owner(frame.f_code.co_filename) == "user" for frame in task_frames(task))
 
 
 def _thread(
