@@ -14,7 +14,7 @@ def main(arguments: list[str]) -> int:
     """Run the command that follows ``--``; the exit code is its own."""
     from torchdebug_magics import catalog  # noqa: PLC0415 - `import torchdebug_magics.hangwatch` costs nothing
     from torchdebug_magics.html import plain  # noqa: PLC0415 - as above
-    from torchdebug_magics.instruments.hangwatch.command_watch import OutsideWatch  # noqa: PLC0415 - as above
+    from torchdebug_magics.instruments.hangwatch.watcher import OutsideWatch  # noqa: PLC0415 - as above
 
     parser = argparse.ArgumentParser(prog="python -m torchdebug_magics.hangwatch", description="Watch a command, and say why it hangs.")
     parser.add_argument("--after", type=float, default=10.0, metavar="N", help="seconds without progress until it looks closely (10)")

@@ -28,6 +28,16 @@ _ORDINARY = torch._C._dispatch_keys(torch.empty(0)).raw_repr()
 """The keys of a plain strided CPU tensor; whatever `dense` must treat otherwise (sparse, quantised, zero, meta, fake, wrapped) differs."""
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+RANGES = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
+"""Between what activations keep their results."""
+TAKES = {
+    "cross_entropy": "logits",
+    "binary_cross_entropy_with_logits": "logits",
+    "nll_loss": "log-probabilities",
+    "kl_div": "log-probabilities",
+    "binary_cross_entropy": "probabilities",
+}
+"""What a loss expects of its input."""
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
@@ -225,6 +235,13 @@ def describe(value: Any) -> str:
     numbers = dense(value)
     sizes = "x".join(map(str, value.shape)) or "scalar"
     return sizes if numbers is None else f"{sizes} {str(value.dtype).removeprefix('torch.')}"
+
+
+def sums_to_one(values: torch.Tensor, dim: int, within: float) -> bool:
+    """Whether the numbers along a dimension are probabilities, but for rounding: one alone says nothing."""
+    if not values.numel() or values.size(dim) == 1:
+        return False
+    return bool(values.min() >= 0) and bool((values.sum(dim) - 1).abs().max() <= within)
 
 
 class Crossing(NamedTuple):

@@ -19,7 +19,7 @@ from torchdebug_magics.probing.source.call_sites import node_at, value_of
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.user_code import local_values
 from torchdebug_magics.probing.state.contents import memory_of
-from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.probing.tensors import sums_to_one, tensors_in
 from torchdebug_magics.report import Location
 
 Note: TypeAlias = Literal["", "wraps a graph", "takes probabilities", "takes logits"]
@@ -387,9 +387,7 @@ def _held(node: ast.expr, frame: FrameType, known: Mapping[str, Any] = MappingPr
 
 def _sums_to_one(logits: torch.Tensor, dim: int) -> bool:
     """Whether what is to become a distribution by a softmax is one already."""
-    if not logits.requires_grad or logits.layout is not torch.strided or logits.is_meta or not logits.numel() or logits.size(dim) == 1:
+    if not logits.requires_grad or logits.layout is not torch.strided or logits.is_meta:
         return False
     with modes_aside(), torch.no_grad():
-        values = logits.detach()
-        off = (values.sum(dim) - 1).abs().max()
-        return bool(values.min() >= 0) and bool(off <= _ROUNDING * torch.finfo(values.dtype).eps)
+        return sums_to_one(logits.detach(), dim, _ROUNDING * torch.finfo(logits.dtype).eps)

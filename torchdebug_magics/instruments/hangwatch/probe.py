@@ -131,7 +131,7 @@ class HangProbe:
         finding = watch.standing.finding or HangFinding(
             state="interrupted" if was_stopped else "finished",
             cause=None,
-            headline=watch.place.hint or "stopped while making progress",
+            headline=watch.hint or "stopped while making progress",
             location=self._ended_at if was_stopped else None,
         )
         share = progress.looks_at["batch"] / progress.looks_at.total() if progress.looks_at["batch"] else None

@@ -193,7 +193,7 @@ def explained(
                 start.effects.attribute()
             progress(Progress(doing, tuple(losses)))
 
-        training = Training(subject.steps, times * most_steps, hooks, change, tell)
+        training = Training(subject.make_steps, subject.models, times * most_steps, hooks, change, tell)
         trainings.append(training)
         training.run()
         return training

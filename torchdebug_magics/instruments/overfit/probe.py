@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -44,7 +44,6 @@ class _CellSteps:
     """Called before the first batch is drawn."""
     batch: Any = None
     loader: Any = None
-    models: Mapping[str, torch.nn.Module] = field(default_factory=dict)
 
     def run(self, training: Training) -> None:
         """The whole cell once more."""
@@ -94,7 +93,7 @@ class OverfitProbe:
         self._refusal = "" if body is None else body.refusal
         begins = partial(self._guard.run, "keeping what the cell has made", self._keep_made)
         self._steps = _CellSteps(self._body, samples, self._hooks, begins)
-        self._base = Training(self._steps, steps, self._hooks, told=self._told)
+        self._base = Training(self._steps.run, {}, steps, self._hooks, told=self._told)
         self._progress: Progress | None = None
         self._start: KeptState | None = None
         roots = () if body is None else (body.namespace, *body.statements)
@@ -181,7 +180,7 @@ class OverfitProbe:
         written = {} if self._body is None else {id(value): name for name, value in reversed(list(self._body.namespace.items()))}
         names = {word: written[id(value)] for word, value in first.items() if value is not None and id(value) in written}
         notes = (f"no change was tried: {self._refusal}",) if self._refusal else ()
-        subject = Subject(self._steps, (), samples_in(self._steps.batch), names, notes)
+        subject = Subject(self._steps.run, {}, (), samples_in(self._steps.batch), names, notes)
         show = partial(setattr, self, "_progress")
         with eager():
             examined = explained(subject, self._most_steps, start, self._guard, self._hooks, show, self._base)

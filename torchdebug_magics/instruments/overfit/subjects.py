@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.overfit.training.training import LABELS, FunctionSteps, is_label, refuse
+from torchdebug_magics.instruments.overfit.training.training import LABELS, Training, is_label, refuse, repeated
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.source.user_code import called_from, writes_of
@@ -172,7 +173,8 @@ class ModelSteps:
 class Subject:
     """What is trained."""
 
-    steps: Any
+    make_steps: Callable[[Training], None]
+    models: Mapping[str, nn.Module]
     roots: tuple[object, ...]
     """What a step can reach."""
     samples: int | None
@@ -188,15 +190,15 @@ def subject_of(values: Sequence[Any], names: Sequence[str], keywords: Mapping[st
     first, first_name = values[0], (names[0] if names else "model")
     trainer = parts_of_trainer(first, values[1:])
     if trainer is not None:
-        model, batch, optimizer = trainer
+        model, batch, optimizer, call = trainer
         loss_function, roots = None, (first,)
         written = {"model": f"{first_name}.model", "optimizer": f"{first_name}.optimizer"}
     elif isinstance(first, nn.Module):
         given, written = _roles(values[1:], names[1:], keywords)
         model, batch, loss_function, optimizer = first, given["batch"], given.get("loss_function"), given.get("optimizer")
-        written, roots = {"model": first_name, **written}, tuple(values)
+        written, roots, call = {"model": first_name, **written}, tuple(values), first
     elif callable(first):
-        return Subject(FunctionSteps(first, _models_of(first)), (first,), None, {"step": first_name})
+        return Subject(partial(repeated, first), _models_of(first), (first,), None, {"step": first_name})
     else:
         msg = f"the first value must be a model, a function that makes one step, or a trainer, not {type(first).__name__}"
         raise TorchDebugError(msg)
@@ -209,14 +211,14 @@ def subject_of(values: Sequence[Any], names: Sequence[str], keywords: Mapping[st
     if optimizer is None:
         optimizer = torch.optim.Adam([parameter for parameter in parameters if parameter.requires_grad] or parameters, lr=_RATE)
         notes.append(f"no optimizer was named: trained with Adam(lr={_RATE:g})")
-    steps, used, way = _runnable(model, batch, loss_function, optimizer, samples)
+    steps, used, way = _runnable(model, call, batch, loss_function, optimizer, samples)
     if len(batches) > 1:
         steps.others = tuple(readings(model, batch, loss_function)[way] for batch in batches[1:])
         used = sum(samples_in(batch) or 0 for batch in batches)
     elif size is not None and used != min(size, samples):
         notes.append("the model does not take a part of this batch: all of it was used")
-    own = FunctionSteps(steps.step, {"model": model})
-    return Subject(own, (model, loss_function, optimizer, batch, *roots), used, written, tuple(notes), steps)
+    reached = (model, loss_function, optimizer, batch, *roots)
+    return Subject(partial(repeated, steps.step), {"model": model}, reached, used, written, tuple(notes), steps)
 
 
 def _roles(values: Sequence[Any], names: Sequence[str], keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -246,7 +248,9 @@ def _batches(data: Any, samples: int) -> list[Any]:
     return batches
 
 
-def _runnable(model: nn.Module, batch: Any, loss_function: Any, optimizer: Any, samples: int) -> tuple[ModelSteps, int | None, int]:
+def _runnable(
+    model: nn.Module, call: Callable[..., Any], batch: Any, loss_function: Any, optimizer: Any, samples: int
+) -> tuple[ModelSteps, int | None, int]:
     """(the first way to use the batch with which a forward pass does not raise, how many samples that are, the place of the way).
 
     Where none works, the first that the model's signature allows, which raises when it is trained. To be undone by the caller.
@@ -256,7 +260,7 @@ def _runnable(model: nn.Module, batch: Any, loss_function: Any, optimizer: Any, 
     failed: list[tuple[bool, tuple[ModelSteps, int | None, int]]] = []
     for part in (cut(batch, samples), cut(batch, 1 << 60)):
         for way, reading in enumerate(readings(model, part, loss_function)):
-            steps = ModelSteps(unwrapped(model), reading, loss_function, optimizer, model)
+            steps = ModelSteps(unwrapped(model), reading, loss_function, optimizer, call)
             try:
                 steps.loss(reading)
             except TorchDebugError:
@@ -316,26 +320,14 @@ def _labels(data: Any) -> list[Any]:
     return labels if all(isinstance(label, (int, str)) for label in labels) else []
 
 
-class _TrainingStep(nn.Module):
-    """A LightningModule whose call is its training step."""
-
-    def __init__(self, module: Any) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, batch: Any) -> Any:
-        """The loss of a batch."""
-        return self.module.training_step(batch, 0)
-
-
-def parts_of_trainer(trainer: Any, others: Sequence[Any]) -> tuple[nn.Module, Any, Any] | None:
-    """(model, batch, optimizer) of a trainer or a LightningModule; None for anything else."""
+def parts_of_trainer(trainer: Any, others: Sequence[Any]) -> tuple[nn.Module, Any, Any, Callable[..., Any]] | None:
+    """(model, batch, optimizer, what makes the loss of a batch) of a trainer or a LightningModule; None for anything else."""
     kinds, module, lacks = {kind.__name__ for kind in type(trainer).__mro__}, trainer, "name the data, too: `%overfit module loader`"
     if "Trainer" in kinds and hasattr(trainer, "compute_loss") and hasattr(trainer, "get_train_dataloader"):
         batch, optimizer = trainer._prepare_inputs(_first(trainer.get_train_dataloader())), trainer.optimizer
         if optimizer is None:  # as the trainer would make it; it keeps none
             optimizer, trainer.optimizer = trainer.create_optimizer(), None
-        return trainer.model, batch, optimizer
+        return trainer.model, batch, optimizer, trainer.model
     if "Trainer" in kinds and hasattr(trainer, "fit_loop"):
         module = next((other for other in others if isinstance(other, nn.Module)), getattr(trainer, "lightning_module", None))
         refuse(module is None, "the trainer has no model before `fit`: write `%overfit trainer model loader`")
@@ -351,7 +343,7 @@ def parts_of_trainer(trainer: Any, others: Sequence[Any]) -> tuple[nn.Module, An
     refuse(is_several, "the module has several optimizers, so there is no single loss to overfit: use `%overfit step`")
     while isinstance(made, (tuple, list, dict)):  # a list of optimizers and one of schedulers, or a dict for each
         made = made["optimizer"] if isinstance(made, dict) else made[0] if made else None
-    return _TrainingStep(module), _first(data), made
+    return module, _first(data), made, lambda batch: module.training_step(batch, 0)
 
 
 def _first(data: Any) -> Any:

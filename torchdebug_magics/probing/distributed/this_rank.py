@@ -9,13 +9,13 @@ from typing import Any
 
 def rank() -> int | None:
     """The rank as torch knows it, or as the launcher says; None outside a job."""
-    group = _group()
+    group = job()
     return _number("RANK") if group is None else int(group.get_rank())
 
 
 def world_size() -> int:
     """How many processes the job has."""
-    group = _group()
+    group = job()
     return _number("WORLD_SIZE") or 1 if group is None else int(group.get_world_size())
 
 
@@ -33,14 +33,15 @@ def device() -> str:
 def collectives_count() -> int:
     """How many collectives this process has begun so far, in groups of several ranks."""
     world: Any = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)  # private: no other way leads to all groups
-    groups = list(getattr(world, "pg_map", ())) if _group() is not None else []
-    return sum(int(group._get_sequence_number_for_group()) for group in groups if group.size() > 1)
+    groups = list(getattr(world, "pg_map", ())) if job() is not None else []
+    return sum(int(group._get_sequence_number_forjob()) for group in groups if group.size() > 1)
 
 
-def _group() -> Any:
-    """``torch.distributed``, where it is imported and a job has begun."""
+def job() -> Any:
+    """``torch.distributed``, where it is imported, and not just being imported by another thread, and a job has begun."""
     distributed: Any = sys.modules.get("torch.distributed")
-    return distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None
+    is_imported = distributed is not None and not getattr(getattr(distributed, "__spec__", None), "_initializing", False)
+    return distributed if is_imported and distributed.is_available() and distributed.is_initialized() else None
 
 
 def _number(name: str) -> int | None:

@@ -15,11 +15,9 @@ from torchdebug_magics.instruments.autograd.source_readings import finding, sequ
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use, walk
 from torchdebug_magics.probing.source.edited_source import calls, exchanging
 from torchdebug_magics.probing.source.syntax import as_atom, called, dotted, expression, last_name, nodes
-from torchdebug_magics.probing.tensors import Crossing
+from torchdebug_magics.probing.tensors import RANGES, Crossing
 from torchdebug_magics.report import Edit, Location
 
-_LIMITS = {"sigmoid": (0.0, 1.0), "_softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, math.inf)}
-"""Between what these keep an output."""
 _OF_LOGITS = {
     "_log_softmax": ("cross_entropy", "_softmax"),
     "binary_cross_entropy_with_logits": ("binary_cross_entropy_with_logits", "sigmoid"),
@@ -61,7 +59,7 @@ def _limiting(op: RecordedOp) -> RecordedOp | None:
         maker = next(iter(maker.parents), None)
     if op.note == "takes probabilities" and (maker is None or maker.name != "_softmax"):
         maker = next((each for each in walk(op.parents, lambda later: later.parents) if each.name == "_softmax"), None)
-    return maker if maker is not None and maker.name in _LIMITS and any(use.requires_grad for use in maker.reads) else None
+    return maker if maker is not None and maker.name.removeprefix("_") in RANGES and any(use.requires_grad for use in maker.reads) else None
 
 
 def _of_logits(op: RecordedOp, maker: RecordedOp) -> AutogradFinding:
@@ -119,12 +117,12 @@ def _of_distance(op: RecordedOp, maker: RecordedOp, span: tuple[float, float]) -
 
 
 def _is_within(span: tuple[float, float], maker: RecordedOp) -> bool:
-    (low, high), rest = _LIMITS[maker.name], _NOISE * (span[1] - span[0])
+    (low, high), rest = RANGES[maker.name.removeprefix("_")], _NOISE * (span[1] - span[0])
     return low - rest <= span[0] and span[1] <= high + rest
 
 
 def _range(maker: RecordedOp) -> str:
-    low, high = _LIMITS[maker.name]
+    low, high = RANGES[maker.name.removeprefix("_")]
     return f"gives no number below {low:g}" if high == math.inf else f"gives numbers from {low:g} to {high:g}"
 
 

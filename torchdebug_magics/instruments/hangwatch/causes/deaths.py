@@ -52,11 +52,6 @@ class Evidence:
     still_s: float
 
     @property
-    def ranks(self) -> list[Participant]:
-        """The processes of a distributed job."""
-        return self.look.ranks()
-
-    @property
     def main(self) -> Participant:
         """The thread whose cell is watched."""
         return self.look.main
@@ -78,18 +73,9 @@ class Evidence:
     ) -> HangFinding:
         """A finding about `at`, or about the root."""
         one = at if at is not None else self.root
-        return HangFinding(
-            state=state,
-            cause=cause,
-            headline=headline,
-            fix=fix,
-            reason=reason,
-            location=self.line(one),
-            root=one.as_wait(),
-            waits=tuple(other.as_wait() for other in self.look.everybody.values() if other in self.chain.path or other.is_shown),
-            chain=self.chain.names,
-            since_s=self.still_s,
-        )
+        waits = tuple(other.as_wait() for other in self.look.everybody.values() if other in self.chain.path or other.is_shown)
+        where: dict[str, Any] = {"location": self.line(one), "chain": self.chain.names, "since_s": self.still_s}
+        return about(one.as_wait(), state, cause, headline, fix, reason, waits=waits, **where)
 
 
 Words: TypeAlias = str | Callable[[Evidence, Participant], str]
@@ -140,12 +126,12 @@ def first(causes: Iterable[Cause], case: Evidence) -> HangFinding | None:
 
 def failed(case: Evidence) -> HangFinding | None:
     """The first participant that ended by an error, a signal or an exit code while the main thread waits, directly or not."""
-    waiting = [rank for rank in case.ranks if (rank.pending is not None or rank.kind == "collective") and rank.error is None]
+    waiting = [rank for rank in case.look.ranks() if (rank.pending is not None or rank.kind == "collective") and rank.error is None]
     # The wait could be for one on the way, for a rank of the job, and for one that could have fed a queue that is waited for.
     for_any = case.root.kind in {"queue", "io", "event"} or any(one.facts.get("pool") for one in case.chain.path)
     gone = [one for one in case.look.everybody.values() if one.kind == "dead" and (one.exit_code or one.error)]
     dead = [one for one in gone if for_any or one in case.chain.path or one.who.startswith("rank ")]
-    dead += [rank for rank in case.ranks if rank.error is not None and waiting]  # it waits in a `finally:`
+    dead += [rank for rank in case.look.ranks() if rank.error is not None and waiting]  # it waits in a `finally:`
     if not dead or any(case.moved.get(one.who) for one in case.chain.path):
         return None
     first = min(dead, key=lambda one: (one.error is None, _ended_s(one)))
@@ -153,15 +139,7 @@ def failed(case: Evidence) -> HangFinding | None:
         return _rank(case, first, f"{waiting[0].who} waits for it in {waiting[0].pending or waiting[0].what}")
     whose = next((one for one in reversed(case.chain.path) if one is not first), case.main)
     what = f"{first.name} {how_it_ended(first)}, and {whose.name} waits for {whose.what or 'it'}"
-    fix = error_fix(first) if first.error else exit_fix(first.exit_code)
-    return case.found("worker_died", what, fix, at=first)
-
-
-def error_fix(one: Participant) -> str:
-    """What to change where a process ended with an exception."""
-    if "Can't get attribute" in (one.error or {}).get("message", ""):
-        return "move what the process needs into an importable module, or use the `fork` method: code in a cell cannot be imported"
-    return "fix the error in the process"
+    return case.found("worker_died", what, _death_fix(first, "process"), at=first)
 
 
 def how_it_ended(one: Participant) -> str:
@@ -189,12 +167,16 @@ def _rank(case: Evidence, first: Participant, waits: str) -> HangFinding:
             "collective_mismatch", f"{first.who} was aborted by gloo because its tensor has a different size, and {waits}",
             "use the same shape and dtype on every rank", at=first,
         )  # fmt: skip
-    fix = "fix the error in this rank" if first.error else exit_fix(first.exit_code)
-    return case.found("rank_died", f"{first.who} {how_it_ended(first)}, and {waits}", fix, at=first)
+    return case.found("rank_died", f"{first.who} {how_it_ended(first)}, and {waits}", _death_fix(first, "rank"), at=first)
 
 
-def exit_fix(code: int | None) -> str:
-    """What to change where a process ended with this code."""
+def _death_fix(one: Participant, what: str) -> str:
+    """What to change where a process, or a rank, has ended by an exception, an exit code or a signal."""
+    if one.error is not None:
+        is_absent = what == "process" and "Can't get attribute" in one.error["message"]
+        move = "move what the process needs into an importable module, or use the `fork` method: code in a cell cannot be imported"
+        return move if is_absent else f"fix the error in {'this' if what == 'rank' else 'the'} {what}"
+    code = one.exit_code
     if code is None or code >= 0:
         return "raise an exception instead of calling `os._exit`, so that the waiting process sees it"
     return _SIGNAL_FIXES.get(signal_name(-code), "run its code in this process (`num_workers=0`) to see the crash")
@@ -218,12 +200,12 @@ def differ(case: Evidence) -> HangFinding | None:
     joining = [one for one in case.chain.path if one.facts.get("op") == "init_process_group"]
     if joining:
         return _not_joined(case, joining[0])
-    waiting = [(rank, rank.pending) for rank in case.ranks if rank.pending is not None and rank.kind == "collective"]
+    waiting = [(rank, rank.pending) for rank in case.look.ranks() if rank.pending is not None and rank.kind == "collective"]
     if not waiting:
         return None
     group = next((call.group for one in case.chain.path for rank, call in waiting if rank is one), waiting[0][1].group)
     ahead, pending = max((pair for pair in waiting if pair[1].group == group), key=lambda pair: pair[1].number)
-    members = [rank for rank in case.ranks if ahead.needs(rank, group)]
+    members = [rank for rank in case.look.ranks() if ahead.needs(rank, group)]
     calls = [(member, call) for member in members if (call := member.call(pending)) is not None]
     if len({call.key for _, call in calls}) > 1:
         return _mismatch(case, calls)
@@ -330,7 +312,7 @@ def explained(error: BaseException | None, children: Children, printed: str) -> 
     one = (killed or sorted((one for one in failed if one.error), key=_ended_s))[0]
     absent = sorted(set(range(len(children.started))) - {*known.values()})
     one.who = f"rank {known.get(one.pid, absent[0] if len(absent) == 1 else sorted(children.started).index(one.pid))}"
-    fix = exit_fix(one.exit_code) if one.error is None else "fix the error in this rank: the others only lose their connection to it"
+    fix = _death_fix(one, "rank") + ("" if one.error is None else ": the others only lose their connection to it")
     return _ended(one, "rank_died", f"{one.who} {how_it_ended(one)}", fix)
 
 
@@ -340,7 +322,7 @@ def _ended_s(one: Participant) -> float:
 
 def _lost_worker(child: Child, children: Children) -> HangFinding:
     one = ended(child, children.folder, f"worker {sorted(children.started).index(child.pid)}")
-    fix, reason = exit_fix(one.exit_code) if one.error is None else error_fix(one), ""
+    fix, reason = _death_fix(one, "process"), ""
     if child.method != "fork" and one.exit_code == 1 and one.error is None:  # it could not be unpickled
         fix = 'move the Dataset into an importable module, or use `DataLoader(..., multiprocessing_context="fork")`'
         reason = f"a worker started with `{child.method}` imports the Dataset, and cannot import what is defined in a cell"
@@ -365,9 +347,9 @@ def _ended(one: Participant, cause: str, headline: str, fix: str, reason: str = 
 
 
 def about(root: Wait, state: State, cause: str | None, headline: str, fix: str = "", reason: str = "", **more: Any) -> HangFinding:
-    """About somebody who is not part of a chain: the main thread while nobody else was asked, or a process that has ended."""
-    more = {"location": root.location, "chain": ("main",) if root.who == "main" else (), **more}
-    return HangFinding(state=state, cause=cause, headline=headline, fix=fix, reason=reason, root=root, waits=(root,), **more)
+    """A finding about somebody; by itself, of the main thread while nobody else was asked, or of a process that has ended."""
+    more = {"location": root.location, "waits": (root,), "chain": ("main",) if root.who == "main" else (), **more}
+    return HangFinding(state=state, cause=cause, headline=headline, fix=fix, reason=reason, root=root, **more)
 
 
 class ThreadErrors:

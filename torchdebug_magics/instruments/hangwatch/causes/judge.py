@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, takewhile
 
 from torchdebug_magics.format import byte_size, duration, listed
@@ -202,10 +203,6 @@ def slow(case: Evidence) -> HangFinding:
     return first(_SLOW, case) or case.found(None, _doing(case, case.root), state="slow")
 
 
-def _main(case: Evidence) -> Participant:
-    return case.main
-
-
 def _memory(case: Evidence) -> HangFinding | None:
     pressure = memory_pressure()
     if pressure.stalled_ratio < _STALLED and not (pressure.used_ratio > _NEARLY_FULL and pressure.swapped_bytes > _MUCH_SWAPPED_BYTES):
@@ -306,24 +303,24 @@ def _has_gpu() -> bool:
     return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
 
 
+_slow_row = partial(Row, whom=lambda case: case.main, state="slow")
 _SLOW: tuple[Cause, ...] = (
-    Row("input_waiting", lambda _, one: one.kind == "input" and not one.is_child, "{who} waits for {what}", "type an answer under the cell",
-        whom=_main, state="slow"),
-    Row("compiling", lambda case, _: _mostly(case, "compiling"), "torch.compile is compiling",
-        "wait: later steps run the compiled code; if every step recompiles, `TORCH_LOGS=recompiles` says why", whom=_main, state="slow"),
+    _slow_row("input_waiting", lambda _, one: one.kind == "input" and not one.is_child, "{who} waits for {what}",
+        "type an answer under the cell"),
+    _slow_row("compiling", lambda case, _: _mostly(case, "compiling"), "torch.compile is compiling",
+        "wait: later steps run the compiled code; if every step recompiles, `TORCH_LOGS=recompiles` says why"),
     _memory,
-    Row("network", lambda *_: True,
+    _slow_row("network", lambda *_: True,
         lambda _, one: f"{one.name} waits for " + (f"a response from {one.facts['host']}" if one.facts.get("host") else "the network"),
         lambda _, one: "call `settimeout(10)` on the socket" if one.what == "a socket" and not one.facts.get("host")
         else "set a timeout on the request; download once before the loop, and keep the file",
-        whom=lambda case: next((one for one in case.chain.path if one.facts.get("network") or _is_program(one, _CALLS)), None),
-        state="slow"),
+        whom=lambda case: next((one for one in case.chain.path if one.facts.get("network") or _is_program(one, _CALLS)), None)),
     _graph,
-    Row("tracing", lambda case, _: case.progress.tracer, lambda case, _: "{} is on: {}".format(*case.progress.tracer or ("", "")),
-        lambda case, _: (case.progress.tracer or ("", "", ""))[2], whom=_main, state="slow"),
+    _slow_row("tracing", lambda case, _: case.progress.tracer, lambda case, _: "{} is on: {}".format(*case.progress.tracer or ("", "")),
+        lambda case, _: (case.progress.tracer or ("", "", ""))[2]),
     _data,
-    Row("native_wait", lambda _, one: _has_gpu() and str(one.facts.get("calls", "")).rpartition(".")[2] in _SYNCHRONIZE,
+    _slow_row("native_wait", lambda _, one: _has_gpu() and str(one.facts.get("calls", "")).rpartition(".")[2] in _SYNCHRONIZE,
         "`{calls}` waits for the GPU to finish earlier kernels",
-        "read the loss only every n steps; the time is spent in kernels launched before this line", whom=_main, state="slow"),
+        "read the loss only every n steps; the time is spent in kernels launched before this line"),
     _oversubscribed,
 )  # fmt: skip

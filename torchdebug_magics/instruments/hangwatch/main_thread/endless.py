@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import BuiltinFunctionType, CodeType, FrameType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from torchdebug_magics.probing.source.user_code import frames_above, is_module_c
 _HARMLESS = frozenset({"print", "len", "abs", "min", "max", "int", "float", "str", "bool", "range", "isinstance", "id", "round"})
 _ENDS = re.compile("KeyboardInterrupt|SystemExit|GeneratorExit")
 _FIXED = (bool, int, float, str, bytes, type(None))
-_SIMPLE = (ast.Expr, ast.Pass, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Continue)
+_SIMPLE = (ast.Expr, ast.Pass, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Continue, ast.If, ast.While)
 """Statements that neither leave a loop nor bind a name in another way than by an assignment."""
 _CONTAINERS = (list, tuple, dict, set, str)
 _STATELESS = frozenset({"builtins", "random", "math", "numpy", "numpy.random", "torch"})
@@ -112,11 +112,15 @@ class _Test:
 
 def _never_left(loop: ast.While, test: _Test, frame: FrameType) -> bool:
     """Whether what can run in a loop neither leaves it nor stores a name of its conditions."""
-    live = list(_live(loop.body, test))
+    dead: set[ast.AST] = set()  # in branches with a fixed condition
+    for branch in nodes((ast.If, ast.While), *loop.body):
+        if (holds := test.holds(branch.test)) is not None:
+            never = branch.body if not holds else branch.orelse if isinstance(branch, ast.If) else []
+            dead |= {part for statement in never for part in ast.walk(statement)}
     is_shared = isinstance(loop.test, ast.Constant) or test.is_shared
-    for node in live:
+    for node in nodes(ast.AST, *loop.body):
         is_stored = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
-        if (
+        if node not in dead and (
             (isinstance(node, ast.stmt) and not isinstance(node, _SIMPLE))
             or isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr))
             or (is_stored and (node.id in test.names if isinstance(node, ast.Name) else is_shared))
@@ -132,18 +136,6 @@ def _catches(statement: ast.stmt) -> bool:
         texts = [ast.unparse(item.context_expr) for item in statement.items]
         return any("suppress" in text and not _ENDS.search(text) for text in texts)
     return any(one.type is None or not _ENDS.search(ast.unparse(one.type)) for one in getattr(statement, "handlers", ()))
-
-
-def _live(body: Sequence[ast.stmt], test: _Test) -> Iterable[ast.AST]:
-    """The parts of a body that can run, branches with a fixed condition decided."""
-    for statement in body:
-        if isinstance(statement, (ast.If, ast.While)):
-            yield from ast.walk(statement.test)
-            holds = test.holds(statement.test)
-            yield from _live(statement.body, test) if holds is not False else ()
-            yield from _live(statement.orelse, test) if holds is not True or isinstance(statement, ast.While) else ()
-        else:
-            yield from ast.walk(statement)
 
 
 def _is_harmless(call: ast.Call, frame: FrameType) -> bool:

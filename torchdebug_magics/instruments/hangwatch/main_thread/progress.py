@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import heapq
-import os
 import sys
 import threading
 import time
@@ -12,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from types import FrameType
@@ -20,14 +19,12 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.hangwatch.everybody.participants import with_article
 from torchdebug_magics.instruments.hangwatch.main_thread.endless import Rounds
-from torchdebug_magics.instruments.hangwatch.report import Wait
 from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import cell_frames
-from torchdebug_magics.instruments.hangwatch.waits.thread_waits import COMPILERS, wait_of
+from torchdebug_magics.instruments.hangwatch.waits.thread_waits import COMPILERS
 from torchdebug_magics.probing.source.call_sites import function_node, line_of, names_of
 from torchdebug_magics.probing.source.syntax import loops_around, names_in, nodes, targets_of
-from torchdebug_magics.probing.source.user_code import adopt_timed, frames_above, is_module_code, is_user_code, locate, owner
+from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, locate, owner
 from torchdebug_magics.report import Location
 
 _MOST_POSITIONS = 4096
@@ -46,8 +43,6 @@ _MOST_NODES, _MOST_HELD = 5_000, 64
 _MOST_PASSES = 16
 _BREAKS = frozenset({"detach", "detach_", "data", "item"})
 """Attributes of a tensor that leave its graph behind."""
-_REST_S = 1.0
-_ALMOST, _LOOK_S = 0.7, 0.25
 _TAIL = 4000
 
 
@@ -275,12 +270,10 @@ class Progress:
             module = one.f_globals.get("__name__") or ""
             if module == _LOADER:
                 label = "batch"
-            elif module.startswith("importlib._bootstrap"):
-                label = "importing"
             elif f"{module}.".startswith(COMPILERS):
                 label = "compiling"
             elif one.f_code.co_name == _BACKWARD:
-                label, backward = "backward", one
+                backward = one
         self.looks_at[label] += 1
         self.doing[label] += 1
         self.passes.look(backward, time.monotonic())
@@ -298,35 +291,6 @@ def installed_tracer(frame: FrameType | None) -> tuple[str, str, str] | None:
     if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
         return "PyTorch's profiler", "small ops take 2x to 5x as long", "profile a few steps only, with `schedule=`"
     return None
-
-
-class StandingPlace:
-    """For the live view, and for a cell that ends before anybody was asked."""
-
-    def __init__(self) -> None:
-        self.at: Location | None = None
-        """Of the latest rest."""
-        self.latest: Location | None = None
-        """The last line at which it was seen."""
-        self.longest = Wait(who="main", pid=os.getpid(), location=None, kind="python", waits_for=None, what="")
-        """Where it has rested for long."""
-        self.hint = ""
-        """What a cell that was stopped early was waiting for."""
-
-    def look(self, frame: FrameType | None, progress: Progress, after_s: float) -> None:
-        """At the innermost frame of the user's code."""
-        if frame is None:
-            return
-        adopt_timed([frame])
-        self.latest = locate(frame)
-        if progress.still_s > _REST_S:
-            self.at = self.latest
-        if progress.still_s > _ALMOST * max(after_s, progress.longest_s - _LOOK_S):
-            waiting = wait_of([*frames_above(sys._current_frames().get(threading.main_thread().ident or 0))])
-            kind, what = (waiting.kind, waiting.what) if waiting is not None else ("python", "")
-            self.longest = replace(self.longest, location=self.latest, kind=kind, what=what)
-            waited = f"the main thread waited for {with_article(what)}" if kind != "python" else ""
-            self.hint = f"the main thread slept in {what}" if kind == "sleep" else waited
 
 
 class OutputMeter:

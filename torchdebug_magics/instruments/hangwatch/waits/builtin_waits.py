@@ -361,30 +361,6 @@ def task_frames(task: Any) -> list[FrameType]:
     return frames[::-1]
 
 
-def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:  # noqa: PLR0911 - a table by module
-    """What a task awaits."""
-    for frame in reversed(task_frames(task)):
-        module, name = str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
-        names = names_of(frame)
-        what = type(names.get("self")).__name__.lower()
-        if module == "asyncio.locks" and name in {"wait", "acquire", "wait_for"}:
-            kind = "lock" if name == "acquire" else "event"
-            return Waiting(kind, f"asyncio {what}", on=names.get("self"))  # type: ignore[arg-type]
-        if module == "asyncio.queues" and name in {"get", "put", "join"}:
-            return Waiting("queue", f"asyncio queue.{name}()", on=names.get("self"), facts={name: True})
-        if module == "asyncio.tasks" and name == "sleep":
-            return Waiting("sleep", f"asyncio.sleep({names.get('delay', 0)})")
-        pid = getattr(names.get("self"), "pid", None) if module == "asyncio.subprocess" else None
-        if isinstance(pid, int):
-            return Waiting("join", f"the end of process {pid}", targets=[("process", pid)])
-        if module.startswith(("asyncio.streams", "asyncio.subprocess", "aiohttp", "httpx", "httpcore")):
-            return Waiting("io", "the network", facts={"network": True})
-    targets = [("thread", id(one)) for one in awaited(task) if one in tasks]
-    if targets:
-        return Waiting("join", "a task", targets=targets)  # type: ignore[arg-type]
-    return Waiting("event", "a future", on=awaited(task)[0], facts={"of_loop": True})
-
-
 def awaited(task: Any) -> list[Any]:
     """The future that a task awaits, and those that it gathers."""
     waited = getattr(task, "_fut_waiter", None)

@@ -24,9 +24,9 @@ from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import (
     root_task,
     scheduled_callbacks,
     task_frames,
-    task_wait,
 )
-from torchdebug_magics.instruments.hangwatch.waits.thread_waits import find_holders, own_frames, wait_of
+from torchdebug_magics.instruments.hangwatch.waits.thread_waits import find_holders, own_frames, task_wait, wait_of
+from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.source.call_sites import line_of, names_of
 from torchdebug_magics.probing.source.user_code import is_module_code, is_user_code, owner
 from torchdebug_magics.ranks.agent import record_of_error
@@ -42,8 +42,6 @@ _MOST_TEXT = 40
 _LATEST = 40
 """Collectives."""
 _ERROR_FACTS_LATEST = 3
-_MOST_NODES = 2_000
-"""Many handles of Python's on a graph end in a crash when it is freed."""
 
 
 def facts_of_this_process() -> dict[str, Any]:
@@ -76,10 +74,11 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
             will_be_called = waiting.on is not None and bool(callbacks) and planned().can_get(waiting.on)
             rings = ident == threading.main_thread().ident and _alarm_is_set()
             waiting.facts["may_end"] = waiting.facts.get("may_end") or will_be_called or rings
-    rank, world_size = rank_of_process()
     joining = next((wait.facts for wait in waits.values() if wait is not None and wait.facts.get("op") == "init_process_group"), {})
-    rank = joining.get("rank") if rank is None else rank
-    world_size = joining.get("world_size") if world_size is None else world_size
+    rank: Any = this_rank.rank()
+    world_size: Any = this_rank.world_size()
+    if rank is None:
+        rank, world_size = joining.get("rank"), joining.get("world_size")
     torch = loaded("torch")
     worker = getattr(loaded("torch.utils.data._utils.worker"), "_worker_info", None)
     return {
@@ -125,17 +124,13 @@ def _add_tasks(stacks: dict[int, list[FrameType]], waits: dict[int, Waiting | No
             if task is root:
                 stacks[ident] = [*task_frames(task), *frames]
                 waits[ident] = task_wait(task, tasks)
-            elif id(task) in waited_for or _is_users(task):
+            elif id(task) in waited_for or any(is_user_code(frame.f_code) for frame in task_frames(task)):
                 stacks[id(task)], waits[id(task)] = task_frames(task), task_wait(task, tasks)
                 found.append(_Task(id(task), f"{_TASK}{task.get_name()}", task))
         for waiting in (waits[key] for key in (ident, *(id(task) for task in tasks)) if key in waits):
             if waiting is not None and root is not None:  # whoever waits for the loop's own task waits for the thread
                 waiting.targets = [("thread", ident) if target == ("thread", id(root)) else target for target in waiting.targets]
     return found
-
-
-def _is_users(task: Any) -> bool:
-    return any(owner(frame.f_code.co_filename) == "user" for frame in task_frames(task))
 
 
 def _thread(
@@ -187,30 +182,15 @@ def _unused_parameters(stacks: Iterable[Sequence[FrameType]]) -> list[str]:
 
 def _not_reached(model: Any, values: Iterable[Any]) -> list[str]:
     """Parameters that the graph of a scalar, the loss, does not lead to; none where the user's code holds no such scalar."""
+    from torchdebug_magics.probing import graphs  # noqa: PLC0415 - it imports torch, which a model of the user's has done
+
     for value in values:
         root = getattr(value, "grad_fn", None) if type(value).__module__ == "torch" and value.dim() == 0 else None
         if root is not None:
-            seen, waiting, reached = {root}, [root], set()
-            while waiting and len(seen) < _MOST_NODES:
-                node = waiting.pop()
-                reached.add(id(getattr(node, "variable", None)))
-                for parent, _ in node.next_functions:
-                    if parent is not None and parent not in seen:
-                        seen.add(parent)
-                        waiting.append(parent)
+            reached = {id(leaf) for leaf in graphs.leaves_of([value])}
             absent = [name for name, weight in model.module.named_parameters() if weight.requires_grad and id(weight) not in reached]
             return absent if len(absent) < len(list(model.module.parameters())) else []
     return []
-
-
-def rank_of_process() -> tuple[int | None, int | None]:
-    """(rank, world size), as torch knows them, or the launcher says; None outside a job."""
-    group = _group()
-    if group is not None:
-        return int(group.get_rank()), int(group.get_world_size())
-    texts = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
-    rank, size = (int(text) if text.isdigit() else None for text in texts)
-    return rank, size
 
 
 def collectives() -> dict[str, Any] | None:
@@ -219,7 +199,7 @@ def collectives() -> dict[str, Any] | None:
     From PyTorch's Flight Recorder, without its stacks: the first dump of them holds the GIL for seconds.
     """
     binding = loaded("torch._C._distributed_c10d")
-    if _group() is None or binding is None or not hasattr(binding, "_dump_fr_trace"):
+    if this_rank.job() is None or binding is None or not hasattr(binding, "_dump_fr_trace"):
         return None
     dump = pickle.loads(binding._dump_fr_trace(includeCollectives=True, includeStackTraces=False, onlyActive=False))  # noqa: S301 - what torch has just written
     entries = [
@@ -247,11 +227,6 @@ def loaded(name: str) -> Any | None:
     return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
 
 
-def _group() -> Any:
-    distributed = loaded("torch.distributed") if loaded("torch") is not None else None
-    return distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None
-
-
 def error_record(error: BaseException) -> dict[str, Any]:
     """As an agent records the exception that ends its process."""
     return {**record_of_error(error), **error_facts(error)}
@@ -260,8 +235,7 @@ def error_record(error: BaseException) -> dict[str, Any]:
 def error_facts(error: BaseException) -> dict[str, Any]:
     """Plain data; asked in the process that ends, while its variables are still there."""
     issued = collectives() or {"entries": []}
-    rank, _ = rank_of_process()
-    found: dict[str, Any] = {"rank": rank, "entries": issued["entries"][-_ERROR_FACTS_LATEST:]}
+    found: dict[str, Any] = {"rank": this_rank.rank(), "entries": issued["entries"][-_ERROR_FACTS_LATEST:]}
     for frame, _ in traceback.walk_tb(error.__traceback__):
         model: Any = frame.f_locals.get("self")
         if frame.f_globals.get("__name__") == "torch.nn.parallel.distributed" and hasattr(model, "module"):

@@ -23,10 +23,12 @@ from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import (
     Reach,
     Target,
     Waiting,
+    awaited,
     builtin_wait,
     lock_wait,
     pipe_of,
     runs_loop,
+    task_frames,
 )
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, names_of, value_of
 from torchdebug_magics.probing.source.syntax import WITHS, enclosing, last_name, loops_around, nodes, own_nodes
@@ -37,6 +39,7 @@ _PROMPTS = frozenset({"interaction", "cmdloop", "_cmdloop", "_do_wait_suspend", 
 _INPUTS = frozenset({"_input_request", "raw_input", "getpass"})
 _NETWORK = (
     "urllib3.", "http.client.", "urllib.request.", "requests.", "httpx.", "httpcore.", "aiohttp.", "ssl.", "socket.", "ftplib.", "smtplib.",
+    "asyncio.streams.",
 )  # fmt: skip
 COMPILERS = ("torch._dynamo.", "torch._inductor.", "torch._functorch.", "torch.utils.cpp_extension.", "triton.")
 _LAUNCHERS = ("torch.distributed.launcher.", "torch.distributed.elastic.", "torch.distributed.run.", "torch.distributed.checkpoint.")
@@ -84,6 +87,16 @@ def wait_of(frames: Sequence[FrameType]) -> Waiting | None:
         if waiting is not None:
             return waiting
     return builtin_wait(frames[0])
+
+
+def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:
+    """What a task of asyncio's awaits: as told by its frames, or another task, or a future."""
+    frames, waited = task_frames(task), awaited(task)
+    waiting = next(filter(None, (_known(frame, frames) for frame in reversed(frames))), None)
+    targets: list[Target] = [("thread", id(one)) for one in waited if one in tasks]
+    if waiting is None and targets:
+        return Waiting("join", "a task", targets=targets)
+    return waiting or Waiting("event", "a future", on=waited[0], facts={"of_loop": True})
 
 
 def _known(frame: FrameType, inner: Sequence[FrameType]) -> Waiting | None:  # noqa: PLR0911 - a table by module
@@ -279,6 +292,11 @@ _TABLE: tuple[tuple[str, str, _Read], ...] = (
     ("concurrent.futures._base", "result exception", _FUTURE),
     ("concurrent.futures._base", "wait as_completed", _futures),
     ("subprocess", "wait _wait communicate", _wait("join", _command, on=_processes)),
+    ("asyncio.locks", "wait wait_for", _wait("event", lambda one: f"asyncio {type(one).__name__.lower()}")),
+    ("asyncio.locks", "acquire", _wait("lock", lambda one: f"asyncio {type(one).__name__.lower()}")),
+    *(("asyncio.queues", word, _wait("queue", f"asyncio queue.{word}()", facts={word: True})) for word in ("get", "put", "join")),
+    ("asyncio.tasks", "sleep", lambda held: Waiting("sleep", f"asyncio.sleep({held.get('delay', 0)})")),
+    ("asyncio.subprocess", "wait communicate _read_stream", _wait("join", "the end of process {0.pid}".format, on=_processes)),
     ("torch.distributed.elastic.agent.server.api", "run", _wait("join", lambda agent: _ends(_ranks(agent)), on=_ranks)),
     (_DATALOADER, "_next_data _get_data _try_get_data", _batch),
     (_DATALOADER, "_shutdown_workers", _wait("join", "the end of the DataLoader's workers", on=lambda one: _processes(*one._workers))),

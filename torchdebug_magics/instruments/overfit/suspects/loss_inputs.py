@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,32 +13,26 @@ from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.overfit.report import Cause
-from torchdebug_magics.instruments.overfit.training.loss_calls import BINARY, DISTANCES, LossCall, is_probabilities
 from torchdebug_magics.instruments.overfit.training.observed_step import (
+    BINARY,
+    DISTANCES,
     SUBTRACTIONS,
     Activation,
+    LossCall,
     OnCall,
     TrainingChange,
     called_name,
-    itself,
-    of_changed,
-    replaced,
+    line_of_step,
+    names_of,
 )
 from torchdebug_magics.instruments.overfit.training.training import TrainingEvidence
+from torchdebug_magics.probing.tensors import RANGES, TAKES, sums_to_one
+from torchdebug_magics.report import Location
 
-_EXPECTS = {
-    F.cross_entropy: "logits",
-    F.binary_cross_entropy_with_logits: "logits",
-    F.nll_loss: "log-probabilities",
-    F.kl_div: "log-probabilities",
-    F.binary_cross_entropy: "probabilities",
-}
 _LESS, _MORE = 0.5, 2.0
-_TINY = 1e-12
+_TINY, _NEAR = 1e-12, 1e-3
 _FAR = 1e-2
 """How far the logarithm of a sum of probabilities is from 0 only where they are none."""
-_LIMITS = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
-"""Between what these keep an output."""
 _TWICE = "`softmax` is applied twice: `cross_entropy` expects logits"
 
 
@@ -102,7 +96,7 @@ def _target(call: LossCall) -> Iterator[TrainingChange]:
 
 def _input(call: LossCall, source: Activation | None) -> Iterator[TrainingChange]:
     """Yields logits, probabilities or their logarithms, where the loss function expects these and is given others."""
-    values, loss, expected = call.input, call.name, _EXPECTS.get(call.function)
+    values, loss, expected = call.input, call.name, TAKES.get(call.name)
     made = "" if source is None else source.name
     if source is not None and (misplaced := _misplaced(call, source)):
         headline, cause, instead = misplaced
@@ -111,7 +105,7 @@ def _input(call: LossCall, source: Activation | None) -> Iterator[TrainingChange
         yield TrainingChange(cause, headline, fix, location=where, module=source.module, on_call=call_instead)
         return
     dim = -1 if call.function is F.kl_div else 1
-    are_shares = values.dim() > max(dim, 0) and is_probabilities(values, dim)
+    are_shares = values.dim() > max(dim, 0) and sums_to_one(values.float(), dim, _NEAR)
 
     def logarithm(values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         return values.clamp_min(_TINY).log(), target
@@ -139,14 +133,14 @@ def _input(call: LossCall, source: Activation | None) -> Iterator[TrainingChange
 
 def _misplaced(call: LossCall, source: Activation) -> tuple[str, Cause, Callable[[Any], Any]] | None:
     """(why the nonlinearity that made the input of the loss function does not belong there, the cause, what is called instead)."""
-    made, expected = source.name, _EXPECTS.get(call.function)
+    made, expected = source.name, TAKES.get(call.name)
     line = f" at {source.location}" if source.location is not None else ""
-    low, high = _LIMITS.get(made, (-math.inf, math.inf))
+    low, high = RANGES.get(made, (-math.inf, math.inf))
     if made == "softmax" and expected in {None, "probabilities"} and call.input.numel() == call.input.shape[:1].numel():
         return f"`softmax`{line} of a single output is always 1", "wrong_loss_input", torch.sigmoid
     if made == "softmax" and call.function is F.cross_entropy:
         return _TWICE.replace("`softmax`", f"`softmax`{line}"), "double_softmax", itself
-    if made in _LIMITS and expected == "logits":
+    if made in RANGES and expected == "logits":
         return f"`{call.name}` expects logits: its input is the result of `{made}`{line}", "wrong_loss_input", itself
     if call.function in DISTANCES and bool(((call.target < low) | (call.target > high)).any()):
         limits = f"at least {number(low)}" if high == math.inf else f"between {number(low)} and {number(high)}"
@@ -234,3 +228,47 @@ def rows_of(seen: TrainingEvidence, keep: Tensor) -> OnCall | None:
         return values.reshape(samples, len(values) // samples, *values.shape[1:])[keep].flatten(0, 1) if len(values) else values
 
     return of_changed({call.function for call in calls}, lambda values, target: (chosen(values), chosen(target)))
+
+
+def each(names: Iterable[str], act: Callable[[Any], object]) -> Callable[[Mapping[str, Any]], None]:
+    """`act` on each module or parameter of these names."""
+    wanted = tuple(names)
+
+    def change(parts: Mapping[str, Any]) -> None:
+        for name in wanted:
+            if name in parts:
+                act(parts[name])
+
+    return change
+
+
+def replaced(name: str, place: Location | None, function: Callable[..., Any]) -> OnCall:
+    """``function(input)`` in place of the call of that name at that line."""
+
+    def call(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if called_name(called) != name or line_of_step() != place or not (args or "input" in kwargs):
+            return None
+        return function, (args[0] if args else kwargs["input"],), {}
+
+    return call
+
+
+def itself(value: Any) -> Any:
+    """What a call that is left out gives: its input."""
+    return value
+
+
+def of_changed(functions: Any, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], instead: Any = None) -> OnCall:
+    """The same loss functions of changed (input, target), or `instead` of them without their options."""
+
+    def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if function not in functions:
+            return None
+        names = names_of(function)
+        given = dict(zip(names, args, strict=False)) | {name: kwargs[name] for name in names if name in kwargs}
+        values, target = change(*(given[name] for name in names))
+        if instead is not None:
+            return instead, (values, target), {}
+        return function, (values, target, *args[2:]), {name: value for name, value in kwargs.items() if name not in given}
+
+    return call

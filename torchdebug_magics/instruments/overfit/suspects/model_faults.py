@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 from torchdebug_magics.format import listed, number, plural
-from torchdebug_magics.instruments.overfit.suspects.loss_inputs import rows_of
-from torchdebug_magics.instruments.overfit.training.observed_step import Activation, CutGraph, TrainingChange, Undo, each, itself, replaced
+from torchdebug_magics.instruments.overfit.suspects.loss_inputs import each, itself, replaced, rows_of
+from torchdebug_magics.instruments.overfit.training.observed_step import Activation, CutGraph, TrainingChange, Undo
 from torchdebug_magics.instruments.overfit.training.training import Training, TrainingEvidence
 from torchdebug_magics.probing.source.user_code import frames_above
 from torchdebug_magics.probing.state.rng import RandomState

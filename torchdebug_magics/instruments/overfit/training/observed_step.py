@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 from torch.overrides import TorchFunctionMode
 
 from torchdebug_magics.instruments.overfit.report import Cause
-from torchdebug_magics.instruments.overfit.training.loss_calls import LOSSES, LossCall, bound, names_of
 from torchdebug_magics.probing.source.user_code import frames_above, locate, owner
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
@@ -22,6 +24,11 @@ from torchdebug_magics.report import Location
 OnCall: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, tuple[Any, ...], dict[str, Any]] | None]
 """The call that is made in place of a call of torch's, or None."""
 Undo: TypeAlias = Callable[[], None]
+CLASSES = (F.cross_entropy, F.nll_loss)
+BINARY = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
+DISTANCES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+LOSSES: tuple[Any, ...] = (*CLASSES, *BINARY, *DISTANCES, F.kl_div, F.ctc_loss)
+_MOST_LAG = 4
 _NORMALIZING, _RECTIFYING = frozenset({"softmax", "log_softmax"}), frozenset({"relu", "relu6", "gelu", "silu"})
 _SATURATING, _CLIPPING = frozenset({"sigmoid", "tanh"}), frozenset({"hardsigmoid", "hardtanh"})
 ACTIVATIONS = _NORMALIZING | _RECTIFYING | _SATURATING | _CLIPPING | {"logsigmoid", "leaky_relu", "softplus"}
@@ -37,6 +44,128 @@ _SAME = 1e-4
 """Relative to the largest number: what normalizing a constant leaves of rounding is less."""
 _ZERO, _SATURATED, _DEAD = 1e-6, 1e-4, 0.98
 _MOST_SOURCES = 4096
+
+
+class LossCall:
+    """One call; tensors are detached, and share memory with the step's."""
+
+    def __init__(
+        self, function: Any, values: Tensor, target: Tensor, options: dict[str, Any], location: Location | None, result: Any
+    ) -> None:
+        self.function, self.input, self.target, self.options, self.location = function, values, target, options, location
+        self.name = str(function.__name__)
+        self.is_classes = function in CLASSES and not target.is_floating_point()
+        """Whether the target holds class indices."""
+        self.classes = values.shape[1] if values.dim() > 1 else values.shape[-1] if values.dim() else 1
+        """How many there are."""
+        self.ignored = int(options.get("ignore_index", -100))
+        """The label that is none."""
+        self.labels = target[target != self.ignored].flatten() if self.is_classes else target
+        """Without those that are ignored."""
+        terms = len(self.labels) if self.is_classes else target.numel()
+        self.size = float(terms or not self.is_classes) if options.get("reduction", "mean") == "sum" else 1.0
+        """How many times the mean the result is."""
+        self.value = math.nan
+        """The result, or the mean of one that is not a scalar; NaN where it raised."""
+        if isinstance(result, Tensor) and result.numel():
+            counted = terms if self.is_classes and result.dim() else result.numel()
+            self.value = float(result.detach().float().sum()) / max(1, counted)
+
+    @property
+    def is_contrast(self) -> bool:
+        """Whether each sample is compared with all of the batch: how low such a loss becomes depends on its temperature."""
+        is_square = self.is_classes and self.input.dim() == 2 and len(self.input) == self.classes  # noqa: PLR2004
+        return is_square and self.target.flatten().tolist() == list(range(self.classes))
+
+    def floor(self) -> float:
+        """The least mean loss for these targets."""
+        if self.is_classes and (smoothing := float(self.options.get("label_smoothing") or 0.0)):
+            rest = smoothing / self.classes
+            peak = 1 - smoothing + rest
+            return -peak * math.log(peak) - (self.classes - 1) * rest * math.log(rest)
+        if self.function is F.cross_entropy and not self.is_classes:
+            return float(torch.special.entr(self.target).sum(1).mean())
+        if self.function in BINARY:
+            target = self.target.float().clamp(0, 1)
+            return float((torch.special.entr(target) + torch.special.entr(1 - target)).mean())
+        return 0.0
+
+    def words_ahead(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, int] | None:
+        """Of a language model: (its input, the labels by sample, by how many words these are ahead of the input); None of any other."""
+        ids = next((tensor for tensor in inputs if tensor.dim() == 2 and not tensor.is_floating_point()), None)  # noqa: PLR2004 - samples and words
+        if ids is None or not self.is_classes or not len(ids) or self.target.numel() % len(ids):
+            return None
+        labels = self.target.reshape(len(ids), -1)
+        for lag in range(_MOST_LAG):
+            many = min(labels.shape[1], ids.shape[1] - lag)
+            counted = labels[:, :many] != self.ignored
+            # One word may agree by chance.
+            if many > 1 and bool(counted.any()) and bool((labels[:, :many] == ids[:, lag : lag + many])[counted].all()):
+                return ids, labels, lag
+        return None
+
+    def floor_of_next_words(self, inputs: Sequence[Tensor]) -> float:
+        """The least mean loss of a model that sees the words so far: sentences that begin alike go on in different ways."""
+        known = self.words_ahead(inputs)
+        if known is None or known[2] != 1:
+            return 0.0
+        ids, labels, _ = known
+        seen: dict[tuple[int, ...], list[int]] = {}
+        for words, following in zip(ids.tolist(), labels.tolist(), strict=True):
+            for place, label in enumerate(following):
+                if label != self.ignored:
+                    seen.setdefault(tuple(words[: place + 1]), []).append(label)
+        counts = [(len(found), Counter(found).values()) for found in seen.values()]
+        many = sum(size for size, _ in counts)
+        return sum(-share * math.log(share / size) for size, shares in counts for share in shares) / max(1, many)
+
+    def chance(self) -> float | None:
+        """The mean loss of the prediction that knows nothing: equal shares for classes, the mean of the targets for distances."""
+        if self.function in CLASSES:
+            return math.log(max(2, self.classes))
+        if self.function in BINARY:
+            return math.log(2)
+        if self.function in DISTANCES:
+            target = self.target.float()
+            at = target.mean() if self.function is not F.l1_loss else target.median()
+            return float(self.function(at.expand_as(target), target)) or None
+        return None
+
+    def entropy(self) -> float:
+        """Of the class labels: the loss of their shares as prediction for every sample."""
+        shares = self.labels.bincount().float() / max(1, len(self.labels))
+        return float(torch.special.entr(shares).sum())
+
+    def known_values(self) -> dict[str, float]:
+        """Losses at which a faulty training stalls, by what they are called."""
+        if not self.is_classes or not len(self.labels):
+            return {}
+        many, entropy = self.classes, self.entropy()
+        chance, twice = math.log(many), math.log(1 + (many - 1) / math.e)
+        named = {
+            f"ln {many} = {chance:.4g}: equal shares for all classes": chance,
+            f"ln(1 + {many - 1}/e) = {twice:.4g}: softmax applied twice": twice,
+            f"{entropy:.4g}: the entropy of the labels, as if the input were not known": entropy,
+        }
+        return {name: value for name, value in named.items() if value > 0}
+
+
+def names_of(function: Any) -> tuple[str, str]:
+    """How a loss function calls what it compares."""
+    return ("log_probs", "targets") if function is F.ctc_loss else ("input", "target")
+
+
+def bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name: what was passed, and the defaults; of a method of tensors, the first number as ``dim``."""
+    if not hasattr(function, "__code__"):
+        numbers = [argument for argument in args[1:2] if isinstance(argument, int)]
+        return {**({"dim": numbers[0]} if numbers else {}), **kwargs}
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return dict(kwargs)
+    given.apply_defaults()
+    return dict(given.arguments)
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,47 +446,3 @@ class TrainingChange:
 
 NOTHING = TrainingChange()
 """The training as it is."""
-
-
-def each(names: Iterable[str], act: Callable[[Any], object]) -> Callable[[Mapping[str, Any]], None]:
-    """`act` on each module or parameter of these names."""
-    wanted = tuple(names)
-
-    def change(parts: Mapping[str, Any]) -> None:
-        for name in wanted:
-            if name in parts:
-                act(parts[name])
-
-    return change
-
-
-def replaced(name: str, place: Location | None, function: Callable[..., Any]) -> OnCall:
-    """``function(input)`` in place of the call of that name at that line."""
-
-    def call(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if called_name(called) != name or line_of_step() != place or not (args or "input" in kwargs):
-            return None
-        return function, (args[0] if args else kwargs["input"],), {}
-
-    return call
-
-
-def itself(value: Any) -> Any:
-    """What a call that is left out gives: its input."""
-    return value
-
-
-def of_changed(functions: Any, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], instead: Any = None) -> OnCall:
-    """The same loss functions of changed (input, target), or `instead` of them without their options."""
-
-    def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if function not in functions:
-            return None
-        names = names_of(function)
-        given = dict(zip(names, args, strict=False)) | {name: kwargs[name] for name in names if name in kwargs}
-        values, target = change(*(given[name] for name in names))
-        if instead is not None:
-            return instead, (values, target), {}
-        return function, (values, target, *args[2:]), {name: value for name, value in kwargs.items() if name not in given}
-
-    return call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +14,14 @@ import torch
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import plural
-from torchdebug_magics.instruments.overfit.training.loss_calls import NO_GOAL, Goal
-from torchdebug_magics.instruments.overfit.training.observed_step import NOTHING, FunctionCalls, ObservedStep, TrainingChange, Undo
+from torchdebug_magics.instruments.overfit.training.observed_step import (
+    NOTHING,
+    FunctionCalls,
+    LossCall,
+    ObservedStep,
+    TrainingChange,
+    Undo,
+)
 from torchdebug_magics.probing.dispatch import take_function_mode_off
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.hooks import Hooks
@@ -36,14 +42,96 @@ _HALF, _NO_BETTER = 2, 0.8
 _EVERY = 10
 _BY_HEART = 0.5
 """Of the loss by chance."""
+_SHARE = 0.05
+"""Of what is lost by chance: less than that is as good as learned."""
+_MOST = 0.1
+"""Nats a label: of a large vocabulary, 5 % would still be a wrong word in two."""
+_SAME = 0.01
+_TIMES = 2.0
+"""A first loss that is further above what chance gives is no measure."""
+_TINY = 1e-6
+_TAIL = 4
+"""The trend is that of the last quarter."""
+_STATIONARY = 0.01
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the loss is compared with."""
+
+    floor: float
+    reference: float
+    """Distance from the floor of the first loss, if that is not far above what chance gives."""
+    chance: float | None
+    is_known: bool
+    """Whether the loss is that of PyTorch's functions, and nothing besides."""
+
+    @classmethod
+    def of(cls, calls: Sequence[LossCall], total: float, inputs: Sequence[torch.Tensor] = ()) -> Goal:
+        """From the loss functions that the first step has called, its loss, and what the model was given."""
+        whole = sum(call.value for call in calls)
+        scales = (1.0, 1 / max(1, len(calls)))
+        scale = next((scale for scale in scales if math.isclose(scale * whole, total, rel_tol=_SAME) and math.isfinite(total)), None)
+        if not calls or scale is None or any(call.is_contrast for call in calls):
+            return cls(0.0, abs(total), None, is_known=False)
+        chances = [call.chance() for call in calls]
+        floor = scale * sum(max(call.floor(), call.floor_of_next_words(inputs)) * call.size for call in calls)
+        known = [scale * chance * call.size for chance, call in zip(chances, calls, strict=True) if chance is not None]
+        chance = sum(known) if len(known) == len(calls) else None
+        usual = (chance if chance is not None else total) - floor
+        return cls(floor, min(max(total - floor, usual), _TIMES * usual), chance, is_known=True)
+
+    def learned(self, loss: float, calls: Sequence[LossCall] = ()) -> bool:
+        """Whether a step's loss is as good as its floor; of a loss with further terms, whether those are that depend on the targets."""
+        if calls and not self.is_known and all(_is_low(call) for call in calls):
+            return True
+        reference = max(self.reference, 0.0)
+        return math.isfinite(loss) and -_SAME * reference - _TINY <= loss - self.floor <= _SHARE * reference
+
+    def nearly(self, losses: Sequence[float], quarters: int) -> bool:
+        """Whether the loss falls so fast that so many further quarters of the steps are likely to be enough."""
+        before, now = (mean - self.floor for mean in _last_quarters(losses))
+        target = _SHARE * self.reference
+        if not target > 0 or not 0 < now < before:
+            return now <= target
+        return math.log(now / target) / math.log(before / now) <= quarters
+
+    def has_converged(self, losses: Sequence[float], share: float = _STATIONARY) -> bool:
+        """Whether a loss with further terms has fallen, and in its last quarter by no more than a share of that."""
+        before, now = _last_quarters(losses)
+        return losses[0] - now > _SHARE * abs(losses[0]) and abs(before - now) <= share * (losses[0] - now)
+
+
+def _last_quarters(losses: Sequence[float]) -> tuple[float, float]:
+    """The means of the last two quarters; NaN where they are too short for a trend, or not finite."""
+    tail = len(losses) // _TAIL
+    if tail < 2 or not all(map(math.isfinite, losses[-2 * tail :])):  # noqa: PLR2004 - a trend needs two values
+        return math.nan, math.nan
+    return sum(losses[-2 * tail : -tail]) / tail, sum(losses[-tail:]) / tail
+
+
+def _is_low(call: LossCall) -> bool:
+    chance, value = call.chance(), call.value / call.size
+    if not math.isfinite(value):
+        return False
+    excess = value - call.floor()
+    if chance is None:
+        return abs(excess) <= _SHARE
+    return excess <= min(_SHARE * (chance - call.floor()), _MOST if call.is_classes else math.inf)
+
+
+NO_GOAL = Goal(0.0, 0.0, None, is_known=False)
+"""Before a step has ended."""
 
 
 @dataclass(eq=False)
 class Training:
-    """Watches a training while its `steps` make it."""
+    """Watches a training while `make_steps` makes it."""
 
-    steps: Any
-    """Has `models`, those known beforehand, by name, and `run`, which calls `begin`, makes a step, and calls `end`, until that says so."""
+    make_steps: Callable[[Training], None]
+    """Calls `begin`, makes a step, and calls `end`, until that says so."""
+    known: Mapping[str, torch.nn.Module]
+    """The models that are known beforehand, by name."""
     most_steps: int
     hooks: Hooks
     change: TrainingChange = NOTHING
@@ -87,7 +175,7 @@ class Training:
         """All steps; what the user's code raises is kept."""
         with quiet(), self.opened():
             try:
-                self.steps.run(self)
+                self.make_steps(self)
             except Exception as error:  # noqa: BLE001 - the user's own code: that it fails is what is reported
                 self.error = error
 
@@ -101,7 +189,7 @@ class Training:
             self.hooks.optimizer_steps(stack, self._before_update, self._after_update)
             self.events = EventWatch(self.hooks, Guard())
             self.events.attach(stack)
-            for name, model in self.steps.models.items():
+            for name, model in self.known.items():
                 self._meet(name, model)
             try:
                 yield
@@ -310,19 +398,12 @@ def _norm(tensors: list[torch.Tensor]) -> float:
     return math.sqrt(sum(float(tensor.float().square().sum()) for tensor in tensors))
 
 
-@dataclass(eq=False)
-class FunctionSteps:
-    """Steps that a function makes."""
-
-    step: Callable[[], Any]
-    models: dict[str, torch.nn.Module]
-
-    def run(self, training: Training) -> None:
-        """Until the training says so."""
-        while True:
-            training.begin()
-            if training.end(self.step()):
-                return
+def repeated(step: Callable[[], Any], training: Training) -> None:
+    """Make steps until the training says that it is over."""
+    is_over = False
+    while not is_over:
+        training.begin()
+        is_over = training.end(step())
 
 
 def is_label(name: str) -> bool:
