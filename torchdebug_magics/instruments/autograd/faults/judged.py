@@ -30,6 +30,7 @@ from torchdebug_magics.instruments.autograd.source_readings import code_at, find
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed, walk
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source import edited_source
+from torchdebug_magics.probing.source.edited_source import Source
 from torchdebug_magics.probing.source.syntax import Loop, last_name, method, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.steps import parameters_of
@@ -351,11 +352,14 @@ def _moving_statistics(
     if len(around) > 1 or "".join(around).rpartition(".")[2].isdigit():
         of_kind = f"isinstance(part, torch.nn.{kind.__name__}) and not any(one.requires_grad for one in part.parameters())"
         code = f"{name}.apply(lambda part: part.eval() if {of_kind} else part)"
+    tree = tree_of(where.file) if trains is not None and where is not None else None
+    source = Source(where, tree) if where is not None and tree is not None else None
     return finding(
         "frozen_statistics",
         f"`{listed(sorted(around))}` is frozen, but its {kind.__name__} statistics are updated",
         where,
-        f"call `{code}` after `{where.source}`" if trains is not None and where is not None else f"call `{code}` before the loop",
+        fix=f"call `{code}` after `{where.source}`" if trains is not None and where is not None else f"call `{code}` before the loop",
+        edits=() if source is None or source.statement is None else (source.after(source.statement, code),),
         module=next(iter(moving)),
         parameters=tuple(moving),
         explanation="`requires_grad=False` keeps the parameters; in training mode, each forward changes the running mean and variance",
