@@ -21,7 +21,7 @@ _END = 16
 """How many steps are looked at from each end of a long way."""
 _EMPTIES = ("reset", "clear", "clear_memory", "flush")
 _MOST_STEPS = 64
-_GRAPH = ".grad_fn"
+GRAPH = ".grad_fn"
 _STATES = frozenset(f"[{name!r}]" for name in ("exp_avg", "exp_avg_sq", "step", "momentum_buffer", "square_avg"))
 
 
@@ -77,6 +77,12 @@ class HolderPath(str):  # noqa: SLOT000 - it caches what it works out
         return self.name + "".join(map(_as_code, self.pieces))
 
     @property
+    def around(self) -> Self:
+        """The way to the outermost collection that it is in; to itself, without its graph, where it is in none."""
+        ends = (at for at, piece in enumerate(self.pieces) if piece[0] in "[{" or piece == GRAPH)
+        return type(self)(self.label, self.pieces[: next(ends, None)], self.name, self.function)
+
+    @property
     def inside(self) -> tuple[str, ...]:
         """The pieces behind the collection."""
         return self.pieces[self._cut :]
@@ -99,7 +105,7 @@ class HolderPath(str):  # noqa: SLOT000 - it caches what it works out
     @property
     def entry(self) -> str:
         """Behind a collection of dicts: the key under which each holds its tensor with a graph."""
-        if self.place[:1] != "[" or self.inside[2:3] != (_GRAPH,):
+        if self.place[:1] != "[" or self.inside[2:3] != (GRAPH,):
             return ""
         key = self.inside[1][2:-2]
         return key if self.inside[1] == f"[{key!r}]" else ""
@@ -108,12 +114,12 @@ class HolderPath(str):  # noqa: SLOT000 - it caches what it works out
     def in_record(self) -> bool:
         """Whether it is an attribute of one of many objects in a collection."""
         behind = "".join(self.inside[1:2])
-        return self.place[:1] == "[" and behind != _GRAPH and behind[1:2].isidentifier() and behind[0] == "."
+        return self.place[:1] == "[" and behind != GRAPH and behind[1:2].isidentifier() and behind[0] == "."
 
     @property
     def through_graph(self) -> bool:
         """Whether a graph holds it."""
-        return _GRAPH in self.pieces
+        return GRAPH in self.pieces
 
     @property
     def through_hook(self) -> bool:
@@ -151,7 +157,7 @@ class HolderPath(str):  # noqa: SLOT000 - it caches what it works out
     @cached_property
     def _cut(self) -> int:
         """How many pieces lead to the collection."""
-        ends = (at for at, piece in enumerate(self.pieces) if _is_place(piece) or piece == _GRAPH or piece.startswith((_ARROW, ".<")))
+        ends = (at for at, piece in enumerate(self.pieces) if _is_place(piece) or piece == GRAPH or piece.startswith((_ARROW, ".<")))
         return next(ends, len(self.pieces))
 
     @cached_property

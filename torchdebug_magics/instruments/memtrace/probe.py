@@ -203,7 +203,9 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
     oom = guard.run("explaining the refusal", _out_of_memory, probe, error, alive, growth, handled)
     limit, allocators = probe.gauges.limit(), probe.gauges.allocators()
     net_bytes, heap_kept_bytes = probe.grown_bytes()
-    sites, total, unnamed_bytes = ledger.sites, ledger.total, keepers.unnamed_bytes(made)
+    sites, total = ledger.sites, ledger.total
+    # Of what is there without being a part of a model: that to which no name leads, or of which it was not asked.
+    unnamed_bytes = sum(block.bytes for block in made if not block.died and not block.role and not keepers.of(block).path)
     sites.fold([*ledger.gone, *alive])
     report = MemtraceReport(
         net_bytes=total.now_bytes - total.start_bytes,

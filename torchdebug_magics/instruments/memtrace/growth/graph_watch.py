@@ -11,7 +11,7 @@ from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, Loo
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import graph_fix
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import has_graph
 from torchdebug_magics.instruments.memtrace.trace import GraphGrowth
-from torchdebug_magics.memory.found import IN_A_RECORD, History, histories
+from torchdebug_magics.memory.found import History, histories
 from torchdebug_magics.memory.paths import NOWHERE, HolderPath
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
@@ -86,7 +86,7 @@ class GraphWatch:
                 path,
                 is_collection=seen[-1].is_collection,
                 is_number=any(history.is_number for history in seen),
-                line="" if location is None or seen[-1].entry == IN_A_RECORD else location.source,
+                line="" if location is None or seen[-1].in_records else location.source,
                 entry=seen[-1].entry,
                 cure=".detach().requires_grad_()" if seen[-1].begins_anew else ".detach()",
             ),

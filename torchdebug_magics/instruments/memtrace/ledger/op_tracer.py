@@ -236,7 +236,7 @@ class Tracer:
         """A tensor was made larger where it is, as by `resize_`: what it has now was asked for here."""
         block.place, block.module, _ = self._asked(in_backward=in_backward)
         block.is_old, block.iteration = False, self.iteration
-        block.chain = before.chain or Chain(before.bytes, [before.iteration or self.iteration])
+        block.chain = before.chain or Chain(before.bytes, before.iteration or self.iteration)
         block.chain.grew(self.iteration)
 
     def _add(self, func: Any, storage: torch.UntypedStorage, *, in_backward: bool) -> None:
@@ -265,7 +265,7 @@ class Tracer:
         for part in parts if isinstance(parts, (list, tuple)) else (parts,):
             before = next((self.ledger.known(storage) for storage in storages(part)), None)
             if before is not None and before.place is joined.place and before.bytes < joined.bytes:
-                joined.chain = before.chain or Chain(before.bytes, [before.iteration], _grown(part, whole))
+                joined.chain = before.chain or Chain(before.bytes, before.iteration, _grown(part, whole))
                 joined.chain.grew(joined.iteration)
                 # What a step both makes and joins, as the empty cache of a transformer, says nothing about the next step.
                 self.swells |= not self.ledger.span.is_between and before.iteration < joined.iteration
