@@ -310,7 +310,8 @@ def plain_collections(before: Mapping[HolderPath, PlainCollection]) -> dict[Hold
     with undisturbed(), ExitStack() as stack:
         for rank in (Rank.VARIABLE, Rank.MODULE):
             starts = [root for root in roots() if root.rank is rank]
-            walk = Walk(starts, (), _MOST_PLAIN, enters=_is_plain, most_steps=_DEEPEST, widest=_WIDEST)
+            is_plain = lambda kind: not is_a(kind, torch.Tensor) and not is_node(kind)  # noqa: E731
+            walk = Walk(starts, (), _MOST_PLAIN, enters=is_plain, most_steps=_DEEPEST, widest=_WIDEST)
             stack.enter_context(closing(walk))  # to the end, as the id of an object that is gone may be another's
             ways = Paths(walk)
             for number, value in enumerate(walk.objects):
@@ -326,10 +327,6 @@ def plain_collections(before: Mapping[HolderPath, PlainCollection]) -> dict[Hold
                 each_bytes = each_bytes or (0 if known is None else known.each_bytes)
                 found[path] = PlainCollection(length, each_bytes, owner_of(walk, ways, number))
     return found
-
-
-def _is_plain(kind: type) -> bool:
-    return not is_a(kind, torch.Tensor) and not is_node(kind)
 
 
 def _base_of(kind: type) -> Any:

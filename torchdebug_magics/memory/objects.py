@@ -262,7 +262,7 @@ def _suspended(frame: str) -> Callable[[Any], Named]:
 def _names_in_exception(error: BaseException) -> Named:
     kind: Any = BaseException
     trace = kind.__traceback__.__get__(error)
-    yield from containers.names_in_traceback(trace) if trace is not None else ()
+    yield from containers.names_in_traceback(trace)
     yield from ((f".{name}", kind.__dict__[name].__get__(error)) for name in ("__cause__", "__context__", "args"))
 
 
@@ -303,11 +303,16 @@ def _array(array: Any) -> Iterator[object]:
         yield from kind.flat.__get__(array)
 
 
+def _all_named(names: Callable[[Any], Named]) -> Callable[[Any], Iterator[object]]:
+    """What an object holds under one of those names, and nothing else."""
+    return lambda value: (held for _, held in names(value))
+
+
 _HELD: Mapping[type, Callable[[Any], Iterable[object]]] = {
     **containers.CONTAINERS,
     types.FunctionType: _in_function,
     types.FrameType: containers.in_frame,
-    types.TracebackType: containers.in_traceback,
+    types.TracebackType: _all_named(containers.names_in_traceback),
     types.CellType: _in_cell,
 }
 _HELD_BY_BASE: Mapping[type, Callable[[Any], Iterable[object]]] = {
@@ -317,7 +322,7 @@ _HELD_BY_BASE: Mapping[type, Callable[[Any], Iterable[object]]] = {
     BaseException: all_in(_names_in_exception),  # what is in its traceback is no farther away than what is in another's
     # The attributes of a class of the user's.
     type: lambda kind: [*names_of_type(kind).values(), *bases(kind)[1:]] if whose_module(module_of(kind)) == "user" else [],
-    threading.local: lambda value: (held for _, held in _names_in_local(value)),
+    threading.local: _all_named(_names_in_local),
 }
 _NAMES: Mapping[type, Callable[[Any], Named]] = {
     types.FunctionType: _names_in_function,

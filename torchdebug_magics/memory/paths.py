@@ -78,9 +78,11 @@ class HolderPath(str):  # noqa: SLOT000 - it caches what it works out
 
     @property
     def around(self) -> Self:
-        """The way to the outermost collection that it is in; to itself, without its graph, where it is in none."""
-        ends = (at for at, piece in enumerate(self.pieces) if piece[0] in "[{" or piece == GRAPH)
-        return type(self)(self.label, self.pieces[: next(ends, None)], self.name, self.function)
+        """The way to the collection that it is in, or whose records have it as an attribute; else to itself, without its graph."""
+        at = self.pieces.index(GRAPH) if self.through_graph else len(self.pieces)
+        while at and (self.pieces[at - 1][0] in "[{" or (at > 1 and self.pieces[at - 1][0] == "." and _is_place(self.pieces[at - 2]))):
+            at -= 1
+        return type(self)(self.label, self.pieces[:at], self.name, self.function)
 
     @property
     def inside(self) -> tuple[str, ...]:
@@ -193,10 +195,6 @@ class Names:
         self._known: dict[int, dict[int, str]] = {}
         """By holder and what is held; both are objects of a walk, which stay."""
 
-    def between(self, holder: object, held: object) -> str:
-        """By the type of what is held where its place has no name."""
-        return self.find(holder, held) or f".<{type(held).__name__}>"
-
     def find(self, holder: object, held: object) -> str | None:
         """None where the place has no name."""
         if id(holder) not in self._known:
@@ -213,8 +211,9 @@ class Names:
             # The dict of its attributes is not written: `loader.cache`, not `loader.__dict__['cache']`.
             through = at + 2 < len(objects) and type(objects[at + 1]) is dict and of_type(CONTAINERS, type(objects[at])) is None
             piece = self.find(objects[at], objects[at + 2]) if through else None
-            yield (self.between(objects[at], objects[at + 1]), at + 1) if piece is None else (piece, at + 2)
             at += 1 if piece is None else 2
+            # Where its place has no name, by the type of what is held.
+            yield self.find(objects[at - 1], objects[at]) or f".<{type(objects[at]).__name__}>" if piece is None else piece, at
 
 
 class Paths:

@@ -94,7 +94,7 @@ def _freed(name: str, shell: Any | None, census: Census, problems: list[str]) ->
     only = _ONE_OUTPUT.match(name)
     rss, cycle, given_back_bytes = rss_bytes(), "", None
     if only or name == "out":
-        problems += _forgot_outputs(shell, int(only[1]) if only else None)
+        problems += forget_outputs(shell, int(only[1]) if only else None)
     elif name == "cycles":
         _, cycle = census.by_cycle(cycles_of)
     elif name == "heap":
@@ -121,16 +121,6 @@ def _freed(name: str, shell: Any | None, census: Census, problems: list[str]) ->
         cost=("" if not gone_bytes else f"`{name}` is gone now" if only else _COSTS.get(name, "")),
         cycle=cycle,
     )
-
-
-def _forgot_outputs(shell: Any | None, only: int | None) -> list[str]:
-    """What stood in the way."""
-    if shell is None:
-        return ["no IPython runs here, so there are no outputs to free"]
-    if only is not None and only not in outputs(shell):
-        return [f"there is no Out[{only}]"]
-    forget_outputs(shell, only)
-    return []
 
 
 def forget_error(shell: Any | None) -> None:
@@ -164,8 +154,10 @@ def forget_session(shell: Any | None) -> None:
         extension.last_session = None
 
 
-def forget_outputs(shell: Any, only: int | None = None) -> None:
-    """`Out`, and each other place where an output is known; a name that the user has given to something else stays."""
+def forget_outputs(shell: Any | None, only: int | None) -> list[str]:
+    """`Out`, and each other place where an output is known; a name that the user has given to something else stays. What was in the way."""
+    if shell is None or (only is not None and only not in outputs(shell)):
+        return ["no IPython runs here, so there are no outputs to free" if shell is None else f"there is no Out[{only}]"]
     held = outputs(shell)
     hidden = shell.user_ns_hidden
     values = [value for number, value in held.items() if only in {None, number}]
@@ -187,6 +179,7 @@ def forget_outputs(shell: Any, only: int | None = None) -> None:
         result.result = None
     for number in [number for number in held if only in {None, number}]:
         del held[number]
+    return []
 
 
 def _is_any(value: object, values: list[object]) -> bool:

@@ -104,10 +104,10 @@ class MemtraceProbe(GaugedProbe):
         self._start_free_bytes = 0
         self._places = Places(Place)
         self.steps = Steps(given_out_bytes, every=every_step)
-        self.cycles = CycleWatch(self.ledger)
+        self.cycles = CycleWatch(self.ledger, self._places)
         self.handled = HandledErrors(self.ledger)
         self.growth = GrowthWatch(self.ledger, self.steps, self._places, self.cycles, partial(others_listen, self._hooks))
-        risen = partial(self.guard.run, "the look for cycles", self.growth.look_for_cycles)
+        risen = partial(self.guard.run, "the look for cycles", self.cycles.look)
         self.tracer = Tracer(self.ledger, self._places, self._hooks, self.guard, risen)
         self._course = Course(self.tracer, self.phases, self.growth, self.handled, self.guard, is_light=light)
         self.deletions = Deletions(None)
@@ -171,9 +171,8 @@ class MemtraceProbe(GaugedProbe):
     def _concluded(self, error: BaseException | None) -> MemtraceReport:
         self._course.end()
         self.growth.ends()
-        if note := shards_note(
-            (parameter for module in live_modules() for parameter in module._parameters.values() if parameter is not None), "sizes are"
-        ):
+        tables = [module._parameters.values() for module in live_modules()]
+        if note := shards_note((parameter for table in tables for parameter in table if parameter is not None), "sizes are"):
             self.guard.note(note)
         return concluded(self, error)
 
@@ -184,7 +183,7 @@ watch = MemtraceProbe
 def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceReport:
     """The report; the ledger is complete then, and may be closed."""
     ledger, tracer, steps, guard = probe.ledger, probe.tracer, probe.steps, probe.guard
-    cycles = guard.run("the look for cycles", probe.cycles.end, probe.growth.lines) or ()
+    cycles = guard.run("the look for cycles", probe.cycles.end) or ()
     ledger.counted_until = ledger.clock
     tracer.adopt_all(Census())
     alive, made = _alive(ledger)
@@ -229,7 +228,7 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
         freed_before_bytes=sites.freed_before_bytes,
         rss_peak_bytes=probe.peak.peak().size_bytes,
         rss_net_bytes=net_bytes,
-        process_grown_bytes=0 if growth is not None else probe.growth.process_grown_bytes(),
+        process_grown_bytes=0 if growth is not None else probe.growth.process.grown_bytes(steps.count + 1),
         heap_kept_bytes=heap_kept_bytes,
         limit_bytes=None if limit is None else limit.limit_bytes,
         limit="" if limit is None else limit.whose,

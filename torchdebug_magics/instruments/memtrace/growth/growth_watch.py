@@ -210,7 +210,7 @@ class GrowthWatch:
         self._ledger = ledger
         self._is_recorded = is_recorded
         self._cycles = cycles
-        self._process = ProcessGrowth()
+        self.process = ProcessGrowth(ledger)
         self._places = places
         self.steps = steps
         self._paths: dict[Place, HolderPath] = {}
@@ -236,7 +236,7 @@ class GrowthWatch:
         if self.steps.count not in LOOKS_AT:
             return
         if _profiler_enabled():  # it would record each of our calls, and keep more than the cell does
-            self._process.look(self.steps.count, self._cpu_bytes())
+            self.process.look(self.steps.count)
             return
         leaks = [leak for leak in leaking(self._ledger.live.values(), self.steps) if leak.place not in self._paths]
         if leaks:
@@ -258,17 +258,8 @@ class GrowthWatch:
             if each:
                 self.steps.again(min(_MOST_AGAIN, round(each) + 1))
             if self._ledger.total.now_bytes >= self._ledger.rises_at_bytes:
-                self.look_for_cycles()
-        self._process.look(self.steps.count, self._cpu_bytes())
-
-    def look_for_cycles(self) -> None:
-        """Much is alive: whether it waits for the collector."""
-        self._cycles.look(lambda: KeepingLines(self._places.files))  # not `lines`, which would miss the files that are yet to come
-
-    def _cpu_bytes(self) -> int:
-        """In tensors."""
-        book = self._ledger.devices.get("cpu")
-        return 0 if book is None else book.now_bytes
+                self._cycles.look()
+        self.process.look(self.steps.count)
 
     def is_given(self, tensors: Iterable[torch.Tensor]) -> None:
         """To the model whose call has begun the step: what has a history is from the steps before."""
@@ -296,18 +287,9 @@ class GrowthWatch:
         """The cell is over; what only the collector finds from here on, nobody kept."""
         self._ended = self._ledger.clock
 
-    def process_grown_bytes(self) -> int:
-        """Steady growth of the process beside its tensors, to now, when the cell is over and its garbage is collected."""
-        return self._process.grown_bytes(self.steps.count + 1, self._cpu_bytes())
-
     def found(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> tuple[Growth | None, GraphGrowth | None]:
         """What grew until the last step; `made` is what is still there, `peak_bytes` what it is measured by."""
-        growth, graph = self._of_tensors(made, keepers, peak_bytes)
-        other = self._process.found(self.steps, self.lines)
-        return larger(growth, other), graph
-
-    def _of_tensors(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> tuple[Growth | None, GraphGrowth | None]:
-        graph = self._graph_growth()
+        graph = self.graphs.growth(self.steps, self._line_of)
         if self.steps.count:
             named = self._unintended(made, keepers, graph)
         else:
@@ -318,22 +300,20 @@ class GrowthWatch:
         if growth is not None and self.creates_graphs_at is not None and not growth.holder:
             # A cycle in C++, which no collector sees: the leaf holds its gradient, and that the graph that leads to the leaf.
             growth = replace(growth, kept_at=self.creates_graphs_at.location, fix=of_gradients(), keeps_graph=True)
-        return growth, graph
+        return larger(growth, self.process.found(self.steps, self.lines)), graph
 
     @cached_property
     def lines(self) -> KeepingLines:
         """Of the code that has run."""
         return KeepingLines(self._places.files)
 
-    def _graph_growth(self) -> GraphGrowth | None:
-        def line_of(path: HolderPath, history: History) -> Location | None:
-            kept_at = self.lines.of(path, history.owner, adds_up=not history.is_collection)
-            made, _ = (self._places.nodes.of(history.latest) if kept_at is None else None) or (None, "")
-            # A tensor that is written in place grows where that is done, and not where it was made and put into something.
-            is_new = kept_at is not None and _MAKES_CONSTANT.search(kept_at.source) is not None
-            return (self.lines.only_addition() if is_new else None) or (kept_at if made is None else made.location)
-
-        return self.graphs.growth(self.steps, line_of)
+    def _line_of(self, path: HolderPath, history: History) -> Location | None:
+        """Where a variable is given the graph that it keeps."""
+        kept_at = self.lines.of(path, history.owner, adds_up=not history.is_collection)
+        made, _ = (self._places.nodes.of(history.latest) if kept_at is None else None) or (None, "")
+        # A tensor that is written in place grows where that is done, and not where it was made and put into something.
+        is_new = kept_at is not None and _MAKES_CONSTANT.search(kept_at.source) is not None
+        return (self.lines.only_addition() if is_new else None) or (kept_at if made is None else made.location)
 
     def _unintended(self, made: Sequence[Block], keepers: Keepers, graph: GraphGrowth | None) -> list[Leak]:
         leaks = leaking(self._followed(made), self.steps, is_over=True)

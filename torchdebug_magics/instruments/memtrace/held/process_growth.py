@@ -125,13 +125,14 @@ class _Look:
 class ProcessGrowth:
     """Weighs, at some steps, the process, its workers, and the collections of plain objects that variables hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._looks: list[_Look] = []
         self._profiler = ""
 
-    def look(self, step: int, tensor_bytes: int) -> None:
+    def look(self, step: int) -> None:
         """Before that step."""
-        own, before = own_bytes() - kept_free_bytes() - tensor_bytes, self._looks[-1] if self._looks else None
+        own, before = self._own_bytes(), self._looks[-1] if self._looks else None
         of_workers = sum(worker.uss_bytes for worker in workers())
         has_grown = before is not None and own + of_workers - before.other_bytes >= _LEAST_EACH * (step - before.step)
         is_profiled = _profiler_enabled()
@@ -159,10 +160,17 @@ class ProcessGrowth:
             share_ratio=kept.frees_bytes / max(whole_bytes, kept.frees_bytes),
         )
 
-    def grown_bytes(self, step: int, tensor_bytes: int) -> int:
-        """By how much the process grew, if it did so at each look and to now, whoever keeps it; 0 where it did not."""
-        sizes = [(look.step, look.own_bytes) for look in self._looks[1:]]
-        sizes.append((step, own_bytes() - kept_free_bytes() - tensor_bytes))
+    def _own_bytes(self) -> int:
+        """Without what was freed, and without tensors."""
+        book = self._ledger.devices.get("cpu")
+        return own_bytes() - kept_free_bytes() - (0 if book is None else book.now_bytes)
+
+    def grown_bytes(self, step: int) -> int:
+        """By how much the process grew, if it did so at each look and to now, whoever keeps it; 0 where it did not.
+
+        `step` is the one that would come, when the cell is over and its garbage is collected.
+        """
+        sizes = [*((look.step, look.own_bytes) for look in self._looks[1:]), (step, self._own_bytes())]
         series = Series(sizes)
         is_large = series.grown >= max(_LEAST_UNEXPLAINED_BYTES, _LEAST_EACH * (step - sizes[0][0]))
         return series.grown if len(sizes) > FEWEST and is_large and series.is_steady(**_UNEVEN) else 0
