@@ -310,8 +310,7 @@ def plain_collections(before: Mapping[HolderPath, PlainCollection]) -> dict[Hold
     with undisturbed(), ExitStack() as stack:
         for rank in (Rank.VARIABLE, Rank.MODULE):
             starts = [root for root in roots() if root.rank is rank]
-            is_plain = lambda kind: not is_a(kind, torch.Tensor) and not is_node(kind)  # noqa: E731
-            walk = Walk(starts, (), _MOST_PLAIN, enters=is_plain, most_steps=_DEEPEST, widest=_WIDEST)
+            walk = Walk(starts, (), _MOST_PLAIN, enters=_is_plain, most_steps=_DEEPEST, widest=_WIDEST)
             stack.enter_context(closing(walk))  # to the end, as the id of an object that is gone may be another's
             ways = Paths(walk)
             for number, value in enumerate(walk.objects):
@@ -323,10 +322,15 @@ def plain_collections(before: Mapping[HolderPath, PlainCollection]) -> dict[Hold
                 if path.pieces[-1:] and path.pieces[-1][1:] in _OF_MODULES:
                     continue
                 length, known = base.__len__(value), before.get(path)
-                each_bytes = _each_bytes(value, base) if known is not None and known.length < length else 0
-                each_bytes = each_bytes or (0 if known is None else known.each_bytes)
+                each_bytes = 0
+                if known is not None:
+                    each_bytes = (_each_bytes(value, base) if known.length < length else 0) or known.each_bytes
                 found[path] = PlainCollection(length, each_bytes, owner_of(walk, ways, number))
     return found
+
+
+def _is_plain(kind: type) -> bool:
+    return not is_a(kind, torch.Tensor) and not is_node(kind)
 
 
 def _base_of(kind: type) -> Any:

@@ -190,9 +190,9 @@ class Gauges:
             known.sort(key=lambda seen: seen[0] if seen[2] is None else seen[2].number)
             return [_gpu(*seen, is_used=bool(allocators)) for seen in known]
         if allocators:  # AMD, Intel, Apple, or a driver that does not answer: the allocator alone
-            problem = self._gpus.problem
+            notes = {"GPU": self._gpus.problem}
             return [
-                Gauge(device.label, device.reserved_bytes, device.total_bytes, _held(device), problem if device.label[:3] == "GPU" else "")
+                Gauge(device.label, device.reserved_bytes, device.total_bytes, _held(device), notes.get(device.label.partition(" ")[0], ""))
                 for device in allocators
             ]
         return [Gauge("GPU", 0, None, note=self._allocators.built_without or self._gpus.problem)]

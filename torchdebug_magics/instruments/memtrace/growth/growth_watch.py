@@ -153,28 +153,21 @@ def _is_of_a_stage(leak: Leak) -> bool:
 
 
 def _is_result(leak: Leak, keepers: Keepers, steps: Steps, plain: Collection[Place]) -> bool:
-    """Whether it is what a loop was for: nothing is trained in it, no graph is kept, and its own code keeps it, or has returned by now."""
+    """Whether it is what a loop was for: nothing is trained in it, and a variable simply holds it, without a graph.
+
+    If the cell has died of it, it is not.
+    """
     if steps.is_training(leak.loop, leaves=True):
         return False
-    if all(block.died for block in leak.blocks):
+    if all(block.died for block in leak.blocks):  # whoever kept it has returned by now
         return not leak.keeps_graph or leak.place in plain
-    return _is_fed_back(leak, keepers) if leak.swells else is_collected(leak, keepers)
-
-
-def _is_fed_back(leak: Leak, keepers: Keepers) -> bool:
-    """Whether the model itself adds to it, and is given it again: the keys and values of the text so far."""
-    in_forward = all(block.span.phase == "forward" for block in leak.blocks)
-    return in_forward and leak.path.in_variable and not keepers.has_error and not keepers.have_history(leak.blocks)
-
-
-def is_collected(leak: Leak, keepers: Keepers) -> bool:
-    """Whether a variable simply holds whole tensors, without a graph: what it was made for, unless the cell has died of it."""
-    if keepers.has_error or leak.path.through_cache or not leak.path.in_variable:
+    if keepers.has_error or not leak.path.in_variable or keepers.have_history(leak.blocks):
         return False
-    of_loop = all(
-        block.is_returned or block.place is None or block.span.phase != "forward" for block in leak.blocks
-    )  # else a hook puts it there
-    return of_loop and not (keepers.are_slices(leak.blocks) or keepers.have_history(leak.blocks))
+    if leak.swells:  # the keys and values of the text so far: the model itself adds to them, and is given them again
+        return all(block.span.phase == "forward" for block in leak.blocks)
+    # What was made inside of a model and not returned by it, a hook puts there.
+    of_loop = all(block.is_returned or block.place is None or block.span.phase != "forward" for block in leak.blocks)
+    return of_loop and not leak.path.through_cache and not keepers.are_slices(leak.blocks)
 
 
 def rerun_growth(runs: deque[Run], made: Sequence[Block], keepers: Keepers, alive: Sequence[Block], *, trains: bool) -> Growth | None:

@@ -41,25 +41,22 @@ _MANY = 10_000
 def device_memory(ledger: Ledger, before: Iterable[Allocator], now: Iterable[Allocator]) -> tuple[DeviceMemory, ...]:
     """The memory of every device that was followed, or has an allocator of its own; those as they stood at the start, and now."""
     earlier, later = ({allocator.device: allocator for allocator in allocators} for allocators in (before, now))
-    names = dict.fromkeys((*ledger.devices, *later))
-    return tuple(_device(name, ledger.devices.get(name), earlier.get(name), later.get(name)) for name in names)
-
-
-def _device(name: str, book: Book | None, before: Allocator | None, now: Allocator | None) -> DeviceMemory:
-    net_bytes, peak_bytes = (0, 0) if book is None else (book.now_bytes - book.start_bytes, book.peak_bytes)
-    if now is None:
-        return DeviceMemory(device=name, net_bytes=net_bytes, peak_bytes=peak_bytes)
-    # A counter that stood as high before the cell says nothing of it; a device that was not in use then has counted nothing.
-    peak, reserved_peak = (0, 0) if before is None else (before.peak_bytes, before.peak_reserved_bytes)
-    return DeviceMemory(
-        device=name,
-        net_bytes=net_bytes,
-        peak_bytes=peak_bytes,
-        allocated_bytes=now.allocated_bytes,
-        allocated_peak_bytes=now.peak_bytes if now.peak_bytes > peak else None,
-        reserved_bytes=now.reserved_bytes,
-        reserved_peak_bytes=now.peak_reserved_bytes if now.peak_reserved_bytes > reserved_peak else None,
-    )
+    rows = []
+    for name in dict.fromkeys((*ledger.devices, *later)):
+        book, known, allocator = ledger.devices.get(name, Book()), earlier.get(name), later.get(name)
+        row = DeviceMemory(device=name, net_bytes=book.now_bytes - book.start_bytes, peak_bytes=book.peak_bytes)
+        if allocator is not None:
+            # A counter that stood as high before the cell says nothing of it; a device that was not in use then has counted nothing.
+            peak, reserved_peak = (0, 0) if known is None else (known.peak_bytes, known.peak_reserved_bytes)
+            row = replace(
+                row,
+                allocated_bytes=allocator.allocated_bytes,
+                allocated_peak_bytes=allocator.peak_bytes if allocator.peak_bytes > peak else None,
+                reserved_bytes=allocator.reserved_bytes,
+                reserved_peak_bytes=allocator.peak_reserved_bytes if allocator.peak_reserved_bytes > reserved_peak else None,
+            )
+        rows.append(row)
+    return tuple(rows)
 
 
 class _Info(ctypes.Structure):
