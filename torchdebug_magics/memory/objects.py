@@ -234,11 +234,9 @@ def _in_cell(cell: types.CellType) -> list[object]:
         return []
 
 
-def _names_in_partial(value: Any) -> Named:
-    kind: Any = functools.partial
-    yield ".func", kind.func.__get__(value)
-    yield ".args", kind.args.__get__(value)
-    yield ".keywords", kind.keywords.__get__(value)
+def _members(kind: type, *names: str) -> Callable[[Any], Named]:
+    """Of a built-in type, by what itself has under these names: a subclass may have properties of the same names."""
+    return lambda value: ((f".{name}", names_of_type(kind)[name].__get__(value)) for name in names)
 
 
 def _names_in_local(value: Any) -> Named:
@@ -260,10 +258,8 @@ def _suspended(frame: str) -> Callable[[Any], Named]:
 
 
 def _names_in_exception(error: BaseException) -> Named:
-    kind: Any = BaseException
-    trace = kind.__traceback__.__get__(error)
-    yield from containers.names_in_traceback(trace)
-    yield from ((f".{name}", kind.__dict__[name].__get__(error)) for name in ("__cause__", "__context__", "args"))
+    yield from containers.names_in_traceback(names_of_type(BaseException)["__traceback__"].__get__(error))
+    yield from _members(BaseException, "__cause__", "__context__", "args")(error)
 
 
 # --- modules, classes, arrays ------------------------------------------------------------------------------------------------------
@@ -326,14 +322,14 @@ _HELD_BY_BASE: Mapping[type, Callable[[Any], Iterable[object]]] = {
 }
 _NAMES: Mapping[type, Callable[[Any], Named]] = {
     types.FunctionType: _names_in_function,
-    types.MethodType: lambda method: iter(((".__self__", method.__self__), (".__func__", method.__func__))),
-    functools.partial: _names_in_partial,
+    types.MethodType: _members(types.MethodType, "__self__", "__func__"),
+    functools.partial: _members(functools.partial, "func", "args", "keywords"),
     type(functools.lru_cache(len)): lambda value: ((".<cache>", held) for held in gc.get_referents(value)),
     threading.local: _names_in_local,
     types.FrameType: containers.names_in_frame,
     types.TracebackType: containers.names_in_traceback,
     BaseException: _names_in_exception,
-    types.BuiltinMethodType: lambda method: iter(((".__self__", method.__self__),)),
+    types.BuiltinMethodType: _members(types.BuiltinMethodType, "__self__"),
     types.CellType: lambda cell: (("", held) for held in _in_cell(cell)),
     types.GeneratorType: _suspended("gi_frame"),
     types.CoroutineType: _suspended("cr_frame"),

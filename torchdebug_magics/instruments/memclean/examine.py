@@ -9,9 +9,9 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,6 +51,15 @@ _PRICES = {
 }
 _PASSES = 3
 _BEYOND_THE_BUDGET = "not every object could be visited within the budget: some references may hold more than is shown here"
+
+
+class _Held(NamedTuple):
+    """One storage that the notebook holds; `others` are variables that hold it, too."""
+
+    bytes: int
+    device: str
+    holders: frozenset[str]
+    others: tuple[str, ...]
 
 
 def examine(_: CellContext, *, free: str = "") -> MemcleanReport:
@@ -221,17 +230,6 @@ def survey() -> tuple[MemcleanReport, list[weakref.ref[Any]]]:
         problems=() if is_whole else (_BEYOND_THE_BUDGET,),
     )
     return report, refs
-
-
-@dataclass(frozen=True)
-class _Held:
-    """One storage that the notebook holds."""
-
-    bytes: int
-    device: str
-    holders: frozenset[str]
-    others: tuple[str, ...]
-    """Variables that hold it, too."""
 
 
 def _part(name: str) -> str:

@@ -202,7 +202,7 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
     oom = guard.run("explaining the refusal", _out_of_memory, probe, error, alive, growth, handled)
     limit, allocators = probe.gauges.limit(), probe.gauges.allocators()
     net_bytes, heap_kept_bytes = probe.grown_bytes()
-    sites, total = ledger.sites, ledger.total
+    sites, total, last, at_peak = ledger.sites, ledger.total, ledger.peak_block, ledger.at_peak()
     # Of what is there without being a part of a model: that to which no name leads, or of which it was not asked.
     unnamed_bytes = sum(block.bytes for block in made if not block.died and not block.role and not keepers.of(block).path)
     sites.fold([*ledger.gone, *alive])
@@ -210,7 +210,13 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
         net_bytes=total.now_bytes - total.start_bytes,
         start_bytes=total.start_bytes,
         peak_bytes=total.peak_bytes,
-        peak=_peak(ledger, ledger.at_peak()),
+        peak=Peak(
+            phase=ledger.span.phase if last is None else last.span.phase,
+            op=ledger.peak_op.removesuffix(".default"),
+            location=None if last is None or last.place is None else last.place.location,
+            by_category=by_category(at_peak),
+            by_module=by_module(at_peak),
+        ),
         devices=device_memory(ledger, probe.allocators_before.values(), allocators),
         untraced_bytes=sites.fold_unseen([*ledger.gone, *alive]),
         sites=sites.rows(),
@@ -261,17 +267,6 @@ def _unseen_loop(ledger: Ledger) -> Location | None:
     place = max(lines, key=lambda line: lines[line], default=None)
     loops = loops_around(tree_of(place.file), place.line) if place is not None and lines[place] >= _SEVERAL else []
     return location(place.file, loops[-1].lineno, place.function) if place is not None and loops else None
-
-
-def _peak(ledger: Ledger, blocks: list[Block]) -> Peak:
-    last = ledger.peak_block
-    return Peak(
-        phase=ledger.span.phase if last is None else last.span.phase,
-        op=ledger.peak_op.removesuffix(".default"),
-        location=None if last is None or last.place is None else last.place.location,
-        by_category=by_category(blocks),
-        by_module=by_module(blocks),
-    )
 
 
 def timeline(ledger: Ledger, phases: Phases, marks: Sequence[int] = ()) -> Timeline:
@@ -351,6 +346,8 @@ def _out_of_memory(
         return None
     noted = probe.tracer.out_of_memory  # as the op raised, where it was followed
     noted = noted if noted is not None and noted.error_id == id(refused) else None
+    frame = next((user_frame(frame) for frame, _ in reversed(list(walk_tb(refused.__traceback__)))), None)
+    where = locate(frame) if frame is not None else None
     alive = left if noted is None else noted.alive
     sizes = by_category(alive)
     live_bytes, asked_bytes = sum(sizes.values()), refused_bytes(refused) or 0
@@ -362,7 +359,7 @@ def _out_of_memory(
         asked_bytes=asked_bytes,
         op="" if noted is None else noted.op.removesuffix(".default"),
         module="" if noted is None else noted.module,
-        location=_location(refused) if noted is None or noted.place is None else noted.place.location,
+        location=where if noted is None or noted.place is None else noted.place.location,
         phase="other" if noted is None else noted.span.phase,
         iteration=probe.steps.count,
         kind="handled error" if handled is not None else kind,
@@ -383,12 +380,6 @@ def _refused_by(error: BaseException | None) -> BaseException | None:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
-
-
-def _location(error: BaseException) -> Location | None:
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    frame = user_frame(frames[-1]) if frames else None
-    return None if frame is None else locate(frame)
 
 
 def _advice(

@@ -97,7 +97,9 @@ class GraphWatch:
         looks = [(at, found.get(path)) for at, found in self._looks]
         if looks[-1][1] is None and path.function:
             looks.pop()  # the function has returned
-        if _slides(looks):
+        # Where the oldest went while younger ones stayed, it is in a list with a limit, or the like.
+        whole = [(at, history) for at, history in looks if history is not None and history.count and history.is_whole]
+        if any(min(earlier.steps) < min(later.steps) < before for (before, earlier), (_, later) in pairwise(whole)):
             return 0
         rounds = _rounds(looks)
         pairs = [pair for one in rounds for pair in pairwise(one) if pair[0][1].is_whole]
@@ -117,12 +119,6 @@ def _rate(pairs: Sequence[tuple[tuple[int, History], tuple[int, History]]]) -> f
     rates = [(many.count - few.count) / (later - earlier) for (earlier, few), (later, many) in pairs]
     mean = fmean(rates) if rates else 0
     return mean if mean > 0 and min(rates) > mean / 2 else 0
-
-
-def _slides(looks: Sequence[tuple[int, History | None]]) -> bool:
-    """Whether the oldest went while younger ones stayed, as in a list with a limit."""
-    seen = [(at, history) for at, history in looks if history is not None and history.count and history.is_whole]
-    return any(min(earlier.steps) < min(later.steps) < before for (before, earlier), (_, later) in pairwise(seen))
 
 
 def _rounds(looks: Sequence[tuple[int, History | None]]) -> list[list[tuple[int, History]]]:

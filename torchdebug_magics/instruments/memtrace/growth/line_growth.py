@@ -246,7 +246,9 @@ class Tally:
             is_plain = block.role in {"", ACTIVATION} or (block.role == OPTIMIZER_STATE and not path.is_made_once)
             if path.inside and is_plain and not holding.is_bounded:
                 held[name].append(block)
-                self._paths[name] = min(path, self._paths.get(name, path), key=_order)
+                # The first place in a collection first, and there the way through a graph.
+                paths = (path, self._paths.get(name, path))
+                self._paths[name] = min(paths, key=lambda path: (len(path.place), path.place, not path.through_graph))
         self._looks.append((step, held))
 
     def steps_each(self) -> float:
@@ -277,11 +279,6 @@ class Tally:
                     blocks=tuple(sorted(many, key=lambda block: block.born)),
                     path=self._paths[name],
                 )
-
-
-def _order(path: HolderPath) -> tuple[int, str, bool]:
-    """The first place in a collection first, and there the way through a graph."""
-    return len(path.place), path.place, not path.through_graph
 
 
 def place_of(blocks: Iterable[Block]) -> Place | None:
