@@ -171,8 +171,9 @@ class MemtraceProbe(GaugedProbe):
     def _concluded(self, error: BaseException | None) -> MemtraceReport:
         self._course.end()
         self.growth.ends()
-        tables = [module._parameters.values() for module in live_modules()]
-        if note := shards_note((parameter for table in tables for parameter in table if parameter is not None), "sizes are"):
+        if note := shards_note(  # of a generator, as a list would hold what is waiting for the collector
+            (parameter for module in live_modules() for parameter in module._parameters.values() if parameter is not None), "sizes are"
+        ):
             self.guard.note(note)
         return concluded(self, error)
 
