@@ -103,10 +103,7 @@ def _names_in_dict(value: dict[Any, Any]) -> Named:
 
 
 def _by_position(base: Any) -> Callable[[Any], Named]:
-    def names(value: Any) -> Named:
-        return ((f"[{position}]", item) for position, item in enumerate(base.__iter__(value)))
-
-    return names
+    return lambda value: ((f"[{position}]", item) for position, item in enumerate(base.__iter__(value)))
 
 
 def _unordered(base: Any) -> Callable[[Any], Named]:
@@ -185,17 +182,8 @@ def names_in_frame(frame: FrameType) -> Named:
     yield f" called by {frame.f_back.f_code.co_name}" if frame.f_back else "", frame.f_back
 
 
-def in_traceback(trace: TracebackType) -> list[object]:
-    """All frames of the chain at once: there may be a thousand."""
-    return [one.tb_frame for one in _chain(trace)]
-
-
-def names_in_traceback(trace: TracebackType) -> Named:
-    """Function and line, as they are read in a traceback."""
-    return ((f" -> {one.tb_frame.f_code.co_name}:{one.tb_lineno}", one.tb_frame) for one in _chain(trace))
-
-
-def _chain(trace: TracebackType | None) -> Iterator[TracebackType]:
+def names_in_traceback(trace: TracebackType | None) -> Named:
+    """Function and line, as they are read in a traceback; all frames of the chain at once, as there may be a thousand."""
     while trace is not None:
-        yield trace
+        yield f" -> {trace.tb_frame.f_code.co_name}:{trace.tb_lineno}", trace.tb_frame
         trace = trace.tb_next

@@ -6,7 +6,7 @@ import gc
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from itertools import compress
 from types import CellType, FrameType, FunctionType
@@ -124,16 +124,13 @@ def _way_round(start: int, inside: dict[int, list[int]]) -> list[int]:
 
 def _written(cycle: list[Any]) -> HolderPath:
     """Types and attributes; containers, frames and cells have no name of their own."""
-    begin = next((at for at, one in enumerate(cycle) if _has_name(one)), 0)
+    begin = next((at for at, part in enumerate(cycle) if _has_name(part)), 0)
     around = [*cycle[begin:-1], *cycle[: begin + 1]]
-    return HolderPath(_name(around[0]), shortened(list(_pieces(around))))
-
-
-def _pieces(around: list[Any]) -> Iterator[str]:
+    pieces: list[str] = []
     for piece, at in Names().along(around):
-        yield piece
-        if at + 1 < len(around) and _has_name(around[at]):
-            yield f" -> {_name(around[at])}"
+        is_named = at + 1 < len(around) and _has_name(around[at])
+        pieces += [piece, f" -> {_name(around[at])}"] if is_named else [piece]
+    return HolderPath(_name(around[0]), shortened(pieces))
 
 
 def _has_name(value: object) -> bool:

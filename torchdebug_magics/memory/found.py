@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.memory.containers import CONTAINERS, bases, is_a, is_outside, names_of_type, of_type
+from torchdebug_magics.memory.containers import CONTAINERS, bases, is_a, is_outside, names_of_type
 from torchdebug_magics.memory.objects import held_by, history_of, is_array, is_node, is_used_up, next_nodes, shown_bytes, storages_of
-from torchdebug_magics.memory.paths import HolderPath, Owner, Paths, owner_of
+from torchdebug_magics.memory.paths import GRAPH, NOWHERE, HolderPath, Owner, Paths, owner_of
 from torchdebug_magics.memory.walk import Rank, Root, Walk, roots
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.modules import live
@@ -29,8 +29,6 @@ _CACHED: Any = type(lru_cache(len))
 _STEPS = 5
 _MOST_OBJECTS, _MOST_NODES, _MOST_NAMES = 30_000, 30_000, 50
 """Of all graphs together: see `probing.graphs`."""
-_MANY_RECORDS = 8
-IN_A_RECORD = "."
 _MOST_ASKED = 20
 """Nodes of one step that are asked whether they were let go."""
 _MOST_PLAIN = 5_000
@@ -42,22 +40,27 @@ _FEWEST = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """Who holds one storage."""
+    """Who holds one storage; as it stands here, nobody with a name."""
 
-    path: HolderPath
+    path: HolderPath = NOWHERE
     """The best one."""
-    root: str
+    root: str = ""
     """The name of the root that it begins at."""
-    others: tuple[str, ...]
+    others: tuple[str, ...] = ()
     """The names of further roots that hold it, too: each would keep it alive for itself."""
-    owner: Owner | None
+    owner: Owner | None = None
     """Whose attribute it is, or is in; None where it is a variable's."""
-    is_bounded: bool
+    is_bounded: bool = False
     """Whether something with a limit holds it, which lets go of the oldest when it is full: a deque, or a function's cache."""
-    is_sliced: bool
+    is_sliced: bool = False
     """Whether it is held for the sake of less than half of it: by a slice, or by several."""
-    has_history: bool
+    has_history: bool = False
     """Whether it is held as a tensor with a graph behind it."""
+
+    @property
+    def in_graph(self) -> bool:
+        """Whether it is held with a graph, or by one."""
+        return self.has_history or self.path.through_graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,18 +194,19 @@ class History:
     """The steps of which a backward pass has let go what its nodes had saved: no other can run through them."""
     is_whole: bool
     """False where there were more nodes than may be looked at."""
-    is_collection: bool
-    """Whether it is that of a list or the like, and not of one tensor."""
     is_number: bool
     """Whether it is that of tensors with a single number each."""
     begins_anew: bool
     """Whether all that it leads to are tensors that the user has made to require a gradient, and no parameters of a module."""
+    is_collection: bool
+    """Whether it is that of a list or the like, and not of one tensor."""
+    in_records: bool
+    """Whether it is that of a collection of objects that hold a tensor as an attribute."""
+    entry: str
+    """The key under which each item of the collection, a dict, holds its tensor; empty where it is not one key, or items are tensors."""
     owner: Owner | None
     latest: int
     """The sequence number of the node that was made last."""
-    entry: str
-    """The key under which each item of the collection, a dict, holds its tensor; `IN_A_RECORD` where items are objects that hold it as an
-    attribute; empty where it is not one key, or items are tensors."""
 
     @property
     def count(self) -> int:
@@ -219,71 +223,34 @@ def histories(step_of: Callable[[int], int]) -> dict[HolderPath, History]:
     with undisturbed(), ExitStack() as stack:
         starts = [root for root in roots() if root.rank not in {Rank.ERROR, Rank.DEBUGGER, Rank.IN_FLIGHT}]
         walk = stack.enter_context(closing(Walk(starts, (), _MOST_OBJECTS, enters=lambda kind: not is_node(kind), most_steps=_STEPS)))
-        groups: dict[int, list[Any]] = {}
-        larger, entries = set[int](), defaultdict[int, set[str]](set)
-        for number, held in enumerate(walk.objects):
-            if is_a(type(held), torch.Tensor) and (node := history_of(held)) is not None:
-                group = _collection(walk, number)
-                groups.setdefault(group, []).append(node)
-                entries[group].add(_key(walk, number, group))
-                if torch._C.TensorBase.dim(held):
-                    larger.add(group)
         ways, left, found = Paths(walk), _MOST_NODES, {}
-        for number, nodes in list(groups.items())[:_MOST_NAMES]:
-            holder = walk.objects[number]
-            history = _history(
-                nodes,
+        by_place: dict[int, HolderPath] = {}
+        groups: dict[HolderPath, list[tuple[int, HolderPath]]] = {}
+        for number, held in enumerate(walk.objects):
+            if is_a(type(held), torch.Tensor) and history_of(held) is not None:
+                holder = walk.first[number]
+                path = by_place.get(holder) or ways.to(number).to(GRAPH)
+                if holder >= 0 and path.pieces[-2:-1] == (path.place,):  # all that is in this collection is in the same variable's
+                    by_place[holder] = path
+                groups.setdefault(path.around, []).append((number, path))
+        for around, members in list(groups.items())[:_MOST_NAMES]:
+            tensors = [walk.objects[number] for number, _ in members]
+            number, path = members[0]
+            while number >= 0 and ways.to(number) != around:
+                number = walk.first[number]
+            entries = {path.entry for _, path in members}
+            found[around] = _history(
+                map(history_of, tensors),
                 step_of,
                 min(left, MOST_NODES),
-                is_collection=of_type(CONTAINERS, type(holder)) is not None,
-                is_number=number not in larger,
-                owner=owner_of(walk, ways, number),
-                entry=next(iter(entries[number])) if len(entries[number]) == 1 else "",
+                is_number=not any(map(torch._C.TensorBase.dim, tensors)),
+                is_collection=not path.startswith(f"{around}{GRAPH}"),
+                in_records=path.in_record,
+                entry=path.entry if len(entries) == 1 else "",
+                owner=owner_of(walk, ways, number) if number >= 0 else None,
             )
-            left -= history.count
-            found[ways.to(number)] = history
+            left -= found[around].count
         return found
-
-
-def _collection(walk: Walk, number: int) -> int:
-    """The outermost collection that it is in, as the places in it change from step to step; itself where it is in none.
-
-    An attribute of one of many records in a collection is in that collection.
-    """
-    holder = walk.first[number]
-    while holder >= 0:
-        if not _is_of_object(walk, holder):
-            number, holder = holder, walk.first[holder]
-            continue
-        record = walk.first[holder] if is_attributes(walk, holder) else holder
-        if walk.first[record] < 0 or not _is_record(walk, record, walk.first[record]):
-            break
-        number, holder = walk.first[record], walk.first[walk.first[record]]
-    return number
-
-
-def _is_of_object(walk: Walk, holder: int) -> bool:
-    """Whether it is an object, or the dict of an object's attributes, and no collection."""
-    return of_type(CONTAINERS, type(walk.objects[holder])) is None or is_attributes(walk, holder)
-
-
-def _is_record(walk: Walk, number: int, holder: int) -> bool:
-    """Whether an object is in a list, deque or the like of objects of its kind, which modules and their parts are not."""
-    records = walk.objects[holder]
-    is_a_list = type(records) in {list, deque} and len(records) >= _MANY_RECORDS
-    return is_a_list and all(type(record) is type(walk.objects[number]) for record in records)
-
-
-def _key(walk: Walk, number: int, group: int) -> str:
-    """Under which a dict in the collection holds it; empty where no dict does, or not by a text."""
-    holder = walk.first[number]
-    if group in {number, holder}:
-        return ""
-    if _is_of_object(walk, holder):
-        return IN_A_RECORD
-    item = walk.objects[holder]
-    keys = [key for key, value in item.items() if value is walk.objects[number]] if type(item) is dict else []
-    return keys[0] if keys and type(keys[0]) is str else ""
 
 
 def is_attributes(walk: Walk, number: int) -> bool:
@@ -293,13 +260,13 @@ def is_attributes(walk: Walk, number: int) -> bool:
 
 
 def _history(nodes: Iterable[Any], step_of: Callable[[int], int], most: int, **known: Any) -> History:
-    todo = [node for node in nodes if step_of(_number(node))]
+    todo = [node for node in nodes if step_of(node._sequence_nr())]
     seen = {id(node): node for node in todo}  # held, as the id of a wrapper that is gone may be another's
     steps, asked, used_up, latest = Counter[int](), Counter[int](), set[int](), 0
     leaves = set[bool]()
     while todo:
         node = todo.pop()
-        number = _number(node)
+        number = node._sequence_nr()  # of those that collect a leaf's gradient, the highest number there is
         step, latest = step_of(number), max(latest, number)
         steps[step] += 1
         if step not in used_up and asked[step] < _MOST_ASKED:
@@ -309,18 +276,12 @@ def _history(nodes: Iterable[Any], step_of: Callable[[int], int], most: int, **k
         for before in next_nodes(node):
             if "variable" in names_of_type(type(before)):
                 leaves.add(is_a(type(before.variable), torch.nn.Parameter))
-            if id(before) not in seen and step_of(_number(before)) and len(seen) < most:
+            if id(before) not in seen and step_of(before._sequence_nr()) and len(seen) < most:
                 seen[id(before)] = before
                 todo.append(before)
     return History(
         steps=steps, used_up=frozenset(used_up), is_whole=len(seen) < most, begins_anew=leaves == {False}, latest=latest, **known
     )
-
-
-def _number(node: Any) -> int:
-    """The nodes of a thread are numbered as they are made; those that collect a leaf's gradient have the highest number there is."""
-    number: int = node._sequence_nr()
-    return number
 
 
 _WIDEST, _DEEPEST = 64, 6
@@ -361,8 +322,9 @@ def plain_collections(before: Mapping[HolderPath, PlainCollection]) -> dict[Hold
                 if path.pieces[-1:] and path.pieces[-1][1:] in _OF_MODULES:
                     continue
                 length, known = base.__len__(value), before.get(path)
-                each_bytes = _each_bytes(value, base) if known is not None and known.length < length else 0
-                each_bytes = each_bytes or (0 if known is None else known.each_bytes)
+                each_bytes = 0
+                if known is not None:
+                    each_bytes = (_each_bytes(value, base) if known.length < length else 0) or known.each_bytes
                 found[path] = PlainCollection(length, each_bytes, owner_of(walk, ways, number))
     return found
 

@@ -80,17 +80,6 @@ class Allocators:
             return list(_xpu(torch))
         return list(_mps(torch)) if _is_apple(torch) else []
 
-    def of(self, at: int, uuid: str, found: list[Allocator]) -> Allocator | None:
-        """The one for a GPU of the driver's: CUDA may number them in another order."""
-        same = [one for one in found if one.uuid and one.uuid in uuid]
-        return same[0] if same else found[at] if at < len(found) and not found[at].uuid else None
-
-    def current(self, found: list[Allocator]) -> Allocator | None:
-        """The one for the device that torch uses where none is named."""
-        torch = _torch()
-        number = torch.cuda.current_device() if found and torch.cuda.is_initialized() else 0
-        return next((one for one in found if one.number == number), None)
-
     def _cuda(self, torch: Any) -> Iterator[Allocator]:
         for at in range(torch.cuda.device_count()):
             if at not in self._properties:
@@ -102,6 +91,12 @@ class Allocators:
             now = (int(allocated.get("current", 0)), int(reserved.get("current", 0)))
             peaks = (int(allocated.get("peak", 0)), int(reserved.get("peak", 0)))
             yield Allocator(at, f"GPU {at} · {name}", uuid, *now, total_bytes, *peaks)
+
+
+def _allocator_of(at: int, gpu: Gpu, allocators: list[Allocator]) -> Allocator | None:
+    """The one for a GPU of the driver's: CUDA may number them in another order."""
+    same = [allocator for allocator in allocators if allocator.uuid and allocator.uuid in gpu.uuid]
+    return same[0] if same else allocators[at] if at < len(allocators) and not allocators[at].uuid else None
 
 
 def _torch() -> Any:
@@ -149,14 +144,14 @@ class Gauges:
 
     def read(self) -> tuple[Gauge, ...]:
         """Every gauge as it is now; what fails is left out, and is one line of the guard's."""
-        limit = self._guard.run("reading the memory limit", self._limits.binding)
-        found = [
-            *(self._guard.run("reading this process's memory", _process, limit) or ()),
-            *(self._guard.run("reading the workers' memory", self._of_workers, limit) or ()),
+        limit = self.limit()
+        limit_bytes = None if limit is None else limit.limit_bytes
+        return (
+            *(self._guard.run("reading this process's memory", lambda: [Gauge("this process (RSS)", rss_bytes(), limit_bytes)]) or ()),
+            *(self._guard.run("reading the workers' memory", self._of_workers, limit_bytes) or ()),
             *([] if limit is None else [_of_limit(limit)]),
             *(self._guard.run("reading the GPUs", self._of_gpus) or ()),
-        ]
-        return tuple(found)
+        )
 
     def limit(self) -> Limit | None:
         """The limit that will be reached first, as it is now."""
@@ -168,14 +163,14 @@ class Gauges:
 
     def current(self) -> tuple[Allocator, Gpu | None] | None:
         """Torch's current device, and the same as its driver sees it; None where none is in use."""
-        found = self.allocators()
-        current = self._allocators.current(found)
-        if current is None:
-            return None
-        same = [gpu for at, gpu in enumerate(self._gpus.read()) if self._allocators.of(at, gpu.uuid, found) is current]
-        return current, next(iter(same), None)
+        allocators, torch = self.allocators(), _torch()
+        number = torch.cuda.current_device() if allocators and torch.cuda.is_initialized() else 0
+        for current in (allocator for allocator in allocators if allocator.number == number):
+            same = (gpu for at, gpu in enumerate(self._gpus.read()) if _allocator_of(at, gpu, allocators) is current)
+            return current, next(same, None)
+        return None
 
-    def _of_workers(self, limit: Limit | None) -> list[Gauge]:
+    def _of_workers(self, limit_bytes: int | None) -> list[Gauge]:
         now_s = time.monotonic()
         if now_s - self._workers_at_s >= _WORKERS_EVERY_S:
             self._workers, self._workers_at_s = workers(), now_s
@@ -184,26 +179,22 @@ class Gauges:
         used_bytes = sum(worker.pss_bytes for worker in self._workers)
         own_bytes = sum(worker.uss_bytes for worker in self._workers)
         label = f"{plural(len(self._workers), 'worker')} (PSS)"
-        return [Gauge(label, used_bytes, _size(limit), note=f"{byte_size(own_bytes)} would be freed if they ended")]
+        return [Gauge(label, used_bytes, limit_bytes, note=f"{byte_size(own_bytes)} would be freed if they ended")]
 
     def _of_gpus(self) -> list[Gauge]:
         allocators = self._allocators.read()
         gpus = self._gpus.read()
         if gpus:
-            known = [(at, gpu, self._allocators.of(at, gpu.uuid, allocators)) for at, gpu in enumerate(gpus)]
-            known.sort(key=lambda one: one[0] if one[2] is None else one[2].number)
-            return [_gpu(*one, is_used=bool(allocators)) for one in known]
+            known = [(at, gpu, _allocator_of(at, gpu, allocators)) for at, gpu in enumerate(gpus)]
+            known.sort(key=lambda seen: seen[0] if seen[2] is None else seen[2].number)
+            return [_gpu(*seen, is_used=bool(allocators)) for seen in known]
         if allocators:  # AMD, Intel, Apple, or a driver that does not answer: the allocator alone
-            return [_allocator(allocator, self._gpus.problem) for allocator in allocators]
+            notes = {"GPU": self._gpus.problem}
+            return [
+                Gauge(device.label, device.reserved_bytes, device.total_bytes, _held(device), notes.get(device.label.partition(" ")[0], ""))
+                for device in allocators
+            ]
         return [Gauge("GPU", 0, None, note=self._allocators.built_without or self._gpus.problem)]
-
-
-def _process(limit: Limit | None) -> list[Gauge]:
-    return [Gauge("this process (RSS)", rss_bytes(), _size(limit))]
-
-
-def _size(limit: Limit | None) -> int | None:
-    return None if limit is None else limit.limit_bytes
 
 
 def _of_limit(limit: Limit) -> Gauge:
@@ -222,19 +213,13 @@ def _gpu(at: int, gpu: Gpu, allocator: Allocator | None, *, is_used: bool) -> Ga
     others_bytes = gpu.others_bytes
     rest_bytes = max(0, gpu.used_bytes - allocator.reserved_bytes - (others_bytes or 0))
     rest = "unaccounted (context, NCCL)" if others_bytes is not None else "unaccounted (context, NCCL, other processes)"
-    parts = [*_held(allocator), (rest, rest_bytes)]
-    if others_bytes:
-        parts.append(("other processes", others_bytes))
-    return Gauge(allocator.label, gpu.used_bytes, gpu.total_bytes, tuple(parts))
+    parts = (*_held(allocator), (rest, rest_bytes), *([("other processes", others_bytes)] if others_bytes else []))
+    return Gauge(allocator.label, gpu.used_bytes, gpu.total_bytes, parts)
 
 
-def _allocator(one: Allocator, problem: str) -> Gauge:
-    return Gauge(one.label, one.reserved_bytes, one.total_bytes, tuple(_held(one)), note=problem if one.label.startswith("GPU") else "")
-
-
-def _held(allocator: Allocator) -> Iterator[tuple[str, int]]:
-    yield "allocated", allocator.allocated_bytes
-    yield "reserved beyond that", allocator.reserved_bytes - allocator.allocated_bytes
+def _held(allocator: Allocator) -> tuple[tuple[str, int], ...]:
+    beyond_bytes = allocator.reserved_bytes - allocator.allocated_bytes
+    return ("allocated", allocator.allocated_bytes), ("reserved beyond that", beyond_bytes)
 
 
 class GaugedProbe:
@@ -337,28 +322,24 @@ class Ledger:
         with Gauges() as gauges:
             limit, device = gauges.limit(), gauges.current()
         with self._lock:
-            before = self._marks[-1] if self._marks else None
-            mark = _mark(label, before, limit, device)
+            mark = Mark(
+                label=label,
+                rank=rank(),
+                rss_bytes=rss_bytes(),
+                limit="" if limit is None else limit.whose,
+                limit_used_bytes=None if limit is None else limit.limit_bytes - limit.left_bytes,
+                limit_bytes=None if limit is None else limit.limit_bytes,
+                **({} if device is None else _of_device(*device, self._marks[-1:])),
+            )
             self._marks.append(mark)
         for listener in tuple(self._listeners):
             listener(mark)
         return mark
 
 
-def _mark(label: str, before: Mark | None, limit: Limit | None, device: tuple[Allocator, Gpu | None] | None) -> Mark:
-    return Mark(
-        label=label,
-        rank=rank(),
-        rss_bytes=rss_bytes(),
-        limit="" if limit is None else limit.whose,
-        limit_used_bytes=None if limit is None else limit.limit_bytes - limit.left_bytes,
-        limit_bytes=None if limit is None else limit.limit_bytes,
-        **({} if device is None else _of_device(*device, before)),
-    )
-
-
-def _of_device(allocator: Allocator, gpu: Gpu | None, before: Mark | None) -> dict[str, Any]:
-    earlier_bytes = before.max_allocated_bytes or 0 if before is not None and before.device == allocator.label else 0
+def _of_device(allocator: Allocator, gpu: Gpu | None, before: list[Mark]) -> dict[str, Any]:
+    """What a mark says of torch's current device; `before` is the mark before it, where there is one."""
+    earlier_bytes = max((mark.max_allocated_bytes or 0 for mark in before if mark.device == allocator.label), default=0)
     held: dict[str, Any] = {
         "device": allocator.label,
         "allocated_bytes": allocator.allocated_bytes,

@@ -234,11 +234,9 @@ def _in_cell(cell: types.CellType) -> list[object]:
         return []
 
 
-def _names_in_partial(value: Any) -> Named:
-    kind: Any = functools.partial
-    yield ".func", kind.func.__get__(value)
-    yield ".args", kind.args.__get__(value)
-    yield ".keywords", kind.keywords.__get__(value)
+def _members(kind: type, *names: str) -> Callable[[Any], Named]:
+    """Of a built-in type, by what itself has under these names: a subclass may have properties of the same names."""
+    return lambda value: ((f".{name}", names_of_type(kind)[name].__get__(value)) for name in names)
 
 
 def _names_in_local(value: Any) -> Named:
@@ -260,10 +258,8 @@ def _suspended(frame: str) -> Callable[[Any], Named]:
 
 
 def _names_in_exception(error: BaseException) -> Named:
-    kind: Any = BaseException
-    trace = kind.__traceback__.__get__(error)
-    yield from containers.names_in_traceback(trace) if trace is not None else ()
-    yield from ((f".{name}", kind.__dict__[name].__get__(error)) for name in ("__cause__", "__context__", "args"))
+    yield from containers.names_in_traceback(names_of_type(BaseException)["__traceback__"].__get__(error))
+    yield from _members(BaseException, "__cause__", "__context__", "args")(error)
 
 
 # --- modules, classes, arrays ------------------------------------------------------------------------------------------------------
@@ -303,11 +299,16 @@ def _array(array: Any) -> Iterator[object]:
         yield from kind.flat.__get__(array)
 
 
+def _all_named(names: Callable[[Any], Named]) -> Callable[[Any], Iterator[object]]:
+    """What an object holds under one of those names, and nothing else."""
+    return lambda value: (held for _, held in names(value))
+
+
 _HELD: Mapping[type, Callable[[Any], Iterable[object]]] = {
     **containers.CONTAINERS,
     types.FunctionType: _in_function,
     types.FrameType: containers.in_frame,
-    types.TracebackType: containers.in_traceback,
+    types.TracebackType: _all_named(containers.names_in_traceback),
     types.CellType: _in_cell,
 }
 _HELD_BY_BASE: Mapping[type, Callable[[Any], Iterable[object]]] = {
@@ -317,18 +318,18 @@ _HELD_BY_BASE: Mapping[type, Callable[[Any], Iterable[object]]] = {
     BaseException: all_in(_names_in_exception),  # what is in its traceback is no farther away than what is in another's
     # The attributes of a class of the user's.
     type: lambda kind: [*names_of_type(kind).values(), *bases(kind)[1:]] if whose_module(module_of(kind)) == "user" else [],
-    threading.local: lambda value: (held for _, held in _names_in_local(value)),
+    threading.local: _all_named(_names_in_local),
 }
 _NAMES: Mapping[type, Callable[[Any], Named]] = {
     types.FunctionType: _names_in_function,
-    types.MethodType: lambda method: iter(((".__self__", method.__self__), (".__func__", method.__func__))),
-    functools.partial: _names_in_partial,
+    types.MethodType: _members(types.MethodType, "__self__", "__func__"),
+    functools.partial: _members(functools.partial, "func", "args", "keywords"),
     type(functools.lru_cache(len)): lambda value: ((".<cache>", held) for held in gc.get_referents(value)),
     threading.local: _names_in_local,
     types.FrameType: containers.names_in_frame,
     types.TracebackType: containers.names_in_traceback,
     BaseException: _names_in_exception,
-    types.BuiltinMethodType: lambda method: iter(((".__self__", method.__self__),)),
+    types.BuiltinMethodType: _members(types.BuiltinMethodType, "__self__"),
     types.CellType: lambda cell: (("", held) for held in _in_cell(cell)),
     types.GeneratorType: _suspended("gi_frame"),
     types.CoroutineType: _suspended("cr_frame"),

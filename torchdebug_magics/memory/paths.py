@@ -21,7 +21,7 @@ _END = 16
 """How many steps are looked at from each end of a long way."""
 _EMPTIES = ("reset", "clear", "clear_memory", "flush")
 _MOST_STEPS = 64
-_GRAPH = ".grad_fn"
+GRAPH = ".grad_fn"
 _STATES = frozenset(f"[{name!r}]" for name in ("exp_avg", "exp_avg_sq", "step", "momentum_buffer", "square_avg"))
 
 
@@ -77,6 +77,14 @@ class HolderPath(str):  # noqa: SLOT000 - it caches what it works out
         return self.name + "".join(map(_as_code, self.pieces))
 
     @property
+    def around(self) -> Self:
+        """The way to the collection that it is in, or whose records have it as an attribute; else to itself, without its graph."""
+        at = self.pieces.index(GRAPH) if self.through_graph else len(self.pieces)
+        while at and (self.pieces[at - 1][0] in "[{" or (at > 1 and self.pieces[at - 1][0] == "." and _is_place(self.pieces[at - 2]))):
+            at -= 1
+        return type(self)(self.label, self.pieces[:at], self.name, self.function)
+
+    @property
     def inside(self) -> tuple[str, ...]:
         """The pieces behind the collection."""
         return self.pieces[self._cut :]
@@ -99,7 +107,7 @@ class HolderPath(str):  # noqa: SLOT000 - it caches what it works out
     @property
     def entry(self) -> str:
         """Behind a collection of dicts: the key under which each holds its tensor with a graph."""
-        if self.place[:1] != "[" or self.inside[2:3] != (_GRAPH,):
+        if self.place[:1] != "[" or self.inside[2:3] != (GRAPH,):
             return ""
         key = self.inside[1][2:-2]
         return key if self.inside[1] == f"[{key!r}]" else ""
@@ -108,12 +116,12 @@ class HolderPath(str):  # noqa: SLOT000 - it caches what it works out
     def in_record(self) -> bool:
         """Whether it is an attribute of one of many objects in a collection."""
         behind = "".join(self.inside[1:2])
-        return self.place[:1] == "[" and behind != _GRAPH and behind[1:2].isidentifier() and behind[0] == "."
+        return self.place[:1] == "[" and behind != GRAPH and behind[1:2].isidentifier() and behind[0] == "."
 
     @property
     def through_graph(self) -> bool:
         """Whether a graph holds it."""
-        return _GRAPH in self.pieces
+        return GRAPH in self.pieces
 
     @property
     def through_hook(self) -> bool:
@@ -151,7 +159,7 @@ class HolderPath(str):  # noqa: SLOT000 - it caches what it works out
     @cached_property
     def _cut(self) -> int:
         """How many pieces lead to the collection."""
-        ends = (at for at, piece in enumerate(self.pieces) if _is_place(piece) or piece == _GRAPH or piece.startswith((_ARROW, ".<")))
+        ends = (at for at, piece in enumerate(self.pieces) if _is_place(piece) or piece == GRAPH or piece.startswith((_ARROW, ".<")))
         return next(ends, len(self.pieces))
 
     @cached_property
@@ -187,10 +195,6 @@ class Names:
         self._known: dict[int, dict[int, str]] = {}
         """By holder and what is held; both are objects of a walk, which stay."""
 
-    def between(self, holder: object, held: object) -> str:
-        """By the type of what is held where its place has no name."""
-        return self.find(holder, held) or f".<{type(held).__name__}>"
-
     def find(self, holder: object, held: object) -> str | None:
         """None where the place has no name."""
         if id(holder) not in self._known:
@@ -207,8 +211,9 @@ class Names:
             # The dict of its attributes is not written: `loader.cache`, not `loader.__dict__['cache']`.
             through = at + 2 < len(objects) and type(objects[at + 1]) is dict and of_type(CONTAINERS, type(objects[at])) is None
             piece = self.find(objects[at], objects[at + 2]) if through else None
-            yield (self.between(objects[at], objects[at + 1]), at + 1) if piece is None else (piece, at + 2)
             at += 1 if piece is None else 2
+            # Where its place has no name, by the type of what is held.
+            yield self.find(objects[at - 1], objects[at]) or f".<{type(objects[at]).__name__}>" if piece is None else piece, at
 
 
 class Paths:

@@ -9,9 +9,9 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,6 +51,15 @@ _PRICES = {
 }
 _PASSES = 3
 _BEYOND_THE_BUDGET = "not every object could be visited within the budget: some references may hold more than is shown here"
+
+
+class _Held(NamedTuple):
+    """One storage that the notebook holds; `others` are variables that hold it, too."""
+
+    bytes: int
+    device: str
+    holders: frozenset[str]
+    others: tuple[str, ...]
 
 
 def examine(_: CellContext, *, free: str = "") -> MemcleanReport:
@@ -94,7 +103,7 @@ def _freed(name: str, shell: Any | None, census: Census, problems: list[str]) ->
     only = _ONE_OUTPUT.match(name)
     rss, cycle, given_back_bytes = rss_bytes(), "", None
     if only or name == "out":
-        problems += _forgot_outputs(shell, int(only[1]) if only else None)
+        problems += forget_outputs(shell, int(only[1]) if only else None)
     elif name == "cycles":
         _, cycle = census.by_cycle(cycles_of)
     elif name == "heap":
@@ -121,16 +130,6 @@ def _freed(name: str, shell: Any | None, census: Census, problems: list[str]) ->
         cost=("" if not gone_bytes else f"`{name}` is gone now" if only else _COSTS.get(name, "")),
         cycle=cycle,
     )
-
-
-def _forgot_outputs(shell: Any | None, only: int | None) -> list[str]:
-    """What stood in the way."""
-    if shell is None:
-        return ["no IPython runs here, so there are no outputs to free"]
-    if only is not None and only not in outputs(shell):
-        return [f"there is no Out[{only}]"]
-    forget_outputs(shell, only)
-    return []
 
 
 def forget_error(shell: Any | None) -> None:
@@ -164,8 +163,10 @@ def forget_session(shell: Any | None) -> None:
         extension.last_session = None
 
 
-def forget_outputs(shell: Any, only: int | None = None) -> None:
-    """`Out`, and each other place where an output is known; a name that the user has given to something else stays."""
+def forget_outputs(shell: Any | None, only: int | None) -> list[str]:
+    """`Out`, and each other place where an output is known; a name that the user has given to something else stays. What was in the way."""
+    if shell is None or (only is not None and only not in outputs(shell)):
+        return ["no IPython runs here, so there are no outputs to free" if shell is None else f"there is no Out[{only}]"]
     held = outputs(shell)
     hidden = shell.user_ns_hidden
     values = [value for number, value in held.items() if only in {None, number}]
@@ -187,6 +188,7 @@ def forget_outputs(shell: Any, only: int | None = None) -> None:
         result.result = None
     for number in [number for number in held if only in {None, number}]:
         del held[number]
+    return []
 
 
 def _is_any(value: object, values: list[object]) -> bool:
@@ -228,17 +230,6 @@ def survey() -> tuple[MemcleanReport, list[weakref.ref[Any]]]:
         problems=() if is_whole else (_BEYOND_THE_BUDGET,),
     )
     return report, refs
-
-
-@dataclass(frozen=True)
-class _Held:
-    """One storage that the notebook holds."""
-
-    bytes: int
-    device: str
-    holders: frozenset[str]
-    others: tuple[str, ...]
-    """Variables that hold it, too."""
 
 
 def _part(name: str) -> str:

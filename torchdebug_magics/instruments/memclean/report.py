@@ -93,7 +93,9 @@ class MemcleanReport(Report):
     @property
     def cost(self) -> str:
         """What no longer works after `command`."""
-        return _costs(self.main_holdings)
+        outputs = [f"`{holding.name}`" for holding in self.main_holdings if holding.part == "out"]
+        gone = [f"{_listed(outputs) if len(outputs) <= _FEW else 'the outputs'} will be gone"] if outputs else []
+        return _listed([*dict.fromkeys(holding.cost for holding in self.main_holdings if holding.part != "out"), *gone])
 
     @property
     def main_part(self) -> str:
@@ -148,12 +150,6 @@ def _whats(holdings: tuple[Holding, ...]) -> str:
     outputs = [holding.what for holding in holdings if holding.part == "out"]
     many = [f"{len(outputs)} outputs ({outputs[0]} the most)"] if len(outputs) > _FEW else outputs
     return _listed([*(holding.what for holding in holdings if holding.part != "out"), *many])
-
-
-def _costs(holdings: tuple[Holding, ...]) -> str:
-    outputs = [holding.name for holding in holdings if holding.part == "out"]
-    gone = [f"{_listed([f'`{name}`' for name in outputs]) if len(outputs) <= _FEW else 'the outputs'} will be gone"] if outputs else []
-    return _listed([*dict.fromkeys(holding.cost for holding in holdings if holding.part != "out"), *gone])
 
 
 def _listed(words: list[str]) -> str:

@@ -13,9 +13,10 @@ _FREED: dict[str, Format] = {"freed": "bytes", "process shrank by": "bytes"}
 
 def page(report: MemcleanReport) -> Page:
     """What is held or was freed, the command and its cost, the table; sizes by part fold."""
+    freed = tuple((part.name, part.freed_bytes, part.rss_bytes) for part in report.freed if part.freed_bytes or part.rss_bytes > 0)
     blocks: list[Block] = [
         *([Facts(rows)] if (rows := report.rows()) else []),
-        *_freed(report),
+        *([Table("Freed", ("what", *_FREED), freed, _FREED, is_sequence=True)] if freed else []),
         *[Note(problem, "warn") for problem in report.problems],
     ]
     table = _held(report)
@@ -25,11 +26,6 @@ def page(report: MemcleanReport) -> Page:
     blocks.append(Fold("Details: what each command frees, this process", (Facts(tuple(_details(report))),)))
     status: Status = "good" if report.asked or not report.together_bytes else "info"
     return Page("memclean", status, report.title, tuple(blocks))
-
-
-def _freed(report: MemcleanReport) -> list[Block]:
-    rows = tuple((one.name, one.freed_bytes, one.rss_bytes) for one in report.freed if one.freed_bytes or one.rss_bytes > 0)
-    return [Table("Freed", ("what", *_FREED), rows, _FREED, is_sequence=True)] if rows else []
 
 
 def _held(report: MemcleanReport) -> Table | None:

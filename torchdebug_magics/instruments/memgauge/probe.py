@@ -38,7 +38,7 @@ class GaugeProbe(GaugedProbe):
         self.begin(stack)
         self._start_s = time.monotonic()
         self._course.add(self.start_bytes)
-        stack.callback(self._end)
+        stack.callback(self.report)
         stack.enter_context(self._sampler)
 
     def sweep(self) -> None:
@@ -56,9 +56,7 @@ class GaugeProbe(GaugedProbe):
 
     def report(self) -> GaugeReport:
         """As frozen when the session was left."""
-        if self._report is None:
-            self._end()
-        assert self._report is not None
+        self._report = self._report or self._frozen()
         return self._report
 
     def _look(self) -> None:
@@ -76,9 +74,6 @@ class GaugeProbe(GaugedProbe):
             self._others_bytes = max(self._others_bytes, limit.limit_bytes - limit.left_bytes - rss)
         for allocator in self.gauges.allocators():
             self._seen[allocator.label] = max(self._seen.get(allocator.label, 0), allocator.allocated_bytes)
-
-    def _end(self) -> None:
-        self._report = self._report or self._frozen()
 
     def _frozen(self) -> GaugeReport:
         peak = self.peak.peak()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchdebug_magics.format import byte_size, duration
 from torchdebug_magics.html.page import Block, Chart, Facts, Fold, Meters, Note, Page, Status
-from torchdebug_magics.instruments.memgauge.report import DevicePeak, GaugeReport, LiveGauges
+from torchdebug_magics.instruments.memgauge.report import GaugeReport, LiveGauges
 from torchdebug_magics.report import Gauge
 
 _NARROW = 0.1
@@ -12,6 +12,8 @@ _NARROW = 0.1
 _LARGE_BYTES = 64 << 20
 """Growth that is worth a look, however large the machine is."""
 _MIB = 2**20
+_COUNTED = "counted by torch"
+_SAMPLED = "the largest sample: torch's counter was higher before the cell, and is not reset"
 _FEWEST = 3
 """Points that make a line."""
 
@@ -61,10 +63,9 @@ def _peaks(report: GaugeReport) -> list[Gauge]:
     how = "counted by the system" if report.rss_peak_is_exact else "the largest sample: this system has no counter for it"
     return [
         Gauge("this process (RSS)", report.rss_peak_bytes, report.limit_bytes, note=how),
-        *(_device(device) for device in report.devices if device.peak_bytes),
+        *(
+            Gauge(f"{device.label}, allocated", device.peak_bytes, device.total_bytes, note=_COUNTED if device.is_exact else _SAMPLED)
+            for device in report.devices
+            if device.peak_bytes
+        ),
     ]
-
-
-def _device(one: DevicePeak) -> Gauge:
-    how = "counted by torch" if one.is_exact else "the largest sample: torch's counter was higher before the cell, and is not reset"
-    return Gauge(f"{one.label}, allocated", one.peak_bytes, one.total_bytes, note=how)

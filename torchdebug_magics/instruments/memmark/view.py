@@ -29,7 +29,11 @@ def _all(marks: tuple[Mark, ...]) -> list[Block]:
     columns, formats = _columns(known, f"{whose.pop()} used" if len(whose) == 1 else "limit used")
     rows = [(name(mark), *_row(known, mark, marks[at - 1] if at else None)) for at, mark in enumerate(marks)]
     table = Table("Marks, with the change since the mark before", ("mark", *columns), rows, formats, is_sequence=True)
-    drawn = [_chart(title, [known[title](mark) or 0 for mark in marks]) for title in _DRAWN if title in known and len(marks) > 1]
+    drawn = [
+        Chart(f"{what}, in MiB", tuple((known[title](mark) or 0) / _MIB for mark in marks), "mark", title, first_x=1, log=False)
+        for title, what in _DRAWN.items()
+        if title in known and len(marks) > 1
+    ]
     more = [Fold(f"Pictures: {plural(len(drawn) - 1, 'more number')} over the marks", tuple(drawn[1:]))] if len(drawn) > 1 else []
     return [table, *drawn[:1], *more]
 
@@ -55,7 +59,3 @@ def _row(known: Mapping[str, Callable[[Mark], int | None]], mark: Mark, before: 
         if title in _CHANGES:
             cells.append(None if now is None or earlier is None else signed(now - earlier))
     return cells
-
-
-def _chart(title: str, values: list[int]) -> Chart:
-    return Chart(f"{_DRAWN[title]}, in MiB", tuple(value / _MIB for value in values), "mark", title, first_x=1, log=False)

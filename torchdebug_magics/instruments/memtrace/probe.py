@@ -104,10 +104,10 @@ class MemtraceProbe(GaugedProbe):
         self._start_free_bytes = 0
         self._places = Places(Place)
         self.steps = Steps(given_out_bytes, every=every_step)
-        self.cycles = CycleWatch(self.ledger)
+        self.cycles = CycleWatch(self.ledger, self._places)
         self.handled = HandledErrors(self.ledger)
         self.growth = GrowthWatch(self.ledger, self.steps, self._places, self.cycles, partial(others_listen, self._hooks))
-        risen = partial(self.guard.run, "the look for cycles", self.growth.look_for_cycles)
+        risen = partial(self.guard.run, "the look for cycles", self.cycles.look)
         self.tracer = Tracer(self.ledger, self._places, self._hooks, self.guard, risen)
         self._course = Course(self.tracer, self.phases, self.growth, self.handled, self.guard, is_light=light)
         self.deletions = Deletions(None)
@@ -171,7 +171,7 @@ class MemtraceProbe(GaugedProbe):
     def _concluded(self, error: BaseException | None) -> MemtraceReport:
         self._course.end()
         self.growth.ends()
-        if note := shards_note(
+        if note := shards_note(  # of a generator, as a list would hold what is waiting for the collector
             (parameter for module in live_modules() for parameter in module._parameters.values() if parameter is not None), "sizes are"
         ):
             self.guard.note(note)
@@ -184,7 +184,7 @@ watch = MemtraceProbe
 def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceReport:
     """The report; the ledger is complete then, and may be closed."""
     ledger, tracer, steps, guard = probe.ledger, probe.tracer, probe.steps, probe.guard
-    cycles = guard.run("the look for cycles", probe.cycles.end, probe.growth.lines) or ()
+    cycles = guard.run("the look for cycles", probe.cycles.end) or ()
     ledger.counted_until = ledger.clock
     tracer.adopt_all(Census())
     alive, made = _alive(ledger)
@@ -203,13 +203,21 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
     oom = guard.run("explaining the refusal", _out_of_memory, probe, error, alive, growth, handled)
     limit, allocators = probe.gauges.limit(), probe.gauges.allocators()
     net_bytes, heap_kept_bytes = probe.grown_bytes()
-    sites, total, unnamed_bytes = ledger.sites, ledger.total, keepers.unnamed_bytes(made)
+    sites, total, last, at_peak = ledger.sites, ledger.total, ledger.peak_block, ledger.at_peak()
+    # Of what is there without being a part of a model: that to which no name leads, or of which it was not asked.
+    unnamed_bytes = sum(block.bytes for block in made if not block.died and not block.role and not keepers.of(block).path)
     sites.fold([*ledger.gone, *alive])
     report = MemtraceReport(
         net_bytes=total.now_bytes - total.start_bytes,
         start_bytes=total.start_bytes,
         peak_bytes=total.peak_bytes,
-        peak=_peak(ledger, ledger.at_peak()),
+        peak=Peak(
+            phase=ledger.span.phase if last is None else last.span.phase,
+            op=ledger.peak_op.removesuffix(".default"),
+            location=None if last is None or last.place is None else last.place.location,
+            by_category=by_category(at_peak),
+            by_module=by_module(at_peak),
+        ),
         devices=device_memory(ledger, probe.allocators_before.values(), allocators),
         untraced_bytes=sites.fold_unseen([*ledger.gone, *alive]),
         sites=sites.rows(),
@@ -227,7 +235,7 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
         freed_before_bytes=sites.freed_before_bytes,
         rss_peak_bytes=probe.peak.peak().size_bytes,
         rss_net_bytes=net_bytes,
-        process_grown_bytes=0 if growth is not None else probe.growth.process_grown_bytes(),
+        process_grown_bytes=0 if growth is not None else probe.growth.process.grown_bytes(steps.count + 1),
         heap_kept_bytes=heap_kept_bytes,
         limit_bytes=None if limit is None else limit.limit_bytes,
         limit="" if limit is None else limit.whose,
@@ -260,17 +268,6 @@ def _unseen_loop(ledger: Ledger) -> Location | None:
     place = max(lines, key=lambda line: lines[line], default=None)
     loops = loops_around(tree_of(place.file), place.line) if place is not None and lines[place] >= _SEVERAL else []
     return location(place.file, loops[-1].lineno, place.function) if place is not None and loops else None
-
-
-def _peak(ledger: Ledger, blocks: list[Block]) -> Peak:
-    last = ledger.peak_block
-    return Peak(
-        phase=ledger.span.phase if last is None else last.span.phase,
-        op=ledger.peak_op.removesuffix(".default"),
-        location=None if last is None or last.place is None else last.place.location,
-        by_category=by_category(blocks),
-        by_module=by_module(blocks),
-    )
 
 
 def timeline(ledger: Ledger, phases: Phases, marks: Sequence[int] = ()) -> Timeline:
@@ -350,6 +347,8 @@ def _out_of_memory(
         return None
     noted = probe.tracer.out_of_memory  # as the op raised, where it was followed
     noted = noted if noted is not None and noted.error_id == id(refused) else None
+    frame = next((user_frame(frame) for frame, _ in reversed(list(walk_tb(refused.__traceback__)))), None)
+    where = locate(frame) if frame is not None else None
     alive = left if noted is None else noted.alive
     sizes = by_category(alive)
     live_bytes, asked_bytes = sum(sizes.values()), refused_bytes(refused) or 0
@@ -361,7 +360,7 @@ def _out_of_memory(
         asked_bytes=asked_bytes,
         op="" if noted is None else noted.op.removesuffix(".default"),
         module="" if noted is None else noted.module,
-        location=_location(refused) if noted is None or noted.place is None else noted.place.location,
+        location=where if noted is None or noted.place is None else noted.place.location,
         phase="other" if noted is None else noted.span.phase,
         iteration=probe.steps.count,
         kind="handled error" if handled is not None else kind,
@@ -382,12 +381,6 @@ def _refused_by(error: BaseException | None) -> BaseException | None:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
-
-
-def _location(error: BaseException) -> Location | None:
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    frame = user_frame(frames[-1]) if frames else None
-    return None if frame is None else locate(frame)
 
 
 def _advice(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torchdebug_magics.format import byte_size, share
 from torchdebug_magics.instruments.memtrace import words
-from torchdebug_magics.instruments.memtrace.trace import Site, Trace
+from torchdebug_magics.instruments.memtrace.trace import Trace
 from torchdebug_magics.ranks.compared import Compared
 from torchdebug_magics.report import Finding, Location, Report, Stage, Status
 
@@ -119,7 +119,10 @@ class Comparison(Report):
 
 def compared(report: MemtraceReport) -> Compared:
     """Its peak, and the lines that take the most: a rank that is out of line has one that the others have not."""
-    sizes = sorted(((_size_bytes(site, report.steps_count), site) for site in report.sites), key=lambda pair: -pair[0])
+    # Of each site, the bytes that it keeps or, if more, allocates in a step.
+    steps_count = max(1, report.steps_count)
+    sizes = [(max(site.live_bytes, site.allocated_bytes // steps_count), site) for site in report.sites]
+    sizes.sort(key=lambda pair: -pair[0])
     kept: tuple[tuple[str, int, Location | None], ...] = ()
     if (growth := report.growth) is not None:
         kept = ((growth.holder, growth.bytes_per_iteration * growth.iterations_count, growth.fix_at),)
@@ -129,8 +132,3 @@ def compared(report: MemtraceReport) -> Compared:
         size_bytes=report.rss_peak_bytes if report.is_light else report.peak_bytes,
         sites=kept + tuple((site.module or site.category, size, site.location) for size, site in sizes[:_MOST_SITES]),
     )
-
-
-def _size_bytes(site: Site, steps_count: int) -> int:
-    """Bytes that the site keeps or, if more, allocates in a step."""
-    return max(site.live_bytes, site.allocated_bytes // max(1, steps_count))

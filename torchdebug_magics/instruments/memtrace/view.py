@@ -39,7 +39,9 @@ def page(report: MemtraceReport | Comparison) -> Page:
         return Page("memtrace", "info", report.title, tuple(_compared(report)))
     found = leading(report)
     refused = found if isinstance(found, Oom) and found.kind != "leak" else None
-    timeline = _picture(report, _caption(report))
+    base = _base(report.timeline)
+    scale = f"; the scale begins at {byte_size(base)}" if base else ""
+    timeline = _picture(report, f"Torch memory by kind, peak of {byte_size(report.peak_bytes)} marked{scale}")
     others = [Facts(tuple((name, text) for name, text in rows if text)) for rows in words.also_found(report)]
     blocks: list[Block] = [
         *([Facts(tuple(rows))] if (rows := words.rows(report, found)) else []),
@@ -93,12 +95,10 @@ def _sizes(both: Comparison) -> Iterator[tuple[str, tuple[int, int]]]:
         yield f"at the peak: {many(name)}", (first.peak.by_category.get(name, 0), second.peak.by_category.get(name, 0))
     yield "before the cell", (first.start_bytes, second.start_bytes)
     yield "left by the cell", (first.net_bytes, second.net_bytes)
-    yield "growth each time", (_grown(first.growth or first.rerun_growth), _grown(second.growth or second.rerun_growth))
+    growths = [report.growth or report.rerun_growth for report in both.reports]
+    grown_bytes = [0 if growth is None else growth.bytes_per_iteration for growth in growths]
+    yield "growth each time", (grown_bytes[0], grown_bytes[1])
     yield "peak of the process", (first.rss_peak_bytes or 0, second.rss_peak_bytes or 0)
-
-
-def _grown(found: Growth | None) -> int:
-    return 0 if found is None else found.bytes_per_iteration
 
 
 def _excerpt(report: MemtraceReport, found: Leading | None) -> list[Block]:
@@ -130,12 +130,6 @@ def _folded(title: str, table: Table) -> list[Block]:
 # What was held -------------------------------------------------------------------------------------------------------------------
 
 
-def _caption(report: MemtraceReport) -> str:
-    base = _base(report.timeline)
-    scale = f"; the scale begins at {byte_size(base)}" if base else ""
-    return f"Torch memory by kind, peak of {byte_size(report.peak_bytes)} marked{scale}"
-
-
 def _base(timeline: Timeline) -> int:
     """Where the scale begins: just below what was held throughout from before the cell, where that would flatten the rest."""
     before = min(timeline.categories.get(HELD_BEFORE, (0,)))
@@ -155,15 +149,6 @@ def _largest_kinds(timelines: Sequence[Timeline]) -> tuple[str, ...]:
     return (*(name for name in sizes if name in largest), "other")
 
 
-def _series(timeline: Timeline, names: tuple[str, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    nothing = (0,) * len(next(iter(timeline.categories.values())))
-    small = [values for name, values in timeline.categories.items() if name not in names]
-    series = {name: timeline.categories.get(name, nothing) for name in names}
-    if small:
-        series["other"] = tuple(map(sum, zip(series["other"], *small, strict=True)))
-    return tuple(series.items())
-
-
 def _picture(
     report: MemtraceReport, title: str, *, kinds: tuple[str, ...] = (), top: int | None = None, from_zero: bool = False
 ) -> list[Block]:
@@ -176,10 +161,15 @@ def _picture(
         ("steps only counted" if phase == "other" and counted is not None and first >= counted else phase, first)
         for phase, first in timeline.stretches
     )
-    series = _series(timeline, kinds or _largest_kinds([timeline]))
+    names = kinds or _largest_kinds([timeline])
+    nothing = (0,) * len(next(iter(timeline.categories.values())))
+    series = {name: timeline.categories.get(name, nothing) for name in names}
+    small = [values for name, values in timeline.categories.items() if name not in names]
+    if small:
+        series["other"] = tuple(map(sum, zip(series["other"], *small, strict=True)))
     marks = tuple(zip((mark.label for mark in report.marks), timeline.marks, strict=True))
     bottom = 0 if from_zero else _base(timeline)
-    return [Areas(title, series, "bytes", "allocations and frees in order", stretches, timeline.peak, marks, top, bottom)]
+    return [Areas(title, tuple(series.items()), "bytes", "allocations and frees in order", stretches, timeline.peak, marks, top, bottom)]
 
 
 def _marks(marks: tuple[TraceMark, ...]) -> list[Block]:

@@ -259,10 +259,9 @@ def _remaining(report: Trace) -> list[tuple[str, str]]:
 
 def figures(report: Trace) -> tuple[tuple[str, str], ...]:
     """Names and values of all figures that are known."""
-    freed, borrowed, mapped, untraced = map(
-        _size, (report.freed_before_bytes, report.borrowed_bytes, report.mapped_bytes, report.untraced_bytes)
-    )
-    kept = _size(report.heap_kept_bytes) if report.heap_kept_bytes >= _WORTH_TRIMMING else ""
+    kept_bytes = report.heap_kept_bytes if report.heap_kept_bytes >= _WORTH_TRIMMING else 0
+    sizes = (report.freed_before_bytes, report.borrowed_bytes, report.mapped_bytes, report.untraced_bytes, kept_bytes)
+    freed, borrowed, mapped, untraced, kept = (byte_size(size) if size else "" for size in sizes)
     known = [
         ("torch memory", f"{byte_size(report.start_bytes)} before the cell, {change(report.net_bytes)} after it"),
         ("held from before, freed", freed),
@@ -287,10 +286,6 @@ def many(category: str) -> str:
 def change(size_bytes: int) -> str:
     """``+1.5 MiB``."""
     return f"{'+' if size_bytes >= 0 else '-'}{byte_size(abs(size_bytes))}"
-
-
-def _size(size_bytes: int) -> str:
-    return byte_size(size_bytes) if size_bytes else ""
 
 
 def _process(report: Trace) -> str:

@@ -15,8 +15,8 @@ from torch._C._autograd import _get_sequence_nr
 from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
 from torchdebug_magics.instruments.memtrace.held.keepers import HandledErrors
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Phases
-from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Census, Tracer, mark_called, mark_gradients, mark_state
-from torchdebug_magics.instruments.memtrace.trace import Phase
+from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Census, Tracer, mark, mark_gradients, mark_state
+from torchdebug_magics.instruments.memtrace.trace import BUFFER, PARAMETER, Phase
 from torchdebug_magics.probing.compiler import CompiledCalls
 from torchdebug_magics.probing.dispatch import is_being_compiled
 from torchdebug_magics.probing.modules import OutermostCalls
@@ -44,7 +44,12 @@ class Course:
         self._handled = handled
         self._guard = guard
         self._is_light = is_light
-        self._outermost = OutermostCalls(tracer.hooks, guard, self._entered, self._left)
+        self._outermost = OutermostCalls(
+            tracer.hooks,
+            guard,
+            lambda module, *given: guard.run("the look at a model call", self._call_begins, id(module), given, module),
+            lambda _, output: guard.run("the look at a model's return", self._call_ends, output, tracer.returned),
+        )
         self.modules = self._outermost.modules
         self._is_followed = not is_light
         """Whether the step that runs is."""
@@ -75,12 +80,6 @@ class Course:
         """The cell is over."""
         self._enter("other")
 
-    def _entered(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._guard.run("the look at a model call", self._call_begins, id(module), (args, kwargs), module)
-
-    def _left(self, _module: torch.nn.Module, output: Any) -> None:
-        self._guard.run("the look at a model's return", self._call_ends, output, self._tracer.returned)
-
     def _call_begins(self, of: int, inputs: object = (), module: torch.nn.Module | None = None) -> None:
         """The call of the model or function with that id begins a step, or is a part of one."""
         if torch._C._current_graph_task_id() != -1:
@@ -91,7 +90,8 @@ class Course:
             if self._step_of_call(of, sum(tensor.numel() for tensor in given if not tensor.is_nested)):
                 self._guard.run("the look at what is carried on", self._watch.is_given, given)
             if module is not None and self._is_followed:
-                mark_called(self._ledger, module)
+                mark(self._ledger, module.buffers(), BUFFER)
+                mark(self._ledger, module.parameters(), PARAMETER, is_called=True)
             if self._steps.count == _SETTLED:
                 self._outermost.settle()
         self._start("forward")
@@ -189,11 +189,11 @@ class Course:
         self._start("backward")
 
     def _position(self) -> list[_Call]:
-        frame, found = self._places.user_frame(sys._getframe()), []
+        frame, calls = self._places.user_frame(sys._getframe()), []
         while frame is not None:
-            found.append((id(frame), frame.f_lasti))
+            calls.append((id(frame), frame.f_lasti))
             frame = self._places.user_frame(frame.f_back)
-        return found[::-1]
+        return calls[::-1]
 
     def _enter(self, phase: Phase) -> None:
         self._ledger.span = self._phases.enter(phase, at=self._ledger.clock, keeps_graph=torch.is_grad_enabled())

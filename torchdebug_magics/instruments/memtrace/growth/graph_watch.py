@@ -11,7 +11,7 @@ from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, Loo
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import graph_fix
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import has_graph
 from torchdebug_magics.instruments.memtrace.trace import GraphGrowth
-from torchdebug_magics.memory.found import IN_A_RECORD, History, histories
+from torchdebug_magics.memory.found import History, histories
 from torchdebug_magics.memory.paths import NOWHERE, HolderPath
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
@@ -86,7 +86,7 @@ class GraphWatch:
                 path,
                 is_collection=seen[-1].is_collection,
                 is_number=any(history.is_number for history in seen),
-                line="" if location is None or seen[-1].entry == IN_A_RECORD else location.source,
+                line="" if location is None or seen[-1].in_records else location.source,
                 entry=seen[-1].entry,
                 cure=".detach().requires_grad_()" if seen[-1].begins_anew else ".detach()",
             ),
@@ -97,7 +97,9 @@ class GraphWatch:
         looks = [(at, found.get(path)) for at, found in self._looks]
         if looks[-1][1] is None and path.function:
             looks.pop()  # the function has returned
-        if _slides(looks):
+        # Where the oldest went while younger ones stayed, it is in a list with a limit, or the like.
+        whole = [(at, history) for at, history in looks if history is not None and history.count and history.is_whole]
+        if any(min(earlier.steps) < min(later.steps) < before for (before, earlier), (_, later) in pairwise(whole)):
             return 0
         rounds = _rounds(looks)
         pairs = [pair for one in rounds for pair in pairwise(one) if pair[0][1].is_whole]
@@ -117,12 +119,6 @@ def _rate(pairs: Sequence[tuple[tuple[int, History], tuple[int, History]]]) -> f
     rates = [(many.count - few.count) / (later - earlier) for (earlier, few), (later, many) in pairs]
     mean = fmean(rates) if rates else 0
     return mean if mean > 0 and min(rates) > mean / 2 else 0
-
-
-def _slides(looks: Sequence[tuple[int, History | None]]) -> bool:
-    """Whether the oldest went while younger ones stayed, as in a list with a limit."""
-    seen = [(at, history) for at, history in looks if history is not None and history.count and history.is_whole]
-    return any(min(earlier.steps) < min(later.steps) < before for (before, earlier), (_, later) in pairwise(seen))
 
 
 def _rounds(looks: Sequence[tuple[int, History | None]]) -> list[list[tuple[int, History]]]:

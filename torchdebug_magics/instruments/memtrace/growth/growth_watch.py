@@ -21,7 +21,7 @@ from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, Keeping
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix, of_gradients
 from torchdebug_magics.instruments.memtrace.held.process_growth import ProcessGrowth, larger
 from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch
-from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, Place, Places
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, Place, Places, size_of
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Census, has_graph
 from torchdebug_magics.instruments.memtrace.trace import GRADIENT, OPTIMIZER_STATE, PARAMETER, GraphGrowth, Growth
 from torchdebug_magics.memory.found import History, find_holders
@@ -73,8 +73,8 @@ def worst(
     kept_at = lines.of(path, owner, adds_up=swelling is not None or not path.place)
     # A graph that is less than the data beside it is not what is to be cut.
     alive = [block for leak in most for block in leak.blocks if not block.died]
-    in_graph = sum(block.bytes for block in alive if keepers.of(block).through_graph or keepers.have_history([block]))
-    keeps_graph = keeps_graph and (2 * in_graph >= sum(block.bytes for block in alive) or not steps.is_training(first.loop))
+    in_graph = size_of(block for block in alive if keepers.of(block).in_graph)
+    keeps_graph = keeps_graph and (2 * in_graph >= size_of(alive) or not steps.is_training(first.loop))
     cause = Cause(
         keeps_graph=keeps_graph,
         trains=steps.is_training(first.loop),
@@ -136,6 +136,8 @@ def unintended(leaks: Sequence[Leak], keepers: Keepers, steps: Steps, *, graph: 
     `graph` is the variable with a graph that grows; `plain` are the lines whose tensors had none when it was looked who holds them.
     """
     leaks = [leak for leak in leaks if _BOUNDED.isdisjoint(leak.path.pieces)]
+    # What an episode keeps is let go when its only backward pass has run.
+    leaks = [leak for leak in leaks if leak.loop is None or not (leak.keeps_graph and steps.accumulates(leak.loop))]
     meant = [leak for leak in leaks if leak.role == PARAMETER and _is_of_a_stage(leak)]
     also = {OPTIMIZER_STATE, GRADIENT} if meant else set()
     leaks = [leak for leak in leaks if leak not in meant and leak.role not in also]
@@ -151,40 +153,27 @@ def _is_of_a_stage(leak: Leak) -> bool:
 
 
 def _is_result(leak: Leak, keepers: Keepers, steps: Steps, plain: Collection[Place]) -> bool:
-    """Whether it is what a loop was for: nothing is trained in it, no graph is kept, and its own code keeps it, or has returned by now."""
+    """Whether it is what a loop was for: nothing is trained in it, and a variable simply holds it, without a graph.
+
+    If the cell has died of it, it is not.
+    """
     if steps.is_training(leak.loop, leaves=True):
         return False
-    if all(block.died for block in leak.blocks):
+    if all(block.died for block in leak.blocks):  # whoever kept it has returned by now
         return not leak.keeps_graph or leak.place in plain
-    return _is_fed_back(leak, keepers) if leak.swells else is_collected(leak, keepers)
-
-
-def _is_fed_back(leak: Leak, keepers: Keepers) -> bool:
-    """Whether the model itself adds to it, and is given it again: the keys and values of the text so far."""
-    in_forward = all(block.span.phase == "forward" for block in leak.blocks)
-    return in_forward and leak.path.in_variable and not keepers.has_error and not keepers.have_history(leak.blocks)
-
-
-def collected_in(leaks: Iterable[Leak], told: Iterable[Leak]) -> str:
-    """The variable that holds the results of a loop: of what grows, and is not told as a leak."""
-    known = {leak.path for leak in told}
-    return next((leak.path.collection for leak in leaks if leak.path not in known and leak.path.in_variable), "")
-
-
-def is_collected(leak: Leak, keepers: Keepers) -> bool:
-    """Whether a variable simply holds whole tensors, without a graph: what it was made for, unless the cell has died of it."""
-    if keepers.has_error or leak.path.through_cache or not leak.path.in_variable:
+    if keepers.has_error or not leak.path.in_variable or keepers.have_history(leak.blocks):
         return False
-    of_loop = all(
-        block.is_returned or block.place is None or block.span.phase != "forward" for block in leak.blocks
-    )  # else a hook puts it there
-    return of_loop and not (keepers.are_slices(leak.blocks) or keepers.have_history(leak.blocks))
+    if leak.swells:  # the keys and values of the text so far: the model itself adds to them, and is given them again
+        return all(block.span.phase == "forward" for block in leak.blocks)
+    # What was made inside of a model and not returned by it, a hook puts there.
+    of_loop = all(block.is_returned or block.place is None or block.span.phase != "forward" for block in leak.blocks)
+    return of_loop and not leak.path.through_cache and not keepers.are_slices(leak.blocks)
 
 
 def rerun_growth(runs: deque[Run], made: Sequence[Block], keepers: Keepers, alive: Sequence[Block], *, trains: bool) -> Growth | None:
     """What grows from run to run of this cell; `runs` are those before it, the earliest first, and this one is added."""
     left = keepers.by_holder(made)
-    runs.append({name: (len(blocks), sum(block.bytes for block in blocks)) for name, blocks in left.items()})
+    runs.append({name: (len(blocks), size_of(blocks)) for name, blocks in left.items()})
     wanted = {name: sum(run[name][0] for run in runs) for name in left if len(runs) >= _FEWEST and all(name in run for run in runs)}
     if not wanted:
         return None
@@ -194,7 +183,7 @@ def rerun_growth(runs: deque[Run], made: Sequence[Block], keepers: Keepers, aliv
     most = max(sizes, key=lambda name: sizes[name], default="")
     if not most or not sizes[most]:
         return None
-    path, place = keepers.of(held[most][0]), place_of(left[most])
+    path, place = keepers.of(held[most][0]).path, place_of(left[most])
     return Growth(
         bytes_per_iteration=sum(sizes.values()),
         iterations_count=len(runs),
@@ -214,7 +203,7 @@ class GrowthWatch:
         self._ledger = ledger
         self._is_recorded = is_recorded
         self._cycles = cycles
-        self._process = ProcessGrowth()
+        self.process = ProcessGrowth(ledger)
         self._places = places
         self.steps = steps
         self._paths: dict[Place, HolderPath] = {}
@@ -240,13 +229,17 @@ class GrowthWatch:
         if self.steps.count not in LOOKS_AT:
             return
         if _profiler_enabled():  # it would record each of our calls, and keep more than the cell does
-            self._process.look(self.steps.count, self._cpu_bytes())
+            self.process.look(self.steps.count)
             return
         leaks = [leak for leak in leaking(self._ledger.live.values(), self.steps) if leak.place not in self._paths]
         if leaks:
             keepers = Keepers((block for leak in leaks for block in leak.blocks), carried=self.carried)
-            self._plain.update(leak.place for leak in leaks if leak.place is not None and not keepers.have_graph(leak.blocks))
-            self._paths.update((leak.place, keepers.path(leak.blocks)) for leak in leaks if leak.place and keepers.path(leak.blocks))
+            for leak in leaks:
+                holdings = [keepers.of(block) for block in leak.blocks if not block.died]
+                if leak.place is not None and all(holding.path and not holding.in_graph for holding in holdings):
+                    self._plain.add(leak.place)
+                if leak.place is not None and (path := keepers.path(leak.blocks)):
+                    self._paths[leak.place] = path
         self.graphs.look(self.steps, is_recorded=self._is_recorded())
         main = self.steps.main
         if main is not None and self._has_grown(main):
@@ -258,17 +251,8 @@ class GrowthWatch:
             if each:
                 self.steps.again(min(_MOST_AGAIN, round(each) + 1))
             if self._ledger.total.now_bytes >= self._ledger.rises_at_bytes:
-                self.look_for_cycles()
-        self._process.look(self.steps.count, self._cpu_bytes())
-
-    def look_for_cycles(self) -> None:
-        """Much is alive: whether it waits for the collector."""
-        self._cycles.look(lambda: KeepingLines(self._places.files))  # not `lines`, which would miss the files that are yet to come
-
-    def _cpu_bytes(self) -> int:
-        """In tensors."""
-        book = self._ledger.devices.get("cpu")
-        return 0 if book is None else book.now_bytes
+                self._cycles.look()
+        self.process.look(self.steps.count)
 
     def is_given(self, tensors: Iterable[torch.Tensor]) -> None:
         """To the model whose call has begun the step: what has a history is from the steps before."""
@@ -296,18 +280,9 @@ class GrowthWatch:
         """The cell is over; what only the collector finds from here on, nobody kept."""
         self._ended = self._ledger.clock
 
-    def process_grown_bytes(self) -> int:
-        """Steady growth of the process beside its tensors, to now, when the cell is over and its garbage is collected."""
-        return self._process.grown_bytes(self.steps.count + 1, self._cpu_bytes())
-
     def found(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> tuple[Growth | None, GraphGrowth | None]:
         """What grew until the last step; `made` is what is still there, `peak_bytes` what it is measured by."""
-        growth, graph = self._of_tensors(made, keepers, peak_bytes)
-        other = self._process.found(self.steps, self.lines)
-        return larger(growth, other), graph
-
-    def _of_tensors(self, made: Sequence[Block], keepers: Keepers, peak_bytes: int) -> tuple[Growth | None, GraphGrowth | None]:
-        graph = self._graph_growth()
+        graph = self.graphs.growth(self.steps, self._line_of)
         if self.steps.count:
             named = self._unintended(made, keepers, graph)
         else:
@@ -318,40 +293,40 @@ class GrowthWatch:
         if growth is not None and self.creates_graphs_at is not None and not growth.holder:
             # A cycle in C++, which no collector sees: the leaf holds its gradient, and that the graph that leads to the leaf.
             growth = replace(growth, kept_at=self.creates_graphs_at.location, fix=of_gradients(), keeps_graph=True)
-        return growth, graph
+        return larger(growth, self.process.found(self.steps, self.lines)), graph
 
     @cached_property
     def lines(self) -> KeepingLines:
         """Of the code that has run."""
         return KeepingLines(self._places.files)
 
-    def _graph_growth(self) -> GraphGrowth | None:
-        def line_of(path: HolderPath, history: History) -> Location | None:
-            kept_at = self.lines.of(path, history.owner, adds_up=not history.is_collection)
-            made, _ = (self._places.nodes.of(history.latest) if kept_at is None else None) or (None, "")
-            # A tensor that is written in place grows where that is done, and not where it was made and put into something.
-            is_new = kept_at is not None and _MAKES_CONSTANT.search(kept_at.source) is not None
-            return (self.lines.only_addition() if is_new else None) or (kept_at if made is None else made.location)
-
-        return self.graphs.growth(self.steps, line_of)
+    def _line_of(self, path: HolderPath, history: History) -> Location | None:
+        """Where a variable is given the graph that it keeps."""
+        kept_at = self.lines.of(path, history.owner, adds_up=not history.is_collection)
+        made, _ = (self._places.nodes.of(history.latest) if kept_at is None else None) or (None, "")
+        # A tensor that is written in place grows where that is done, and not where it was made and put into something.
+        is_new = kept_at is not None and _MAKES_CONSTANT.search(kept_at.source) is not None
+        return (self.lines.only_addition() if is_new else None) or (kept_at if made is None else made.location)
 
     def _unintended(self, made: Sequence[Block], keepers: Keepers, graph: GraphGrowth | None) -> list[Leak]:
         leaks = leaking(self._followed(made), self.steps, is_over=True)
-        named = [self._named(leak, keepers) for leak in leaks if leak.keeps_graph or not keepers.are_bounded(leak.blocks)]
-        named = [leak for leak in named if not leak.path.is_made_once]
+        leaks = [leak for leak in leaks if leak.keeps_graph or not any(keepers.of(block).is_bounded for block in leak.blocks)]
+        named = [leak for leak in (self._named(leak, keepers) for leak in leaks) if not leak.path.is_made_once]
         named += self._at_times(made, keepers, named)
-        told = unintended(named, keepers, self.steps, graph="" if graph is None else graph.holder, plain=self._plain)
-        self.collects = collected_in(named, told)
-        return told
+        leaks = unintended(named, keepers, self.steps, graph="" if graph is None else graph.holder, plain=self._plain)
+        known = {leak.path for leak in leaks}
+        self.collects = next((leak.path.collection for leak in named if leak.path not in known and leak.path.in_variable), "")
+        return leaks
 
     def _named(self, leak: Leak, keepers: Keepers) -> Leak:
         """As the user knows it: after an error its traceback holds all, and the name of a running call is gone with the call."""
         then = NOWHERE if leak.place is None else self._paths.get(leak.place, NOWHERE)
         now = keepers.path(leak.blocks)
-        if keepers.has_error or not now:
-            return replace(leak, path=then or now)
+        alive = [block for block in leak.blocks if not block.died]
+        held = (block for block in alive if keepers.of(block).path.collection == now.collection)
         # What was in a list of its own then may be in a list of such lists by now.
-        return replace(leak, path=now if then.function or keepers.holds_most(leak.blocks, now) else then or now)
+        is_now = now and not keepers.has_error and (then.function or 2 * size_of(held) > size_of(alive))
+        return replace(leak, path=now if is_now else then or now)
 
     def _at_times(self, made: Sequence[Block], keepers: Keepers, known: Sequence[Leak]) -> list[Leak]:
         """What only some calls leave behind; without what is known to grow, which a call that has returned may have named otherwise."""
@@ -361,8 +336,7 @@ class GrowthWatch:
         self._tally.weigh(self.steps.count + 1, made, keepers)
         names, blocks = {leak.path.collection for leak in known}, {id(block) for leak in known for block in leak.blocks}
         found = [leak for leak in self._tally.growing(main) if leak.path.collection not in names]
-        found = [leak for leak in found if blocks.isdisjoint(map(id, leak.blocks))]
-        return [leak for leak in found if not (leak.keeps_graph and self.steps.accumulates(main))]
+        return [leak for leak in found if blocks.isdisjoint(map(id, leak.blocks))]
 
     def _followed(self, made: Sequence[Block]) -> Iterable[Block]:
         """With those that are gone by now: a function that held them may have returned, and how long they lived tells of windows."""

@@ -16,7 +16,7 @@ from torchdebug_magics.memory.paths import NOWHERE, HolderPath
 
 LEAST_BYTES = 64
 """An iteration: a scalar that is kept is what one wants."""
-_MOST_PART = 0.6
+_MOST_PART, _NEARLY = 0.6, 0.9
 _AT_ONCE = 2
 """Steps: a variable that is bound anew keeps its value into the next one."""
 _FEWEST_PARTS = 4
@@ -31,14 +31,18 @@ class Leak:
     iterations_count: int
     place: Place | None
     """None where nobody saw it made."""
-    keeps_graph: bool
+    blocks: tuple[Block, ...] = field(repr=False)
+    """The earliest first."""
+    loop: Loop | None = field(default=None, repr=False)
     swells: bool = False
     """Whether it is one tensor that gets larger, and not more and more of them."""
-    loop: Loop | None = field(default=None, repr=False)
-    blocks: tuple[Block, ...] = field(default=(), repr=False)
-    """The earliest first."""
     path: HolderPath = NOWHERE
     """Of who holds it; empty before that is known, and where nobody with a name does."""
+
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether some of it was made for a graph."""
+        return not self.swells and any(category(block) == ACTIVATION for block in self.blocks)
 
     @property
     def dim(self) -> int | None:
@@ -72,10 +76,9 @@ def leaking(blocks: Iterable[Block], steps: Steps, *, is_over: bool = False) -> 
             by_source[block.place, block.source].append(block)
         elif id(block.chain) not in chains or chains[id(block.chain)].born < block.born:
             chains[id(block.chain)] = block
-    found = [leak for (place, source), made in by_source.items() if (leak := _kept(place, source, made, steps)) is not None]
-    if is_over:
-        found = [leak for leak in found if is_complete(leak, unseen_bytes)]
-    swollen = [leak for block in chains.values() if (leak := _swelling(block, steps)) is not None]
+    kept = filter(None, (_kept(place, source, made, steps) for (place, source), made in by_source.items()))
+    swollen = filter(None, (_swelling(block, steps) for block in chains.values()))
+    found = [leak for leak in kept if not is_over or is_complete(leak, unseen_bytes)]
     found += [leak for leak in swollen if not was_let_go(leak, chains.values())]
     return sorted(found, key=lambda leak: -leak.bytes_per_iteration)
 
@@ -93,25 +96,21 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
     first, last = inner[0], inner[-1]
     whole = any(not block.span.is_between for block in alive)
     loop = steps.of(inner) if whole else steps.around(first, last, len(inner) - 1)
-    if loop is not None and is_over(loop, steps):
-        return None
+    times = 0
     if loop is not None:
         since, until = min(kept), loop.numbers[-1] + 1
         # Between the calls, it would have been seen in all steps of any loop.
         seen = list(steps.seen(loop, since, until, whole=True)) if whole else range(since, until)
-        if not goes_on(kept, seen):
+        # The keys of a cache come in any order, so that it fills ever more slowly: the later half brings less than half as much.
+        early = sum(number < seen[len(seen) // 2] for number in kept) if seen else 0
+        if is_over(loop, steps) or 2 * (len(kept) - early) < early:
             return None
-    keeps_graph = any(category(block) == ACTIVATION for block in alive)
-    if loop is not None and keeps_graph and steps.accumulates(loop):
-        return None
-    times = sum(1 for _ in steps.seen(loop, first, last, whole=whole)) if loop is not None else 0
+        times = sum(1 for _ in steps.seen(loop, first, last, whole=whole))
     counted = set(inner[:-1])
-    size_bytes = sum(block.bytes for block in alive if block.iteration in counted)
     return Leak(
-        bytes_per_iteration=round(size_bytes / max(1, times)),
-        iterations_count=0 if loop is None else len(loop.between(min(block.iteration for block in alive), loop.numbers[-1] + 1)),
+        bytes_per_iteration=round(size_of(block for block in alive if block.iteration in counted) / max(1, times)),
+        iterations_count=0 if loop is None else len(loop.between(min(kept), loop.numbers[-1] + 1)),
         place=place,
-        keeps_graph=keeps_graph,
         loop=loop,
         blocks=(*(block for block in made if not block.iteration), *sorted(alive, key=lambda block: block.born)),
     )
@@ -142,10 +141,10 @@ def _at_times(ran: list[int], kept: set[int], made: list[Block], steps: Steps) -
 def _swelling(block: Block, steps: Steps) -> Leak | None:
     """A tensor that was joined with something again and again, as ``hist = torch.cat([hist, x])`` does."""
     chain = block.chain
-    if chain is None or block.place is None or len(chain.iterations) < FEWEST:
+    if chain is None or chain.count < FEWEST:
         return None
-    first, last = chain.iterations[0], block.iteration
-    loop = steps.around(first, last, len(chain.iterations) - 1)
+    first, last = chain.first, block.iteration
+    loop = steps.around(first, last, chain.count - 1)
     lasts = loop is not None and len(loop.between(last + 1, loop.numbers[-1] + 1)) <= 1
     if loop is None or not lasts or not _is_there(block, steps.clock_of(first, last)):
         return None
@@ -153,7 +152,6 @@ def _swelling(block: Block, steps: Steps) -> Leak | None:
         bytes_per_iteration=round((block.bytes - chain.first_bytes) / max(1, len(loop.between(first + 1, last + 1)))),
         iterations_count=len(loop.between(first, loop.numbers[-1] + 1)),
         place=block.place,
-        keeps_graph=False,
         swells=True,
         loop=loop,
         blocks=(block,),
@@ -176,10 +174,9 @@ def repeated(blocks: Iterable[Block]) -> Iterator[Leak]:
         is_steady = _lie_evenly(sorted(block.nth - 1 for block in largest), place.count)
         if (times := len(largest)) >= FEWEST and (len(found) >= _MOST_PART * place.count or is_steady):
             yield Leak(
-                bytes_per_iteration=sum(block.bytes for block in found) // times,
+                bytes_per_iteration=size_of(found) // times,
                 iterations_count=times,
                 place=place,
-                keeps_graph=any(category(block) == ACTIVATION for block in found),
                 blocks=tuple(sorted(found, key=lambda block: block.born)),
             )
 
@@ -193,24 +190,10 @@ def _lie_evenly(places: Sequence[int], count: int) -> bool:
     return most <= 2 * median(apart) and places[0] <= most and count - places[-1] <= most + 1
 
 
-def goes_on(kept: Collection[int], seen: Sequence[int]) -> bool:
-    """Whether it kept on until the loop was over, and did not end when a cache was filled.
-
-    The keys of a cache come in any order, so that it fills ever more slowly: it is asked whether the later half of the steps that were
-    seen brought less than half as much as the earlier one.
-    """
-    if not seen:
-        return True
-    middle = seen[len(seen) // 2]
-    early = sum(1 for number in kept if number < middle)
-    return 2 * (len(kept) - early) >= early
-
-
 def is_complete(leak: Leak, unseen_bytes: int) -> bool:
     """Whether as much is there as it would have kept by now, counting all that was made unseen: else it came to an end unseen."""
     wanted_bytes = leak.bytes_per_iteration * leak.iterations_count
-    there_bytes = sum(block.bytes for block in leak.blocks)
-    return any(block.died for block in leak.blocks) or 2 * (there_bytes + unseen_bytes) >= wanted_bytes
+    return any(block.died for block in leak.blocks) or 2 * (size_of(leak.blocks) + unseen_bytes) >= wanted_bytes
 
 
 def is_used_up(kept: Collection[Block]) -> bool:
@@ -220,14 +203,15 @@ def is_used_up(kept: Collection[Block]) -> bool:
     """
     last = max(block.iteration for block in kept)
     earlier = [block for block in kept if block.iteration < last]
-    return 2 * sum(block.bytes for block in earlier if block.used_up) > sum(block.bytes for block in earlier)
+    return 2 * size_of(block for block in earlier if block.used_up) > size_of(earlier)
 
 
 def is_over(loop: Loop, steps: Steps) -> bool:
     """Whether another loop, that went round with it, went on without it as long again: it has filled something, and is not needed now."""
     last = loop.numbers[-1]
     longer = (other for other in steps.loops.values() if len(other.between(last + 1, other.numbers[-1] + 1)) >= loop.count)
-    return any(steps.goes_round_with(loop, other) for other in longer)
+    rounds = list(pairwise(loop.numbers))
+    return any(sum(1 for begin, end in rounds if len(other.between(begin, end))) >= _NEARLY * len(rounds) for other in longer)
 
 
 def is_window(kept: list[int], made: list[Block], steps: Steps, end: int) -> bool:
@@ -257,12 +241,14 @@ class Tally:
         """At the beginning of that step, or after the last one."""
         held: dict[str, list[Block]] = defaultdict(list)
         for block in blocks:
-            path = keepers.of(block)
-            name = path.collection
+            holding = keepers.of(block)
+            path, name = holding.path, holding.path.collection
             is_plain = block.role in {"", ACTIVATION} or (block.role == OPTIMIZER_STATE and not path.is_made_once)
-            if path.inside and is_plain and not keepers.are_bounded([block]):
+            if path.inside and is_plain and not holding.is_bounded:
                 held[name].append(block)
-                self._paths[name] = min(path, self._paths.get(name, path), key=_order)
+                # The first place in a collection first, and there the way through a graph.
+                paths = (path, self._paths.get(name, path))
+                self._paths[name] = min(paths, key=lambda path: (len(path.place), path.place, not path.through_graph))
         self._looks.append((step, held))
 
     def steps_each(self) -> float:
@@ -289,16 +275,10 @@ class Tally:
                     bytes_per_iteration=round((size_of(many) - size_of(few)) / max(1, len(loop.between(first, last)))),
                     iterations_count=loop.count,
                     place=place_of(many),
-                    keeps_graph=any(category(block) == ACTIVATION for block in many),
                     loop=loop,
                     blocks=tuple(sorted(many, key=lambda block: block.born)),
                     path=self._paths[name],
                 )
-
-
-def _order(path: HolderPath) -> tuple[int, str, bool]:
-    """The first place in a collection first, and there the way through a graph."""
-    return len(path.place), path.place, not path.through_graph
 
 
 def place_of(blocks: Iterable[Block]) -> Place | None:

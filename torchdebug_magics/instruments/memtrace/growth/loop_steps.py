@@ -21,7 +21,6 @@ NOISE_BYTES = 16 << 10
 """By which the heap of a process goes up and down from step to step, without any tensor."""
 _UNSEEN_BYTES, _MUCH_BYTES = 128 << 10, 4 << 20
 _UNKNOWN = -1
-_NEARLY = 0.9
 _NUMBERLESS = 1 << 62
 
 
@@ -215,11 +214,6 @@ class Steps:
         if not enough:
             return max(counts, key=lambda count: count[0])[1] if counts else None
         return min(enough, key=lambda one: (one[0], not one[1].between(first, first + 1)))[1]
-
-    def goes_round_with(self, loop: Loop, other: Loop) -> bool:
-        """Whether there is a step of the other one in nearly every round of a loop."""
-        rounds = list(pairwise(loop.numbers))
-        return sum(1 for begin, end in rounds if len(other.between(begin, end))) >= _NEARLY * len(rounds)
 
     def clock_of(self, first: int, last: int) -> int:
         """Events before the last step of all loops that went round between step `first` and step `last`: what is there then, was kept."""

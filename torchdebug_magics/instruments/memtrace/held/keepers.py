@@ -9,7 +9,6 @@ import traceback
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import closing
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -20,12 +19,11 @@ from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, 
 from torchdebug_magics.instruments.memtrace.trace import ACTIVATION, OTHER, PARAMETER, TEMPORARY, Holder, Undeleted
 from torchdebug_magics.memory.found import Holding, find_holders
 from torchdebug_magics.memory.paths import NOWHERE, HolderPath, Owner
-from torchdebug_magics.memory.walk import Walk, roots
+from torchdebug_magics.memory.walk import roots
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.edited_source import Source
 from torchdebug_magics.probing.source.syntax import FUNCTIONS, LOOPS, called, dotted, last_name, method, nodes, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, locate, location, running_shell
-from torchdebug_magics.probing.state.attributes import undisturbed
 from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Edit, Location
@@ -44,11 +42,13 @@ _GROWS, _FITS, _AS_WANTED = 8, 4, 2
 _LEAST_BYTES = 64 << 10
 _LARGE_PART = 0.25
 _MOST_LOOKS = 3
-_MOST_VISITS = 300_000
 _FIX = (
     "retry after the `except` block, not in it: set a flag there, `failed = True`, and write `if failed:` after it. "
     "Until the block ends, the error's traceback keeps the variables of the failed call"
 )
+
+
+_NOBODY = Holding()
 
 
 class Keepers:
@@ -76,11 +76,11 @@ class Keepers:
             self.by_holder(blocks).values(), key=lambda held: (len({block.iteration for block in held}) > 1, size_of(held)), default=[]
         )
         asked = {id(block) for block in self._wanted.values()}
-        unnamed = [block for block in blocks if not block.died and id(block) in asked and not self.of(block)]
+        unnamed = [block for block in blocks if not block.died and id(block) in asked and not self.of(block).path]
         # Where far more of them are alive without a name, what holds so few is not what keeps them.
         if not most or (self._is_whole and len(unnamed) >= _MANY and size_of(unnamed) > _FAR_MORE * size_of(most)):
             return NOWHERE
-        return self.of(most[0])
+        return self.of(most[0]).path
 
     def by_holder(
         self, blocks: Iterable[Block], name: Callable[[HolderPath], str] = lambda path: path.collection
@@ -88,7 +88,7 @@ class Keepers:
         """Those that a name leads to, by what of it they are in."""
         found: dict[str, list[Block]] = defaultdict(list)
         for block in blocks:
-            if path := self.of(block):
+            if path := self.of(block).path:
                 found[name(path)].append(block)
         return found
 
@@ -98,54 +98,31 @@ class Keepers:
 
     def frees_bytes(self, path: HolderPath, *, graphs: bool) -> int:
         """What is gone when the variable at that path lets go of all, or of the graphs alone: what no other root leads to."""
-        held = (block for block in self.beside(path) if not block.died and (not graphs or self.of(block).through_graph))
-        return size_of(block for block in held if not any(one.others for one in self._known([block])))
-
-    def unnamed_bytes(self, blocks: Iterable[Block]) -> int:
-        """Of what is there without being a part of a model: that to which no name leads, or of which it was not asked."""
-        return size_of(block for block in blocks if not block.died and not block.role and not self.of(block))
+        held = (block for block in self.beside(path) if not block.died and (not graphs or self.of(block).path.through_graph))
+        return size_of(block for block in held if not self.of(block).others)
 
     def beside(self, path: HolderPath) -> list[Block]:
         """All that the variable at that path holds, and what is in the graphs that it keeps."""
-        return [block for block in self._wanted.values() if self.of(block).collection == path.collection]
+        return [block for block in self._wanted.values() if self.of(block).path.collection == path.collection]
 
-    def holds_most(self, blocks: Iterable[Block], path: HolderPath) -> bool:
-        """Whether the variable at that path holds the larger part of those that are still there."""
-        alive = [block for block in blocks if not block.died]
-        held = [block for block in alive if self.of(block).collection == path.collection]
-        return 2 * size_of(held) > size_of(alive)
-
-    def are_bounded(self, blocks: Iterable[Block]) -> bool:
-        """Whether what holds them has a limit."""
-        return any(holding.is_bounded for holding in self._known(blocks))
-
-    def are_slices(self, blocks: Iterable[Block]) -> bool:
+    def are_slices(self, blocks: Collection[Block]) -> bool:
         """Whether most of them are held only for a part of each."""
-        blocks = list(blocks)
-        return 2 * size_of(block for block in blocks if any(one.is_sliced for one in self._known([block]))) > size_of(blocks)
+        return 2 * size_of(block for block in blocks if self.of(block).is_sliced) > size_of(blocks)
 
     def have_history(self, blocks: Iterable[Block]) -> bool:
         """Whether some are held with the graph that made them."""
-        return any(holding.has_history for holding in self._known(blocks))
+        return any(self.of(block).has_history for block in blocks)
 
-    def have_graph(self, blocks: Iterable[Block]) -> bool:
-        """Whether some are held with a graph, or by way of one; also where it is not known who holds one."""
-        alive = [block for block in blocks if not block.died]
-        return self.have_history(alive) or any(not self.of(block) or self.of(block).through_graph for block in alive)
-
-    def of(self, block: Block) -> HolderPath:
-        """Empty where no name leads to it."""
-        return next((holding.path for holding in self._known([block])), NOWHERE)
-
-    def _known(self, blocks: Iterable[Block]) -> Iterator[Holding]:
-        return (self._holdings[id(block)] for block in blocks if id(block) in self._holdings)
+    def of(self, block: Block) -> Holding:
+        """With an empty path where no name leads to it."""
+        return self._holdings.get(id(block), _NOBODY)
 
 
 def holders(keepers: Keepers, blocks: Iterable[Block]) -> tuple[Holder, ...]:
     """A row for each variable that holds some of the blocks, the most bytes first."""
     rows = []
     for variable, kept in keepers.by_holder(blocks, lambda path: path.root).items():
-        path = keepers.of(min(kept, key=lambda block: block.born))
+        path = keepers.of(min(kept, key=lambda block: block.born)).path
         if len(kept) > 1 and not any(category(block) in {ACTIVATION, OTHER, TEMPORARY} for block in kept):
             path = HolderPath(variable)  # a model or an optimizer, as a whole
         place = max(kept, key=lambda block: block.bytes).place
@@ -372,12 +349,12 @@ class Deletions:
             path = next((held.paths[key] for key in sorted(alive, key=lambda key: -alive[key]) if key in held.paths), NOWHERE)
             if sum(alive.values()) >= _LEAST_BYTES and path:
                 return self._of(name, gone[name], sum(alive.values()), path)
-        hidden = [block for block in made if block.role == PARAMETER and _is_hidden(keepers.of(block))]
+        hidden = [block for block in made if block.role == PARAMETER and _is_hidden(keepers.of(block).path)]
         size_bytes = sum(block.bytes for block in hidden)
         made_here = [name for name in gone if name not in self._before]
         if not made_here or size_bytes < max(_LEAST_BYTES, _LARGE_PART * peak_bytes):
             return None
-        path = keepers.of(max(hidden, key=lambda block: block.bytes))
+        path = keepers.of(max(hidden, key=lambda block: block.bytes)).path
         return self._of(made_here[0], gone[made_here[0]], size_bytes, path)
 
     def _of(self, name: str, line: int, size_bytes: int, path: HolderPath) -> Undeleted:
@@ -428,12 +405,12 @@ class HandledErrors:
             return
         self._ledger.settle()
         sizes = {block.ref.key: block.bytes for block in self._ledger.live.values() if block.ref is not None}
-        with undisturbed(), closing(Walk([root for root in roots() if root.value is not error], sizes, _MOST_VISITS)) as walk:
-            only_by_error = set(sizes) - set(walk.holders) if walk.is_whole else set()
-        held = find_holders(only_by_error).paths
-        size_bytes = sum(sizes[key] for key in held)
+        of_error = {root.label for root in roots() if root.value is error}
+        held = find_holders(sizes)
+        only = {key: holding.path for key, holding in held.holdings.items() if of_error.issuperset((holding.root, *holding.others))}
+        size_bytes = sum(sizes[key] for key in only) if held.is_whole else 0
         if size_bytes >= max(_LEAST_BYTES, 0 if self._most is None else self._most.live_bytes + 1):
-            path = held[max(held, key=lambda key: sizes[key])]
+            path = only[max(only, key=lambda key: sizes[key])]
             self._most = Undeleted(name="", location=locate(frame), live_bytes=size_bytes, holder=str(path), fix=_FIX)
 
     def found(self, peak_bytes: int) -> Undeleted | None:

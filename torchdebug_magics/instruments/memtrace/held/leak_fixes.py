@@ -66,8 +66,9 @@ def _of_data(path: HolderPath, kept: str, cause: Cause) -> str:  # noqa: PLR0911
         return f"bound the cache of `{kept}` with `@lru_cache(maxsize=100)`, or clear it: `{kept}.cache_clear()`"
     if path.through_cache:
         return f"bound the cache, or clear it: `{path.through_cache}`"
-    if cause.is_attribute and (name := target(cause.line)):
-        return f"delete it after use, `del {name}`, or set it to None: each object in `{kept}` keeps its own"
+    match _statement(cause.line):
+        case ast.Assign(targets=[ast.Attribute() as attribute, *_]) if cause.is_attribute:
+            return f"delete it after use, `del {ast.unparse(attribute)}`, or set it to None: each object in `{kept}` keeps its own"
     if ".state" in path.inside:
         return f"create the optimizer once, before the loop, or keep only the latest: each one in `{kept}` has state for every parameter"
     if cause.empties:
@@ -103,7 +104,8 @@ def _swelling(path: str, cause: Cause) -> str:
     if ".resize_(" in cause.line:
         return f"allocate `{path}` at its final size before the loop, or create a new tensor each time: `resize_` releases no memory"
     detached = f"; also detach what is added: `{path}.grad_fn` keeps the graph of every iteration" if cause.keeps_graph else ""
-    bound = f"bound it, such as `{path} = {path}[{':, ' * cause.dim}-1000:]`; or " if cause.dim is not None and _is_code(path) else ""
+    is_code = "..." not in path and _statement(path) is not None
+    bound = f"bound it, such as `{path} = {path}[{':, ' * cause.dim}-1000:]`; or " if cause.dim is not None and is_code else ""
     return f"{bound}append to a list and concatenate it once, after the loop{detached}"
 
 
@@ -113,10 +115,6 @@ def of_gradients() -> str:
         "`backward(create_graph=True)` leaves a graph in every gradient: compute the derivatives with "
         "`torch.autograd.grad(..., create_graph=True)`, or set each `.grad` to None after the step, as `optimizer.zero_grad()` does"
     )
-
-
-def _is_code(text: str) -> bool:
-    return "..." not in text and _statement(text) is not None
 
 
 def _of_graph(path: HolderPath, kept: str, cause: Cause) -> str:
@@ -173,14 +171,6 @@ def _sets_owner(source: str, path: HolderPath) -> bool:
         case ast.Assign(targets=[ast.Name(name)]):
             return path.name == name and path.collection.startswith(f"{name}.")
     return False
-
-
-def target(source: str) -> str:
-    """The attribute that the line sets, such as ``module.input``; empty where it sets none."""
-    statement = _statement(source)
-    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Attribute):
-        return ""
-    return ast.unparse(statement.targets[0])
 
 
 def _statement(source: str) -> ast.stmt | None:

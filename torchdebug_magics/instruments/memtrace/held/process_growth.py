@@ -41,25 +41,22 @@ _MANY = 10_000
 def device_memory(ledger: Ledger, before: Iterable[Allocator], now: Iterable[Allocator]) -> tuple[DeviceMemory, ...]:
     """The memory of every device that was followed, or has an allocator of its own; those as they stood at the start, and now."""
     earlier, later = ({allocator.device: allocator for allocator in allocators} for allocators in (before, now))
-    names = dict.fromkeys((*ledger.devices, *later))
-    return tuple(_device(name, ledger.devices.get(name), earlier.get(name), later.get(name)) for name in names)
-
-
-def _device(name: str, book: Book | None, before: Allocator | None, now: Allocator | None) -> DeviceMemory:
-    net_bytes, peak_bytes = (0, 0) if book is None else (book.now_bytes - book.start_bytes, book.peak_bytes)
-    if now is None:
-        return DeviceMemory(device=name, net_bytes=net_bytes, peak_bytes=peak_bytes)
-    # A counter that stood as high before the cell says nothing of it; a device that was not in use then has counted nothing.
-    peak, reserved_peak = (0, 0) if before is None else (before.peak_bytes, before.peak_reserved_bytes)
-    return DeviceMemory(
-        device=name,
-        net_bytes=net_bytes,
-        peak_bytes=peak_bytes,
-        allocated_bytes=now.allocated_bytes,
-        allocated_peak_bytes=now.peak_bytes if now.peak_bytes > peak else None,
-        reserved_bytes=now.reserved_bytes,
-        reserved_peak_bytes=now.peak_reserved_bytes if now.peak_reserved_bytes > reserved_peak else None,
-    )
+    rows = []
+    for name in dict.fromkeys((*ledger.devices, *later)):
+        book, known, allocator = ledger.devices.get(name, Book()), earlier.get(name), later.get(name)
+        row = DeviceMemory(device=name, net_bytes=book.now_bytes - book.start_bytes, peak_bytes=book.peak_bytes)
+        if allocator is not None:
+            # A counter that stood as high before the cell says nothing of it; a device that was not in use then has counted nothing.
+            peak, reserved_peak = (0, 0) if known is None else (known.peak_bytes, known.peak_reserved_bytes)
+            row = replace(
+                row,
+                allocated_bytes=allocator.allocated_bytes,
+                allocated_peak_bytes=allocator.peak_bytes if allocator.peak_bytes > peak else None,
+                reserved_bytes=allocator.reserved_bytes,
+                reserved_peak_bytes=allocator.peak_reserved_bytes if allocator.peak_reserved_bytes > reserved_peak else None,
+            )
+        rows.append(row)
+    return tuple(rows)
 
 
 class _Info(ctypes.Structure):
@@ -125,13 +122,14 @@ class _Look:
 class ProcessGrowth:
     """Weighs, at some steps, the process, its workers, and the collections of plain objects that variables hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._looks: list[_Look] = []
         self._profiler = ""
 
-    def look(self, step: int, tensor_bytes: int) -> None:
+    def look(self, step: int) -> None:
         """Before that step."""
-        own, before = own_bytes() - kept_free_bytes() - tensor_bytes, self._looks[-1] if self._looks else None
+        own, before = self._own_bytes(), self._looks[-1] if self._looks else None
         of_workers = sum(worker.uss_bytes for worker in workers())
         has_grown = before is not None and own + of_workers - before.other_bytes >= _LEAST_EACH * (step - before.step)
         is_profiled = _profiler_enabled()
@@ -148,37 +146,38 @@ class ProcessGrowth:
         if main is None or len(looks) <= FEWEST:
             return None
         times = looks[-1].step - looks[0].step
-        kept = max(self._kept(looks, lines, trains=steps.is_training(main)), key=lambda one: one.bytes, default=None)
-        if kept is None or kept.bytes < max(_LEAST_BYTES, _LEAST_EACH * times):
+        kept = max(self._kept(looks, lines, trains=steps.is_training(main)), key=lambda growth: growth.frees_bytes, default=None)
+        if kept is None or kept.frees_bytes < max(_LEAST_BYTES, _LEAST_EACH * times):
             return None
         whole_bytes = _grown(looks, lambda look: look.rss_bytes + look.worker_bytes)
-        return Growth(
-            bytes_per_iteration=round(kept.bytes / times * steps.count / main.count),
+        return replace(
+            kept,
+            bytes_per_iteration=round(kept.frees_bytes / times * steps.count / main.count),
             iterations_count=main.count,
-            location=None,
-            holder=str(kept.holder),
-            variable=kept.holder.variable,
-            fix=kept.fix,
-            kept_at=kept.kept_at,
-            what=kept.what,
-            share_ratio=kept.bytes / max(whole_bytes, kept.bytes),
-            frees_bytes=kept.bytes,
+            share_ratio=kept.frees_bytes / max(whole_bytes, kept.frees_bytes),
         )
 
-    def grown_bytes(self, step: int, tensor_bytes: int) -> int:
-        """By how much the process grew, if it did so at each look and to now, whoever keeps it; 0 where it did not."""
-        sizes = [(look.step, look.own_bytes) for look in self._looks[1:]]
-        sizes.append((step, own_bytes() - kept_free_bytes() - tensor_bytes))
+    def _own_bytes(self) -> int:
+        """Without what was freed, and without tensors."""
+        book = self._ledger.devices.get("cpu")
+        return own_bytes() - kept_free_bytes() - (0 if book is None else book.now_bytes)
+
+    def grown_bytes(self, step: int) -> int:
+        """By how much the process grew, if it did so at each look and to now, whoever keeps it; 0 where it did not.
+
+        `step` is the one that would come, when the cell is over and its garbage is collected.
+        """
+        sizes = [*((look.step, look.own_bytes) for look in self._looks[1:]), (step, self._own_bytes())]
         series = Series(sizes)
         is_large = series.grown >= max(_LEAST_UNEXPLAINED_BYTES, _LEAST_EACH * (step - sizes[0][0]))
         return series.grown if len(sizes) > FEWEST and is_large and series.is_steady(**_UNEVEN) else 0
 
-    def _kept(self, looks: Sequence[_Look], lines: KeepingLines, *, trains: bool) -> Iterator[_Kept]:
+    def _kept(self, looks: Sequence[_Look], lines: KeepingLines, *, trains: bool) -> Iterator[Growth]:
         """All that grows and is much of what the process grew by."""
         with_workers = Series([(look.step, look.other_bytes) for look in looks])
         own = Series([(look.step, look.own_bytes) for look in looks])  # a child that is no worker may come and go
         other = with_workers if with_workers.is_steady(**_UNEVEN) else own
-        found: list[_Kept] = []
+        found: list[Growth] = []
         if other.is_steady(**_UNEVEN):
             found += _in_collections(looks, lines, trains=trains)
             if other is with_workers:
@@ -186,32 +185,39 @@ class ProcessGrowth:
         if sum(look.is_profiled for look in looks) >= FEWEST:  # its events come in blocks, so not steadily
             found.append(self._in_profiler(looks, lines))
         grown_bytes = max(0, other.grown)
-        large = (one for one in found if one.bytes >= max(_LARGE_PART * grown_bytes, _LEAST_OF_WORKERS * (one.what == "workers")))
-        yield from (replace(one, bytes=min(one.bytes, grown_bytes)) for one in large)
+        for growth in found:
+            if growth.frees_bytes >= max(_LARGE_PART * grown_bytes, _LEAST_OF_WORKERS * (growth.what == "workers")):
+                yield replace(growth, frees_bytes=min(growth.frees_bytes, grown_bytes))
 
-    def _in_profiler(self, looks: Sequence[_Look], lines: KeepingLines) -> _Kept:
+    def _in_profiler(self, looks: Sequence[_Look], lines: KeepingLines) -> Growth:
         """All that is in no collection: its events are in C++."""
-        rest = _grown(looks, lambda look: look.own_bytes) - sum(
-            collection.bytes for collection in _in_collections(looks, lines, trains=True)
-        )
+        in_collections = sum(growth.frees_bytes for growth in _in_collections(looks, lines, trains=True))
         name = self._profiler or "profiler"
         how = (
             f"profile only a few steps: `schedule=torch.profiler.schedule(wait=1, warmup=1, active=3)`, with `{name}.step()` in the loop; "
             "a profiler keeps every event until it ends, and with `with_stack=True` also the call stacks"
         )
-        return _Kept("profiler", rest, HolderPath(self._profiler), how, lines.call_of(("profile",)))
+        size_bytes = _grown(looks, lambda look: look.own_bytes) - in_collections
+        return _growth("profiler", size_bytes, HolderPath(self._profiler), how, lines.call_of(("profile",)))
 
 
-@dataclass(frozen=True)
-class _Kept:
-    what: Literal["objects", "workers", "profiler"]
-    bytes: int
-    holder: HolderPath
-    fix: str
-    kept_at: Location | None = None
+def _growth(
+    what: Literal["objects", "workers", "profiler"], size_bytes: int, path: HolderPath, how: str, kept_at: Location | None
+) -> Growth:
+    """Of so many bytes in all; those of an iteration are not known here."""
+    return Growth(
+        bytes_per_iteration=0,
+        iterations_count=0,
+        holder=str(path),
+        variable=path.variable,
+        fix=how,
+        kept_at=kept_at,
+        what=what,
+        frees_bytes=size_bytes,
+    )
 
 
-def _in_collections(looks: Sequence[_Look], lines: KeepingLines, *, trains: bool) -> Iterator[_Kept]:
+def _in_collections(looks: Sequence[_Look], lines: KeepingLines, *, trains: bool) -> Iterator[Growth]:
     """Those that got longer from look to look; where nothing is trained, what a variable holds is what the loop is for."""
     for path in {path for look in looks for path in look.collections}:
         seen = [(look.step, one) for look in looks if (one := look.collections.get(path)) is not None]
@@ -220,10 +226,10 @@ def _in_collections(looks: Sequence[_Look], lines: KeepingLines, *, trains: bool
             last = seen[-1][1]
             owner, size_bytes = last.owner, last.each_bytes * length.grown
             cause = Cause(keeps_graph=False, trains=trains, empties="" if owner is None else owner.empties)
-            yield _Kept("objects", size_bytes, path, fix(path.to("[0]"), cause), lines.of(path, owner))
+            yield _growth("objects", size_bytes, path, fix(path.to("[0]"), cause), lines.of(path, owner))
 
 
-def _in_workers(looks: Sequence[_Look], lines: KeepingLines) -> _Kept:
+def _in_workers(looks: Sequence[_Look], lines: KeepingLines) -> Growth:
     """What became their own: pages that they wrote to. Reading a Python object writes its reference count."""
     largest = max(
         ((one.length, path, one.owner) for path, one in looks[0].collections.items() if one.owner and "Dataset" in one.owner.type_names),
@@ -236,10 +242,10 @@ def _in_workers(looks: Sequence[_Look], lines: KeepingLines) -> _Kept:
             f"store `{largest[1].as_code}` as a NumPy array or a tensor, not as Python objects: a worker that reads an object "
             "writes its reference count, which copies the page"
         )
-        return _Kept("workers", size_bytes, largest[1], how, lines.of(largest[1], largest[2]))
+        return _growth("workers", size_bytes, largest[1], how, lines.of(largest[1], largest[2]))
     how = "do not store samples in the dataset: each worker has its own copy of it, which is never emptied"
     kept_at = lines.in_function("__getitem__")
-    return _Kept("workers", size_bytes if kept_at is not None else 0, NOWHERE, how, kept_at)
+    return _growth("workers", size_bytes if kept_at is not None else 0, NOWHERE, how, kept_at)
 
 
 def larger(growth: Growth | None, other: Growth | None) -> Growth | None:

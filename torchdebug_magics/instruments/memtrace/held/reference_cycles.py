@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+import torch
 
 from torchdebug_magics.instruments.memtrace.held.keepers import KeepingLines
-from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger
+from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, Places, size_of
 from torchdebug_magics.instruments.memtrace.trace import Cycle
 from torchdebug_magics.memory.cycles import cycles_of, waiting_cycles
 from torchdebug_magics.memory.found import find_holders
@@ -24,6 +28,8 @@ _MORE = 1.5
 _OF_TORCH = frozenset(
     {"grad_fn", "grad", "__self__", "__func__", "run_function", "_base", "_forward_hooks", "_backward_hooks", "_forward_pre_hooks"}
 )
+_Ref: TypeAlias = "weakref.ref[torch.UntypedStorage]"
+_References: TypeAlias = "list[tuple[str, str]]"
 _REGISTERS: Mapping[str, tuple[str, ...]] = {
     "_forward_hooks": ("register_forward_hook",),
     "_forward_pre_hooks": ("register_forward_pre_hook",),
@@ -35,32 +41,32 @@ _REGISTERS: Mapping[str, tuple[str, ...]] = {
 class CycleWatch:
     """What waits for Python's collector: when memory is high, as a collection may come before the cell ends, and at the end."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, places: Places) -> None:
         self._ledger = ledger
+        self._places = places
         self._most: tuple[Cycle, ...] = ()
 
     def begins(self) -> None:
         """What is alive now was there before the cell."""
         self._ledger.rises_at_bytes = self._ledger.total.now_bytes + _FIRST_LOOK_BYTES
 
-    def look(self, lines: Callable[[], KeepingLines]) -> None:
+    def look(self) -> None:
         """While the cell runs: nothing is collected."""
         made = self._made()
         now_bytes = sum(block.bytes for block in made.values())
         rows: tuple[Cycle, ...] = ()
         if self._seem_lost(made):
-            rows = _rows(waiting_cycles([block.ref for block in made.values() if block.ref is not None]), made, lines())
+            rows = self._rows(waiting_cycles, made)
         wanted_bytes = max(now_bytes, _FIRST_LOOK_BYTES) * (_MORE if _bytes(rows) >= _LARGE_PART * now_bytes else _FAR_MORE)
         self._ledger.rises_at_bytes = self._ledger.total.start_bytes + int(wanted_bytes)
         self._most = max(self._most, rows, key=_bytes)
 
-    def end(self, lines: KeepingLines) -> tuple[Cycle, ...]:
+    def end(self) -> tuple[Cycle, ...]:
         """Collect; a row a cycle, however often it was made, the most bytes first. Of those that went earlier, as they were seen."""
         made = self._made()
         if not made:
             return self._most  # a collection visits every object of PyTorch: a tenth of a second each
-        rows = _rows(cycles_of([block.ref for block in made.values() if block.ref is not None]), made, lines)
-        return max(self._most, rows, key=_bytes)
+        return max(self._most, self._rows(cycles_of, made), key=_bytes)
 
     def _made(self) -> dict[int, Block]:
         self._ledger.settle()
@@ -74,19 +80,19 @@ class CycleWatch:
         firsts = [keys[0] for (_, size_bytes), keys in alike.items() if len(keys) >= _FEWEST and size_bytes * len(keys) >= _LEAST_BYTES]
         return bool(firsts) and len(find_holders(firsts).paths) < len(firsts)
 
+    def _rows(self, find: Callable[[Iterable[_Ref]], Mapping[int, HolderPath]], made: Mapping[int, Block]) -> tuple[Cycle, ...]:
+        """`find` tells the path of each storage that only a collection frees."""
+        alike: dict[frozenset[str], list[tuple[HolderPath, Block]]] = defaultdict(list)
+        for key, path in find([block.ref for block in made.values() if block.ref is not None]).items():
+            general = HolderPath(path.label, ("[...]" if piece[1:-1].isdigit() else piece for piece in path.pieces))
+            alike[frozenset(general.split(" -> "))].append((general, made[key]))
+        lines = KeepingLines(self._places.files)
+        rows = [_cycle(members[0][0], [block for _, block in members], lines) for members in alike.values()]
+        return tuple(sorted(rows, key=lambda row: -row.freed_bytes))
+
 
 def _bytes(rows: Iterable[Cycle]) -> int:
     return sum(row.freed_bytes for row in rows)
-
-
-def _rows(paths: Mapping[int, HolderPath], made: Mapping[int, Block], lines: KeepingLines) -> tuple[Cycle, ...]:
-    """`paths` and `made` are by the storages that only a collection frees."""
-    alike: dict[frozenset[str], list[tuple[HolderPath, Block]]] = defaultdict(list)
-    for key, path in paths.items():
-        general = HolderPath(path.label, ("[...]" if piece[1:-1].isdigit() else piece for piece in path.pieces))
-        alike[frozenset(general.split(" -> "))].append((general, made[key]))
-    rows = [_cycle(found[0][0], [block for _, block in found], lines) for found in alike.values()]
-    return tuple(sorted(rows, key=lambda row: -row.freed_bytes))
 
 
 def kept_by_cycles(found: Iterable[Cycle], peak_bytes: int) -> Cycle | None:
@@ -96,33 +102,27 @@ def kept_by_cycles(found: Iterable[Cycle], peak_bytes: int) -> Cycle | None:
 
 def _cycle(path: HolderPath, blocks: list[Block], lines: KeepingLines) -> Cycle:
     alike = Counter((block.place, block.bytes) for block in blocks)
-    largest = max(alike, key=lambda one: one[1] * alike[one])[0]
-    return Cycle(
-        path=str(path),
-        freed_bytes=sum(block.bytes for block in blocks),
-        count=max(alike.values()),
-        location=_location(path, list(_references(path)), lines) or (None if largest is None else largest.location),
-        fix=_fix(path, list(_references(path))),
-    )
-
-
-def _references(path: HolderPath) -> Iterator[tuple[str, str]]:
-    """(object, by what it refers to the next one): an attribute, ``<closure self>`` or a variable of a frame."""
+    largest, _ = max(alike, key=lambda kind: kind[1] * alike[kind])
+    # (object, by what it refers to the next one): an attribute, ``<closure self>`` or a variable of a frame.
+    references: list[tuple[str, str]] = []
     holder = path.label
     for piece in path.pieces:
         if piece.startswith(" -> "):
             holder = piece.removeprefix(" -> ")
         elif holder:
-            yield holder, piece.strip(" .'")
+            references.append((holder, piece.strip(" .'")))
             holder = ""
+    attributes = [(holder, name) for holder, name in references if name.isidentifier() and name not in _OF_TORCH and ":" not in holder]
+    return Cycle(
+        path=str(path),
+        freed_bytes=size_of(blocks),
+        count=max(alike.values()),
+        location=_location(path, references, attributes, lines) or (None if largest is None else largest.location),
+        fix=_fix(path, references, attributes),
+    )
 
 
-def _attributes(references: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those that are attributes, and not torch's own."""
-    return [(holder, name) for holder, name in references if name.isidentifier() and name not in _OF_TORCH and ":" not in holder]
-
-
-def _location(path: HolderPath, references: list[tuple[str, str]], lines: KeepingLines) -> Location | None:
+def _location(path: HolderPath, references: _References, attributes: _References, lines: KeepingLines) -> Location | None:
     """The line that closes the circle: that sets an attribute of the user's, registers a hook, or keeps an error."""
     for holder, name in references:
         function, _, line = holder.partition(":")
@@ -130,14 +130,12 @@ def _location(path: HolderPath, references: list[tuple[str, str]], lines: Keepin
             return lines.of(HolderPath(name, name=name, function=function), None)
     calls = ("checkpoint",) if "CheckpointFunction" in path else next((names for table, names in _REGISTERS.items() if table in path), ())
     called = lines.call_of(calls, [holder for holder, _ in references]) if calls else None
-    names = [name for _, name in reversed(_attributes(references))]
-    return called or next((found for name in names if (found := lines.best(f".{name}")) is not None), None)
+    return called or next(filter(None, (lines.best(f".{name}") for _, name in reversed(attributes))), None)
 
 
-def _fix(path: HolderPath, references: list[tuple[str, str]]) -> str:  # noqa: PLR0911 - one for each kind of cycle
+def _fix(path: HolderPath, references: _References, attributes: _References) -> str:  # noqa: PLR0911 - one for each kind of cycle
     if "CheckpointFunction" in path:
         return "call `checkpoint(..., use_reentrant=False)`: the reentrant kind keeps the function that it runs"
-    attributes = _attributes(references)
     for holder, name in attributes:
         if holder.endswith("Backward"):
             return f"save it with `ctx.save_for_backward(...)`, not as `ctx.{name}`: an attribute of `ctx` refers back to its own node"

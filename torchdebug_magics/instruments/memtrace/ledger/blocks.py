@@ -17,7 +17,6 @@ from torchdebug_magics.probing.source.lines import Line, Lines
 _MOST_SPANS = 1 << 13
 """Remembered for the picture."""
 _MOST_GONE = 1 << 14
-_MOST_LINKS = 64
 _MOST_EVENTS = 1 << 18
 """Births and deaths that are remembered for the picture; beyond them, old blocks that came and went are forgotten."""
 
@@ -194,17 +193,19 @@ class Chain:
     """Tensors of which each was made of the one before, and more: ``hist = torch.cat([hist, x])``."""
 
     first_bytes: int
-    iterations: list[int]
-    """In which it grew, the first and the latest of them at the ends; what lies between is thinned out."""
+    first: int
+    """The iteration of the first one."""
     dim: int | None = None
     """Along which it grows; None where it is not one."""
+    latest: int = 0
+    """The iteration in which it grew last."""
+    count: int = 1
+    """Iterations in which it grew, the first one included."""
 
     def grew(self, iteration: int) -> None:
         """Once more."""
-        if iteration != self.iterations[-1]:
-            self.iterations.append(iteration)
-            if len(self.iterations) > _MOST_LINKS:
-                del self.iterations[1::2]
+        self.count += iteration not in {self.first, self.latest}
+        self.latest = iteration
 
 
 @dataclass(slots=True, eq=False)

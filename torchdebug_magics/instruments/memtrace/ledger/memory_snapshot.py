@@ -9,7 +9,6 @@ import contextlib
 import os
 import pickle
 import tempfile
-from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -95,21 +94,22 @@ def _write(path: Path, taken: Any) -> None:
 def history(ledger: Ledger) -> dict[str, Any]:
     """``device_traces`` and ``segments``, a device each, in the order of `Ledger.devices`.
 
-    Addresses are made up: what counts is that no two blocks share one at the same time. A block that dies here and is not born here was
-    there before: so a reader takes it, too. One without bytes has no place.
+    Addresses are made up, one behind the other: what counts is that no two blocks share one. A block that dies here and is not born here
+    was there before: so a reader takes it, too. One without bytes has no place.
     """
-    rooms = {name: _Room() for name in ledger.devices}
-    traces: dict[str, list[dict[str, Any]]] = {name: [] for name in rooms}
-    for block in (one for one in ledger.old if one.bytes):
-        rooms[block.device].put(block)
-    for block in (event for event in ledger.events if event.bytes):
-        room, trace = rooms[block.device], traces[block.device]
-        if id(block) not in room.blocks:
-            trace.append(_event("alloc", room.put(block), block))
-        else:
-            address = room.take(block)
-            trace += [_event(action, address, block) for action in ("free_requested", "free_completed")]
-    segments = [_segment(at, *held) for at, room in enumerate(rooms.values()) for held in room.blocks.values()]
+    traces: dict[str, list[dict[str, Any]]] = {name: [] for name in ledger.devices}
+    alive: dict[int, tuple[int, Block]] = {}
+    end = _FIRST_ADDRESS
+    for at, block in enumerate((*ledger.old, *ledger.events)):
+        if id(block) in alive:
+            address, _ = alive.pop(id(block))
+            traces[block.device] += [_event(action, address, block) for action in ("free_requested", "free_completed")]
+        elif block.bytes:
+            if at >= len(ledger.old):
+                traces[block.device].append(_event("alloc", end, block))
+            alive[id(block)] = (end, block)
+            end += block.bytes
+    segments = [_segment(list(traces).index(block.device), address, block) for address, block in alive.values()]
     for trace in traces.values():
         trace.append({"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "frames": [], "category": _UNKNOWN})
     return {"device_traces": list(traces.values()), "segments": segments}
@@ -119,28 +119,6 @@ def _category(block: Block) -> str:
     """In the words of torch's own."""
     found = category(block)
     return _UNKNOWN if found == OTHER else found.replace(" ", "_")
-
-
-class _Room:
-    """Addresses of one device: a freed one is used again for the next block of that size, so that loops stay in their place."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[int, tuple[int, Block]] = {}
-        """(address, block) of what is alive."""
-        self._end = _FIRST_ADDRESS
-        self._free: dict[int, list[int]] = defaultdict(list)
-
-    def put(self, block: Block) -> int:
-        free = self._free[block.bytes]
-        address = free.pop() if free else self._end
-        self._end = max(self._end, address + block.bytes)
-        self.blocks[id(block)] = (address, block)
-        return address
-
-    def take(self, block: Block) -> int:
-        address, _ = self.blocks.pop(id(block))
-        self._free[block.bytes].append(address)
-        return address
 
 
 def _event(action: str, address: int, block: Block) -> dict[str, Any]:

@@ -65,27 +65,13 @@ def saved_tensors(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
     return (held for node in upstream(roots) for _, held in saved_in(node) if isinstance(held, torch.Tensor))
 
 
-def mark(ledger: Ledger, tensors: Iterable[torch.Tensor | None], role: str) -> None:
-    """Say what the blocks of these tensors are."""
-    for block in _blocks_of(ledger, tensors):
-        block.role = role
-
-
-def mark_called(ledger: Ledger, model: torch.nn.Module) -> None:
-    """Say of its parameters and buffers that a model was called with them."""
-    mark(ledger, model.buffers(), BUFFER)
-    for block in _blocks_of(ledger, model.parameters()):
-        block.role, block.is_called = PARAMETER, True
-
-
-def _blocks_of(ledger: Ledger, tensors: Iterable[torch.Tensor | None]) -> Iterator[Block]:
+def mark(ledger: Ledger, tensors: Iterable[torch.Tensor | None], role: str, *, is_called: bool = False) -> None:
+    """Say what the blocks of these tensors are; `is_called`: a model was called with them."""
     ledger.settle()
-    for tensor in tensors:
-        if tensor is not None:
-            for storage in _of(tensor):
-                block = ledger.live.get(storage._cdata)
-                if block is not None:
-                    yield block
+    for storage in (storage for tensor in tensors if tensor is not None for storage in _of(tensor)):
+        if (block := ledger.live.get(storage._cdata)) is not None:
+            block.role = role
+            block.is_called |= is_called
 
 
 def mark_gradients(ledger: Ledger, parameters: Iterable[torch.Tensor]) -> None:
@@ -95,17 +81,8 @@ def mark_gradients(ledger: Ledger, parameters: Iterable[torch.Tensor]) -> None:
 
 def mark_state(ledger: Ledger, optimizer: torch.optim.Optimizer) -> None:
     """Say which blocks an optimizer keeps from step to step."""
-    parameters = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    todo: list[Any] = list(optimizer.state.values())
-    while todo:
-        one = todo.pop()
-        if isinstance(one, torch.Tensor):
-            if id(one) not in parameters:
-                mark(ledger, [one], OPTIMIZER_STATE)
-        elif isinstance(one, dict):
-            todo += one.values()
-        elif isinstance(one, (list, tuple)):
-            todo += one
+    parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    mark(ledger, (held for held in tensors_in(list(optimizer.state.values())) if id(held) not in parameters), OPTIMIZER_STATE)
 
 
 def has_graph(tensor: torch.Tensor) -> bool:
@@ -236,7 +213,7 @@ class Tracer:
         """A tensor was made larger where it is, as by `resize_`: what it has now was asked for here."""
         block.place, block.module, _ = self._asked(in_backward=in_backward)
         block.is_old, block.iteration = False, self.iteration
-        block.chain = before.chain or Chain(before.bytes, [before.iteration or self.iteration])
+        block.chain = before.chain or Chain(before.bytes, before.iteration or self.iteration)
         block.chain.grew(self.iteration)
 
     def _add(self, func: Any, storage: torch.UntypedStorage, *, in_backward: bool) -> None:
@@ -265,7 +242,7 @@ class Tracer:
         for part in parts if isinstance(parts, (list, tuple)) else (parts,):
             before = next((self.ledger.known(storage) for storage in storages(part)), None)
             if before is not None and before.place is joined.place and before.bytes < joined.bytes:
-                joined.chain = before.chain or Chain(before.bytes, [before.iteration], _grown(part, whole))
+                joined.chain = before.chain or Chain(before.bytes, before.iteration, _grown(part, whole))
                 joined.chain.grew(joined.iteration)
                 # What a step both makes and joins, as the empty cache of a transformer, says nothing about the next step.
                 self.swells |= not self.ledger.span.is_between and before.iteration < joined.iteration
