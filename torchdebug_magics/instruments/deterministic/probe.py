@@ -20,7 +20,7 @@ from torchdebug_magics.instruments.deterministic.counterfactual.dependences impo
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch, on_order
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder, Printer
-from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
 from torchdebug_magics.instruments.deterministic.replicas.replica_watch import ReplicaWatch
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport, Divergence, LiveRitual
@@ -32,7 +32,6 @@ from torchdebug_magics.instruments.deterministic.twice.runs import FirstRun, Out
 from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.distributed.this_rank import collectives_count
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.user_code import local_values
@@ -180,8 +179,8 @@ class Inquiry:
         is_printed = bool(self._save or self._against or (context.keeps_output and self._body is not None))
         self._recording = Recording()
         self._hooks = Hooks(guard)
-        self._printer = Printer(self._recording, self._hooks) if is_printed else None
-        self._recorder = DigestRecorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify)
+        self._recorder = (Printer if is_printed else DigestRecorder)(self._recording, guard, self._hooks, keeps=self._verify)
+        self._printer = self._recorder if isinstance(self._recorder, Printer) else None
         self._start: Start | None = None
 
     def attach(self, stack: ExitStack) -> None:
@@ -196,8 +195,6 @@ class Inquiry:
             stack.push(self._over)
             if is_repeated:
                 self._prepare(stack)
-            if self._printer is not None:
-                self._printer.attach(stack, live_modules(), self._guard)
             self._recorder.attach(stack)
 
     def launches_ranks(self) -> None:
@@ -216,7 +213,7 @@ class Inquiry:
         """The answers are found: hold nothing of the user's any more."""
         self._body = self._start = self._printer = self._earlier = None
         self._recording = Recording()
-        self._recorder = DigestRecorder(self._recording, self._seen, self._guard, self._hooks)
+        self._recorder = DigestRecorder(self._recording, self._guard, self._hooks)
 
     def _refuse(self) -> None:
         if self._verify and self._body is None:
@@ -240,12 +237,6 @@ class Inquiry:
             raise DeterminismError(_TAKEN.format(names[0]))
         self._start = Start(runs, leftovers, Draws(self._ritual.seedables), collectives_count())
         outside.first(stack)
-
-    def _seen(self, seen: Seen, op: Op) -> None:
-        if self._verify:
-            self._recording.add(seen)
-        if self._printer is not None:
-            self._printer.seen(seen, op)
 
     def _over(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         if self._printer is not None:
@@ -299,28 +290,19 @@ class Inquiry:
 
         What is known is told as soon as it is: an interrupt may end the search for the cause.
         """
-        comparison = RunComparison(self._recording, live_modules(), runs.guard, runs.hooks, to_its_end=bool(used_up), poison=True)
-        now: dict[str, int] = {}
-        plain: dict[str, int] = {}
-
-        def at_end() -> None:
-            now.update(results_of(runs.body, comparison.recorder.is_unwritten))
-            plain.update(plain_results_of(runs.body))
-
+        comparison = RunComparison(runs, self._recording, to_its_end=bool(used_up), poison=True)
         with runs.otherwise(orders.attach):
-            error = runs.again(comparison, at_end)
+            error = runs.again(comparison, comparison.over)
         runs.second_heard = runs.heard
-        if comparison.recorder.has_failed and comparison.difference is None:
+        if comparison.has_failed and comparison.difference is None:
             self._tell(not_verified=NOT_SEEN, depends_on=())
             return None
-        if error is None:
-            comparison.end()
-        elif comparison.difference is not None:
+        if comparison.difference is not None:
             error = None  # a consequence
         if comparison.difference is None and error is None:
-            divergence = different(runs.first.results, now, runs.body)
+            divergence = different(runs.first.results, comparison.results, runs.body)
             self._conclude(divergence, len(self._recording))
-            return plain if divergence is None else None
+            return comparison.plain_results if divergence is None else None
         culprit = Culprit(comparison, error, runs, used_up, orders.found.values())
         ops_count = len(self._recording) if comparison.difference is None else comparison.difference.place + 1
         for find in (culprit.unexplained, culprit.divergence):
@@ -342,7 +324,7 @@ class Inquiry:
         try:
             is_steady = search.run()
         finally:
-            self._tell(depends_on=search.depends_on, carried=search.carried, unchecked=search.unchecked)
+            self._tell(depends_on=search.depends_on, carried=search.carried, unchecked=tuple(search.unchecked))
         if not is_steady:  # two runs had agreed by chance
             runs.first.results.clear()
             self._second_run(runs, (), OrderWatch(runs.body))

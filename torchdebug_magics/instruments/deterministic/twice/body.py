@@ -14,10 +14,10 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from queue import Queue
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -76,10 +76,6 @@ def _named_by(function: object) -> Iterator[tuple[str, object]]:
         for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # nothing was bound to it so far
                 yield name, cell.cell_contents
-
-
-class Enough(BaseException):
-    """Raised inside an op to end a run. No `except Exception` of the user's catches it."""
 
 
 class TooLong(BaseException):
@@ -193,6 +189,7 @@ class StartState:
         self._body = body
         self._guard = guard
         self.names = frozenset(body.namespace.keys() - body.hidden)
+        self._modules = _users_modules()
         self._has_figures = bool(figures())
         self._snapshot = Snapshot([Names(body.namespace, self.names | frozenset(also)), *body.roots, figures()], _ALL)
         self.stand_ins = StandIns(self._snapshot.objects())
@@ -215,8 +212,12 @@ class StartState:
         """Let new objects stand where those are that cannot be put back in place; to be followed by `put_back`."""
         self._snapshot.put_in_place(self.stand_ins.made(), self._guard)
 
-    def put_back(self) -> None:
-        """Make all of it as it was; names that are new are gone."""
+    def put_back(self, *, with_modules: bool = True) -> None:
+        """Make all of it as it was; names that are new are gone, and modules: what one keeps begins with its import."""
+        if with_modules:
+            for name in _users_modules(but=self._modules):
+                del sys.modules[name]
+            sys.modules.update(self._modules)
         for name in self._body.namespace.keys() - self._body.hidden - self.names:
             if not name.startswith(_OF_COMPILERS):
                 del self._body.namespace[name]
@@ -227,6 +228,18 @@ class StartState:
         self._snapshot.put_back(self._guard)
         if not self._has_figures:  # pyplot itself may be new
             figures().clear()
+
+
+def _users_modules(but: Container[str] = ()) -> dict[str, ModuleType]:
+    """By name; without what is written in C, or gives torch new ops, which may not be loaded a second time."""
+    modules = {name: module for name, module in list(sys.modules.items()) if name not in but and is_users(module)}
+    return {name: one for name, one in modules.items() if not any(isinstance(var, torch.library.Library) for var in [*vars(one).values()])}
+
+
+def is_users(module: ModuleType) -> bool:
+    """Whether it is written in Python, by the user."""
+    file = vars(module).get("__file__")
+    return isinstance(file, str) and file.endswith(".py") and owner(file) == "user"
 
 
 _ITERATORS = frozenset(
