@@ -18,14 +18,14 @@ from contextlib import ExitStack
 from itertools import islice
 from pathlib import PurePath
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording
-from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+from torchdebug_magics.instruments.deterministic.twice.runs import Place, Runs
 from torchdebug_magics.probing.source.syntax import names_in, read_before_bound
 from torchdebug_magics.probing.source.user_code import is_user_code, location, writes_of
 from torchdebug_magics.probing.state.attributes import attributes_of, whose
@@ -42,8 +42,6 @@ IN = " in "
 _MOST_FUNCTIONS = 200
 _MOST_S = 3.0
 """CPU time: another process that uses the machine shortens no look."""
-Line: TypeAlias = "tuple[str, int, str]"
-"""(file, line, function)"""
 _DEEPEST = 4
 _MOST_ITEMS = 1024
 _MOST_BYTES = 1 << 20
@@ -58,6 +56,10 @@ class KeptObject(NamedTuple):
     """`ABSENT` where nothing is kept."""
     is_elsewhere: bool = False
     """Whether a class, a function or the process keeps it, and no variable."""
+
+    def digest(self) -> int:
+        """A number for what is kept there now."""
+        return digest_of(self.read())
 
 
 def _kept(body: Body) -> Iterator[tuple[str, KeptObject]]:
@@ -125,48 +127,29 @@ class StateNow:
         return in_place or tuple(name for name in differing if _is_read_first(self._body, name))
 
 
-def line_that_changes(runs: Runs, kept: KeptObject) -> Location | None:
-    """The line of the user's after which a value is another one than at the start; one run, as far as that line."""
-    start = digest_of(kept.read())
-    watch = _LineWatch(runs, lambda: digest_of(kept.read()) != start)
-    return location(*watch.last) if watch.run() and watch.last is not None else None
+def line_that_changes(runs: Runs, read: Callable[[], Any], place: int | None = None) -> Location | None:
+    """The line of the user's after which `read` gives something else: the first one, or the last one on the way to the op at `place`.
 
-
-def last_line_that_changes(runs: Runs, read: Callable[[], Any], place: int) -> Location | None:
-    """The last line of the user's on the way to the op at `place` that draws from a generator; `read` gives its state."""
-    state: Any = None
-    found: Line | None = None
-
-    def look() -> bool:
-        nonlocal state, found
-        now = read()
-        if state is not None and not same_state(now, state):
-            found = watch.last
-        state = now
-        return False
-
-    watch = _LineWatch(runs, look, place)
-    watch.run()
-    return None if found is None else location(*found)
+    One run, as far as that; none if a debugger follows the code.
+    """
+    watch = _LineWatch(runs, read, place)
+    if sys.gettrace() is None:
+        runs.again(watch)
+    return None if watch.changed_by is None else location(*watch.changed_by)
 
 
 class _LineWatch(DigestRecorder):
-    """Looks after each line, and at the op at `place`, which ends the run."""
+    """Reads a value after each line, and at the op at `place`, which ends the run; without a place, the first change ends it."""
 
-    def __init__(self, runs: Runs, look: Callable[[], bool], place: int = sys.maxsize) -> None:
+    def __init__(self, runs: Runs, read: Callable[[], Any], place: int | None) -> None:
         super().__init__(Recording(), runs.guard, runs.hooks)
-        self.until = place
-        self.last: Line | None = None
-        self._runs = runs
-        self._look = look
-        self._is_found = False
+        self.until = sys.maxsize if place is None else place
+        self.changed_by: Place | None = None
+        """The last line after which the value was another one."""
+        self._last: Place | None = None
+        self._read, self._state = read, read()
+        self._is_for_first = place is None
         self._begin_s = time.process_time()
-
-    def run(self) -> bool:
-        """Whether a look has ended it."""
-        if sys.gettrace() is None:
-            self._runs.again(self)
-        return self._is_found
 
     def attach(self, stack: ExitStack, height: int | None = None) -> None:
         """From here until the stack closes."""
@@ -177,17 +160,23 @@ class _LineWatch(DigestRecorder):
         """One more op."""
         if op.place == self.until:
             sys.settrace(None)
-            self._look()
+            self._has_changed()
+
+    def _has_changed(self) -> bool:
+        before, self._state = self._state, self._read()
+        is_same = same_state(self._state, before)
+        self.changed_by = self.changed_by if is_same else self._last
+        return not is_same
 
     def _passed(self, frame: FrameType, event: str) -> None:
-        self._is_found = self._look()
-        if self._is_found or time.process_time() - self._begin_s > _MOST_S:
+        is_over = self._has_changed() and self._is_for_first
+        if is_over or time.process_time() - self._begin_s > _MOST_S:
             self.until = -1  # the next op: what is raised by a line may jump over the end of a `with`, and leave a lock taken
             sys.settrace(None)
             return
         here = frame.f_back if event == "return" else frame
         if here is not None and is_user_code(here.f_code):
-            self.last = here.f_code.co_filename, here.f_lineno or 1, here.f_code.co_name
+            self._last = here.f_code.co_filename, here.f_lineno or 1, here.f_code.co_name
 
 
 def follow_lines(stack: ExitStack, is_followed: Callable[[CodeType], bool], passed: Callable[[FrameType, str], object]) -> None:

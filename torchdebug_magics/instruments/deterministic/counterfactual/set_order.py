@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from types import CodeType, FrameType
@@ -14,7 +13,7 @@ import torch
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import follow_lines, reached
 from torchdebug_magics.instruments.deterministic.report import Dependence
-from torchdebug_magics.instruments.deterministic.ritual.status import began_with
+from torchdebug_magics.instruments.deterministic.ritual.status import hash_seed
 from torchdebug_magics.probing.source.syntax import called, dotted, method, nodes, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
@@ -44,8 +43,7 @@ class Ordering(NamedTuple):
 
 def on_order(found: Iterable[Ordering]) -> tuple[Dependence, ...]:
     """Of objects; of strings, where Python draws their hashes anew in each process."""
-    is_salted = sys.flags.hash_randomization and not (began_with("PYTHONHASHSEED") or "random").isdigit()
-    kinds = {"address", "salted"} if is_salted else {"address"}
+    kinds = {"address", "salted"} if hash_seed() == "random" else {"address"}
     return tuple(dependence_of(one) for one in found if one.place.keeps_order and one.kind in kinds)
 
 

@@ -151,7 +151,8 @@ def _of_inputs(earlier: PrintedRun, later: PrintedRun, first: int, edited: Mappi
     edit = edit_with(("",), earlier, later, edited)
     said = f"`{op.op}` computes with different tensors than in the earlier run"
     if edit is not None:
-        return divergence(later, first, "control_flow", f"{said}: the cell was edited since, first: {edit.standing}", other=edit.before)
+        edited_line = edit.explanation.replace("this line", str(edit.now), 1)
+        return divergence(later, first, "control_flow", f"{said}: the cell was edited since, first: {edited_line}", other=edit.before)
     other = None if partner is None else earlier.ops[partner].place
     return divergence(later, first, "control_flow", f"{said}: the same tensors arrive in a different order", other=other)
 

@@ -174,11 +174,6 @@ class EditedLine(NamedTuple):
             return "this line is new"
         return f"`{_plain(self.before)}` was removed" if self.now is None else f"this line was `{_plain(self.before)}`"
 
-    @property
-    def standing(self) -> str:
-        """The same, with the place."""
-        return self.explanation if self.now is None else self.explanation.replace("this line", str(self.now), 1)
-
 
 def edit_behind(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str], place: Location | None) -> EditedLine | None:
     """The line itself where it was edited, else the nearest edited one that binds what it uses, at first or second hand."""

@@ -24,12 +24,12 @@ from torchdebug_magics.instruments.deterministic.report import Setting, Warned
 from torchdebug_magics.instruments.deterministic.ritual.status import (
     COMPILER,
     DEFAULT_SEED,
-    INDUCTOR,
     Seedable,
     Switch,
     derived_seed,
     generators_and_loaders,
     mode,
+    of_compiler,
     seedables,
     sow_numpy,
     switches,
@@ -81,9 +81,11 @@ class Ritual:
         self.threads_count = torch.get_num_threads()
         stack.callback(self.undo)
         self.alerts.attach(stack)
-        self._turn_all()
+        # Where the user has torch raise, it goes on to raise.
+        self._turn((*switches(self.seed, strict=self._strict or mode() == "on"), *of_compiler()))
+        self.settings = {name: Setting(before, self._during[name]) for name, before in self._before.items() if before != self._during[name]}
         if COMPILER not in sys.modules:
-            stack.enter_context(AfterImport(COMPILER, self._compiler_imported))
+            stack.enter_context(AfterImport(COMPILER, lambda: self._turn(of_compiler() if self._pending else ())))
         self._seeds = Seeds([seedable for seedable in self.seedables if not seedable.is_global], self._guard)
         self._seeds.sow(self.seed)
 
@@ -100,8 +102,6 @@ class Ritual:
 
     def undo(self) -> None:
         """Put the switches back, and the generators unless they are to be kept; harmless the second time."""
-        if INDUCTOR in self._before and self._before[INDUCTOR] is None:  # imported by another thread, if at all: it was never set
-            self._before[INDUCTOR] = self._during[INDUCTOR] = next(switch.read() for switch in self._switches if switch.name == INDUCTOR)
         self._guard.run("looking at what the cell has set", self._note_overruled)
         for one in self._switches:
             if one.name in self._pending:
@@ -118,24 +118,14 @@ class Ritual:
         is_seed_back = self.keep_rng or (self._seeds is not None and self._seeds.are_back())
         return is_seed_back and all(switch.read() == self._before[switch.name] for switch in self._switches)
 
-    def _turn_all(self) -> None:
-        # Where the user has torch raise, it goes on to raise.
-        self._switches = switches(self.seed, strict=self._strict or mode() == "on")
+    def _turn(self, new: tuple[Switch, ...]) -> None:
         # All are read before the first is set, as some move others.
-        self._before = {switch.name: switch.read() for switch in self._switches}
-        for one in self._switches:
-            self._pending.add(one.name)
-            self._guard.run(f"setting {one.name}", one.set)
-        self._during = {switch.name: switch.read() for switch in self._switches}
-        self.settings = {name: Setting(before, self._during[name]) for name, before in self._before.items() if before != self._during[name]}
-
-    def _compiler_imported(self) -> None:
-        """Its setting is there only now."""
-        one = next(switch for switch in self._switches if switch.name == INDUCTOR)
-        if one.name in self._pending and self._before[one.name] is None:
-            self._before[one.name] = one.read()
-            self._guard.run(f"setting {one.name}", one.set)
-            self._during[one.name] = one.read()
+        self._before |= {switch.name: switch.read() for switch in new}
+        self._switches += new
+        for switch in new:
+            self._pending.add(switch.name)
+            self._guard.run(f"setting {switch.name}", switch.set)
+        self._during |= {switch.name: switch.read() for switch in new}
 
     def _note_overruled(self) -> None:
         self.overruled += tuple(
@@ -152,11 +142,8 @@ def _value(value: object) -> str:
 
 def checked_seed(seed: SupportsIndex) -> int:
     """The seed as a plain int; a `TorchDebugError` says which there are."""
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        number = -1
-    if isinstance(seed, bool) or not 0 <= number <= MOST:
+    number = operator.index(seed) if hasattr(seed, "__index__") and not isinstance(seed, bool) else -1
+    if not 0 <= number <= MOST:
         msg = f"a seed must be an integer from 0 to {MOST} (the largest that NumPy accepts), not {seed!r}"
         raise TorchDebugError(msg)
     return number

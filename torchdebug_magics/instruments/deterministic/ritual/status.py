@@ -32,7 +32,6 @@ _FIXES = {"Generator": "np.random.default_rng(42)", "RandomState": "np.random.Ra
 """How the user makes one with a seed, by its class; torch's have a name of their own."""
 COMPILER = "torch._inductor.config"
 """The module of the compiler's settings, which is imported with the compiler: that takes seconds."""
-INDUCTOR = "inductor.deterministic"
 _MODES: Final = {"off": "default", "warn only": "warn", "on": "error"}
 _WORKSPACE = ":4096:8"
 """Of the two that NVIDIA calls deterministic, the one that is not slow."""
@@ -52,10 +51,10 @@ def status(on: LiveRitual | None = None) -> StatusReport:
     sources = (*(generator.source for generator in shared), *filter(None, own))
     return StatusReport(
         sources=sources if on is None else tuple(_under(on, source) for source in sources),
-        settings={switch.name: switch.read() for switch in switches(0, strict=False)},
+        settings={switch.name: switch.read() for switch in (*switches(0, strict=False), *of_compiler())},
         loaders=tuple(_loader(*named, names) for named in loaders),
         threads_count=torch.get_num_threads(),
-        hash_seed=(began_with("PYTHONHASHSEED") or "random") if sys.flags.hash_randomization else "0",
+        hash_seed=hash_seed(),
         problems=tuple(guard.problems),
     )
 
@@ -189,7 +188,7 @@ def _is_shared(generator: object) -> bool:
 
 def too_late(loaders: Iterable[Named]) -> Iterator[str]:
     """A sentence each, to be asked before anything is set."""
-    if sys.flags.hash_randomization and not (began_with("PYTHONHASHSEED") or "random").isdigit():
+    if hash_seed() == "random":
         yield (
             "PYTHONHASHSEED needs a restart: Python reads it once, at startup, so the order of string sets and `hash()` still vary between "
             "kernels. It is set for child processes; for this one, start the kernel with PYTHONHASHSEED=0, or sort what you iterate over."
@@ -204,6 +203,12 @@ def too_late(loaders: Iterable[Named]) -> Iterator[str]:
             f"`{name}` keeps its workers' seeds: they have been running since an earlier cell (persistent_workers=True). "
             f"Create `{name}` in this cell."
         )
+
+
+def hash_seed() -> str:
+    """By which Python hashes texts in this process: a number, or ``"random"``."""
+    began = began_with("PYTHONHASHSEED") or "random"
+    return "0" if not sys.flags.hash_randomization else began if began.isdigit() else "random"
 
 
 def began_with(variable: str) -> str | None:
@@ -247,7 +252,6 @@ def switches(seed: int, *, strict: bool) -> tuple[Switch, ...]:
     return (
         # `use_deterministic_algorithms` would import the compiler for its flag, which takes seconds; see `COMPILER`.
         Switch("deterministic_algorithms", mode, lambda to: torch.set_deterministic_debug_mode(_MODES[to]), _always(wanted_mode)),
-        Switch(INDUCTOR, _inductor, _set_inductor, lambda now: now if now is None else True),
         _attribute("fill_uninitialized_memory", torch.utils.deterministic, "fill_uninitialized_memory", _always(True)),  # noqa: FBT003 - the value
         _attribute("cudnn.deterministic", torch.backends.cudnn, "deterministic", _always(True)),  # noqa: FBT003 - the value
         _attribute("cudnn.benchmark", torch.backends.cudnn, "benchmark", _always(False)),  # noqa: FBT003 - the value
@@ -269,16 +273,10 @@ def mode() -> str:
     return "warn only" if torch.is_deterministic_algorithms_warn_only_enabled() else "on"
 
 
-def _inductor() -> bool | None:
-    """The compiler's own, which `use_deterministic_algorithms` moves as well; None where it is not imported, or this torch has none."""
-    value: bool | None = getattr(sys.modules.get(COMPILER), "deterministic", None)
-    return value
-
-
-def _set_inductor(value: bool | None) -> None:
+def of_compiler() -> tuple[Switch, ...]:
+    """The compiler's own, which `use_deterministic_algorithms` moves as well; none where it is not imported, or this torch has none."""
     config: Any = sys.modules.get(COMPILER)
-    if value is not None and config is not None:
-        config.deterministic = value
+    return (_attribute("inductor.deterministic", config, "deterministic", _always(True)),) if hasattr(config, "deterministic") else ()  # noqa: FBT003
 
 
 def _attribute(name: str, owner: Any, attribute: str, wanted: Callable[[Any], Any]) -> Switch:
@@ -300,8 +298,7 @@ def _attention(*, strict: bool) -> tuple[Switch, ...]:
 def _variable(name: str, wanted: Callable[[Any], Any]) -> Switch:
     def write(value: str | None) -> None:
         os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+        os.environ.update({} if value is None else {name: value})
 
     return Switch(name, lambda: os.environ.get(name), write, wanted)
 

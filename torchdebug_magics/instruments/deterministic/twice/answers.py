@@ -29,7 +29,6 @@ from torchdebug_magics.instruments.deterministic.twice.body import is_users
 from torchdebug_magics.probing.source.call_sites import node_at
 from torchdebug_magics.probing.source.syntax import called, dotted
 from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, location, owner
-from torchdebug_magics.report import Location
 
 _SEED = 42
 
@@ -60,11 +59,6 @@ class OutsideCall(NamedTuple):
     """The parameter of the library's function that takes a seed, if the library asks."""
 
     @property
-    def location(self) -> Location:
-        """The line."""
-        return location(self.file, self.line, self.function)
-
-    @property
     def call(self) -> ast.expr | None:
         """What is written there."""
         return ast.parse(self.text, mode="eval").body if self.text else None
@@ -80,7 +74,7 @@ class OutsideCall(NamedTuple):
         influence = self.influence
         what = influence.what.format(text=f"`{self.text}`" if self.text else "this line")
         fix = influence.fix.replace("{text}", self.text) if isinstance(influence.fix, str) else influence.fix(self)
-        return Dependence(on=influence.on or "entropy", op="", location=self.location, what=what, fix=fix)
+        return Dependence(on=influence.on or "entropy", op="", location=location(self.file, self.line, self.function), what=what, fix=fix)
 
 
 def _seeded(otherwise: str) -> Callable[[OutsideCall], str]:

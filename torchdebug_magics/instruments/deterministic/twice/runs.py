@@ -23,7 +23,7 @@ from torchdebug_magics.errors import DeterminismError
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder, Enough
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
-from torchdebug_magics.instruments.deterministic.twice.body import StartState, TooLong, bounded
+from torchdebug_magics.instruments.deterministic.twice.body import Leftovers, StartState, TooLong, bounded
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
@@ -68,6 +68,7 @@ class Runs:
         self.hooks = hooks
         self.outside = outside
         self.start = StartState(body, guard)
+        self.leftovers = Leftovers(body.variables, self.start.stand_ins.__contains__)
         self._context = contextvars.copy_context()
         # Compiled code writes where no op is seen: what it may write is copied whole.
         self._unseen = self.start.contents() if _is_compiled(body) else Contents()
