@@ -9,18 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
-from sys import intern
-from types import GeneratorType, TracebackType
-from typing import Any, NamedTuple, TypedDict, Unpack
+from types import TracebackType
+from typing import Any, TypedDict, Unpack
 
 from torchdebug_magics.errors import DeterminismError, TorchDebugError
 from torchdebug_magics.instrument import SCRIPT, CellContext, finished
-from torchdebug_magics.instruments.deterministic.counterfactual.dependences import DependenceSearch, Draws, of_divergence
+from torchdebug_magics.instruments.deterministic.counterfactual.dependences import DependenceSearch, of_divergence
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import OrderWatch, on_order
 from torchdebug_magics.instruments.deterministic.fingerprint import Fingerprint
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder, Printer
-from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
 from torchdebug_magics.instruments.deterministic.prints.against import agreeing_count, compared, earlier_print
 from torchdebug_magics.instruments.deterministic.replicas.replica_watch import ReplicaWatch
 from torchdebug_magics.instruments.deterministic.report import DeterministicReport, Divergence, LiveRitual
@@ -32,24 +30,14 @@ from torchdebug_magics.instruments.deterministic.twice.runs import FirstRun, Out
 from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.distributed.this_rank import collectives_count
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.user_code import local_values
-from torchdebug_magics.probing.state.attributes import attributes_of, referents
-from torchdebug_magics.probing.state.kinds import Kind, same
-from torchdebug_magics.probing.state.snapshot import Bound, reachable
-from torchdebug_magics.probing.state.states import ways_of
 from torchdebug_magics.session import Session
 
 _TAKEN = "--strict: {} cannot be rewound for a second run: create it in the cell"
 _COLLECTIVES = "{} collective calls: a second run on this rank alone would wait for the other ranks"
 _NO_CELL = "--verify reruns the code: write `%%deterministic --verify` above a cell, or call `torchdebug_magics.verify(function)`"
 NOT_SEEN = "the ops could not be recorded"
-_NEAR = Bound(objects=10_000, levels=4)
-"""How far iterators are looked for."""
-_MOST_ITEMS = 64
-"""Of a list or a dict that may hold iterators."""
 
 
 class Options(TypedDict, total=False):
@@ -180,9 +168,10 @@ class Inquiry:
         is_printed = bool(self._save or self._against or (context.keeps_output and self._body is not None))
         self._recording = Recording()
         self._hooks = Hooks(guard)
-        self._printer = Printer(self._recording, self._hooks) if is_printed else None
-        self._recorder = DigestRecorder(self._recording, self._seen, guard, self._hooks, keeps=self._verify)
-        self._start: Start | None = None
+        self._recorder = (Printer if is_printed else DigestRecorder)(self._recording, guard, self._hooks, keeps=self._verify)
+        self._printer = self._recorder if isinstance(self._recorder, Printer) else None
+        self._runs: Runs | None = None
+        self._search: DependenceSearch | None = None
 
     def attach(self, stack: ExitStack) -> None:
         """Look at what was asked, and record from here; when the stack closes, the answers are sought."""
@@ -196,8 +185,6 @@ class Inquiry:
             stack.push(self._over)
             if is_repeated:
                 self._prepare(stack)
-            if self._printer is not None:
-                self._printer.attach(stack, live_modules(), self._guard)
             self._recorder.attach(stack)
 
     def launches_ranks(self) -> None:
@@ -209,14 +196,14 @@ class Inquiry:
     def sweep(self) -> None:
         """Finish what an interrupt cut short."""
         self._hooks.sweep()
-        if self._start is not None:
-            self._start.runs.finish()
+        if self._runs is not None:
+            self._runs.finish()
 
     def forget(self) -> None:
         """The answers are found: hold nothing of the user's any more."""
-        self._body = self._start = self._printer = self._earlier = None
+        self._body = self._runs = self._search = self._printer = self._earlier = None
         self._recording = Recording()
-        self._recorder = DigestRecorder(self._recording, self._seen, self._guard, self._hooks)
+        self._recorder = DigestRecorder(self._recording, self._guard, self._hooks)
 
     def _refuse(self) -> None:
         if self._verify and self._body is None:
@@ -235,61 +222,54 @@ class Inquiry:
         assert self._body is not None
         outside = Outside(self._body, self._guard, strict=self._strict, anyway=self._anyway)
         runs = Runs(self._body, outside, self._guard, self._hooks)
-        leftovers = Leftovers(self._body.variables, runs.start.stand_ins.__contains__)
-        if self._strict and (names := leftovers.at_risk()):
+        if self._strict and (names := runs.leftovers.at_risk()):
             raise DeterminismError(_TAKEN.format(names[0]))
-        self._start = Start(runs, leftovers, Draws(self._ritual.seedables), collectives_count())
+        self._runs, self._search = runs, DependenceSearch(runs, self._ritual, quick=self._quick)
+        self._collectives_count = collectives_count()
         outside.first(stack)
-
-    def _seen(self, seen: Seen, op: Op) -> None:
-        if self._verify:
-            self._recording.add(seen)
-        if self._printer is not None:
-            self._printer.seen(seen, op)
 
     def _over(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         if self._printer is not None:
             self._compare(self._printer.fingerprint(), error)
-        if (start := self._start) is None:
+        if (runs := self._runs) is None:
             return
         if error is not None:
             self._tell(not_verified=f"the cell raised {type(error).__name__}", ops_count=self._recorder.count)
-            start.runs.finish()
+            runs.finish()
             return
         self._tell(not_verified="the second run did not finish")
         begin_s = time.monotonic()
         try:
-            self._guard.run("running the cell again", self._repeat, start)
+            self._guard.run("running the cell again", self._repeat, runs)
         except Irrevocable as act:  # a rerun was about to do what the first run has not done
             self._tell(not_verified=str(act))
         except KeyboardInterrupt:
             self._tell(interrupted=True)  # what was found is shown; Stop stops Run All, too
             raise
         finally:
-            self._tell(runs_count=start.runs.count, runs_s=time.monotonic() - begin_s)
-            start.runs.finish()
+            self._tell(runs_count=runs.count, runs_s=time.monotonic() - begin_s)
+            runs.finish()
 
-    def _repeat(self, start: Start) -> None:
-        runs = start.runs
+    def _repeat(self, runs: Runs) -> None:
+        assert self._search is not None
         runs.outside.over()
-        begun = collectives_count() - start.collectives_count
+        begun = collectives_count() - self._collectives_count
         reason = NOT_SEEN if self._recorder.has_failed else runs.outside.refusal or (_COLLECTIVES.format(begun) if begun else "")
         if reason:
             self._tell(not_verified=reason)
             return
-        start.draws.over()
+        self._search.over()
         runs.first = FirstRun(self._recording, results_of(runs.body, self._recorder.is_unwritten))
         plain = plain_results_of(runs.body)
         runs.over(self._recorder.contents)
         runs.writers = self._recorder.writers
-        used_up = start.leftovers.names()
+        used_up = runs.leftovers.names()
         orders = OrderWatch(runs.body)
         again = self._second_run(runs, used_up, orders)
         if again is not None and not used_up:  # else a run takes from what no further one finds
             steady = {name: digest for name, digest in plain.items() if again.get(name) == digest}  # what a clock wrote is no result
             runs.first.results.update(steady)
-            search = DependenceSearch(runs, start.draws, self._ritual, on_order(orders.found.values()), quick=self._quick)
-            self._guard.run("searching for what the numbers depend on", self._search, search, runs)
+            self._guard.run("searching for what the numbers depend on", self._depend, self._search, orders, runs)
         self._tell(unrestorable=(*used_up, *runs.outside.said))
         if used_up:
             self._tell(carried=used_up)
@@ -299,28 +279,19 @@ class Inquiry:
 
         What is known is told as soon as it is: an interrupt may end the search for the cause.
         """
-        comparison = RunComparison(self._recording, live_modules(), runs.guard, runs.hooks, to_its_end=bool(used_up), poison=True)
-        now: dict[str, int] = {}
-        plain: dict[str, int] = {}
-
-        def at_end() -> None:
-            now.update(results_of(runs.body, comparison.recorder.is_unwritten))
-            plain.update(plain_results_of(runs.body))
-
+        comparison = RunComparison(runs, self._recording, to_its_end=bool(used_up), poison=True)
         with runs.otherwise(orders.attach):
-            error = runs.again(comparison, at_end)
+            error = runs.again(comparison, comparison.over)
         runs.second_heard = runs.heard
-        if comparison.recorder.has_failed and comparison.difference is None:
+        if comparison.has_failed and comparison.difference is None:
             self._tell(not_verified=NOT_SEEN, depends_on=())
             return None
-        if error is None:
-            comparison.end()
-        elif comparison.difference is not None:
+        if comparison.difference is not None:
             error = None  # a consequence
         if comparison.difference is None and error is None:
-            divergence = different(runs.first.results, now, runs.body)
+            divergence = different(runs.first.results, comparison.results, runs.body)
             self._conclude(divergence, len(self._recording))
-            return plain if divergence is None else None
+            return comparison.plain_results if divergence is None else None
         culprit = Culprit(comparison, error, runs, used_up, orders.found.values())
         ops_count = len(self._recording) if comparison.difference is None else comparison.difference.place + 1
         for find in (culprit.unexplained, culprit.divergence):
@@ -338,11 +309,11 @@ class Inquiry:
         if divergence is not None or self.found.verified is not False:
             self._tell(verified=divergence is None, divergence=divergence, ops_count=ops_count)
 
-    def _search(self, search: DependenceSearch, runs: Runs) -> None:
+    def _depend(self, search: DependenceSearch, orders: OrderWatch, runs: Runs) -> None:
         try:
-            is_steady = search.run()
+            is_steady = search.run(on_order(orders.found.values()))
         finally:
-            self._tell(depends_on=search.depends_on, carried=search.carried, unchecked=search.unchecked)
+            self._tell(depends_on=search.depends_on, carried=search.carried, unchecked=tuple(search.unchecked))
         if not is_steady:  # two runs had agreed by chance
             runs.first.results.clear()
             self._second_run(runs, (), OrderWatch(runs.body))
@@ -363,63 +334,3 @@ class Inquiry:
         divergence = compared(earlier, fingerprint, rtol=self._rtol)
         agreeing = agreeing_count(earlier, fingerprint) if divergence is None and self._rtol is None else len(fingerprint)
         self._tell(verified=divergence is None, divergence=divergence, ops_count=agreeing)
-
-
-class Leftovers:
-    """How far every iterator and queue is that some variables lead to, and in which order sets stand; to be asked back at the start."""
-
-    def __init__(self, variables: Mapping[str, object], is_found_again: Callable[[object], bool] = lambda _: False) -> None:
-        leads = ((name, one) for name, value in variables.items() for one, _ in reachable([value], lambda _: [_INSIDE], _NEAR))
-        found = ((name, one) for name, one in leads if _is_taken_from(type(one)) and not is_found_again(one))
-        self._places = [(f"the {'queue' if type(one) is SimpleQueue else 'iterator'} `{name}`", one, _place(one)) for name, one in found]
-        self._sets = [(name, value, list(value)) for name, value in variables.items() if type(value) is set]
-
-    def names(self) -> tuple[str, ...]:
-        """What is not where it was, such as ``the iterator `batches` ``."""
-        gone = (words for words, one, place in self._places if not same(_place(one), place))
-        turned = (f"the order of the set `{name}`" for name, value, before in self._sets if not same(list(value), before))
-        return tuple(dict.fromkeys((*gone, *turned)))
-
-    def at_risk(self) -> tuple[str, ...]:
-        """What could not be put back, should a run take from it."""
-        without_places = ((words, one) for words, one, _ in self._places if attributes_of(one) is None)
-        return tuple(words for words, one in without_places if not any(way.read(one) for way in ways_of(one)))
-
-
-def _is_taken_from(kind: type) -> bool:
-    """Whether what is taken from an object of that type is gone; of a file there is a way back."""
-    return kind is SimpleQueue or (hasattr(kind, "__next__") and not hasattr(kind, "read"))
-
-
-def _inside(value: Any) -> list[Any] | None:
-    """What a list, a tuple or a dict holds, and what an iterator takes from."""
-    kind = type(value)
-    if kind in {list, tuple, dict}:
-        return list(value.values() if kind is dict else value)[:_MOST_ITEMS]
-    if not _is_taken_from(kind):
-        return None
-    attributes = attributes_of(value)
-    return [] if kind in {SimpleQueue, GeneratorType} else list(referents(value) if attributes is None else attributes.values())
-
-
-_INSIDE = Kind(_inside)
-
-
-def _place(iterator: Any) -> list[object]:
-    """How far it is, and the objects that the variables of a generator hold: a loop is at the same place of its code each time round.
-
-    Of an iterator without a place of its own, what it takes from tells.
-    """
-    if type(iterator) is SimpleQueue:
-        return [intern(str(iterator.qsize()))]
-    frame = iterator.gi_frame if isinstance(iterator, GeneratorType) else None
-    return [] if frame is None else [intern(f"{frame.f_lasti} {[*local_values(frame)]}"), *local_values(frame).values()]
-
-
-class Start(NamedTuple):
-    """What the first run has begun with."""
-
-    runs: Runs
-    leftovers: Leftovers
-    draws: Draws
-    collectives_count: int

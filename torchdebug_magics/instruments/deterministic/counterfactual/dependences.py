@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import count
+from typing import TypeAlias
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -22,17 +22,15 @@ from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state 
     OF_GRADIENTS,
     KeptObject,
     StateNow,
-    last_line_that_changes,
     line_that_changes,
     reached,
 )
-from torchdebug_magics.instruments.deterministic.influences.answers import Answers
-from torchdebug_magics.instruments.deterministic.influences.influence import ARRIVAL, LISTING, PROCESS
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import is_documented, repair
 from torchdebug_magics.instruments.deterministic.report import Dependence, Divergence, On
 from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
+from torchdebug_magics.instruments.deterministic.twice.answers import ARRIVAL, LISTING, PROCESS, Answers
 from torchdebug_magics.instruments.deterministic.twice.body import TooLong, processes_count
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, Effect, effect_of, raised_at, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import FirstRun, Runs
@@ -54,57 +52,94 @@ _ASKING = frozenset(
 )
 
 
-class DependenceSearch:
-    """What the numbers of a cell depend on whose second run agreed. What is found before an interrupt stays."""
+Changed: TypeAlias = tuple[Dependence | None, tuple[str, ...]]
+"""What the numbers depend on, and the names of what the next run finds changed."""
 
-    def __init__(self, runs: Runs, draws: Draws, ritual: Ritual, orders: Iterable[Dependence], *, quick: bool) -> None:
-        self._runs, self._draws = runs, draws
-        self._found = [(1, order) for order in orders]
-        """How bad it is, and what; `orders` are those of sets."""
-        self._carried: tuple[str, ...] = ()
-        self._looks: dict[str, tuple[int, Callable[[], Iterable[Dependence | None]]]]
-        self._looks = {"other seeds": (0, lambda: draws.dependences(runs))}
+
+class DependenceSearch:
+    """What the numbers of a cell depend on whose second run agreed; made before the first run. What is found before an interrupt stays."""
+
+    def __init__(self, runs: Runs, ritual: Ritual, *, quick: bool) -> None:
+        self._runs = runs
+        self._begin = [(seedable, seedable.read()) for seedable in ritual.seedables]
+        self._processes = processes_count()
+        self._drawn: tuple[Seedable, ...] = ()
+        """Generators that the first run has drawn from."""
+        self._found: list[tuple[int, Dependence]] = []
+        """How bad it is, and what."""
+        self.carried: tuple[str, ...] = ()
+        """Names of what the next run finds changed."""
+        self.unchecked: dict[str, tuple[int, Callable[[], Iterable[Changed]]]]
+        """What is still to be tried."""
+        self.unchecked = {"other seeds": (0, self._on_seeds)}
         if not quick:
-            self._looks |= {
-                "the determinism settings": (3, lambda: [on_settings(runs, ritual)]),
-                "other orders of files and completed work": (2, lambda: [on_arrival(runs)]),
-                "the next run": (4, self._of_the_next_run),
+            self.unchecked |= {
+                "the determinism settings": (3, lambda: [(on_settings(runs, ritual), ())]),
+                "other orders of files and completed work": (2, lambda: [(on_arrival(runs), ())]),
+                "the next run": (4, lambda: [carried_by(runs, self._sow_as_before)] if runs.can_go_on else []),
             }
 
-    @property
-    def unchecked(self) -> tuple[str, ...]:
-        """What is still to be tried."""
-        return tuple(self._looks)
+    def over(self) -> None:
+        """The first run has ended. Processes that it has started may draw from what they were forked with."""
+        has_children = processes_count() != self._processes
+        self._drawn = tuple(seedable for seedable, state in self._begin if not same_state(seedable.read(), state) or has_children)
 
     @property
     def depends_on(self) -> tuple[Dependence, ...]:
         """The worst first."""
         return tuple(one for _, one in sorted(self._found, key=operator.itemgetter(0)))
 
-    @property
-    def carried(self) -> tuple[str, ...]:
-        """Names of what the next run finds changed."""
-        return (*self._carried, *self._draws.carried)
-
-    def run(self) -> bool:
-        """Whether what was found holds: not if one more run with nothing otherwise differs, too."""
+    def run(self, orders: Iterable[Dependence]) -> bool:
+        """Whether what was found holds: not if one more run with nothing otherwise differs, too. `orders` are those of sets."""
+        self._found = [(1, order) for order in orders]
         is_steady = False
-        for name, (badness, look) in list(self._looks.items()):
-            for found in filter(None, look()):
+        for name, (badness, look) in list(self.unchecked.items()):
+            for found, changed in look():
+                if found is None:
+                    continue
                 if not is_steady:
                     effect = effect_of(self._runs)
                     if effect is not None and effect.reached:
                         self._found.clear()
                         return False
                     is_steady = True
-                self._found.append((5 if not badness and found.on == "carried_state" else badness, found))
-            del self._looks[name]
+                self._found.append((5 if changed and not badness else badness, found))
+                self.carried = (*changed, *self.carried) if badness else (*self.carried, *changed)
+            del self.unchecked[name]
         return True
 
-    def _of_the_next_run(self) -> Iterator[Dependence | None]:
-        found, names = carried_by(self._runs, self._draws.sow_as_before) if self._runs.can_go_on else (None, ())
-        yield found
-        self._carried = names if found is not None else ()
+    def _sow_as_before(self, _stack: ExitStack) -> None:
+        for one, state in self._begin:
+            one.write(state)
+
+    def _on_seeds(self) -> Iterator[Changed]:
+        """One for each generator whose seed moves the results, with its name if the user has seeded it before the cell.
+
+        A run each, and a few more where Python hands the numbers to torch.
+        """
+        for seed, seedable in enumerate(self._drawn, _FIRST_SEED):
+            sow = functools.partial(seedable.sow, seed)
+            effect = effect_of(self._runs, lambda _, sow=sow: sow(), hears=True)  # type: ignore[misc]  # the name is bound anew in each round
+            if effect is None or not (effect.reached or effect.prints):
+                continue
+            if effect.prints is not None:
+                dependence = _drawn_by(seedable, effect.prints, "the number printed here comes")
+            else:
+                # An op that draws is surer than what came to torch from Python, be it by way of the same generator.
+                begin = effect.first or effect.reached[0]
+                earlier = [known for known in effect.beginnings if known.place <= begin.place]
+                begin = next((known for known in reversed(earlier) if known.op is not None and known.op.plan.is_random), begin)
+                plan = None if begin.op is None else begin.op.plan
+                is_op = plan is not None and plan.is_random
+                drawn = None if is_op else line_that_changes(self._runs, seedable.read, begin.place)
+                drawing = f"`{plan.base}` draws" if plan is not None and is_op else "this line draws"
+                op = "" if plan is None else plan.name
+                dependence = _drawn_by(seedable, drawn or begin.location, drawing, op=op, module=begin.module)
+                if dependence.on == "seed" and plan is not None and plan.base == "randperm" and seedable.name == "torch":
+                    dependence = replace(dependence, fix=f"{dependence.fix}, or pass `generator=torch.Generator().manual_seed(42)`")
+                if not effect.has_backward:
+                    dependence = _of_dropout(dependence, begin) or unloaded(dependence, effect.differing, self._runs.body) or dependence
+            yield dependence, (_LIBRARY.get(seedable.name, seedable.name),) if dependence.on == "carried_state" else ()
 
 
 def of_divergence(found: Divergence | None) -> tuple[Dependence, ...]:
@@ -127,7 +162,7 @@ def on_settings(runs: Runs, ritual: Ritual) -> Dependence | None:
         return None
     first = FirstRun(earlier.another(), {})
     with ritual.left_off():
-        recorder = DigestRecorder(first.recording, lambda seen, _op: first.recording.add(seen), runs.guard, runs.hooks)
+        recorder = DigestRecorder(first.recording, runs.guard, runs.hooks)
         error = runs.again(recorder, lambda: first.results.update(results_of(runs.body, recorder.is_unwritten)))
         effect = effect_of(runs, first=first) if error is None and not recorder.has_failed else None
     begin = None if effect is None else effect.first
@@ -163,55 +198,6 @@ def _is_set(op: str) -> bool:
     """Whether the settings decide how an op of that name is computed, on a device in use."""
     base = op.split(".")[1]
     return is_documented(base) or (torch.cuda.is_initialized() and bool(repair(base)))
-
-
-class Draws:
-    """Which generators the first run has drawn from, and what changes when each of them has another seed."""
-
-    def __init__(self, seedables: tuple[Seedable, ...]) -> None:
-        self._begin = [(seedable, seedable.read()) for seedable in seedables]
-        self._processes = processes_count()
-        self._drawn: tuple[Seedable, ...] = ()
-        self._seeds = count(_FIRST_SEED)
-        self.carried: tuple[str, ...] = ()
-        """Generators that the user has seeded before the cell, and that the next run finds further on."""
-
-    def over(self) -> None:
-        """The first run has ended. Processes that it has started may draw from what they were forked with."""
-        has_children = processes_count() != self._processes
-        self._drawn = tuple(one for one, state in self._begin if not same_state(one.read(), state) or has_children)
-
-    def sow_as_before(self, _stack: ExitStack) -> None:
-        """Let each generator stand where the first run found it."""
-        for one, state in self._begin:
-            one.write(state)
-
-    def dependences(self, runs: Runs) -> Iterator[Dependence]:
-        """One for each generator whose seed moves the results; a run each, and a few more where Python hands the numbers to torch."""
-        for one in self._drawn:
-            sow = functools.partial(one.sow, next(self._seeds))
-            effect = effect_of(runs, lambda _, sow=sow: sow(), hears=True)  # type: ignore[misc]  # the name is bound anew in each round
-            if effect is None or not (effect.reached or effect.prints):
-                continue
-            if effect.prints is not None:
-                found = _drawn_by(one, effect.prints, "the number printed here comes")
-            else:
-                # An op that draws is surer than what came to torch from Python, be it by way of the same generator.
-                begin = effect.first or effect.reached[0]
-                ops = [known for known in effect.begins if known.op is not None and known.op.plan.is_random and known.place <= begin.place]
-                begin = ops[-1] if ops else begin
-                plan = None if begin.op is None else begin.op.plan
-                is_op = plan is not None and plan.is_random
-                drawn = None if is_op else last_line_that_changes(runs, one.read, begin.place)
-                drawing = f"`{plan.base}` draws" if plan is not None and is_op else "this line draws"
-                found = _drawn_by(one, drawn or begin.location, drawing, op="" if plan is None else plan.name, module=begin.module)
-                if found.on == "seed" and plan is not None and plan.base == "randperm" and one.name == "torch":
-                    found = replace(found, fix=f"{found.fix}, or pass `generator=torch.Generator().manual_seed(42)`")
-                if not effect.has_backward:
-                    found = _of_dropout(found, begin) or unloaded(found, effect.differing, runs.body) or found
-            if found.on == "carried_state":
-                self.carried += (_LIBRARY.get(one.name, one.name),)
-            yield found
 
 
 def _drawn_by(generator: Seedable, at: Location | None, drawing: str, op: str = "", module: str | None = None) -> Dependence:
@@ -273,7 +259,7 @@ def unloaded(found: Dependence, differing: Mapping[str, type], body: Body) -> De
     return None
 
 
-def carried_by(runs: Runs, same_seeds: Callable[[ExitStack], object]) -> tuple[Dependence | None, tuple[str, ...]]:
+def carried_by(runs: Runs, same_seeds: Callable[[ExitStack], object]) -> Changed:
     """The dependence, and the names of what the next run finds changed; None and nothing where the next run gives the same."""
     start, ends = StateNow(runs.body), list[StateNow]()
 
@@ -293,7 +279,7 @@ def carried_by(runs: Runs, same_seeds: Callable[[ExitStack], object]) -> tuple[D
     at, other = effect.prints, None
     if effect.prints is not None and changed:
         names = variables or changed
-        other = line_that_changes(runs, places[names[0]])
+        other = line_that_changes(runs, places[names[0]].digest)
     elif begin is not None:
         names, other = _reaching(runs, effect, begin, variables, places)
         at = _branch(begin) if other is None and begin.kind == "way" else begin.location
@@ -322,8 +308,8 @@ def _reaching(
     tensors = (Named(name, value) for name, value in runs.body.left().items() if not name.startswith("_"))
     found = reversed(values_found(tensors, lambda value: isinstance(value, torch.Tensor) and not is_lazy(value)))
     known = {memory: one.name for one in found if (memory := memory_of(one.value)) in runs.written}
-    given = {one.place: sorted(effect.suspects.get(one.place, frozenset()) & known.keys()) for one in effect.begins}
-    ordered = sorted((one for one in effect.begins if one.kind == "given"), key=lambda one: one.place != begin.place)
+    given = {one.place: sorted(effect.suspects.get(one.place, frozenset()) & known.keys()) for one in effect.beginnings}
+    ordered = sorted((one for one in effect.beginnings if one.kind == "given"), key=lambda one: one.place != begin.place)
     paths = [known[memory] for one in ordered for memory in given[one.place]]
     names = tuple(dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in paths))
     lines = (runs.writers.get(memory) for memory in effect.suspects.get(begin.place, ()))
@@ -333,7 +319,7 @@ def _reaching(
     gradients = tuple(name for name in variables if name.endswith(OF_GRADIENTS))
     held = gradients if begin.phase == "backward" and gradients else tuple(name for name in variables if name not in gradients)
     if held and not names and not gradients:
-        other = line_that_changes(runs, places[held[0]])
+        other = line_that_changes(runs, places[held[0]].digest)
     return tuple(dict.fromkeys((*names, *held))), other
 
 

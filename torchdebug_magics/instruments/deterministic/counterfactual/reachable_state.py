@@ -18,18 +18,17 @@ from contextlib import ExitStack
 from itertools import islice
 from pathlib import PurePath
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
-from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
-from torchdebug_magics.instruments.deterministic.twice.body import Enough
-from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording
+from torchdebug_magics.instruments.deterministic.twice.runs import Place, Runs
 from torchdebug_magics.probing.source.syntax import names_in, read_before_bound
 from torchdebug_magics.probing.source.user_code import is_user_code, location, writes_of
-from torchdebug_magics.probing.state.attributes import attributes_of
+from torchdebug_magics.probing.state.attributes import attributes_of, whose
 from torchdebug_magics.probing.state.digest import of_plain, of_tensor
 from torchdebug_magics.probing.state.kinds import ABSENT
 from torchdebug_magics.probing.state.process_settings import SETTINGS
@@ -41,11 +40,8 @@ OF_GRADIENTS = ".grad"
 IN = " in "
 """Between a variable that a function closes over, and the function."""
 _MOST_FUNCTIONS = 200
-_MOST_LINES = 20_000
 _MOST_S = 3.0
 """CPU time: another process that uses the machine shortens no look."""
-Line: TypeAlias = "tuple[str, int, str]"
-"""(file, line, function)"""
 _DEEPEST = 4
 _MOST_ITEMS = 1024
 _MOST_BYTES = 1 << 20
@@ -60,6 +56,10 @@ class KeptObject(NamedTuple):
     """`ABSENT` where nothing is kept."""
     is_elsewhere: bool = False
     """Whether a class, a function or the process keeps it, and no variable."""
+
+    def digest(self) -> int:
+        """A number for what is kept there now."""
+        return digest_of(self.read())
 
 
 def _kept(body: Body) -> Iterator[tuple[str, KeptObject]]:
@@ -77,7 +77,7 @@ def _kept(body: Body) -> Iterator[tuple[str, KeptObject]]:
             gradients = functools.partial(lambda module: [parameter.grad for parameter in module.parameters()], value)
             yield f"{name}{OF_GRADIENTS}", KeptObject(gradients)
     for kind in kinds:
-        if kind.__module__ != "builtins" and is_users(kind):
+        if whose(kind) == "user":
             yield from ((f"{kind.__name__}.{name}", place) for name, place in _of_mapping(vars(kind)) if not name.startswith("__"))
     yield from ((name, KeptObject(setting.read, is_elsewhere=True)) for name, setting in SETTINGS.items() if setting.line)
     yield from ((f"os.environ[{name!r}]", place) for name, place in _of_mapping(os.environ))
@@ -127,82 +127,76 @@ class StateNow:
         return in_place or tuple(name for name in differing if _is_read_first(self._body, name))
 
 
-def line_that_changes(runs: Runs, kept: KeptObject) -> Location | None:
-    """The line of the user's after which a value is another one than at the start; one run, as far as that line."""
-    start = digest_of(kept.read())
-    watch = _LineWatch(runs, lambda: digest_of(kept.read()) != start)
-    return location(*watch.last) if watch.run() and watch.last is not None else None
+def line_that_changes(runs: Runs, read: Callable[[], Any], place: int | None = None) -> Location | None:
+    """The line of the user's after which `read` gives something else: the first one, or the last one on the way to the op at `place`.
+
+    One run, as far as that; none if a debugger follows the code.
+    """
+    watch = _LineWatch(runs, read, place)
+    if sys.gettrace() is None:
+        runs.again(watch)
+    return None if watch.changed_by is None else location(*watch.changed_by)
 
 
-def last_line_that_changes(runs: Runs, read: Callable[[], Any], place: int) -> Location | None:
-    """The last line of the user's on the way to the op at `place` that draws from a generator; `read` gives its state."""
-    state: Any = None
-    found: Line | None = None
+class _LineWatch(DigestRecorder):
+    """Reads a value after each line, and at the op at `place`, which ends the run; without a place, the first change ends it."""
 
-    def look() -> bool:
-        nonlocal state, found
-        now = read()
-        if state is not None and not same_state(now, state):
-            found = watch.last
-        state = now
-        return False
-
-    watch = _LineWatch(runs, look, place)
-    watch.run()
-    return None if found is None else location(*found)
-
-
-class _LineWatch:
-    """Looks after each line, and at the op at `place`, which ends the run."""
-
-    def __init__(self, runs: Runs, look: Callable[[], bool], place: int = sys.maxsize) -> None:
-        self.last: Line | None = None
-        self._runs = runs
-        self._recorder = DigestRecorder(Recording(), self._seen, runs.guard, runs.hooks)
-        self.contents = self._recorder.contents
-        self._look, self._place = look, place
-        self._is_over = self._is_found = False
-        self._lines = 0
+    def __init__(self, runs: Runs, read: Callable[[], Any], place: int | None) -> None:
+        super().__init__(Recording(), runs.guard, runs.hooks)
+        self.until = sys.maxsize if place is None else place
+        self.changed_by: Place | None = None
+        """The last line after which the value was another one."""
+        self._last: Place | None = None
+        self._read, self._state = read, read()
+        self._is_for_first = place is None
         self._begin_s = time.process_time()
 
-    def run(self) -> bool:
-        """Whether a look has ended it."""
-        if sys.gettrace() is None:
-            self._runs.again(self)
-        return self._is_found
-
-    def attach(self, stack: ExitStack) -> None:
+    def attach(self, stack: ExitStack, height: int | None = None) -> None:
         """From here until the stack closes."""
-        self._recorder.attach(stack)
-        stack.callback(sys.settrace, None)
-        sys.settrace(self._entered)
+        super().attach(stack, height)
+        follow_lines(stack, lambda code: is_user_code(code) and code.co_filename != "<string>", self._passed)
 
-    def _seen(self, _seen: Seen, op: Op) -> None:
-        if not self._is_over and op.place >= self._place:
-            self._look()
-            self._end()
-        if self._is_over:
-            raise Enough
+    def seen(self, op: Op) -> None:
+        """One more op."""
+        if op.place == self.until:
+            sys.settrace(None)
+            self._has_changed()
 
-    def _end(self) -> None:
-        """The next op ends the run: what is raised by a line may jump over the end of a `with`, and leave a lock taken."""
-        self._is_over = True
-        sys.settrace(None)
+    def _has_changed(self) -> bool:
+        before, self._state = self._state, self._read()
+        is_same = same_state(self._state, before)
+        self.changed_by = self.changed_by if is_same else self._last
+        return not is_same
 
-    def _entered(self, frame: FrameType, _event: str, _arg: object) -> Any:
-        return self._line if not self._is_over and is_user_code(frame.f_code) and frame.f_code.co_filename != "<string>" else None
-
-    def _line(self, frame: FrameType, event: str, _arg: object) -> Any:
-        if self._is_over or event not in {"line", "return"}:
-            return None if self._is_over else self._line
-        self._lines += 1
-        self._is_found = self._look()
-        if self._is_found or self._lines > _MOST_LINES or time.process_time() - self._begin_s > _MOST_S:
-            return self._end()
+    def _passed(self, frame: FrameType, event: str) -> None:
+        is_over = self._has_changed() and self._is_for_first
+        if is_over or time.process_time() - self._begin_s > _MOST_S:
+            self.until = -1  # the next op: what is raised by a line may jump over the end of a `with`, and leave a lock taken
+            sys.settrace(None)
+            return
         here = frame.f_back if event == "return" else frame
         if here is not None and is_user_code(here.f_code):
-            self.last = here.f_code.co_filename, here.f_lineno or 1, here.f_code.co_name
-        return self._line
+            self._last = here.f_code.co_filename, here.f_lineno or 1, here.f_code.co_name
+
+
+def follow_lines(stack: ExitStack, is_followed: Callable[[CodeType], bool], passed: Callable[[FrameType, str], object]) -> None:
+    """`passed` before each line of the code that is followed and when it returns, until the stack closes; not if a debugger follows it."""
+    known: dict[int, tuple[CodeType, bool]] = {}  # by its id: code that a compiler has written may hold what has no hash
+
+    def entered(frame: FrameType, _event: str, _arg: object) -> Any:
+        code = frame.f_code
+        if id(code) not in known:
+            known[id(code)] = code, is_followed(code)
+        return line if known[id(code)][1] else None
+
+    def line(frame: FrameType, event: str, _arg: object) -> Any:
+        if event in {"line", "return"}:
+            passed(frame, event)
+        return line
+
+    if sys.gettrace() is None:
+        stack.callback(sys.settrace, None)
+        sys.settrace(entered)
 
 
 def reached(body: Body) -> tuple[set[str], list[CodeType]]:
@@ -225,7 +219,7 @@ def _functions(value: object) -> Iterator[FunctionType]:
             yield value
         return
     kind = value if isinstance(value, type) else type(value)
-    if kind.__module__ != "builtins" and is_users(kind):
+    if whose(kind) == "user":
         yield from (var for var in vars(kind).values() if isinstance(var, FunctionType))
 
 
@@ -286,12 +280,5 @@ def _attributes(value: Any, level: int) -> Iterable[int]:
         return [of_plain([name, part]) for module in value.modules() for name, part in vars(module).items() if type(part) in _PLAIN]
     if isinstance(value, FunctionType):
         return (digest_of(value.__defaults__, level), digest_of(value.__kwdefaults__, level))
-    held = attributes_of(value) if is_users(type(value)) else None
+    held = attributes_of(value) if whose(type(value)) == "user" else None
     return [digest_of(one, level) for pair in islice((held or {}).items(), _MOST_ITEMS) for one in pair]
-
-
-def is_users(kind: type) -> bool:
-    """Whether the class is the user's own: one of its methods, or where it stands, tells."""
-    methods = (method for method in vars(kind).values() if hasattr(method, "__code__"))
-    known = next((is_user_code(method.__code__) for method in methods), None)
-    return kind.__module__ == "__main__" if known is None else known

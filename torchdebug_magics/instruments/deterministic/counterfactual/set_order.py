@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from types import CodeType, FrameType
@@ -12,9 +11,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 
 from torchdebug_magics.instrument import Body
-from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import reached
+from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import follow_lines, reached
 from torchdebug_magics.instruments.deterministic.report import Dependence
-from torchdebug_magics.instruments.deterministic.ritual.status import began_with
+from torchdebug_magics.instruments.deterministic.ritual.status import hash_seed
 from torchdebug_magics.probing.source.syntax import called, dotted, method, nodes, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
@@ -44,8 +43,7 @@ class Ordering(NamedTuple):
 
 def on_order(found: Iterable[Ordering]) -> tuple[Dependence, ...]:
     """Of objects; of strings, where Python draws their hashes anew in each process."""
-    is_salted = sys.flags.hash_randomization and not (began_with("PYTHONHASHSEED") or "random").isdigit()
-    kinds = {"address", "salted"} if is_salted else {"address"}
+    kinds = {"address", "salted"} if hash_seed() == "random" else {"address"}
     return tuple(dependence_of(one) for one in found if one.place.keeps_order and one.kind in kinds)
 
 
@@ -71,35 +69,25 @@ class OrderWatch:
         self.found: dict[tuple[str, int, str], Ordering] = {}
         """Each place once, by file, line and text, in the order in which the run came to them."""
         self._asked = ordering_places(body)
-        self._has_places: dict[CodeType, bool] = {}
         self._after: dict[FrameType, tuple[int, list[OrderingPlace]]] = {}
 
     def attach(self, stack: ExitStack) -> None:
         """From here until the stack closes; not where the source has no such place, or a debugger follows the code."""
-        if self._asked and sys.gettrace() is None:
+        if self._asked:
             stack.callback(self._after.clear)
-            stack.callback(sys.settrace, None)
-            sys.settrace(self._entered)
+            follow_lines(stack, self._has_places, self._passed)
 
-    def _entered(self, frame: FrameType, _event: str, _arg: object) -> Any:
-        code = frame.f_code
-        asked = self._asked.get(code.co_filename)
-        if asked is None:
-            return None
-        if code not in self._has_places:  # the lines of all other functions cost nothing
-            self._has_places[code] = any(line in asked for _, _, line in code.co_lines())
-        return self._line if self._has_places[code] else None
+    def _has_places(self, code: CodeType) -> bool:
+        asked = self._asked.get(code.co_filename, {})
+        return any(line in asked for _, _, line in code.co_lines())  # the lines of all other functions cost nothing
 
-    def _line(self, frame: FrameType, event: str, _arg: object) -> Any:
-        if event not in {"line", "return"}:
-            return self._line
+    def _passed(self, frame: FrameType, event: str) -> None:
         if (before := self._after.pop(frame, None)) is not None:
             self._look(frame, *before)
         here = self._asked[frame.f_code.co_filename].get(frame.f_lineno or 0)
         if event == "line" and here:
             self._look(frame, frame.f_lineno, here)
             self._after[frame] = frame.f_lineno, here
-        return self._line
 
     def _look(self, frame: FrameType, line: int, asked: list[OrderingPlace]) -> None:
         for one in asked:

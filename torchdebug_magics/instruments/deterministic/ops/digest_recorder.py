@@ -7,7 +7,6 @@ import math
 import sys
 import weakref
 from array import array
-from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from os import getpid
 from types import FrameType
@@ -21,14 +20,14 @@ from torchdebug_magics.instruments.deterministic.ops.op_recording import Empty, 
 from torchdebug_magics.probing import dispatch
 from torchdebug_magics.probing.compiler import away_from_the_compiler
 from torchdebug_magics.probing.hooks import Hooks
-from torchdebug_magics.probing.modules import ModuleCalls
+from torchdebug_magics.probing.modules import ModuleCalls, live_modules
 from torchdebug_magics.probing.op_recorder import OpRecorder
 from torchdebug_magics.probing.ops import written_by
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, location, owner
 from torchdebug_magics.probing.state.contents import Contents, memory_of
-from torchdebug_magics.probing.state.digest import EMPTY, folded, of_plain, of_tensor
+from torchdebug_magics.probing.state.digest import EMPTY, folded, number_of, of_plain, of_tensor
 from torchdebug_magics.probing.tensors import tensors_in
 
 _RESIZING = frozenset({"resize_", "resize_as_"})
@@ -46,6 +45,10 @@ _DISABLED = "DisableContext."
 """In the name of what torch puts around functions of its own that are not to be compiled, such as `zero_grad`, and around compiled ones."""
 
 
+class Enough(BaseException):
+    """Raised inside an op to end a run. No `except Exception` of the user's catches it."""
+
+
 class DigestRecorder(OpRecorder[Plan]):
     """Gives each op to `seen`, with its digests; keeps what tensors from before the run held, before they are written.
 
@@ -56,7 +59,6 @@ class DigestRecorder(OpRecorder[Plan]):
     def __init__(
         self,
         recording: Recording,
-        seen: Callable[[Seen, Op], None],
         guard: Guard,
         hooks: Hooks,
         *,
@@ -73,13 +75,16 @@ class DigestRecorder(OpRecorder[Plan]):
         """Whether to look at an op has failed; from there on nothing was seen."""
         self.writers: dict[int, Line] = {}
         """The line that wrote first to each storage from before the run."""
-        self._seen = seen
         self._keeps = keeps
         """Whether what is written is to be put back."""
         self._poison = poison
         """Whether new memory is filled with something else than torch fills it with."""
         self._thorough_at = thorough_at
         """The op whose inputs are all read, known or not."""
+        self.until = sys.maxsize
+        """The op that ends the run; the next one does if it has been passed."""
+        self.is_over = False
+        """Whether the run was ended there."""
         self._process = getpid()
         self._known: dict[int, weakref.ref[Any]] = {}
         """Storages whose contents follow from what was recorded, by address, until they are gone."""
@@ -190,19 +195,27 @@ class DigestRecorder(OpRecorder[Plan]):
                 self._made.add(memory)
         for tensor in (*results, *tensors(args)) if plan.is_collective else ():
             self._forget(memory_of(tensor))  # what is in it then is read when the next op takes it
-        gave = EMPTY
         kept_count = self._kept_count if plan.base in _RESIZING else 0
         if plan.is_empty and any(tensor.numel() > kept_count for tensor in results):
             self._new_memory(results, Empty(plan, line), kept_count)
-        elif not (plan.is_view or plan.is_collective):
-            # Without the bytes that an op keeps for its backward: scratch memory, of which a part is never written.
-            for tensor in [result for result in results if result.dtype is not torch.uint8] or results or self._written:
-                gave = folded(gave, of_tensor(tensor))
-            if not results and not self._written:
-                gave = folded(gave, of_plain(result))
+            gave = EMPTY
+        else:
+            gave = EMPTY if plan.is_view or plan.is_collective else self._digest(results, result)
         seen = Seen(self.recording.number_of_op(plan.name), self.recording.number_of_line(line), self._given, gave)
         place, self.count = self.count, self.count + 1
-        self._seen(seen, Op(place, plan, args, self._kwargs, line, result, self._written, empty))
+        self.seen(Op(place, seen, plan, args, self._kwargs, line, result, self._written, empty))
+        self.is_over = place >= self.until
+        if self.is_over:
+            raise Enough
+
+    def seen(self, op: Op) -> None:
+        """One more op: it is recorded, unless a subclass does otherwise."""
+        self.recording.add(op.seen)
+
+    def _digest(self, results: list[torch.Tensor], result: Any) -> int:
+        """Without the bytes that an op keeps for its backward: scratch memory, of which a part is never written."""
+        given = [tensor for tensor in results if tensor.dtype is not torch.uint8] or results or self._written
+        return number_of(map(of_tensor, given)) if given else folded(EMPTY, of_plain(result))
 
     def is_unwritten(self, tensor: torch.Tensor) -> bool:
         """Whether it may hold memory that nobody has written."""
@@ -273,41 +286,40 @@ def fill_otherwise(tensor: torch.Tensor) -> None:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
-class Printer:
-    """Writes down every op that a recorder sees."""
+class Printer(DigestRecorder):
+    """Takes the fingerprint of the run, too."""
 
-    def __init__(self, recording: Recording, hooks: Hooks) -> None:
-        self._recording = recording
-        self._hooks = hooks
-        self._calls = ModuleCalls((), hooks)
+    def __init__(self, recording: Recording, guard: Guard, hooks: Hooks, *, keeps: bool) -> None:
+        super().__init__(recording, guard, hooks, keeps=keeps)
         self._modules: dict[str, int] = {"": 0}
+        self._calls = ModuleCalls((), hooks)
         self._records = bytearray()
         self._devices: set[str] = set()
         self._flow = array("I")
         self._makers: dict[int, tuple[weakref.ref[Any], int]] = {}
         """Storage, by address, and the number of the op that made, wrote or first met what it holds."""
-        self._count = 0
         self._updates: list[Update] = []
         self._files: dict[str, None] = {}
         """Those that the first op was called through."""
 
-    def attach(self, stack: ExitStack, modules: Iterable[torch.nn.Module], guard: Guard) -> None:
-        """Follow the calls of modules and the steps of optimizers from here until the stack closes."""
-        self._calls = ModuleCalls(modules, self._hooks)
+    def attach(self, stack: ExitStack, height: int | None = None) -> None:
+        """Follow ops, the calls of modules and the steps of optimizers from here until the stack closes."""
+        self._calls = ModuleCalls(live_modules(), self._hooks)
         self._calls.attach(stack)
-        away_from_the_compiler(stack, self._hooks, guard)
+        away_from_the_compiler(stack, self._hooks, self.guard)
         self._hooks.optimizer_steps(stack, self._before_update, self._after_update)
+        super().attach(stack, height)
 
     def fingerprint(self) -> Fingerprint:
         """Of all ops so far."""
-        places = [None if line is None else line.location for line in self._recording.places]
+        places = [None if line is None else line.location for line in self.recording.places]
         files = (*self._files, *sorted({place.file for place in places if place is not None} - self._files.keys()))
         lines = (location(file, number, "") for file in files for number in range(1, len(linecache.getlines(file)) + 1))
         return Fingerprint(
             torch_version=torch.__version__,
             device=", ".join(sorted(self._devices - {"cpu"})) or "cpu",
             threads_count=torch.get_num_threads(),
-            ops=tuple(self._recording.ops),
+            ops=tuple(self.recording.ops),
             places=tuple(places),
             modules=tuple(self._modules),
             records=bytes(self._records),
@@ -316,17 +328,19 @@ class Printer:
             code=tuple(line for line in lines if line.cell is not None and line.source),
         )
 
-    def seen(self, seen: Seen, op: Op) -> None:
+    def seen(self, op: Op) -> None:
         """One more op."""
-        if not self._count:
+        if self._keeps:
+            super().seen(op)
+        if not op.place:
             self._files = dict.fromkeys(frame.f_code.co_filename for frame in frames_above(sys._getframe(1)) if is_user_code(frame.f_code))
         running = self._calls.current
         module = self._modules.setdefault("" if running is None else running.path, len(self._modules))
         is_backward = torch._C._current_autograd_node() is not None
         bits = is_backward | op.plan.is_random << 1 | (op.empty is not None and op.plan.passes_on) << 2
-        self._records += RECORD.pack(seen.op, seen.line, module, bits, seen.given, seen.gave, *self._summary(op))
+        number, line, given, gave = op.seen
+        self._records += RECORD.pack(number, line, module, bits, given, gave, *self._summary(op))
         self._follow(op)
-        self._count += 1
 
     def _follow(self, op: Op) -> None:
         written = {id(tensor) for tensor in op.written}
@@ -341,7 +355,7 @@ class Printer:
         made = [tensor for tensor in tensors(op.result) if id(tensor) not in written and self._maker(tensor) is None]
         for tensor in (*met, *made, *op.written):
             if memory := memory_of(tensor):
-                self._makers[memory] = weakref.ref(tensor.untyped_storage()), self._count
+                self._makers[memory] = weakref.ref(tensor.untyped_storage()), op.place
 
     def _maker(self, tensor: torch.Tensor) -> int | None:
         known = self._makers.get(memory_of(tensor))
@@ -355,11 +369,11 @@ class Printer:
             for name, value in group.items():
                 if isinstance(value, (bool, int, float)) or (isinstance(value, tuple) and all(isinstance(one, float) for one in value)):
                     settings[f"{name} of group {number}" if len(optimizer.param_groups) > 1 else name] = repr(value)
-        self._updates.append(Update(self._count, self._count, type(optimizer).__name__, names, tuple(settings.items())))
+        self._updates.append(Update(self.count, self.count, type(optimizer).__name__, names, tuple(settings.items())))
 
     def _after_update(self, *_: object) -> None:
         if self._updates:
-            self._updates[-1] = self._updates[-1]._replace(end=self._count)
+            self._updates[-1] = self._updates[-1]._replace(end=self.count)
 
     def _summary(self, op: Op) -> tuple[float, float]:
         if op.plan.is_view or op.plan.is_empty or op.plan.is_collective:

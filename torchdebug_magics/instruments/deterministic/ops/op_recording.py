@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 import weakref
-from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from torchdebug_magics.probing.ops import is_movement, is_overwriting, is_pointwise, is_uninitialised, is_writing_in_part, op_name
 from torchdebug_magics.probing.source.lines import Line
 
+_SEEN = struct.Struct("<IIQQ")
 _COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 _INDEX_AT = {"index": 1, "index_put": 1, "masked_select": 1, "masked_fill": 1, "take": 1, "embedding": 1} | dict.fromkeys(
     ("index_select", "gather", "scatter", "index_copy", "index_fill", "index_add"), 2
@@ -106,11 +108,23 @@ class Empty(NamedTuple):
     line: Line | None
 
 
+class Seen(NamedTuple):
+    """One op of a run, by numbers: 24 bytes where it is kept."""
+
+    op: int
+    line: int
+    given: int
+    """Of its plain arguments, and of tensors that no op before it made."""
+    gave: int
+    """Of what it returned, or wrote."""
+
+
 class Op(NamedTuple):
     """One op that has just run."""
 
     place: int
     """How many ops ran before it."""
+    seen: Seen
     plan: Plan
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -148,17 +162,6 @@ def repair(op: str) -> str:
     return known or (_SETTING if name.startswith((*_WITH_SETTING, *_ON_GPUS)) else "")
 
 
-class Seen(NamedTuple):
-    """One op of a run, by numbers: about 30 bytes where it is kept."""
-
-    op: int
-    line: int
-    given: int
-    """Of its plain arguments, and of tensors that no op before it made."""
-    gave: int
-    """Of what it returned, or wrote."""
-
-
 @dataclass
 class Recording:
     """What was seen so far; `ops` and `lines` are shared by recordings that are to be compared."""
@@ -171,23 +174,20 @@ class Recording:
     """Number -> line."""
     lent: dict[int, tuple[weakref.ref[torch.UntypedStorage], bool]] = field(default_factory=dict)
     """Address -> the storage there, and whether others may write to it."""
-    _ops: array[int] = field(default_factory=lambda: array("I"))
-    _lines: array[int] = field(default_factory=lambda: array("I"))
-    _given: array[int] = field(default_factory=lambda: array("Q"))
-    _gave: array[int] = field(default_factory=lambda: array("Q"))
+    _seen: bytearray = field(default_factory=bytearray)
 
     def __len__(self) -> int:
-        return len(self._ops)
+        return len(self._seen) // _SEEN.size
 
     def __getitem__(self, place: int) -> Seen:
-        return Seen(self._ops[place], self._lines[place], self._given[place], self._gave[place])
+        return Seen(*_SEEN.unpack_from(self._seen, place * _SEEN.size))
+
+    def __iter__(self) -> Iterator[Seen]:
+        return map(Seen._make, _SEEN.iter_unpack(self._seen))
 
     def add(self, seen: Seen) -> None:
         """One more op."""
-        self._ops.append(seen.op)
-        self._lines.append(seen.line)
-        self._given.append(seen.given)
-        self._gave.append(seen.gave)
+        self._seen += _SEEN.pack(*seen)
 
     def another(self) -> Recording:
         """An empty one with the same numbers for ops and lines, to be compared with this one."""
@@ -221,5 +221,5 @@ class Recording:
 
     def occurrence(self, place: int) -> int:
         """Which call of that op at that line it is, 1-based."""
-        op, line = self._ops[place], self._lines[place]
-        return sum(1 for at in range(place + 1) if self._ops[at] == op and self._lines[at] == line)
+        op, line, *_ = self[place]
+        return sum(seen[:2] == (op, line) for seen in islice(self, place + 1))

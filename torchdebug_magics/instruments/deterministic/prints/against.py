@@ -8,7 +8,6 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,7 +151,8 @@ def _of_inputs(earlier: PrintedRun, later: PrintedRun, first: int, edited: Mappi
     edit = edit_with(("",), earlier, later, edited)
     said = f"`{op.op}` computes with different tensors than in the earlier run"
     if edit is not None:
-        return divergence(later, first, "control_flow", f"{said}: the cell was edited since, first: {edit.standing}", other=edit.before)
+        edited_line = edit.explanation.replace("this line", str(edit.now), 1)
+        return divergence(later, first, "control_flow", f"{said}: the cell was edited since, first: {edited_line}", other=edit.before)
     other = None if partner is None else earlier.ops[partner].place
     return divergence(later, first, "control_flow", f"{said}: the same tensors arrive in a different order", other=other)
 
@@ -163,8 +163,7 @@ def _received(later: PrintedRun, number: int) -> OpPrint | None:
 
 
 def _of_edit(later: PrintedRun, number: int, edit: EditedLine) -> Divergence:
-    found = divergence(later, number, "control_flow", edit.explanation, other=edit.before)
-    return found if edit.now is None else replace(found, location=edit.now)
+    return divergence(later, number, "control_flow", edit.explanation, other=edit.before, location=edit.now)
 
 
 def _foreign(earlier: PrintedRun, later: PrintedRun, number: int) -> int | None:
@@ -188,12 +187,12 @@ def reason(earlier: PrintedRun, later: PrintedRun, op: OpPrint, beyond: str) -> 
     return "nondeterministic_op", f"`{op.op}` {beyond} on equal inputs"
 
 
-def divergence(run: PrintedRun, number: int, cause: Cause, said: str, fix: str = "", *, other: Location | None = None) -> Divergence:
-    """Of an op of the later run."""
+def divergence(run: PrintedRun, number: int, cause: Cause, said: str, fix: str = "", **lines: Location | None) -> Divergence:
+    """Of an op of the later run; `lines` are its `other`, and its `location` if that is not the line of the op."""
     op = run.ops[number]
-    which, phase = run.occurrence(number), "backward" if op.is_backward else "forward"
-    at: dict[str, Any] = {"op": op.op, "module": op.module or None, "location": op.place, "occurrence": which, "phase": phase}
-    return Divergence(cause=cause, explanation=said, fix=fix, other=other, **at)
+    where, which, phase = lines.get("location") or op.place, run.occurrence(number), "backward" if op.is_backward else "forward"
+    at: dict[str, Any] = {"op": op.op, "module": op.module or None, "location": where, "occurrence": which, "phase": phase}
+    return Divergence(cause=cause, explanation=said, fix=fix, other=lines.get("other"), **at)
 
 
 def updated_otherwise(earlier: PrintedRun, later: PrintedRun, number: int) -> tuple[Divergence | None, tuple[str, ...]]:

@@ -95,24 +95,18 @@ def roots(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str]) -> 
     found, seen, todo = [], {last}, [last]
     while todo:
         number = todo.pop()
-        made_anew = {given for given in later.reads[number] for given in _behind_copies(later, given) if is_new(later.ops[given], earlier)}
+        given, made_anew = [*later.reads[number]], set[int]()
+        while given:
+            source = given.pop()
+            if is_new(later.ops[source], earlier):
+                made_anew.add(source)
+            elif not _has_value(later.ops[source]):  # a copy stands for what it is a copy of
+                given += later.reads[source]
         if not made_anew:
             found.append(number)
         todo += made_anew - seen
         seen |= made_anew
     return sorted(found)
-
-
-def _behind_copies(run: PrintedRun, number: int) -> set[int]:
-    """The op, or where it is a copy, those whose results it is a copy of."""
-    found, todo = set(), [number]
-    while todo:
-        one = todo.pop()
-        if _has_value(run.ops[one]) or not run.reads[one]:
-            found.add(one)
-        else:
-            todo += run.reads[one]
-    return found
 
 
 def is_new(op: OpPrint, other: PrintedRun) -> bool:
@@ -179,11 +173,6 @@ class EditedLine(NamedTuple):
         if self.before is None:
             return "this line is new"
         return f"`{_plain(self.before)}` was removed" if self.now is None else f"this line was `{_plain(self.before)}`"
-
-    @property
-    def standing(self) -> str:
-        """The same, with the place."""
-        return self.explanation if self.now is None else self.explanation.replace("this line", str(self.now), 1)
 
 
 def edit_behind(earlier: PrintedRun, later: PrintedRun, edited: Mapping[str, str], place: Location | None) -> EditedLine | None:

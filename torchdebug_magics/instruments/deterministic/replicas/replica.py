@@ -12,7 +12,6 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdebug_magics.instruments.deterministic.replicas.step_batches import Batch
 from torchdebug_magics.probing.state.digest import number_of, of_plain, of_tensor
 from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.ranks.compared import Details, Moment
@@ -22,6 +21,8 @@ from torchdebug_magics.report import Location
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 """No DTensor, and no flat parameter of FSDP: a rank has its own part of those."""
 Digests = dict[str, int]
+Batch = tuple[int, "Location | None"]
+"""Its digest, and where it was drawn, or else where the model was called."""
 _MOST = 256
 _LEAST = 16
 _MOST_DIGESTS = 1 << 17

@@ -1,20 +1,27 @@
-"""Watches the replicas of a rank: made by DistributedDataParallel, or by a loop that averages gradients itself."""
+"""Watches the replicas of a rank, made by DistributedDataParallel or by a loop that averages gradients itself, and the data of each."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import heapq
+import sys
 import weakref
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing import current_process, parent_process
 from typing import Any
 
 import torch
 from torch import distributed
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
 
-from torchdebug_magics.instruments.deterministic.replicas.replica import Group, Replica, digests_of, group_of, weights_of
-from torchdebug_magics.instruments.deterministic.replicas.step_batches import SampleWatch, StepBatches, line_here
+from torchdebug_magics.instruments.deterministic.replicas.replica import Batch, Group, Replica, digests_of, group_of, weights_of
 from torchdebug_magics.instruments.deterministic.report import ReplicaRecord
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
 from torchdebug_magics.probing.dispatch import is_being_compiled, is_being_traced, modes_aside
@@ -22,11 +29,23 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import OutermostCalls, live_modules
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.source.user_code import locate, user_frame
+from torchdebug_magics.probing.state.digest import EMPTY, folded, of_tensor
+from torchdebug_magics.probing.state.rng import same_state
 from torchdebug_magics.probing.storages import storages
+from torchdebug_magics.probing.tensors import is_traced, tensors_in
 from torchdebug_magics.probing.wrappers import wrap
+from torchdebug_magics.ranks.compared import Samples
+from torchdebug_magics.ranks.launching import start_method
 from torchdebug_magics.report import Location
 
 _MOST_NOTES = 1 << 16
+_DIGEST = (1 << 32) - 1
+_STEPS_COUNT = 8
+_MOST_BATCHES, _MOST_ROWS = 8, 64
+"""Batches of the first epoch whose rows are read, and rows of each."""
+_MOST_EPOCHS = 8
+_SKETCH_COUNT = 32
 
 
 class ReplicaWatch:
@@ -36,8 +55,7 @@ class ReplicaWatch:
         self._guard = guard
         self._every = every
         self._hooks = Hooks(guard)
-        self._batches = StepBatches(self._hooks, guard)
-        self._samples = SampleWatch()
+        self._data = DataWatch(self._hooks, guard)
         self._calls = OutermostCalls(self._hooks, guard, self._entered, lambda *_: None)
         self._replicas: list[Replica] = []
         self._reduced: dict[int, tuple[StorageWeakRef, Group]] = {}
@@ -56,7 +74,7 @@ class ReplicaWatch:
         """Attach after everything was seeded."""
         for name in ("all_reduce", "broadcast") if distributed.is_available() else ():
             wrap(stack, self._hooks, distributed, name, self._collective)
-        self._batches.attach(stack, seedables)
+        self._data.attach(stack, seedables)
         self._calls.attach(stack, list(live_modules()))
         self._hooks.autograd_calls(stack, "backward", self._backward)
         self._hooks.module_birth(stack, self._born, self._adopted)
@@ -70,7 +88,7 @@ class ReplicaWatch:
 
     def record(self) -> ReplicaRecord | None:
         """Return what was recorded; None if nothing ran that is watched."""
-        noted = [moment for replica in self._replicas for moment in replica.moments(with_batches=not self._batches.is_doubtful)]
+        noted = [moment for replica in self._replicas for moment in replica.moments(with_batches=not self._data.is_doubtful)]
         places: dict[Location | None, Location | None] = {}  # an object that several share is pickled once
         moments = tuple(moment._replace(location=places.setdefault(moment.location, moment.location)) for moment, _ in noted)
         details: dict[Any, dict[str, int]] = {}
@@ -78,7 +96,7 @@ class ReplicaWatch:
             details.setdefault((moment.kind, moment.step), {}).update(digests)
         # Where nothing of a model is the rank's own, its batches are, or should be.
         whole = next((replica for replica in self._replicas if not replica.forgotten), None)
-        samples = () if whole is None else self._samples.samples(whole.of, with_rows=not self._batches.is_doubtful)
+        samples = () if whole is None else self._data.samples(whole.of)
         return ReplicaRecord(moments, samples, details) if self._has_worked else None
 
     # What happens, in the order of a step --------------------------------------------------------------------------------
@@ -110,13 +128,12 @@ class ReplicaWatch:
         self._has_worked = True
         self._passes_count += 1
         trains = module.training and torch.is_grad_enabled()
-        self._samples.given(trains=trains)
+        self._data.entered(trains=trains)
         if trains:
             self._models[id(module)] = module
             for replica in self._replicas:
                 replica.calls(module)
-            if self._batches.is_wanted:
-                self._look("the look at a batch", self._batches.given, module, (args, kwargs))
+            self._look("the look at a batch", self._data.given, module, (args, kwargs))
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -126,8 +143,7 @@ class ReplicaWatch:
     def _drawn(self, original: Any, iterator: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         batch = original(iterator, *args, **kwargs)
-        self._look("the look at a loader", self._batches.drawn)
-        self._look("the look at a loader's samples", self._samples.drawn, iterator, batch)
+        self._look("the look at a loader", self._data.drawn, iterator, batch)
         return batch
 
     def _collective(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,11 +179,10 @@ class ReplicaWatch:
         for replica in self._replicas:
             if replica.holds(ids):
                 replica.step_begins(ids)
-                replica.called = replica.called or self._batches.called
+                replica.called = replica.called or self._data.called
 
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
-        batch, ids = self._batches.stepped(), _ids(optimizer)
-        self._samples.stepped()
+        batch, ids = self._data.stepped(), _ids(optimizer)
         for replica in self._replicas:
             if replica.holds(ids):
                 if batch is not None:
@@ -224,3 +239,159 @@ class ReplicaWatch:
 
 def _ids(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+
+
+@dataclass(eq=False)
+class _Source:
+    """One dataset, drawn at one line."""
+
+    place: Location | None
+    dataset: weakref.ref[Any] | None
+    dataset_count: int
+    replicas_count: int
+    replica: int
+    seeds: list[int | None] = field(default_factory=list)
+    """The seed of each epoch's shuffle; None if the `DistributedSampler` does not shuffle."""
+    steps: Counter[int] = field(default_factory=Counter)
+    """Optimizer steps by epoch."""
+    rows: Counter[int] = field(default_factory=Counter)
+    batches_count: int = 0
+
+    def samples(self, of: int, *, with_rows: bool) -> Samples:
+        """What ranks compare: seeds of epochs with several training batches, as a loop may draw only the first one at each step; and rows.
+
+        Of their digests the smallest, which share as much with those of another rank as all do; none where this rank sees rows twice.
+        """
+        with_rows = with_rows and all(count == 1 for count in self.rows.values())
+        return Samples(
+            of=of, dataset_count=self.dataset_count, replicas_count=self.replicas_count, replica=self.replica,
+            seeds=tuple(self.seeds[epoch] for epoch, count in sorted(self.steps.items()) if count > 1)[:_MOST_EPOCHS],
+            rows=array("I", heapq.nsmallest(_SKETCH_COUNT, self.rows)).tobytes() if with_rows else b"", location=self.place,
+        )  # fmt: skip
+
+
+class DataWatch:
+    """Digests of the inputs of the first 8 steps, and which samples each DataLoader draws: each pass over the data has a sampler iterator.
+
+    The ritual gives all generators the same state on each rank. In a run without it, each process begins with its own, save that a fork has
+    its parent's, of torch's and NumPy's. So what may be drawn from those is the user's fault only where the user has seeded them alike.
+    """
+
+    def __init__(self, owner: object, guard: Guard) -> None:
+        self._owner, self._guard = owner, guard
+        self._seeded: list[tuple[Seedable, Any]] = []
+        """Generators that only the magic has seeded, with their states right after."""
+        self.is_doubtful = False
+        """Whether a batch may be the same by the ritual's seed."""
+        self._steps_count = 0
+        self._digest = EMPTY
+        self._drawn_at: Location | None = None
+        self.called: Location | None = None
+        """The line of the last model call."""
+        self._sources: list[_Source] = []
+        self._passes: weakref.WeakKeyDictionary[Iterator[Any], tuple[_Source, int]] = weakref.WeakKeyDictionary()
+        self._drawn: set[tuple[_Source, int]] = set()
+        """(source, epoch) of what was drawn since the last call of a model."""
+        self._given: set[tuple[_Source, int]] = set()
+        """(source, epoch) of what was drawn for a model in training mode since the last optimizer step."""
+
+    def attach(self, stack: ExitStack, seedables: Iterable[Seedable]) -> None:
+        """Attach after everything was seeded."""
+        is_fork = parent_process() is not None and start_method(current_process()) == "fork"
+        own = (known for known in seedables if known.name == "random" or (known.seeded in {"entropy", "unknown"} and not is_fork))
+        self._seeded = [(known, known.read()) for known in own]
+        for name, function in (("torch", "manual_seed"), ("random", "seed"), ("numpy.random", "seed")):
+            if (module := sys.modules.get(name)) is not None:
+                wrap(stack, self._owner, module, function, functools.partial(self._seed, name))
+
+    def drawn(self, iterator: Any, batch: object) -> None:
+        """Note a batch that a DataLoader has returned."""
+        self._drawn_at = line_here() if self._steps_count < _STEPS_COUNT else None
+        one_pass = getattr(iterator, "_sampler_iter", None)
+        if one_pass is None or isinstance(iterator._dataset, torch.utils.data.IterableDataset):
+            return
+        if one_pass not in self._passes:
+            self._passes[one_pass] = self._begin(iterator)
+        source, epoch = known = self._passes[one_pass]
+        self._drawn.add(known)
+        if epoch == 0 and source.batches_count < _MOST_BATCHES:
+            source.batches_count += 1
+            inputs = next((tensor for tensor in tensors_in(batch) if tensor.dim() > 0 and is_varied(tensor)), ())
+            source.rows.update(of_tensor(row) & _DIGEST for row in inputs[:_MOST_ROWS] if row.numel() > 1 and is_varied(row))
+
+    def entered(self, *, trains: bool) -> None:
+        """Note that a model is called: what was drawn before is its input, and may be validation data."""
+        if trains:
+            self._given |= self._drawn
+        self._drawn.clear()
+
+    def given(self, module: torch.nn.Module, arguments: object) -> None:
+        """Note what a model is called with that trains."""
+        varied = [tensor for tensor in tensors_in(arguments) if is_varied(tensor)] if self._steps_count < _STEPS_COUNT else []
+        for tensor in varied:
+            self._digest = folded(self._digest, of_tensor(tensor))
+        if varied and next(module.parameters(), None) is not None:
+            self.called = line_here() or self.called
+
+    def stepped(self) -> Batch | None:
+        """Return the batch of the step that an optimizer has taken; None if it is not one of the first, or had no data."""
+        batch = None
+        if self._digest != EMPTY:
+            self._doubt()
+            batch = self._digest & _DIGEST, self._drawn_at or self.called
+        for source, epoch in self._given:
+            source.steps[epoch] += 1
+        self._given.clear()
+        self._steps_count += 1
+        self._digest, self._drawn_at = EMPTY, None
+        return batch
+
+    def samples(self, of: int) -> tuple[Samples, ...]:
+        """Return what ranks compare; `of` identifies the model."""
+        return tuple(source.samples(of, with_rows=not self.is_doubtful) for source in self._sources if source.steps)
+
+    def _seed(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """The user seeds a generator: only what was drawn before may depend on the magic's seed."""
+        __tracebackhide__ = True
+        if next(iter((*args, *kwargs.values())), None) is not None:
+            self._guard.run("the look at a seed", self._doubt, name)
+            self._seeded = [(known, state) for known, state in self._seeded if known.name != name]
+        return original(*args, **kwargs)
+
+    def _doubt(self, name: str = "") -> None:
+        """Become doubtful if one of the generators, or the one of that name, was drawn from."""
+        moved = (not same_state(known.read(), state) for known, state in self._seeded if name in {"", known.name})
+        self.is_doubtful = self.is_doubtful or any(moved)
+
+    def _begin(self, iterator: Any) -> tuple[_Source, int]:
+        sampler = getattr(iterator._index_sampler, "sampler", None)
+        is_plain = isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__
+        distributed = sampler if is_plain else None  # a subclass may shuffle otherwise
+        dataset, place = iterator._dataset, line_here()
+        key = count, replica = (0, 0) if distributed is None else (distributed.num_replicas, distributed.rank)
+        alike = (known for known in self._sources if (known.place, known.replicas_count, known.replica) == (place, *key))
+        source = next((known for known in alike if (known.dataset if known.dataset is None else known.dataset()) is dataset), None)
+        if source is None:
+            reference = None
+            with contextlib.suppress(TypeError):  # a list or a range
+                reference = weakref.ref(dataset)
+            length = len(dataset) if hasattr(dataset, "__len__") else 0  # the user's code, once an epoch
+            source = _Source(place, reference, length, count, replica)
+            self._sources.append(source)
+        source.seeds.append(distributed.seed + distributed.epoch if distributed is not None and distributed.shuffle else None)
+        return source, len(source.seeds) - 1
+
+
+def line_here() -> Location | None:
+    """The user's line that runs."""
+    frame = user_frame(sys._getframe(1))
+    return None if frame is None else locate(frame)
+
+
+def is_varied(tensor: torch.Tensor) -> bool:
+    """Whether it can tell one batch from another: data, of which some differ."""
+    if is_traced(tensor) or type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_meta or tensor.numel() < 2:  # noqa: PLR2004
+        return False
+    if tensor.requires_grad or tensor.dtype is torch.bool or tensor.is_quantized:
+        return False
+    return not bool((tensor == tensor.flatten()[0]).all())

@@ -24,12 +24,12 @@ from torchdebug_magics.instruments.deterministic.report import Setting, Warned
 from torchdebug_magics.instruments.deterministic.ritual.status import (
     COMPILER,
     DEFAULT_SEED,
-    INDUCTOR,
     Seedable,
-    Sources,
     Switch,
     derived_seed,
+    generators_and_loaders,
     mode,
+    of_compiler,
     seedables,
     sow_numpy,
     switches,
@@ -63,7 +63,8 @@ class Ritual:
         """As they were before the ritual seeded them."""
         self.threads_count = torch.get_num_threads()
         self._strict, self.keep_rng, self._guard = strict, keep_rng, guard
-        self._seeds = Seeds(self.seed, guard)
+        self._seeds: Seeds | None = None
+        self._are_seeds_back = False
         self.alerts = Alerts(guard)
         self._switches: tuple[Switch, ...] = ()
         self._before: dict[str, Any] = {}
@@ -73,17 +74,20 @@ class Ritual:
 
     def attach(self, stack: ExitStack) -> None:
         """Set everything; the stack undoes it."""
-        sources = self._guard.run("looking for generators and loaders", Sources.found_from, sys._getframe()) or Sources((), ())
-        self.too_late = tuple(too_late(sources.loaders))
-        self.generators = tuple(generator.name for generator in sources.generators)
-        self.seedables = self._guard.run("looking for seeds", seedables, sources.generators, self._guard) or ()
+        generators, loaders = generators_and_loaders(sys._getframe(), self._guard)
+        self.too_late = tuple(too_late(loaders))
+        self.generators = tuple(generator.name for generator in generators)
+        self.seedables = self._guard.run("looking for seeds", seedables, generators, self._guard) or ()
         self.threads_count = torch.get_num_threads()
         stack.callback(self.undo)
         self.alerts.attach(stack)
-        self._turn_all()
+        # Where the user has torch raise, it goes on to raise.
+        self._turn((*switches(self.seed, strict=self._strict or mode() == "on"), *of_compiler()))
+        self.settings = {name: Setting(before, self._during[name]) for name, before in self._before.items() if before != self._during[name]}
         if COMPILER not in sys.modules:
-            stack.enter_context(AfterImport(COMPILER, self._compiler_imported))
-        self._seeds.attach(stack, [seedable for seedable in self.seedables if not seedable.is_global], keep=self.keep_rng)
+            stack.enter_context(AfterImport(COMPILER, lambda: self._turn(of_compiler() if self._pending else ())))
+        self._seeds = Seeds([seedable for seedable in self.seedables if not seedable.is_global], self._guard)
+        self._seeds.sow(self.seed)
 
     @contextmanager
     def left_off(self) -> Iterator[None]:
@@ -98,40 +102,30 @@ class Ritual:
 
     def undo(self) -> None:
         """Put the switches back, and the generators unless they are to be kept; harmless the second time."""
-        if INDUCTOR in self._before and self._before[INDUCTOR] is None:  # imported by another thread, if at all: it was never set
-            self._before[INDUCTOR] = self._during[INDUCTOR] = next(switch.read() for switch in self._switches if switch.name == INDUCTOR)
         self._guard.run("looking at what the cell has set", self._note_overruled)
         for one in self._switches:
             if one.name in self._pending:
                 self._guard.run(f"putting back {one.name}", one.turn, self._before[one.name])
                 self._pending.discard(one.name)
         self.alerts.remove()
-        if not self.keep_rng:
+        if not (self.keep_rng or self._seeds is None or self._are_seeds_back):
             self._seeds.put_back()
+            self._are_seeds_back = True
 
     @property
     def restored(self) -> bool:
         """Whether a look at all of it finds it as before."""
-        return all(switch.read() == self._before[switch.name] for switch in self._switches) and (self.keep_rng or self._seeds.are_back())
+        is_seed_back = self.keep_rng or (self._seeds is not None and self._seeds.are_back())
+        return is_seed_back and all(switch.read() == self._before[switch.name] for switch in self._switches)
 
-    def _turn_all(self) -> None:
-        # Where the user has torch raise, it goes on to raise.
-        self._switches = switches(self.seed, strict=self._strict or mode() == "on")
+    def _turn(self, new: tuple[Switch, ...]) -> None:
         # All are read before the first is set, as some move others.
-        self._before = {switch.name: switch.read() for switch in self._switches}
-        for one in self._switches:
-            self._pending.add(one.name)
-            self._guard.run(f"setting {one.name}", one.set)
-        self._during = {switch.name: switch.read() for switch in self._switches}
-        self.settings = {name: Setting(before, self._during[name]) for name, before in self._before.items() if before != self._during[name]}
-
-    def _compiler_imported(self) -> None:
-        """Its setting is there only now."""
-        one = next(switch for switch in self._switches if switch.name == INDUCTOR)
-        if one.name in self._pending and self._before[one.name] is None:
-            self._before[one.name] = one.read()
-            self._guard.run(f"setting {one.name}", one.set)
-            self._during[one.name] = one.read()
+        self._before |= {switch.name: switch.read() for switch in new}
+        self._switches += new
+        for switch in new:
+            self._pending.add(switch.name)
+            self._guard.run(f"setting {switch.name}", switch.set)
+        self._during |= {switch.name: switch.read() for switch in new}
 
     def _note_overruled(self) -> None:
         self.overruled += tuple(
@@ -148,67 +142,47 @@ def _value(value: object) -> str:
 
 def checked_seed(seed: SupportsIndex) -> int:
     """The seed as a plain int; a `TorchDebugError` says which there are."""
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        number = -1
-    if isinstance(seed, bool) or not 0 <= number <= MOST:
+    number = operator.index(seed) if hasattr(seed, "__index__") and not isinstance(seed, bool) else -1
+    if not 0 <= number <= MOST:
         msg = f"a seed must be an integer from 0 to {MOST} (the largest that NumPy accepts), not {seed!r}"
         raise TorchDebugError(msg)
     return number
 
 
 class Seeds:
-    """Python's, NumPy's, torch's on every device, and the user's own generators."""
+    """Python's, NumPy's, torch's on every device, and the user's own generators, as they stood before they were seeded."""
 
-    def __init__(self, seed: int, guard: Guard) -> None:
-        self.seed = seed
+    def __init__(self, own: Iterable[Seedable], guard: Guard) -> None:
         self._guard = guard
-        self._before: RandomState | None = None
-        self._own: list[tuple[Seedable, Any]] = []
-        """The user's generators, and where they stood."""
-        self._queued = QueuedSeeds()
-        self._is_open = False
-
-    def attach(self, stack: ExitStack, own: Iterable[Seedable], *, keep: bool) -> None:
-        """Seed all; unless `keep`, they go on from where they stood when the stack closes. CUDA is seeded when torch starts it."""
-        self._before = RandomState.take()
-        self._queued.take()
+        self._before, self._queued = RandomState.take(), QueuedSeeds()
         # All are read before the first is seeded: two may draw from the same source.
-        self._own = [(one, state) for one in own if (state := self._guard.run(f"reading {one.name}", one.read)) is not None]
-        self._is_open = True
-        if not keep:
-            stack.callback(self.put_back)
-        random.seed(self.seed)
+        self._own = [(one, state) for one in own if (state := guard.run(f"reading {one.name}", one.read)) is not None]
+
+    def sow(self, seed: int) -> None:
+        """Seed all. CUDA is seeded when torch starts it."""
+        random.seed(seed)
         if "numpy" in sys.modules:
-            self._guard.run("seeding NumPy", sow_numpy, self.seed)
-        torch.manual_seed(self.seed)
+            self._guard.run("seeding NumPy", sow_numpy, seed)
+        torch.manual_seed(seed)
         for one, _ in self._own:
-            self._guard.run(f"seeding {one.name}", one.sow, derived_seed(self.seed, one.name))
+            self._guard.run(f"seeding {one.name}", one.sow, derived_seed(seed, one.name))
 
     def put_back(self) -> None:
-        """As they were before; harmless the second time."""
-        if self._before is not None and self._is_open:
-            self._before.put_back()
-            self._queued.put_back()
-            for one, state in self._own:
-                self._guard.run(f"putting back {one.name}", one.write, state)
-            self._is_open = False
+        """Let all stand where they stood."""
+        self._before.put_back()
+        self._queued.put_back()
+        for one, state in self._own:
+            self._guard.run(f"putting back {one.name}", one.write, state)
 
     def are_back(self) -> bool:
         """Whether all stand where they stood."""
-        is_back = all(same_state(one.read(), state) for one, state in self._own)
-        return self._before is not None and self._before.holds() and self._queued.are_back() and is_back
+        return self._before.holds() and self._queued.are_back() and all(same_state(one.read(), state) for one, state in self._own)
 
 
 class QueuedSeeds:
-    """What waited at one moment for CUDA, and for Intel's GPUs, of those that were not started."""
+    """What waits now for CUDA, and for Intel's GPUs, of those that were not started."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Any, dict[str, Any]] = {}
-
-    def take(self) -> None:
-        """Note what waits now."""
         devices: tuple[Any, ...] = (torch.cuda, torch.xpu)
         self._waiting = {device: vars(device._lazy_seed_tracker).copy() for device in devices if not device.is_initialized()}
 

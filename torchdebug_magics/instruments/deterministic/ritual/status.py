@@ -32,7 +32,6 @@ _FIXES = {"Generator": "np.random.default_rng(42)", "RandomState": "np.random.Ra
 """How the user makes one with a seed, by its class; torch's have a name of their own."""
 COMPILER = "torch._inductor.config"
 """The module of the compiler's settings, which is imported with the compiler: that takes seconds."""
-INDUCTOR = "inductor.deterministic"
 _MODES: Final = {"off": "default", "warn only": "warn", "on": "error"}
 _WORKSPACE = ":4096:8"
 """Of the two that NVIDIA calls deterministic, the one that is not slow."""
@@ -44,18 +43,18 @@ _BACKENDS: Any = torch.backends
 def status(on: LiveRitual | None = None) -> StatusReport:
     """As everything stands now, with what is known of a ``%deterministic`` that is on. CUDA is not started for it."""
     guard = Guard()
-    found = guard.run("looking for generators and loaders", Sources.found_from, sys._getframe()) or Sources((), ())
-    names = {id(generator.value): generator.name for generator in found.generators}
-    own = (guard.run(f"looking at {generator.name}", _source_of, generator) for generator in found.generators)
+    generators, loaders = generators_and_loaders(sys._getframe(), guard)
+    names = {id(generator.value): generator.name for generator in generators}
+    own = (guard.run(f"looking at {named.name}", lambda generator: _own(generator).source, named) for named in generators)
     cuda = enumerate(torch.cuda.default_generators if torch.cuda.is_initialized() else ())
     shared = (*_global_generators(), *(_torch(f"torch.cuda:{index}", generator, is_global=True) for index, generator in cuda))
     sources = (*(generator.source for generator in shared), *filter(None, own))
     return StatusReport(
         sources=sources if on is None else tuple(_under(on, source) for source in sources),
-        settings={switch.name: switch.read() for switch in switches(0, strict=False)},
-        loaders=tuple(_loader(loader, names) for loader in found.loaders),
+        settings={switch.name: switch.read() for switch in (*switches(0, strict=False), *of_compiler())},
+        loaders=tuple(_loader(*named, names) for named in loaders),
         threads_count=torch.get_num_threads(),
-        hash_seed=(began_with("PYTHONHASHSEED") or "random") if sys.flags.hash_randomization else "0",
+        hash_seed=hash_seed(),
         problems=tuple(guard.problems),
     )
 
@@ -132,10 +131,6 @@ def _own(found: Named) -> Seedable:
     )
 
 
-def _source_of(found: Named) -> Source:
-    return _own(found).source
-
-
 def _seeded(seed: int | None) -> SeededBy:
     if seed is None or seed == DEFAULT_SEED:
         return "unknown" if seed is None else "default"
@@ -163,28 +158,20 @@ def _under(on: LiveRitual, source: Source) -> Source:
     return replace(source, seed=derived_seed(on.seed, source.name), seeded="ritual") if source.name in on.generators else source
 
 
-def _loader(found: Named, names: dict[int, str]) -> Loader:
-    loader, own = found.value, found.value.generator
-    generator = "" if own is None else names.get(id(own), "a generator of its own")
-    return Loader(name=found.name, workers_count=loader.num_workers, generator=generator, workers_alive=has_workers(loader))
+def _loader(name: str, loader: Any, names: dict[int, str]) -> Loader:
+    generator = "" if loader.generator is None else names.get(id(loader.generator), "a generator of its own")
+    return Loader(name=name, workers_count=loader.num_workers, generator=generator, workers_alive=has_workers(loader))
 
 
-class Sources(NamedTuple):
-    """Each once, by its shortest name."""
+def generators_and_loaders(frame: FrameType, guard: Guard) -> tuple[list[Named], list[Named]]:
+    """Each once by its shortest name, of the notebook's or script's names and those of the calls that `frame` stands in."""
 
-    generators: tuple[Named, ...]
-    loaders: tuple[Named, ...]
+    def is_wanted(value: object) -> bool:
+        return (is_generator(value) and not _is_shared(value)) or issubclass(type(value), DataLoader)
 
-    @classmethod
-    def found_from(cls, frame: FrameType | None) -> Sources:
-        """From the notebook's or script's names, and from those of the calls that `frame` stands in."""
-        found = values_found(user_names(frame), lambda value: is_generator(value) or _is_loader(value))
-        loaders = tuple(one for one in found if _is_loader(one.value))
-        return cls(tuple(one for one in found if is_generator(one.value) and not is_shared(one.value)), loaders)
-
-
-def _is_loader(value: object) -> bool:
-    return issubclass(type(value), DataLoader)
+    wanted = guard.run("looking for generators and loaders", lambda: values_found(user_names(frame), is_wanted)) or []
+    generators = [named for named in wanted if is_generator(named.value)]
+    return generators, [named for named in wanted if not is_generator(named.value)]
 
 
 def derived_seed(seed: int, name: str) -> int:
@@ -192,7 +179,7 @@ def derived_seed(seed: int, name: str) -> int:
     return crc32(name.encode(), seed)
 
 
-def is_shared(generator: object) -> bool:
+def _is_shared(generator: object) -> bool:
     """Whether it is one of the global ones, which are seeded by their own functions."""
     numpy: Any = sys.modules.get("numpy.random")
     shared = (getattr(random, "_inst", None), torch.default_generator, *torch.cuda.default_generators, numpy and numpy.mtrand._rand)
@@ -201,7 +188,7 @@ def is_shared(generator: object) -> bool:
 
 def too_late(loaders: Iterable[Named]) -> Iterator[str]:
     """A sentence each, to be asked before anything is set."""
-    if sys.flags.hash_randomization and not (began_with("PYTHONHASHSEED") or "random").isdigit():
+    if hash_seed() == "random":
         yield (
             "PYTHONHASHSEED needs a restart: Python reads it once, at startup, so the order of string sets and `hash()` still vary between "
             "kernels. It is set for child processes; for this one, start the kernel with PYTHONHASHSEED=0, or sort what you iterate over."
@@ -216,6 +203,12 @@ def too_late(loaders: Iterable[Named]) -> Iterator[str]:
             f"`{name}` keeps its workers' seeds: they have been running since an earlier cell (persistent_workers=True). "
             f"Create `{name}` in this cell."
         )
+
+
+def hash_seed() -> str:
+    """By which Python hashes texts in this process: a number, or ``"random"``."""
+    began = began_with("PYTHONHASHSEED") or "random"
+    return "0" if not sys.flags.hash_randomization else began if began.isdigit() else "random"
 
 
 def began_with(variable: str) -> str | None:
@@ -255,9 +248,10 @@ class Switch:
 
 def switches(seed: int, *, strict: bool) -> tuple[Switch, ...]:
     """In the order in which they are set, and put back: what a setter moves besides its own stands after it."""
+    wanted_mode = "on" if strict else "warn only"
     return (
-        Switch("deterministic_algorithms", mode, _set_mode, _always("on" if strict else "warn only")),
-        Switch(INDUCTOR, _inductor, _set_inductor, lambda now: now if now is None else True),
+        # `use_deterministic_algorithms` would import the compiler for its flag, which takes seconds; see `COMPILER`.
+        Switch("deterministic_algorithms", mode, lambda to: torch.set_deterministic_debug_mode(_MODES[to]), _always(wanted_mode)),
         _attribute("fill_uninitialized_memory", torch.utils.deterministic, "fill_uninitialized_memory", _always(True)),  # noqa: FBT003 - the value
         _attribute("cudnn.deterministic", torch.backends.cudnn, "deterministic", _always(True)),  # noqa: FBT003 - the value
         _attribute("cudnn.benchmark", torch.backends.cudnn, "benchmark", _always(False)),  # noqa: FBT003 - the value
@@ -279,21 +273,10 @@ def mode() -> str:
     return "warn only" if torch.is_deterministic_algorithms_warn_only_enabled() else "on"
 
 
-def _set_mode(mode: str) -> None:
-    # `use_deterministic_algorithms` would import the compiler for its flag, which takes seconds; see `COMPILER`.
-    torch.set_deterministic_debug_mode(_MODES[mode])
-
-
-def _inductor() -> bool | None:
-    """The compiler's own, which `use_deterministic_algorithms` moves as well; None where it is not imported, or this torch has none."""
-    value: bool | None = getattr(sys.modules.get(COMPILER), "deterministic", None)
-    return value
-
-
-def _set_inductor(value: bool | None) -> None:
+def of_compiler() -> tuple[Switch, ...]:
+    """The compiler's own, which `use_deterministic_algorithms` moves as well; none where it is not imported, or this torch has none."""
     config: Any = sys.modules.get(COMPILER)
-    if value is not None and config is not None:
-        config.deterministic = value
+    return (_attribute("inductor.deterministic", config, "deterministic", _always(True)),) if hasattr(config, "deterministic") else ()  # noqa: FBT003
 
 
 def _attribute(name: str, owner: Any, attribute: str, wanted: Callable[[Any], Any]) -> Switch:
@@ -315,8 +298,7 @@ def _attention(*, strict: bool) -> tuple[Switch, ...]:
 def _variable(name: str, wanted: Callable[[Any], Any]) -> Switch:
     def write(value: str | None) -> None:
         os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+        os.environ.update({} if value is None else {name: value})
 
     return Switch(name, lambda: os.environ.get(name), write, wanted)
 

@@ -13,10 +13,11 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from queue import Queue
-from types import FrameType, FunctionType
+from queue import Queue, SimpleQueue
+from sys import intern
+from types import FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -26,16 +27,21 @@ from torch.utils.data._utils import worker
 
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.user_code import called_from, frames_above, is_user_code, owner, runs_alone, writes_of
-from torchdebug_magics.probing.state.attributes import Names, attributes_of
+from torchdebug_magics.probing.source.user_code import called_from, frames_above, is_user_code, local_values, owner, runs_alone, writes_of
+from torchdebug_magics.probing.state.attributes import Names, attributes_of, referents
 from torchdebug_magics.probing.state.contents import Contents
-from torchdebug_magics.probing.state.kinds import ABSENT, LEAVES
-from torchdebug_magics.probing.state.snapshot import Bound, Snapshot
+from torchdebug_magics.probing.state.kinds import ABSENT, LEAVES, Kind, same
+from torchdebug_magics.probing.state.snapshot import Bound, Snapshot, reachable
+from torchdebug_magics.probing.state.states import ways_of
 
 _AGAIN_S = 0.02
 """How soon the run is ended once more, should its code have caught the first attempt."""
 _GRACE_S = 1.0
 """CPU time that code has which catches an interrupt to leave in good order."""
+_NEAR = Bound(objects=10_000, levels=4)
+"""How far iterators are looked for."""
+_MOST_ITEMS = 64
+"""Of a list or a dict that may hold iterators."""
 _OF_COMPILERS = "__"
 """How the names begin that a compiler puts beside the user's: what it has compiled stays, and looks for them."""
 _ALL = Bound(objects=2_000_000, bytes=4 << 30)
@@ -75,10 +81,6 @@ def _named_by(function: object) -> Iterator[tuple[str, object]]:
         for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # nothing was bound to it so far
                 yield name, cell.cell_contents
-
-
-class Enough(BaseException):
-    """Raised inside an op to end a run. No `except Exception` of the user's catches it."""
 
 
 class TooLong(BaseException):
@@ -192,6 +194,7 @@ class StartState:
         self._body = body
         self._guard = guard
         self.names = frozenset(body.namespace.keys() - body.hidden)
+        self._modules = _users_modules()
         self._has_figures = bool(figures())
         self._snapshot = Snapshot([Names(body.namespace, self.names | frozenset(also)), *body.roots, figures()], _ALL)
         self.stand_ins = StandIns(self._snapshot.objects())
@@ -214,8 +217,12 @@ class StartState:
         """Let new objects stand where those are that cannot be put back in place; to be followed by `put_back`."""
         self._snapshot.put_in_place(self.stand_ins.made(), self._guard)
 
-    def put_back(self) -> None:
-        """Make all of it as it was; names that are new are gone."""
+    def put_back(self, *, with_modules: bool = True) -> None:
+        """Make all of it as it was; names that are new are gone, and modules: what one keeps begins with its import."""
+        if with_modules:
+            for name in _users_modules(but=self._modules):
+                del sys.modules[name]
+            sys.modules.update(self._modules)
         for name in self._body.namespace.keys() - self._body.hidden - self.names:
             if not name.startswith(_OF_COMPILERS):
                 del self._body.namespace[name]
@@ -226,6 +233,18 @@ class StartState:
         self._snapshot.put_back(self._guard)
         if not self._has_figures:  # pyplot itself may be new
             figures().clear()
+
+
+def _users_modules(but: Container[str] = ()) -> dict[str, ModuleType]:
+    """By name; without what is written in C, or gives torch new ops, which may not be loaded a second time."""
+    modules = [(name, module) for name, module in list(sys.modules.items()) if name not in but and is_users(module)]
+    return {name: module for name, module in modules if not any(isinstance(var, torch.library.Library) for var in [*vars(module).values()])}
+
+
+def is_users(module: ModuleType) -> bool:
+    """Whether it is written in Python, by the user."""
+    file = vars(module).get("__file__")
+    return isinstance(file, str) and file.endswith(".py") and owner(file) == "user"
 
 
 _ITERATORS = frozenset(
@@ -256,16 +275,12 @@ class StandIns:
 
     def _take(self, value: Any) -> bool:
         """Whether it can be made anew."""
-        if id(value) in self._found:
-            return True
-        if not isinstance(value, functools._lru_cache_wrapper):
-            make = self._of_iterator(value)
-        else:
-            results = _results_of(value)
-            make = None if results is None else lambda _: _cache(value, results)
-        if make is not None:
+        if id(value) not in self._found:
+            make = _of_cache(value) if isinstance(value, functools._lru_cache_wrapper) else self._of_iterator(value)
+            if make is None:
+                return False
             self._found[id(value)] = value, make
-        return make is not None
+        return True
 
     def _of_iterator(self, value: Any) -> _Make | None:
         if type(value) not in _ITERATORS:
@@ -310,41 +325,95 @@ def _inside(state: Any) -> Iterator[Any]:
             yield one
 
 
-def _results_of(function: Any) -> dict[Any, Any] | None:
-    """What a `functools.lru_cache` keeps, the oldest first; None where it keeps without a limit, or where that cannot be told."""
+def _of_cache(function: Any) -> _Make | None:
+    """Of a `functools.lru_cache`; None where it keeps results without a limit, or where it cannot be told which."""
     kinds = {"_lru_list_elem", "_lru_cache_wrapper"}
     referents = [referent for referent in gc.get_referents(function) if getattr(referent, "__name__", "") not in kinds]
     table = next((place for place, one in enumerate(referents) if type(one) is dict and one is not vars(function)), None)
-    if function.cache_parameters()["maxsize"] is None or table is None or table != 2 * len(referents[table]):
+    parameters = function.cache_parameters()
+    if parameters["maxsize"] is None or table is None or table != 2 * len(referents[table]):
         return None
-    keys = referents[:table:2]
-    is_known = {*map(id, keys)} == {*map(id, referents[table])} and all(map(_hashes_by_itself, keys))
-    return dict(zip(keys, referents[1:table:2], strict=True)) if is_known else None
+    keys = referents[:table:2]  # the oldest first
+    if {*map(id, keys)} != {*map(id, referents[table])} or not all(map(_hashes_by_itself, keys)):
+        return None
+    results = dict(zip(keys, referents[1:table:2], strict=True))
 
+    def make(_: dict[int, Any]) -> Any:
+        """Only calls put something into a new cache, so each result is handed over when it is asked for."""
+        kept = dict(results)
+        marks = [referent for referent in gc.get_referents(function) if type(referent) is object]  # between arguments and those with a name
 
-def _cache(function: Any, results: Mapping[Any, Any]) -> Any:
-    """A new cache that gives what the other one kept: only calls put something in, so each result is handed over when it is asked for."""
-    parameters, kept = function.cache_parameters(), dict(results)
-    marks = [referent for referent in gc.get_referents(function) if type(referent) is object]  # between arguments and those with a name
+        def called(*args: Any, **kwargs: Any) -> Any:
+            key: Any = functools._make_key(args, kwargs, parameters["typed"], tuple(marks[-1:]))
+            result = kept.pop(tuple(key) if isinstance(key, list) else key, ABSENT)
+            if result is not ABSENT:
+                return result
+            if kept and len(kept) + cache.cache_info().currsize >= parameters["maxsize"]:
+                del kept[next(iter(kept))]
+            return function.__wrapped__(*args, **kwargs)
 
-    def called(*args: Any, **kwargs: Any) -> Any:
-        key: Any = functools._make_key(args, kwargs, parameters["typed"], tuple(marks[-1:]))
-        result = kept.pop(tuple(key) if isinstance(key, list) else key, ABSENT)
-        if result is not ABSENT:
-            return result
-        if kept and len(kept) + cache.cache_info().currsize >= parameters["maxsize"]:
-            del kept[next(iter(kept))]
-        return function.__wrapped__(*args, **kwargs)
+        cache: Any = functools.lru_cache(**parameters)(called)
+        vars(cache).update(vars(function))
+        return cache
 
-    cache: Any = functools.lru_cache(**parameters)(called)
-    vars(cache).update(vars(function))
-    return cache
+    return make
 
 
 def figures() -> dict[Any, Any]:
     """By number, the very dict; one of nobody's where pyplot was not imported."""
     helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
     return {} if helpers is None else helpers.Gcf.figs
+
+
+class Leftovers:
+    """How far every iterator and queue is that some variables lead to, and in which order sets stand; to be asked back at the start."""
+
+    def __init__(self, variables: Mapping[str, object], is_found_again: Callable[[object], bool]) -> None:
+        leads = ((name, one) for name, value in variables.items() for one, _ in reachable([value], lambda _: [_LED_TO], _NEAR))
+        found = ((name, one) for name, one in leads if _is_taken_from(type(one)) and not is_found_again(one))
+        self._places = [(f"the {'queue' if type(one) is SimpleQueue else 'iterator'} `{name}`", one, _place(one)) for name, one in found]
+        self._sets = [(name, value, list(value)) for name, value in variables.items() if type(value) is set]
+
+    def names(self) -> tuple[str, ...]:
+        """What is not where it was, such as ``the iterator `batches` ``."""
+        gone = (words for words, one, place in self._places if not same(_place(one), place))
+        turned = (f"the order of the set `{name}`" for name, value, before in self._sets if not same(list(value), before))
+        return tuple(dict.fromkeys((*gone, *turned)))
+
+    def at_risk(self) -> tuple[str, ...]:
+        """What could not be put back, should a run take from it."""
+        without_places = ((words, one) for words, one, _ in self._places if attributes_of(one) is None)
+        return tuple(words for words, one in without_places if not any(way.read(one) for way in ways_of(one)))
+
+
+def _is_taken_from(kind: type) -> bool:
+    """Whether what is taken from an object of that type is gone; of a file there is a way back."""
+    return kind is SimpleQueue or (hasattr(kind, "__next__") and not hasattr(kind, "read"))
+
+
+def _led_to(value: Any) -> list[Any] | None:
+    """What a list, a tuple or a dict holds, and what an iterator takes from."""
+    kind = type(value)
+    if kind in {list, tuple, dict}:
+        return list(value.values() if kind is dict else value)[:_MOST_ITEMS]
+    if not _is_taken_from(kind):
+        return None
+    attributes = attributes_of(value)
+    return [] if kind in {SimpleQueue, GeneratorType} else list(referents(value) if attributes is None else attributes.values())
+
+
+_LED_TO = Kind(_led_to)
+
+
+def _place(iterator: Any) -> list[object]:
+    """How far it is, and the objects that the variables of a generator hold: a loop is at the same place of its code each time round.
+
+    Of an iterator without a place of its own, what it takes from tells.
+    """
+    if type(iterator) is SimpleQueue:
+        return [intern(str(iterator.qsize()))]
+    frame = iterator.gi_frame if isinstance(iterator, GeneratorType) else None
+    return [] if frame is None else [intern(f"{frame.f_lasti} {[*local_values(frame)]}"), *local_values(frame).values()]
 
 
 def _hashes_by_itself(key: Any) -> bool:

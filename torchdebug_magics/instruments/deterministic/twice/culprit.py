@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import Ordering, dependence_of
-from torchdebug_magics.instruments.deterministic.influences.answers import asked_by
-from torchdebug_magics.instruments.deterministic.influences.influence import CLOCK, ENTROPY, OutsideCall
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
-from torchdebug_magics.instruments.deterministic.ops.op_recording import Empty, Op, Seen, repair
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Empty, Op, Recording, Seen, repair
 from torchdebug_magics.instruments.deterministic.report import Cause, Divergence
-from torchdebug_magics.instruments.deterministic.twice.body import Enough, TooLong, processes_count, workers_here
-from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, RunComparison, drawn_from, raised_at
-from torchdebug_magics.instruments.deterministic.twice.runs import Runs
+from torchdebug_magics.instruments.deterministic.twice.answers import ADDRESS, ARRIVAL, CLOCK, ENTROPY, Answers, OutsideCall
+from torchdebug_magics.instruments.deterministic.twice.body import TooLong, processes_count, workers_here
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, RunComparison, raised_at
+from torchdebug_magics.instruments.deterministic.twice.runs import Runs, nothing
 from torchdebug_magics.probing.source.syntax import enclosing, tree_of
 
 _FIRST_ALONE = "later runs agree with the second one: the first run left state that could not be restored, such as a cache entry"
 _IN_THE_CELL = "create what the cell consumes in the cell itself"
+_LEAST_TRIES, _MOST_TRIES, _MOST_S = 2, 8, 3.0
+"""Of runs that are to agree, as two may by chance; only long ones are made less often."""
 
 
 class Culprit:
@@ -111,7 +115,8 @@ class Culprit:
 
     def _of_generator(self, op: Op, difference: Difference) -> Divergence:
         """What the op draws from has another seed; and where it got that."""
-        generator = drawn_from(op)
+        given = (argument for argument in (*op.args, *op.kwargs.values()) if isinstance(argument, torch.Generator))
+        generator = next(given, torch.default_generator)
         said = f"`{op.plan.name}` draws from "
         if generator is torch.default_generator:
             said += "torch's global generator, which the cell itself reseeded"
@@ -207,7 +212,7 @@ class Culprit:
 
     def _is_first_alone(self, difference: Difference) -> bool:
         """Whether two more runs do what the second one did: then the first one has left something that it did not find itself."""
-        seen = None if difference.seen is None else difference.seen._replace(gave=0)
+        seen = None if difference.op is None else difference.op.seen._replace(gave=0)
         return all(self._seen_at(difference.place) == seen for _ in range(2))
 
     def _inputs_agree(self, place: int) -> bool:
@@ -217,14 +222,71 @@ class Culprit:
 
     def _seen_at(self, place: int, *, thorough_at: int = -1) -> Seen | None:
         """The op at a place of one more run, and what it is given; None where the run ends before."""
-        found: list[Seen] = []
+        recording = self._comparison.earlier.another()
+        recorder = DigestRecorder(recording, self._runs.guard, self._runs.hooks, thorough_at=thorough_at)
+        recorder.until = place
+        self._runs.again(recorder)
+        return recording[place]._replace(gave=0) if recorder.is_over else None
 
-        def seen(seen: Seen, op: Op) -> None:
-            if op.place >= place:
-                found.append(seen._replace(gave=0))
-                raise Enough
 
-        self._runs.again(
-            DigestRecorder(self._comparison.earlier.another(), seen, self._runs.guard, self._runs.hooks, thorough_at=thorough_at)
-        )
-        return found[0] if found else None
+def asked_by(runs: Runs, place: int | None, also: Callable[[ExitStack], object] = nothing) -> tuple[OutsideCall, ...]:
+    """The calls whose answers make what comes up to the op at `place` differ, in the order in which they ask; none if no answer does.
+
+    Without a place, what the whole run does. Each run begins after `also`.
+    """
+    search = _HeldAnswers(runs, sys.maxsize if place is None else place, also)
+    every = tuple(search.asked)
+    kinds = dict.fromkeys(call.influence for call in every)
+    for influence in sorted(kinds, key=lambda influence: influence is not ARRIVAL):  # an order, before what only delays
+        asked = tuple(call for call in every if call.influence is influence)
+        if len(asked) < len(every) and search.agrees(frozenset(asked)) and (needed := search.needed(asked, frozenset(asked))):
+            return needed
+    if not every or not search.agrees(frozenset(every)):
+        return ()
+    # Runs one right after the other are often given the same memory: what agrees though no address is held has not agreed with the first.
+    return search.needed(every, frozenset(every)) or tuple(call for call in every if call.influence is ADDRESS)
+
+
+class _HeldAnswers:
+    """Runs that are given answers of one run, and are compared with it."""
+
+    def __init__(self, runs: Runs, place: int, also: Callable[[ExitStack], object]) -> None:
+        self._runs, self._place, self._also = runs, place, also
+        self._recording = Recording()
+        answers = Answers(runs.body.namespace)
+        recorder = DigestRecorder(self._recording, runs.guard, runs.hooks)
+        recorder.until = place
+        self._error = self._run(recorder, answers)
+        self.asked = answers.given
+
+    def _run(self, watch: DigestRecorder, answers: Answers) -> BaseException | None:
+        def vary(stack: ExitStack) -> None:
+            self._also(stack)
+            answers.attach(stack)
+
+        with self._runs.otherwise(vary):
+            return self._runs.again(watch)
+
+    def agrees(self, held: frozenset[OutsideCall]) -> bool:
+        """Whether runs with these answers do what the first one did."""
+        begin_s = time.monotonic()
+        for count in range(_MOST_TRIES):
+            if count >= _LEAST_TRIES and time.monotonic() - begin_s > _MOST_S:
+                break
+            comparison = RunComparison(self._runs, self._recording)
+            comparison.until = self._place
+            error = self._run(comparison, Answers(self._runs.body.namespace, self.asked, held))
+            if error is None and not comparison.is_over:
+                comparison.end()
+            if comparison.difference is not None or type(error) is not type(self._error):
+                return False
+        return True
+
+    def needed(self, group: tuple[OutsideCall, ...], held: frozenset[OutsideCall]) -> tuple[OutsideCall, ...]:
+        """The calls of a group without whose answers runs that hold all others differ."""
+        if self.agrees(held.difference(group)):
+            return ()
+        if len(group) == 1:
+            return group
+        half = len(group) // 2
+        return (*self.needed(group[:half], held), *self.needed(group[half:], held)) or group[:1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,16 +16,12 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchdebug_magics.instrument import Body
-from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
-from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen, tensors
+from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder, Enough
+from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, tensors
 from torchdebug_magics.instruments.deterministic.report import Divergence
-from torchdebug_magics.instruments.deterministic.twice.body import Enough
 from torchdebug_magics.instruments.deterministic.twice.runs import FirstRun, Runs, nothing
 from torchdebug_magics.probing.compiler import away_from_the_compiler
-from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls, live_modules
-from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import binding, nodes
 from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, location, owner
 from torchdebug_magics.probing.state.contents import memory_of
@@ -54,9 +50,8 @@ class Difference:
     place: int
     op: Op | None
     """None where the second run ended before it."""
-    seen: Seen | None
-    """Its numbers."""
-    line: Line | None
+    location: Location | None
+    """The user's line that it was seen at."""
     module: str | None
     phase: str
     names: dict[str, Any]
@@ -66,88 +61,65 @@ class Difference:
     is_training: bool = False
     """Whether the module is in training mode."""
 
-    @property
-    def location(self) -> Location | None:
-        """The user's line that it was seen at."""
-        return None if self.line is None else self.line.location
 
-
-class RunComparison:
+class RunComparison(DigestRecorder):
     """Compares a run with an earlier recording, op by op while it goes on, and ends it at the first difference."""
 
-    def __init__(
-        self,
-        earlier: Recording,
-        modules: Iterable[torch.nn.Module],
-        guard: Guard,
-        hooks: Hooks,
-        *,
-        to_its_end: bool = False,
-        poison: bool = False,
-        until: int = sys.maxsize,
-    ) -> None:
+    def __init__(self, runs: Runs, earlier: Recording, *, to_its_end: bool = False, poison: bool = False) -> None:
+        super().__init__(earlier.another(), runs.guard, runs.hooks, poison=poison)
         self.earlier = earlier
-        self._until = until
-        """The last op that is compared."""
-        self.is_over = False
-        """Whether the run was ended there."""
         self._to_its_end = to_its_end
         """Whether the run goes on after the difference: to end it kills the generators that it stands in."""
         self.difference: Difference | None = None
-        self.recorder = DigestRecorder(earlier.another(), self._seen, guard, hooks, poison=poison)
-        self.contents = self.recorder.contents
-        self._calls = ModuleCalls(modules, hooks)
-        self._hooks, self._guard = hooks, guard
+        self.results: dict[str, int] = {}
+        self.plain_results: dict[str, int] = {}
+        self._calls = ModuleCalls(live_modules(), runs.hooks)
+        self._runs = runs
 
-    def attach(self, stack: ExitStack) -> None:
+    def attach(self, stack: ExitStack, height: int | None = None) -> None:
         """Begin to compare."""
         self._calls.attach(stack)
-        away_from_the_compiler(stack, self._hooks, self._guard)
-        self.recorder.attach(stack)
+        away_from_the_compiler(stack, self._runs.hooks, self._runs.guard)
+        super().attach(stack, height)
 
-    def here(self) -> tuple[Line | None, str | None]:
-        """The user's line that runs, and the path of its module; in a backward pass, of the forward that it belongs to."""
-        lines, running = self.recorder.lines, self._calls.current
-        if torch._C._current_autograd_node() is not None and (made := lines.of_node()) is not None:
-            return made
-        return lines.here(sys._getframe()), None if running is None else running.path
+    def over(self) -> None:
+        """The run has ended by itself: note what it has left."""
+        self.end()
+        self.results, self.plain_results = results_of(self._runs.body, self.is_unwritten), plain_results_of(self._runs.body)
 
     def end(self) -> None:
-        """The run has ended by itself: it may have been shorter."""
-        if not self.recorder.has_failed and self.difference is None and self.recorder.count < len(self.earlier):
-            self.difference = Difference("way", self.recorder.count, None, None, None, None, "forward", {})
+        """It may have been shorter."""
+        if not self.has_failed and self.difference is None and self.count < len(self.earlier):
+            self.difference = Difference("way", self.count, None, None, None, "forward", {})
 
-    def _seen(self, seen: Seen, op: Op) -> None:
+    def seen(self, op: Op) -> None:
+        """Compare one more op."""
         if self.difference is not None:
             return
-        kind = self.kind_of(seen, op)
-        if kind is None:
-            self.is_over = op.place >= self._until
-            if self.is_over:
+        kind = self.kind_of(op)
+        if kind is not None:
+            self.difference = self.described(kind, op)
+            if not self._to_its_end:
                 raise Enough
-            return
-        self.difference = self.described(kind, seen, op)
-        if not self._to_its_end:
-            raise Enough
 
-    def described(self, kind: Kind, seen: Seen, op: Op) -> Difference:
-        """The difference at the op that has just run."""
-        line, module = self.here()
-        phase = "forward" if torch._C._current_autograd_node() is None else "backward"
-        frame = self.recorder.lines.user_frame(sys._getframe())
+    def described(self, kind: Kind, op: Op) -> Difference:
+        """The difference at the op that has just run; in a backward pass, with line and module of the forward that it belongs to."""
+        running, phase = self._calls.current, "forward" if torch._C._current_autograd_node() is None else "backward"
+        made = self.lines.of_node() if phase == "backward" else None
+        line, module = made or (self.lines.here(sys._getframe()), None if running is None else running.path)
+        frame = self.lines.user_frame(sys._getframe())
         names = {} if frame is None else {**frame.f_globals, **frame.f_locals}
-        running = self._calls.current
         of_module = (None, False) if running is None else (type(running.module), running.module.training)
-        return Difference(kind, op.place, op, seen, line, module, phase, names, *of_module)
+        return Difference(kind, op.place, op, None if line is None else line.location, module, phase, names, *of_module)
 
-    def kind_of(self, seen: Seen, op: Op) -> Kind | None:
+    def kind_of(self, op: Op) -> Kind | None:
         """How the op that has just run differs from that of the earlier run; None where it does not."""
-        nodes, running = self.recorder.lines.nodes, self._calls.current
+        nodes, running = self.lines.nodes, self._calls.current
         if nodes.has_new_node():
             nodes.add((op.line, running.path if running is not None else ""))
         if op.place >= len(self.earlier):
             return "way"
-        before = self.earlier[op.place]
+        before, seen = self.earlier[op.place], op.seen
         if (before.op, before.line) != (seen.op, seen.line):
             return "way"
         if before.given != seen.given:
@@ -155,16 +127,10 @@ class RunComparison:
         if before.gave == seen.gave:
             return None
         index = op.args[op.plan.index_at : op.plan.index_at + 1] if op.plan.index_at > 0 else ()  # says which numbers are moved
-        if op.empty is not None and op.plan.passes_on and not any(map(self.recorder.is_unwritten, tensors(index))):
-            self.recorder.taint(op)  # it holds what nobody has written, and may never be read
+        if op.empty is not None and op.plan.passes_on and not any(map(self.is_unwritten, tensors(index))):
+            self.taint(op)  # it holds what nobody has written, and may never be read
             return None
         return "gave"
-
-
-def drawn_from(op: Op) -> torch.Generator:
-    """The generator that an op takes its numbers from."""
-    given = (argument for argument in (*op.args, *op.kwargs.values()) if isinstance(argument, torch.Generator))
-    return next(given, torch.default_generator)
 
 
 def raised_at(error: BaseException) -> Location | None:
@@ -223,8 +189,9 @@ class Effect(RunComparison):
     """Where each difference began, by the memory that holds its consequences; what is written over with equal numbers is forgotten."""
 
     def __init__(self, runs: Runs, first: FirstRun) -> None:
-        super().__init__(first.recording, live_modules(), runs.guard, runs.hooks, to_its_end=True)
-        self.begins: list[Difference] = []
+        super().__init__(runs, first.recording, to_its_end=True)
+        self._results_before = first.results
+        self.beginnings: list[Difference] = []
         """Every difference that follows from no other, in order."""
         self.reached: list[Difference] = []
         """Of these, the ones that reach Python, a name of the user's, the last op, or another way."""
@@ -251,14 +218,15 @@ class Effect(RunComparison):
         """The earliest that reaches the results."""
         return min(self.reached, key=attrgetter("place"), default=None)
 
-    def _seen(self, seen: Seen, op: Op) -> None:
+    def seen(self, op: Op) -> None:
+        """Compare one more op, and follow what differs."""
         if op.place > self._most_ops:
             self.reached += [self.way] if self.way is not None else []
             raise Enough
         if self.way is not None:
-            self._look_at_handed(seen, op)
+            self._look_at_handed(op)
             return
-        kind = self.kind_of(seen, op)
+        kind = self.kind_of(op)
         self.has_backward = self.has_backward or torch._C._current_autograd_node() is not None
         changed = [memory for tensor in (*tensors(op.result), *op.written) if (memory := memory_of(tensor))]
         if kind is None:
@@ -269,15 +237,13 @@ class Effect(RunComparison):
                 self._holds.pop(memory, None)
             self._settled.update(changed)
             return
-        begin = min(
-            (self._holds[number] for number in self.recorder.inputs if number in self._holds), key=attrgetter("place"), default=None
-        )
+        begin = min((self._holds[number] for number in self.inputs if number in self._holds), key=attrgetter("place"), default=None)
         if begin is None or op.plan.is_random:
-            begin = self.described(kind, seen, op)
-            self.begins.append(begin)
-            self.suspects[begin.place] = frozenset(self.recorder.inputs - self._settled)
+            begin = self.described(kind, op)
+            self.beginnings.append(begin)
+            self.suspects[begin.place] = frozenset(self.inputs - self._settled)
         elif begin.op is not None and begin.op.plan.is_view and begin.op.plan.base != _ENTERING:  # the op that computes with it says more
-            begin = self._instead(begin, self.described("given", seen, op))
+            begin = self._instead(begin, self.described("given", op))
         self._last = begin
         self._holds |= dict.fromkeys(changed, begin)
         if kind == "way":
@@ -285,36 +251,36 @@ class Effect(RunComparison):
         elif op.plan.base in _LEAVING and _is_asked_by_user(sys._getframe(1)):
             self.reached.append(begin)
 
-    def _look_at_handed(self, seen: Seen, op: Op) -> None:
+    def _look_at_handed(self, op: Op) -> None:
         """After the runs have gone different ways: a number that Python gets at a line where it never got that one in the first run."""
         if op.plan.base not in _LEAVING or not _is_asked_by_user(sys._getframe(2)) or self.way is None:
             return
         if self._handed is None:
-            seen_first = (self.earlier[place] for place in range(len(self.earlier)))
-            self._handed = {(one.op, one.line, one.gave) for one in seen_first}
-        if (seen.op, seen.line, seen.gave) not in self._handed:
+            self._handed = {(first.op, first.line, first.gave) for first in self.earlier}
+        if (op.seen.op, op.seen.line, op.seen.gave) not in self._handed:
             self.reached.append(self.way)
 
     def _instead(self, begin: Difference, better: Difference) -> Difference:
-        self.begins = [better if one is begin else one for one in self.begins]
+        self.beginnings = [better if one is begin else one for one in self.beginnings]
         self._holds = {memory: better if one is begin else one for memory, one in self._holds.items()}
         self.suspects[better.place] = self.suspects.get(begin.place, frozenset())
         return better
 
     def over(self) -> None:
-        """The run has ended by itself."""
-        self.end()
+        """What the run has left by name may be other tensors and plain values."""
+        super().over()
         if self.difference is not None:  # it was shorter
-            self.begins.append(self.difference)
+            self.beginnings.append(self.difference)
             self.way = self.difference
         elif self._last is not None:
             self.reached.append(self._last)
-
-    def left(self, differing: Iterable[torch.Tensor | None]) -> None:
-        """What the run has left otherwise by name, after its end: a tensor, or None for a plain value."""
-        unknown = self.way or next(iter(self.begins), None)
-        for one in differing:
-            begin = unknown if one is None else self._holds.get(memory_of(one), unknown if self.way is not None else None)
+        tensors, variables = dict(tensors_left(self._runs.body)), self._runs.body.left()
+        now = self.results | self.plain_results
+        names = [name for name, digest in now.items() if self._results_before.get(name, digest) != digest]
+        self.differing = {name: type(variables.get(name.partition(".")[0])) for name in names}
+        unknown = self.way or next(iter(self.beginnings), None)
+        for name in names:
+            begin = self._holds.get(memory_of(tensors[name]), self.way) if name in tensors else unknown
             self.reached += [begin] if begin is not None else []
 
 
@@ -325,25 +291,14 @@ def effect_of(
 
     None where it could not be looked at.
     """
-    first = first or runs.first
-    effect = Effect(runs, first)
-
-    def at_end() -> None:
-        now = results_of(runs.body, effect.recorder.is_unwritten) | plain_results_of(runs.body)
-        held = dict(tensors_left(runs.body))
-        effect.over()
-        names = [name for name, digest in now.items() if first.results.get(name, digest) != digest]
-        variables = runs.body.left()
-        effect.differing = {name: type(variables.get(name.partition(".")[0])) for name in names}
-        effect.left(held.get(name) for name in names)
-
+    effect = Effect(runs, first or runs.first)
     with runs.otherwise(vary, from_end=from_end):
-        effect.error = runs.again(effect, at_end)
+        effect.error = runs.again(effect, effect.over)
         if effect.error is not None:
-            effect.reached += effect.begins[:1]
-        elif hears and not effect.reached and not effect.recorder.has_failed:
+            effect.reached += effect.beginnings[:1]
+        elif hears and not effect.reached and not effect.has_failed:
             effect.prints = _printed_otherwise(runs)
-    return None if effect.recorder.has_failed else effect
+    return None if effect.has_failed else effect
 
 
 def _printed_otherwise(runs: Runs) -> Location | None:

@@ -16,23 +16,21 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import FunctionType, ModuleType
-from typing import Any, NamedTuple, Protocol, TypeAlias
-
-import torch
+from types import FunctionType
+from typing import Any, NamedTuple, TypeAlias
 
 from torchdebug_magics.errors import DeterminismError
 from torchdebug_magics.instrument import Body
-from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
+from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder, Enough
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Recording
-from torchdebug_magics.instruments.deterministic.twice.body import Enough, StartState, TooLong, bounded
+from torchdebug_magics.instruments.deterministic.twice.body import Leftovers, StartState, TooLong, bounded
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import is_compiled, live_modules, unwrapped
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import Guard, interrupts_held
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import nodes
-from torchdebug_magics.probing.source.user_code import is_user_code, owner, user_frame
+from torchdebug_magics.probing.source.user_code import is_user_code, user_frame
 from torchdebug_magics.probing.state.contents import Contents, memory_of
 from torchdebug_magics.probing.state.rng import RandomState
 
@@ -61,16 +59,6 @@ class FirstRun(NamedTuple):
     """A digest of each tensor, number and text that it left, by the user's name."""
 
 
-class RunWatch(Protocol):
-    """Sees the ops of one run."""
-
-    contents: Contents
-    """What tensors held before that run has written them."""
-
-    def attach(self, stack: ExitStack) -> None:
-        """From here until the stack closes."""
-
-
 class Runs:
     """The first run is the user's own; `over` ends it. Every later one is ended where it began, and `finish` brings back the end."""
 
@@ -80,12 +68,10 @@ class Runs:
         self.hooks = hooks
         self.outside = outside
         self.start = StartState(body, guard)
-        self._imported = Imported()
+        self.leftovers = Leftovers(body.variables, self.start.stand_ins.__contains__)
         self._context = contextvars.copy_context()
-        self._unheard = Unheard()
         # Compiled code writes where no op is seen: what it may write is copied whole.
         self._unseen = self.start.contents() if _is_compiled(body) else Contents()
-        self._unseen_end = Contents()
         self._end: StartState | None = None
         self._written: Contents | None = None
         self._undo = Contents()
@@ -110,20 +96,18 @@ class Runs:
     @property
     def written(self) -> frozenset[int]:
         """Where the storages are that the first run has written to, of those that were there before it."""
-        kept = () if self._written is None else self._written.tensors()
-        return frozenset(memory_of(tensor) for tensor in (*kept, *self._unseen_end.tensors()))
+        return frozenset(map(memory_of, () if self._written is None else self._written.tensors()))
 
     def over(self, contents: Contents) -> None:
         """The first run has ended, having written what is in `contents`: back to the start."""
         self._first_s = time.process_time() - self._began_s
         with interrupts_held():
             self._end = StartState(self.body, self.guard, also=self.start.names)
-            for tensor in self._unseen.tensors():
-                self._unseen_end.keep(tensor)
             self._written = Contents()
             contents.exchange(self._written)
+            for tensor in self._unseen.tensors():
+                self._written.keep(tensor)
             self._unseen.put_back()
-            self._imported.over()
             self.start.put_back()
 
     @contextmanager
@@ -136,7 +120,7 @@ class Runs:
         finally:
             self._vary, self._from_end = before
 
-    def again(self, watch: RunWatch, at_end: Callable[[], object] = lambda: None) -> BaseException | None:
+    def again(self, watch: DigestRecorder, at_end: Callable[[], object] = lambda: None) -> BaseException | None:
         """One more run; what it raised, if it raised. An interrupt passes. `at_end` sees what a whole run has left."""
         try:
             with ExitStack() as stack:
@@ -158,18 +142,17 @@ class Runs:
                 self._undo.put_back()
                 self._undo = Contents()
                 self._unseen.put_back()
-                self._imported.drop()
                 self.start.put_back()
         return None
 
     def unwatched(self) -> BaseException | None:
         """One more run of which no op is compared."""
-        return self.again(DigestRecorder(Recording(), lambda _seen, _op: None, self.guard, self.hooks))
+        return self.again(DigestRecorder(Recording(), self.guard, self.hooks))
 
-    def _run(self, watch: RunWatch, stack: ExitStack) -> None:
+    def _run(self, watch: DigestRecorder, stack: ExitStack) -> None:
         self.count += 1
         state = self._to_end() if self._from_end else self.start
-        self.heard = stack.enter_context(self._unheard.meanwhile())  # after the state, which holds the standard streams, too
+        self.heard = stack.enter_context(unheard())  # after the state, which holds the standard streams, too
         stack.enter_context(self.outside.rerun(from_end=self._from_end))
         state.stand_in()
         self.guard.run("changing one thing", self._vary, stack)
@@ -186,22 +169,19 @@ class Runs:
         """From the start to where the first run ended, the generators of random numbers left as they are."""
         assert self._end is not None
         assert self._written is not None
-        for tensor in (*self._written.tensors(), *self._unseen_end.tensors()):
+        for tensor in self._written.tensors():
             self._undo.keep(tensor)
         self._written.put_back()
-        self._unseen_end.put_back()
         random = RandomState.take()
-        self._end.put_back()
+        self._end.put_back(with_modules=False)
         random.put_back()
         return self._end
 
     def finish(self) -> None:
         """Everything as the first run has left it, the disk, too. Harmless the second time."""
         with interrupts_held():
-            self._imported.finish()
             if self._end is not None and self._written is not None:
                 self._written.put_back()
-                self._unseen_end.put_back()
                 self._end.put_back()
             self._end = self._written = None  # last: what an interrupt cut short is finished by another call
         self.outside.finish()
@@ -214,42 +194,6 @@ def _is_compiled(body: Body) -> bool:
         or any(is_compiled(module) or unwrapped(module) is not module for module in live_modules())
         or any(hasattr(value, "_torchdynamo_orig_callable") for value in body.variables.values() if isinstance(value, FunctionType))
     )
-
-
-class Imported:
-    """What a module keeps began with its import: were it there already, a later run would find what the first one has left in it."""
-
-    def __init__(self) -> None:
-        self._before = frozenset(sys.modules)
-        self._first: dict[str, ModuleType] = {}
-
-    def over(self) -> None:
-        """The first run has ended: what it has imported is kept for the end."""
-        self._first = self._new()
-        self.drop()
-
-    def drop(self) -> None:
-        """As it was before any run."""
-        for name in self._new():
-            del sys.modules[name]
-
-    def finish(self) -> None:
-        """As the first run has left it. Harmless the second time."""
-        if self._first:
-            self.drop()
-            sys.modules.update(self._first)
-        self._first = {}  # last: what an interrupt cut short is finished by another call
-
-    def _new(self) -> dict[str, ModuleType]:
-        """What is written in C, or gives torch new ops, may not be loaded a second time."""
-        new = {name: module for name, module in list(sys.modules.items()) if name not in self._before and is_users(module)}
-        return {name: one for name, one in new.items() if not any(isinstance(var, torch.library.Library) for var in [*vars(one).values()])}
-
-
-def is_users(module: ModuleType) -> bool:
-    """Whether it is written in Python, by the user."""
-    file = vars(module).get("__file__")
-    return isinstance(file, str) and file.endswith(".py") and owner(file) == "user"
 
 
 class Outside(Effects):
@@ -341,25 +285,18 @@ class Heard(io.TextIOBase):
                     yield number
 
 
-class Unheard:
-    """To be made before the first run: what is warned of later is what was warned of then."""
-
-    def __init__(self) -> None:
-        self._filters = list(warnings.filters)
-
-    @contextlib.contextmanager
-    def meanwhile(self) -> Iterator[Heard]:
-        """A handler of the user's own is called; what Python's would show or send is not."""
-        held: Any = logging.Handler
-        before, heard = held.handle, Heard()
-        with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
-            warnings.filters[:] = self._filters  # type: ignore[index]  # a list, whatever its stub says
-            warnings.showwarning = lambda *_, **__: None
-            held.handle = _handled
-            try:
-                yield heard
-            finally:
-                held.handle = before
+@contextmanager
+def unheard() -> Iterator[Heard]:
+    """A handler of the user's own is called; what Python's would show or send is not."""
+    held: Any = logging.Handler
+    before, heard = held.handle, Heard()
+    with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.showwarning = lambda *_, **__: None
+        held.handle = _handled
+        try:
+            yield heard
+        finally:
+            held.handle = before
 
 
 def _handled(handler: logging.Handler, record: logging.LogRecord) -> bool:

@@ -91,7 +91,7 @@ x = torch.ones(n) * 2
         "with ThreadPoolExecutor(2) as pool:\n    y = torch.tensor(list(pool.map(float, range(4)))).cumsum(0)",
     ),
 }
-SALT = "torchdebug_magics.instruments.deterministic.counterfactual.set_order.began_with"
+SALT = "torchdebug_magics.instruments.deterministic.ritual.status.began_with"
 
 
 def verified(shell: InteractiveShell, setup: str, body: str) -> DeterministicReport:

@@ -150,7 +150,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 def test_seeds_that_wait_for_a_gpu_wait_on(device: Device):
     device.manual_seed_all(5)
     ritual = QueuedSeeds()
-    ritual.take()
     device.manual_seed_all(42)
     assert not ritual.are_back()
     ritual.put_back()
@@ -165,7 +164,6 @@ def test_a_gpu_that_starts_in_the_cell_goes_on_as_if_it_had_started_after_it(dev
     if waiting is not None:
         device.manual_seed_all(waiting)
     ritual = QueuedSeeds()
-    ritual.take()
     device.manual_seed_all(42)
     device.started = True
     ritual.put_back()

@@ -1,7 +1,4 @@
-"""What a run is answered: noted by the call in the user's code that asks, given again as an earlier run had it, or turned round.
-
-`asked_by` finds the calls whose answers make two runs differ: with these held, the runs agree.
-"""
+"""What a run is answered from outside its code: noted by the call that asks, given again as an earlier run had it, or turned round."""
 
 from __future__ import annotations
 
@@ -20,35 +17,124 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from multiprocessing.pool import Pool
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.deterministic.influences.influence import (
-    ADDRESS,
-    ARRIVAL,
-    CLOCK,
-    ENTROPY,
-    LISTING,
-    MEMORY,
-    NUMPY,
-    OUTSIDE,
-    PROCESS,
-    PYTHON,
-    TORCH,
-    Influence,
-    OutsideCall,
-)
-from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
-from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, Seen
-from torchdebug_magics.instruments.deterministic.twice.body import Enough
-from torchdebug_magics.instruments.deterministic.twice.run_comparison import RunComparison
-from torchdebug_magics.instruments.deterministic.twice.runs import Runs, is_users
-from torchdebug_magics.probing.modules import live_modules
-from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, owner, span
+from torchdebug_magics.instruments.deterministic.report import Cause, Dependence, On
+from torchdebug_magics.instruments.deterministic.twice.body import is_users
+from torchdebug_magics.probing.source.call_sites import node_at
+from torchdebug_magics.probing.source.syntax import called, dotted
+from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, location, owner
 
+_SEED = 42
+
+
+@dataclass(frozen=True)
+class Influence:
+    """One kind of what is asked."""
+
+    cause: Cause
+    on: On | None
+    what: str
+    """A clause, with ``{text}`` for the call."""
+    fix: str | Callable[[OutsideCall], str]
+
+
+class OutsideCall(NamedTuple):
+    """A call in the user's code that asks, by itself or deep inside."""
+
+    influence: Influence
+    file: str
+    line: int
+    function: str
+    first_parameter: str
+    """Of the method that it stands in, after ``self``."""
+    text: str
+    """As it is written; empty where that is not known."""
+    seed: str = ""
+    """The parameter of the library's function that takes a seed, if the library asks."""
+
+    @property
+    def call(self) -> ast.expr | None:
+        """What is written there."""
+        return ast.parse(self.text, mode="eval").body if self.text else None
+
+    @property
+    def path(self) -> str:
+        """Of what is called, such as ``time.time``; empty where it has no name."""
+        return dotted(self.call.func) if isinstance(self.call, ast.Call) else ""
+
+    @property
+    def dependence(self) -> Dependence:
+        """In words."""
+        influence = self.influence
+        what = influence.what.format(text=f"`{self.text}`" if self.text else "this line")
+        fix = influence.fix.replace("{text}", self.text) if isinstance(influence.fix, str) else influence.fix(self)
+        return Dependence(on=influence.on or "entropy", op="", location=location(self.file, self.line, self.function), what=what, fix=fix)
+
+
+def _seeded(otherwise: str) -> Callable[[OutsideCall], str]:
+    def fix(asked: OutsideCall) -> str:
+        """A seed within a function gives the same numbers at each call."""
+        if asked.seed:
+            return f"pass `{asked.seed}={_SEED}` to `{asked.path or asked.text}`"
+        path = asked.path or otherwise
+        if asked.function == "__getitem__" and asked.first_parameter:
+            return f"use `{path}({asked.first_parameter})`: different numbers for each item, the same in each run"
+        if asked.function == "__init__" or not asked.function.isidentifier():
+            return f"use `{path}({_SEED})`"
+        return f"create one generator outside `{asked.function}`, `rng = {path}({_SEED})`, and pass it in"
+
+    return fix
+
+
+def _manual(asked: OutsideCall) -> str:
+    return f"use `{asked.path.removesuffix('seed') or 'torch.Generator().'}manual_seed({_SEED})`"
+
+
+def _zeros(asked: OutsideCall) -> str:
+    return f"use `{asked.path.replace('empty', 'zeros') if 'empty' in asked.path else 'np.zeros'}`, or write every element before reading"
+
+
+def _in_order(asked: OutsideCall) -> str:
+    ways = {
+        "imap_unordered": "use `imap` instead of `imap_unordered`",
+        "as_completed": "iterate over the futures in submission order, or use `map`",
+    }
+    return f"{ways.get(called(asked.call), 'collect the results in submission order')}, or sort the results"
+
+
+def _sorted(asked: OutsideCall) -> str:
+    match called(asked.call):
+        case "":
+            return "sort the files"
+        case "walk":
+            return f"sort both lists from `{asked.text}`: `dirs.sort()`, `files.sort()`"
+        case "scandir":
+            return f"`sorted({asked.text}, key=lambda entry: entry.name)`"
+        case _:
+            return f"`sorted({asked.text})`"
+
+
+_UNSEEDED = "{text} has no seed and takes one from the operating system"
+CLOCK = Influence("wall_clock", "clock", "{text} reads the clock", "replace `{text}` with a constant: it reads the clock")
+_DRAW = f"replace `{{text}}` with a draw from a seeded generator, such as `random.Random({_SEED})`"
+ENTROPY = Influence("os_entropy", "entropy", "{text} reads the operating system's entropy", _DRAW)
+NUMPY = Influence("numpy_random", "seed", _UNSEEDED, _seeded("np.random.default_rng"))
+PYTHON = Influence("python_random", "seed", _UNSEEDED, _seeded("random.Random"))
+TORCH = Influence("unseeded_generator", "seed", "{text} takes a new seed from the operating system", _manual)
+ARRIVAL = Influence("outside_data", "order", "{text} returns results in completion order, which varies", _in_order)
+LISTING = Influence("outside_data", "order", "{text} returns entries in file-system order, which differs between machines", _sorted)
+_HASHED = "{text} gives a number that is computed from memory addresses, which differ in each run"
+ADDRESS = Influence("hash_order", "order", _HASHED, "replace `{text}` with a stable key, such as an index")
+MEMORY = Influence("uninitialized_memory", "memory", "{text} is uninitialized memory", _zeros)
+_READ = "{text} comes from outside the program, and may change"
+OUTSIDE = Influence("outside_data", None, _READ, "read it once, in an earlier cell")
+PROCESS = Influence("os_entropy", "entropy", "{text} differs in each process", f"replace `{{text}}` with a constant, such as {_SEED}")
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime")
 _PLAIN = (
     *((time, f"{name}{unit}", CLOCK, False) for name in _CLOCKS for unit in ("", "_ns")),
@@ -63,8 +149,6 @@ _WAITING = frozenset({"threading", "queue", "concurrent", "multiprocessing", "as
 _SEEDS = ("seed", "random_state", "rng", "generator")
 """How parameters of libraries are called that take a seed."""
 _MOST_BYTES = 1 << 24
-_LEAST_TRIES, _MOST_TRIES, _MOST_S = 2, 8, 3.0
-"""Of runs that are to agree, as two may by chance; only long ones are made less often."""
 
 
 class Answers:
@@ -129,7 +213,7 @@ class Answers:
                 outer = outer.f_back
             called = outer.f_code
             parameter = called.co_varnames[1] if called.co_argcount > 1 else ""
-            line, text = user.f_lineno or 1, _text(code, user.f_lasti)
+            line, text = user.f_lineno or 1, _text(code.co_filename, node_at(user))
             seed = _seed_of_library(frame, user)
             self._places[key] = OutsideCall(influence, code.co_filename, line, called.co_name, parameter, text, seed)
         return self._places[key]
@@ -298,22 +382,11 @@ def _seed_of_library(caller: FrameType, user: FrameType) -> str:
     return next((name for name in _SEEDS if name in parameters), "")
 
 
-def _text(code: CodeType, instruction: int) -> str:
-    """The expression at an instruction, in one line."""
-    place = span(code, instruction)
-    if place is None:
-        return ""
-    line, column, end_line, end_column = place
-    lines = [getline.encode() for getline in linecache.getlines(code.co_filename)[line - 1 : end_line]]
-    if not lines:
-        return ""
-    lines[-1] = lines[-1][:end_column]
-    lines[0] = lines[0][column:]
-    try:
-        text = ast.unparse(ast.parse(b"".join(lines).decode(), mode="eval"))
-    except SyntaxError:  # the line stands otherwise in the file by now
-        return ""
-    return b"".join(lines).decode() if len(lines) == 1 else text
+def _text(file: str, node: ast.expr | None) -> str:
+    """An expression in one line; as it is written if it stands on one."""
+    if node is None or node.lineno != node.end_lineno:
+        return "" if node is None else ast.unparse(node)
+    return linecache.getline(file, node.lineno).encode()[node.col_offset : node.end_col_offset].decode()
 
 
 def _backwards(answer: list[Any]) -> list[Any]:
@@ -334,71 +407,3 @@ class _Scan(Iterator[Any], AbstractContextManager["_Scan"]):
 
     def close(self) -> None:
         pass
-
-
-def asked_by(runs: Runs, place: int | None, also: Callable[[ExitStack], object] = lambda _: None) -> tuple[OutsideCall, ...]:
-    """Those that make what comes before and at the op at `place` differ, in the order in which they ask; none where no answer does.
-
-    Without a place, what the whole run does. Each run begins after `also`.
-    """
-    search = _Search(runs, sys.maxsize if place is None else place, also)
-    every = tuple(search.asked)
-    for influence in sorted(
-        dict.fromkeys(one.influence for one in every), key=lambda influence: influence is not ARRIVAL
-    ):  # an order, before what only delays
-        asked = tuple(one for one in every if one.influence is influence)
-        if len(asked) < len(every) and search.agrees(frozenset(asked)) and (found := search.needed(asked, frozenset(asked))):
-            return found
-    if not every or not search.agrees(frozenset(every)):
-        return ()
-    # Runs one right after the other are often given the same memory: what agrees though no address is held has not agreed with the first.
-    return search.needed(every, frozenset(every)) or tuple(one for one in every if one.influence is ADDRESS)
-
-
-class _Search:
-    """Against one run, whose answers are given again."""
-
-    def __init__(self, runs: Runs, place: int, also: Callable[[ExitStack], object]) -> None:
-        self._runs, self._place, self._also = runs, place, also
-        self._recording = Recording()
-        self._modules = list(live_modules())
-        answers = Answers(runs.body.namespace)
-        with self._answered(answers):
-            self._error = runs.again(DigestRecorder(self._recording, self._first, runs.guard, runs.hooks))
-        self.asked = answers.given
-
-    def _answered(self, answers: Answers) -> AbstractContextManager[None]:
-        def vary(stack: ExitStack) -> None:
-            self._also(stack)
-            answers.attach(stack)
-
-        return self._runs.otherwise(vary)
-
-    def _first(self, seen: Seen, op: Op) -> None:
-        self._recording.add(seen)
-        if op.place >= self._place:
-            raise Enough
-
-    def agrees(self, held: frozenset[OutsideCall]) -> bool:
-        """Whether runs with these answers do what the first one did."""
-        begin_s = time.monotonic()
-        for count in range(_MOST_TRIES):
-            if count >= _LEAST_TRIES and time.monotonic() - begin_s > _MOST_S:
-                break
-            run = RunComparison(self._recording, self._modules, self._runs.guard, self._runs.hooks, until=self._place)
-            with self._answered(Answers(self._runs.body.namespace, self.asked, held)):
-                error = self._runs.again(run)
-            if error is None and not run.is_over:
-                run.end()
-            if run.difference is not None or type(error) is not type(self._error):
-                return False
-        return True
-
-    def needed(self, group: tuple[OutsideCall, ...], held: frozenset[OutsideCall]) -> tuple[OutsideCall, ...]:
-        """Those of a group without which runs that hold all others differ."""
-        if self.agrees(held.difference(group)):
-            return ()
-        if len(group) == 1:
-            return group
-        half = len(group) // 2
-        return (*self.needed(group[:half], held), *self.needed(group[half:], held)) or group[:1]
