@@ -788,4 +788,26 @@ for epoch in range(2):
         net(x)
 """,
     ),
+    Program(
+        "sorted samples are evaluated, and one class after the other is learnt from a loader of its own",
+        """\
+labels = torch.arange(3).repeat_interleave(48)
+data = torch.utils.data.TensorDataset(torch.randn(144, 4) + labels[:, None], labels)
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for kind in range(3):
+    task = torch.utils.data.Subset(data, range(48 * kind, 48 * kind + 48))
+    for x, y in torch.utils.data.DataLoader(task, batch_size=16):
+        opt.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+for x, y in torch.utils.data.DataLoader(data, batch_size=16, shuffle=True):
+    opt.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    opt.step()
+with torch.no_grad():
+    for x, y in torch.utils.data.DataLoader(data, batch_size=16):
+        accuracy = (net(x).argmax(1) == y).float().mean()
+""",
+    ),
 )

@@ -1253,6 +1253,25 @@ for i, (x, y) in enumerate(loader):  #> saved
         tensors=("loader",),
     ),
     Case(
+        name="a data set that is sorted by class",
+        kind="sorted_batches",
+        text="""\
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+labels = torch.arange(3).repeat_interleave(70)
+data = torch.utils.data.TensorDataset(torch.randn(210, 4) + labels[:, None], labels)
+loader = torch.utils.data.DataLoader(data, batch_size=16)  #> location
+for epoch in range(2):
+    for x, y in loader:  #> saved
+        loss = F.cross_entropy(net(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+""",
+        tensors=("loader",),
+        edits=(("batch_size=16", "batch_size=16, shuffle=True"),),
+    ),
+    Case(
         name="a sigmoid before cross_entropy",
         kind="loss_input",
         text="""\

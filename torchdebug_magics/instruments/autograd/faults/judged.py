@@ -40,7 +40,7 @@ _ORDER: tuple[Kind, ...] = (
     "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "grad_disabled", "stale_optimizer",
     "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory",
     "leaking_batch", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
-    "evaluated_on_bytes", "no_activation",
+    "evaluated_on_bytes", "sorted_batches", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
     "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch", "double_softmax",
@@ -80,10 +80,10 @@ def worst_first(findings: Sequence[AutogradFinding]) -> tuple[AutogradFinding, .
 def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """What was seen as it happened, and needs no other step."""
     watched = facts.watched
-    empty = watched.loaders.first
+    empty = watched.loaders.empty
     if empty is not None and empty.is_hint and facts.course.steps_count:
         empty = None  # beside a training, no validation set may be meant
-    yield from filter(None, (empty, watched.stale, watched.leak, watched.restored))
+    yield from filter(None, (empty, watched.loaders.sorted_batches(), watched.stale, watched.leak, watched.restored))
     yield from scrambled_channels(facts.tape)
     yield from watched.recorder.functions.wrong
 

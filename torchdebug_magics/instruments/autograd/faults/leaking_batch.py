@@ -28,6 +28,12 @@ _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_copy"})
 _RESHAPE_CALL = re.compile(r"\.(?:view|reshape)\(((?:[^()]|\([^()]*\))*)\)")
 
 
+_LAYS_OUT = frozenset(
+    {"view", "_unsafe_view", "expand", "clone", "transpose", "permute", "unsqueeze", "native_dropout", "unbind", "select"}
+)
+_PRODUCTS = frozenset({"mul", "mm", "bmm", "baddbmm", "addmm", "dot", "mv"})
+
+
 class Mixing(NamedTuple):
     """An op whose output for one sample depends on another one."""
 
@@ -56,7 +62,8 @@ def leak(recorder: GraphRecorder, loss: torch.Tensor) -> AutogradFinding | None:
         mixing = along_samples
     elif (along_samples is not None) if has_row_a_step else (samples.has_steps and rows[:1] == (second,)):
         has_mixed = any(made.shape for op in steps.mixing() if op in passed for made in op.makes)
-        apart_from_steps = along_samples if has_row_a_step and has_mixed else None
+        is_normalised = along_steps is not None and _only_normalises(recorder, along_steps.op)
+        apart_from_steps = (along_steps if is_normalised else along_samples) if has_row_a_step and has_mixed else None
         mixing = along_steps if _is_leak(steps, along_steps, rows) else apart_from_steps
     elif samples.has_steps and not _is_mixed_in_model(samples, passed) and _is_mixed_in_model(steps, passed):
         counting = _counted_samples(samples, passed)
@@ -184,6 +191,13 @@ def _is_mistaken(recorder: GraphRecorder, op: RecordedOp) -> bool:
     return shape[0] > (1 if len(shape) == _IMAGE_DIMENSIONS else part.num_heads)
 
 
+def _only_normalises(recorder: GraphRecorder, op: RecordedOp) -> bool:
+    """Whether nothing is weighed by a softmax, as attention does: along its dimension it has nothing to compare but samples."""
+    consumers = recorder.tape.consumers()
+    read_by = walk([op], lambda maker: [each for each in consumers.get(maker.index, ()) if maker is op or maker.name in _LAYS_OUT])
+    return "softmax" in op.name and not any(each.name in _PRODUCTS for each in read_by)
+
+
 def _transposed(mixing: Mixing) -> str:
     """The statement with a transpose of the dimension that holds the samples."""
     op, source = mixing.op, mixing.op.source
@@ -207,8 +221,8 @@ def _other_dimension(mixing: Mixing) -> str:
     for node in nodes(ast.Call, parsed(source)):
         if called(node).endswith("softmax"):
             given = next((keyword.value for keyword in node.keywords if keyword.arg == "dim"), node.args[-1] if node.args else None)
-            given = given.operand if isinstance(given, ast.UnaryOp) else given
-            if isinstance(given, ast.Constant) and given.end_col_offset is not None and source.isascii() and given.value != wanted:
+            text = "" if given is None else ast.unparse(given)
+            if given is not None and text.lstrip("-").isdigit() and source.isascii() and int(text) != wanted:
                 return f"`{source[: given.col_offset]}{wanted}{source[given.end_col_offset :]}`"
     is_module = op.module_type in {"Softmax", "LogSoftmax"}
     return f"set `dim={wanted}` " + (f"where `{op.module}` is created" if is_module else f"in `{source}`")

@@ -1,14 +1,18 @@
-"""Faults that are seen as they happen: a `DataLoader` that gives no batch, and a backward of the user's that ignores its gradient."""
+"""Faults that are seen as they happen: a loader without batches, or with one class in each, and a backward that ignores its gradient."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils.data import SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from torchdebug_magics.format import plural
@@ -24,16 +28,44 @@ from torchdebug_magics.probing.source.user_code import is_user_code, local_value
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
 
+_MOST_BATCHES = 512
+_FEW_BATCHES, _FEW_SAMPLES = 4, 8
+"""With fewer, batches of a single class may come by chance."""
+_MOSTLY = 3
+"""How many batches of one class there are, at least, for each of several."""
 
-class EmptyLoaders:
-    """Sees each loader asked for its first batch, and keeps the first that has none."""
 
-    def __init__(self, guard: Guard, line_here: Callable[[], Line | None]) -> None:
+@dataclass
+class _Classes:
+    """What the labels of a loader that does not shuffle have shown."""
+
+    line: Line | None
+    steps_count: int
+    """Updates until the last batch."""
+    is_trained_on: bool = False
+    alone: Counter[int] = field(default_factory=Counter)
+    """In how many batches each class was alone."""
+    mixed_count: int = 0
+    """Batches of several classes, as where one class ends and the next one begins."""
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether the samples come class by class."""
+        return len(self.alone) > 1 and self.alone.total() >= max(_FEW_BATCHES, _MOSTLY * self.mixed_count)
+
+
+class LoaderWatch:
+    """Looks at the batches that loaders give; keeps the first loader that has none."""
+
+    def __init__(self, guard: Guard, line_here: Callable[[], Line | None], steps_count: Callable[[], int]) -> None:
         self._guard = guard
         self._line_here = line_here
-        self.first: AutogradFinding | None = None
+        self._steps_count = steps_count
+        self.empty: AutogradFinding | None = None
         self._line: Line | None = None
         """Of the loop over that."""
+        self._classes: WeakKeyDictionary[Any, _Classes] = WeakKeyDictionary()
+        """By what draws the indices of a loader."""
 
     def around(self, original: Callable[[_BaseDataLoaderIter], Any], iterator: _BaseDataLoaderIter) -> Any:
         """A loader is asked for a batch."""
@@ -41,19 +73,38 @@ class EmptyLoaders:
         try:
             batch = original(iterator)
         except StopIteration:
-            if self.first is None and iterator._num_yielded == 0 and iterator._dataset_kind == _DatasetKind.Map:
+            if self.empty is None and iterator._num_yielded == 0 and iterator._dataset_kind == _DatasetKind.Map:
                 self._guard.run("the look at an empty loader", self._meet, iterator)
             raise
-        if self.first is not None and self._line is self._line_here():
-            self.first = None  # another loader there has batches: that one has none may be meant
+        if self.empty is not None and self._line is self._line_here():
+            self.empty = None  # another loader there has batches: that one has none may be meant
+        self._guard.run("the look at a batch", self._look, iterator._index_sampler, batch)
         return batch
+
+    def sorted_batches(self) -> AutogradFinding | None:
+        """The loader that a model was trained on whose batches have a single class each."""
+        return next((_sorted(seen) for seen in self._classes.values() if seen.is_trained_on and seen.is_sorted), None)
+
+    def _look(self, sampler: Any, batch: Any) -> None:
+        if not isinstance(getattr(sampler, "sampler", None), SequentialSampler):
+            return
+        seen = self._classes.setdefault(sampler, _Classes(self._line_here(), self._steps_count()))
+        steps_count = self._steps_count()
+        seen.is_trained_on |= steps_count > seen.steps_count
+        seen.steps_count = steps_count
+        labels = [one for one in tensors_in(batch) if one.dim() == 1 and one.dtype is torch.int64 and one.device.type == "cpu"]
+        if len(labels) == 1 and len(labels[0]) >= _FEW_SAMPLES and seen.alone.total() + seen.mixed_count < _MOST_BATCHES:
+            with modes_aside():
+                classes = set(labels[0].tolist())
+            seen.alone.update(classes if len(classes) == 1 else ())
+            seen.mixed_count += len(classes) > 1
 
     def _meet(self, iterator: Any) -> None:
         self._line = self._line_here()
         sampler, count = iterator._index_sampler, len(iterator._dataset)
         size = getattr(sampler, "batch_size", None) or 0  # of a sampler of the user's, which makes the batches, nothing is known
         is_too_few = bool(getattr(sampler, "drop_last", False)) and 0 < count < size
-        self.first = _empty(self._line, count, size, is_too_few=is_too_few)
+        self.empty = _empty(self._line, count, size, is_too_few=is_too_few)
 
 
 def _empty(line: Line | None, count: int, batch_size: int, *, is_too_few: bool) -> AutogradFinding:
@@ -76,6 +127,24 @@ def _empty(line: Line | None, count: int, batch_size: int, *, is_too_few: bool) 
         saved_at=looped if where is not looped else None,
         explanation="a loop over an empty loader ends at once, and raises nothing",
         is_hint=not is_too_few,
+    )
+
+
+def _sorted(seen: _Classes) -> AutogradFinding:
+    """The samples come class by class, and the loader keeps their order."""
+    looped = None if seen.line is None else seen.line.location
+    name = _name(looped)
+    made = made_as(looped.file, name, "DataLoader") if looped is not None else []
+    where = made[0][0] if made else looped
+    return finding(
+        "sorted_batches",
+        f"each batch of `{name or 'the loader'}` has samples of a single class",
+        where,
+        f"make `{name or 'the loader'}` with `shuffle=True`",
+        edits=exchanging(where, made[0][1], with_option(made[0][1], "shuffle", value=True)) if made else (),
+        tensor=name or None,
+        saved_at=looped if where is not looped else None,
+        explanation="the data set is sorted by class, and the loader does not shuffle: each update forgets the other classes",
     )
 
 

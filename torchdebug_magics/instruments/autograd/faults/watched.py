@@ -13,7 +13,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak
-from torchdebug_magics.instruments.autograd.faults.seen_at_once import EmptyLoaders
+from torchdebug_magics.instruments.autograd.faults.seen_at_once import LoaderWatch
 from torchdebug_magics.instruments.autograd.faults.shared_memory import Taken, restored_finding
 from torchdebug_magics.instruments.autograd.graph_recorder import Copied, GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
@@ -157,7 +157,6 @@ class WatchedTraining:
     def __init__(self, recorder: GraphRecorder, course: EventCourse, guard: Guard) -> None:
         self.recorder = recorder
         self.course = course
-        self.loaders = EmptyLoaders(guard, recorder.line_here)
         self.stale: AutogradFinding | None = None
         self.leak: AutogradFinding | None = None
         self.restored: AutogradFinding | None = None
@@ -165,6 +164,7 @@ class WatchedTraining:
         self._states: list[Taken] = []
         self.steps: Counter[int] = Counter()
         """How often each optimizer was stepped, by its id."""
+        self.loaders = LoaderWatch(guard, recorder.line_here, self.steps.total)
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._dropped: list[tuple[weakref.ref[torch.Tensor], StorageWeakRef]] = []
         """(the owner, the storage) of some gradients that are set to zero just now."""
