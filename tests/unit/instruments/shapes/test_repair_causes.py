@@ -377,6 +377,48 @@ def wrong_length_padding_mask_mha() -> tuple[Any, ...]:
     return M(att=nn.MultiheadAttention(16, 4, batch_first=True)), torch.randn(2, 6, 16), torch.zeros(2, 5, dtype=torch.bool)
 
 
+@case(
+    "",
+    "cross_entropy",
+    "`cross_entropy` has scores of 2 classes (0 to 1), and `y` holds class 192: its 2 values are 0, 192",
+    fix="F.cross_entropy(self.fc(x), (y > 0).long())",
+)
+def two_values_for_two_classes() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            return F.cross_entropy(self.fc(x), y)
+
+    return M(fc=nn.Linear(4, 2)), torch.randn(4, 4), torch.tensor([0, 192, 192, 0])
+
+
+@case(
+    "",
+    "cross_entropy",
+    "`cross_entropy` has scores of 3 classes (0 to 2), and `y` holds class 255: its 3 values are 10, 20, 255",
+    fix="F.cross_entropy(self.fc(x), torch.searchsorted(torch.tensor([10, 20, 255], device=y.device), y))",
+)
+def a_value_for_each_class() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            return F.cross_entropy(self.fc(x), y)
+
+    return M(fc=nn.Linear(4, 3)), torch.randn(4, 4), torch.tensor([10, 255, 20, 10])
+
+
+@case(
+    "",
+    "__eq__",
+    "cannot broadcast `self.fc(x).argmax(0)` of 3",
+    fix="self.fc(x).argmax(1)",
+)
+def maximum_over_the_batch() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            return (self.fc(x).argmax(0) == y).sum()
+
+    return M(fc=nn.Linear(4, 3)), torch.randn(8, 4), torch.randint(3, (8,))
+
+
 @case("", "cross_entropy", "`cross_entropy` has scores of 3 classes (0 to 2), and `y` holds class 3", fix="fc = nn.Linear(4, 4)")
 def label_beyond() -> tuple[Any, ...]:
     class M(Parts):

@@ -15,10 +15,11 @@ from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_o
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import carried_names, loop_around, simple_statements, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
-from torchdebug_magics.probing.source.syntax import LOOPS, covers, nodes, parsed, targets_of, tree_of
+from torchdebug_magics.probing.source.edited_source import Source
+from torchdebug_magics.probing.source.syntax import LOOPS, blocks, covers, nodes, parsed, read_names, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.tensors import tensors_in
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Edit, Location
 
 _PARTS = ("part", "inner", "innermost")
 """The variables of the comprehensions, one in the other."""
@@ -104,12 +105,29 @@ def _carried(
     fix = f"compute {listed([f'`{name}`' for name in names])} inside the loop, before each backward()" if is_made_before else fix
     return raised.finding(
         f"{subject} the graph of the previous step into backward()",
-        fix if cure else "call `.detach()` on what is carried over to the next step",
+        "",
         where,
+        fix=fix if cure else "call `.detach()` on what is carried over to the next step",
+        edits=_made_in_loop(raised, more.get("shared_from")) if is_made_before and cure else (),
         tensor=", ".join(names) or None,
         explanation="the previous step's backward() has freed its part of the graph",
         **more,
     )
+
+
+def _made_in_loop(raised: Raised, made: Location | None) -> tuple[Edit, ...]:
+    """The statement that stands above the loop, as the first one of the loop, where nothing that it reads has a graph itself."""
+    loop, statement, tree = loop_around(raised.here), statement_at(made), None if made is None else tree_of(made.file)
+    if made is None or tree is None or loop is None or not isinstance(statement, ast.Assign):
+        return ()
+    values = raised.values()
+    read = [part for name in read_names(statement) for part in parts_of_value(values.get(name))]
+    if not any(statement in block and loop in block for node in ast.walk(tree) for block in blocks(node)) or any(
+        tensor.grad_fn is not None for tensor in read
+    ):
+        return ()
+    source = Source(made, tree)
+    return source.merged((source.replacing(statement, ""), source.before(loop.body[0], source.text(statement))))
 
 
 def _known_here(raised: Raised, name: str) -> list[str]:

@@ -12,6 +12,7 @@ from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, on_
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed, subscript
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import reduced_to
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, from_another_level, projected, resized, strided
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
@@ -108,6 +109,7 @@ def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
         edits += strided(facts, x, y)
         edits += as_large(facts, x, y, rank=12)
         edits += unpacked_to(facts, x, y)
+        edits += reduced_to(x, y.sizes)
         edits += from_another_level(facts, at, y, 7 + later)
         edits += projected(facts, at, y, 9 + later)
         edits += resized(facts, at, y, 14 + later)

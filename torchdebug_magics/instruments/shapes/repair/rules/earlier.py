@@ -29,7 +29,7 @@ from torchdebug_magics.instruments.shapes.repair.size_history import (
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.probing.source.syntax import expression
 
-_REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "logsumexp"])
+_REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "max", "min", "argmax", "argmin", "logsumexp", "median"])
 _IMAGES = 4
 FLAT = method("flatten", 1)
 _LAST = (0, 2, 3, 1)
@@ -169,25 +169,32 @@ def _joined(x: Operand, wanted: int, dim: int) -> Earlier | None:
 
 def _reduced(x: Operand, wanted: int) -> Earlier | None:
     """A mean over the features of each step, where it was to be one over the steps."""
+    if len(x.sizes) != 2 or not (edits := reduced_to(x, (x.sizes[0], wanted))):
+        return None
+    before = next(step.inputs[0][0] for step in steps(x.made) if step.op in _REDUCTIONS)
+    return Earlier(f": `{edits[0].ops[0].op}` reduced the last dimension of {shape(before)}", edits, wanted)
+
+
+def reduced_to(x: Operand, wanted: Sizes) -> tuple[Repair, ...]:
+    """The mean, the maximum or the like that made a tensor, over the dimension without which the wanted sizes are left."""
     step = next((step for step in steps(x.made) if step.shape != x.sizes or step.op in _REDUCTIONS), None)
-    if step is None or step.op not in _REDUCTIONS or step.shape != x.sizes or len(x.sizes) != 2:
-        return None
-    before = step.inputs[0][0]
-    if before[:-1] != step.shape or before[-1] != wanted:
-        return None
-    words = f": `{step.op}` reduced the last dimension of {shape(before)}"
-    return Earlier(words, called_otherwise(step, _over_steps, lambda func, args, _: func(args[0], 1)), wanted)
+    before = step.inputs[0][0] if step is not None and step.inputs else ()
+    if step is None or step.op not in _REDUCTIONS or step.shape != x.sizes or len(before) != len(x.sizes) + 1 or wanted == x.sizes:
+        return ()
+    dim = next((dim for dim in reversed(range(len(before))) if before[:dim] + before[dim + 1 :] == wanted), None)
 
+    def over(call: ast.Call, _: str) -> str:
+        of_torch = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "torch"
+        places = call.args[1:] if of_torch else call.args
+        named = [keyword.value for keyword in call.keywords if keyword.arg in {"dim", "axis"}]
+        if len(places) + len(call.keywords) != 1 or not isinstance([*places, *named][0], (ast.Constant, ast.UnaryOp)):
+            return ""
+        number = [ast.Constant(dim)] if places else []
+        return ast.unparse(
+            ast.Call(call.func, [*(call.args[:1] if of_torch else []), *number], [ast.keyword("dim", ast.Constant(dim))] if named else [])
+        )
 
-def _over_steps(call: ast.Call, _: str) -> str:
-    """The call with dimension 1 instead, where it names a single one."""
-    of_torch = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "torch"
-    places = call.args[1:] if of_torch else call.args
-    named = [keyword.value for keyword in call.keywords if keyword.arg in {"dim", "axis"}]
-    if len(places) + len(call.keywords) != 1 or not isinstance([*places, *named][0], (ast.Constant, ast.UnaryOp)):
-        return ""
-    kept = call.args[:1] if of_torch else []
-    return ast.unparse(ast.Call(call.func, [*kept, ast.Constant(1)], []))
+    return () if dim is None else called_otherwise(step, over, lambda func, args, _: func(args[0], dim), why=f"over dimension {dim}")
 
 
 def _of_module(facts: FailureFacts, step: Made) -> tuple[Repair, ...]:

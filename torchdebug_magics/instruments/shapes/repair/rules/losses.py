@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from torchdebug_magics.format import shape
+from torchdebug_magics.format import listed, shape
 from torchdebug_magics.instruments.shapes.follow.suspects import PAIRED_LOSSES
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, method, on_operand, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, is_loss
@@ -32,6 +32,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
 from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, maker, makers, steps
 
 _CLASSES = frozenset({"cross_entropy", "nll_loss", "nll_loss_nd"})
+_TWO = 2
 _RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu"])
 
 
@@ -268,6 +269,13 @@ def _out_of_range(facts: FailureFacts, scores: Operand, target: Operand, classes
         return None
     sentence = f"`{facts.op}` has scores of {classes} classes (0 to {classes - 1}), and {named(target, 'the target')} holds class {wrong}"
     edits = producer_edits(facts, scores, classes, wrong + 1, rank=10) if wrong >= classes else []
+    levels = kept.unique()
+    if len(levels) == classes and wrong > classes:  # which stand for the classes, and do not number them
+        sentence += f": its {classes} values are {listed([f'{int(level)}' for level in levels])}"
+        known = f"torch.tensor({levels.tolist()}, device={{0}}.device)"
+        text = "({0} > 0).long()" if classes == _TWO and not int(levels[0]) else f"torch.searchsorted({known}, {{0}})"
+        change = ValueChange(text.format, lambda tensor: torch.searchsorted(levels.to(tensor.device), tensor))
+        edits += on_operand(facts, 1, change, rank=2, why="a number from 0 on for each value")
     if wrong == classes and int(kept.min()) >= 1:
         edits += on_operand(facts, 1, ValueChange(lambda x: f"{x} - 1", lambda tensor: tensor - 1), rank=12, why="classes starting at 0")
     return Diagnosis(sentence, tuple(edits), scores)
