@@ -6,15 +6,21 @@ import operator
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
+
+from torchdebug_magics.probing.source.user_code import is_user_code
 
 GONE: Any = object()
 """In the place of what was there, and is no more."""
 ABSENT: Any = object()
 """In the place of what was not there."""
 _BYTES_EACH = 16
+_MOST_TURNS = 50
+_MOST_ADDED = 25_000
+"""Items that are added in all turns, four times each: a large set is put back in the order that it happens to get."""
 
 
 class State(list[Any]):
@@ -49,6 +55,16 @@ class Kind:
     """About how much memory its parts take."""
 
 
+def hashes_by_itself(key: Any) -> bool:
+    """Whether a dict can be asked for it without a call of a `__hash__` or an `__eq__` of the user's."""
+    kind: Any = type(key)
+    if kind in LEAVES:
+        return True
+    if issubclass(kind, (tuple, frozenset)) and not all(map(hashes_by_itself, key)):
+        return False
+    return not any(isinstance(method, FunctionType) and is_user_code(method.__code__) for method in (kind.__hash__, kind.__eq__))
+
+
 def same(now: list[Any], parts: list[Any]) -> bool:
     """Whether both are the very same objects."""
     return len(now) == len(parts) and all(map(operator.is_, now, parts))
@@ -81,8 +97,30 @@ def _write_deque(value: deque[Any], parts: list[Any]) -> None:
 
 
 def _write_set(value: set[Any], parts: list[Any]) -> None:
+    """In the order that it had, where one of its turns leads to it: items whose hashes collide stand as they came."""
+    _rewind(value, len(parts))
+    most = min(len(parts), _MOST_TURNS, _MOST_ADDED // (len(parts) or 1))
+    turns = most if all(map(hashes_by_itself, parts)) else 1
+    for order in (parts, parts[::-1]):
+        for start in range(max(1, turns)):
+            turned = [*order[start:], *order[:start]]
+            for room_for in ([], turned):  # a table that has grown item by item is another than one that was made for all of them
+                set.clear(value)
+                set.update(value, dict.fromkeys(room_for))
+                for part in turned:
+                    set.add(value, part)
+                if same(list(set.__iter__(value)), parts):
+                    return
+
+
+def _rewind(value: set[Any], size: int) -> None:
+    """`pop` begins to look behind the place from which it took last: let that be the last one of a table larger than any of that size."""
+    last = (1 << (8 * (size + 1)).bit_length()) - 1
     set.clear(value)
-    set.update(value, parts)
+    set.update(value, range(last // 2), (last,))
+    for number in range(last // 2):
+        set.discard(value, number)
+    set.pop(value)
 
 
 # --- dicts: keys and values in turns; what is gone leaves what stands in its place -------------------------------------------------

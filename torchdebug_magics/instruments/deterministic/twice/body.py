@@ -17,7 +17,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from queue import Queue, SimpleQueue
 from sys import intern
-from types import FrameType, FunctionType, GeneratorType, ModuleType
+from types import FrameType, GeneratorType, ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -27,10 +27,10 @@ from torch.utils.data._utils import worker
 
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.user_code import called_from, frames_above, is_user_code, local_values, owner, runs_alone, writes_of
+from torchdebug_magics.probing.source.user_code import called_from, frames_above, local_values, owner, runs_alone, writes_of
 from torchdebug_magics.probing.state.attributes import Names, attributes_of, referents
 from torchdebug_magics.probing.state.contents import Contents
-from torchdebug_magics.probing.state.kinds import ABSENT, LEAVES, Kind, same
+from torchdebug_magics.probing.state.kinds import ABSENT, Kind, hashes_by_itself, same
 from torchdebug_magics.probing.state.snapshot import Bound, Snapshot, reachable
 from torchdebug_magics.probing.state.states import ways_of
 
@@ -334,7 +334,7 @@ def _of_cache(function: Any) -> _Make | None:
     if parameters["maxsize"] is None or table is None or table != 2 * len(referents[table]):
         return None
     keys = referents[:table:2]  # the oldest first
-    if {*map(id, keys)} != {*map(id, referents[table])} or not all(map(_hashes_by_itself, keys)):
+    if {*map(id, keys)} != {*map(id, referents[table])} or not all(map(hashes_by_itself, keys)):
         return None
     results = dict(zip(keys, referents[1:table:2], strict=True))
 
@@ -414,13 +414,3 @@ def _place(iterator: Any) -> list[object]:
         return [intern(str(iterator.qsize()))]
     frame = iterator.gi_frame if isinstance(iterator, GeneratorType) else None
     return [] if frame is None else [intern(f"{frame.f_lasti} {[*local_values(frame)]}"), *local_values(frame).values()]
-
-
-def _hashes_by_itself(key: Any) -> bool:
-    """Whether a dict can be asked for it without a call of a `__hash__` or an `__eq__` of the user's."""
-    kind: Any = type(key)
-    if kind in LEAVES:
-        return True
-    if issubclass(kind, (tuple, frozenset)) and not all(map(_hashes_by_itself, key)):
-        return False
-    return not any(isinstance(method, FunctionType) and is_user_code(method.__code__) for method in (kind.__hash__, kind.__eq__))
