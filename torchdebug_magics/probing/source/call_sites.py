@@ -29,6 +29,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 _OPENS = frozenset({"BEFORE_WITH", "BEFORE_ASYNC_WITH", "LOAD_SPECIAL", "CALL"})
 _TRACER_TAKES = 3
 _TRACERS = frozenset({"bdb", "pdb", "trace", "profile", "cProfile", "doctest"})
+_MODES = frozenset({"__torch_dispatch__", "__torch_function__"})
 _OWN_LOCALS = frozenset({"locals", "vars", "eval", "exec", "dir"})
 _WITHIN = 12
 """Code units before, in which what a `with` enters ends."""
@@ -80,7 +81,7 @@ def _is_undisturbed(frame: FrameType) -> bool:
             code = callee.f_code
             takes_three = code.co_argcount - ("self" in code.co_varnames[:1]) >= _TRACER_TAKES or bool(code.co_flags & inspect.CO_VARARGS)
             is_known = owner(code.co_filename) in {"torch", "python"} and str(callee.f_globals.get("__name__")) not in _TRACERS
-            return is_known or not takes_three
+            return is_known or not takes_three or code.co_name in _MODES
     return True  # of a coroutine
 
 

@@ -34,7 +34,7 @@ _STATELESS = frozenset({"builtins", "random", "math", "numpy", "numpy.random", "
 """Modules whose functions, and the methods of whose objects, return what their arguments say, or draw it at random."""
 _IMPURE = frozenset({"next", "input", "open", "eval", "exec", "iter", "print", "map", "filter"})
 _MUTABLE = (list, dict, set, deque, torch.Tensor)
-_MOST_ITEMS, _MOST_SAID, _LONGEST = 200_000, 3, 30
+_MOST_ITEMS, _MOST_NESTED, _MOST_SAID, _LONGEST = 200_000, 16, 3, 30
 _FORMS = (ast.Constant, ast.UnaryOp, ast.Not, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop)
 """What a condition is made of that is computed from constants alone, and calls nothing."""
 
@@ -293,6 +293,8 @@ def _print(node: ast.expr, value: Any) -> object:
     if isinstance(value, (*_CONTAINERS, frozenset, deque)):
         items = [*value, *(value.values() if isinstance(value, dict) else ())] if kind.__module__ in {"builtins", "collections"} else [[]]
         is_nested = any(issubclass(kind, _MUTABLE) or kind.__module__ == "numpy" for kind in {*map(type, items)})
+        if is_nested and len(items) <= _MOST_NESTED:  # such as the states of a recurrent layer
+            return id(value), tuple(_print(node, item) for item in items)
         return object() if is_nested or len(items) > _MOST_ITEMS else (id(value), hash(tuple(map(id, items))))
     is_unknown = hasattr(kind, "__next__") or (value is MISSING and isinstance(node, ast.Attribute))
     return object() if is_unknown else id(value)
