@@ -71,7 +71,7 @@ SENTENCES = {
         r"^\(None, 6\)$",
     ),
     "00_tour": (
-        r"`attend` expects 64 features, gets 32 · .* fix `attend = nn\.Linear\(32, 1\)` · verified on a copy apply .* why 32 from",
+        r"`attend` expects 64 features, gets 32 from .* · .* fix `attend = nn\.Linear\(32, 1\)` · verified on a copy apply",
         r"Stopped by guard: .*scores.* keeps each iteration's graph \(\+[\d.]+ MiB each\) .* fix run the loop under `with torch\.no_grad\(\):`",
         r"only `scores` grows|no growth",
         r"nan, nan",

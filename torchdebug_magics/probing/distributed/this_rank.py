@@ -34,7 +34,7 @@ def collectives_count() -> int:
     """How many collectives this process has begun so far, in groups of several ranks."""
     world: Any = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)  # private: no other way leads to all groups
     groups = list(getattr(world, "pg_map", ())) if job() is not None else []
-    return sum(int(group._get_sequence_number_forjob()) for group in groups if group.size() > 1)
+    return sum(int(group._get_sequence_number_for_group()) for group in groups if group.size() > 1)
 
 
 def job() -> Any:
