@@ -1253,6 +1253,19 @@ for i, (x, y) in enumerate(loader):  #> saved
         tensors=("loader",),
     ),
     Case(
+        name="a target with four values for each prediction",
+        kind="broadcast",
+        text="""\
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randn(8, 4)) for _ in range(3)]:
+    loss = F.mse_loss(net(x), y)  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Case(
         name="a data set that is sorted by class",
         kind="sorted_batches",
         text="""\

@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from torchdebug_magics.format import number
+from torchdebug_magics.format import number, shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
-from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use, walk
+from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, Use, walk
 from torchdebug_magics.probing.source.edited_source import calls, exchanging
 from torchdebug_magics.probing.source.syntax import as_atom, called, dotted, expression, last_name, nodes
 from torchdebug_magics.probing.tensors import RANGES, Crossing
@@ -245,6 +245,16 @@ class _Crossed(NamedTuple):
 def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Predictions and targets of which a loss or a metric, one number, compares each with each."""
     for op in facts.tape.ops:
+        if op.is_forward and op.name in DISTANCES and (sizes := _unequal(op)) is not None:
+            yield finding(
+                "broadcast",
+                f"`{op.name}` broadcasts {shape(sizes[0])} with {shape(sizes[1])}",
+                op.where,
+                "give both the same shape: sum or average the larger one over the dimension that the other one has not, where it is made",
+                op=op,
+                explanation="each value is compared with several, which PyTorch warns about, too",
+            )
+            return
         if not op.is_forward or not op.makes or op.makes[0].shape or (crossed := _averaged(op)) is None:
             continue
         pairs = crossed.expressions(statement_at(crossed.op.where))
@@ -261,6 +271,13 @@ def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             explanation=f"it combines {crossed.crossing.meets} instead of each with its own",
         )
         return
+
+
+def _unequal(op: RecordedOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The shapes that a loss of PyTorch's has brought to one, where they are no pair for a `Crossing`."""
+    first, second = (use.shape for use, _ in [_before_expanding(op, read) for read in _reads(op)][:2])
+    is_pair = min(math.prod(first), math.prod(second)) > 1 and Crossing.of(first, second) is None
+    return (first, second) if is_pair and first != second else None
 
 
 def _averaged(reducer: RecordedOp) -> _Crossed | None:

@@ -7,7 +7,8 @@ import copy
 from dataclasses import dataclass
 
 from torchdebug_magics.memory.paths import HolderPath
-from torchdebug_magics.probing.source.syntax import as_atom, expression, method, nodes, parsed
+from torchdebug_magics.probing.source.edited_source import cells
+from torchdebug_magics.probing.source.syntax import as_atom, called, expression, method, nodes, parsed
 
 _ADDS = frozenset({"append", "appendleft", "add", "put"})
 _SIMPLE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp)
@@ -121,11 +122,16 @@ def _of_graph(path: HolderPath, kept: str, cause: Cause) -> str:
     is_of_gradient = kept.endswith(".grad")
     if cause.trains_later and not is_of_gradient:
         return f"call `backward()` in each iteration: until it is called, `{kept}` keeps the graph of every iteration"
-    if not cause.trains and not is_of_gradient:
+    if not cause.trains and not is_of_gradient and not _asks_for_gradients():
         why = f"it never calls `backward()`, and `{kept}` keeps the graph of every iteration"
         return f"run the loop under `with torch.no_grad():`: {why}"
     line = "" if path.in_record else cause.line
     return graph_fix(path, is_collection=bool(path.place), is_number=True, line=line, entry=path.entry)
+
+
+def _asks_for_gradients() -> bool:
+    """Whether the notebook calls ``grad``, which needs a graph, be it by a name under which nobody can watch it."""
+    return any(called(call) == "grad" for cell in cells() for call in nodes(ast.Call, cell.tree))
 
 
 def rewritten(source: str, cure: str, entry: str = "") -> str:
