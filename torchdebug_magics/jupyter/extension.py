@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.getipython import get_ipython
 
-from torchdebug_magics import __version__, catalog
+from torchdebug_magics import catalog
 from torchdebug_magics.errors import NonFiniteError, TorchDebugError
 from torchdebug_magics.fixes import changes, fixed_source
 from torchdebug_magics.html.page import Block, Facts, Note, Page, Table
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
 
 
+_PACKAGE = "torchdebug_magics"
+"""Imports this module, which must not import it."""
 _KEY = "TorchDebug"
 # By mode where it decides alone, else by the kind of the live view.
 _SHOWN = {
@@ -203,12 +206,17 @@ class FrontDoor(InstrumentMagic):
         magics = (Table(title, ("magic", "shows"), rows, {"shows": "prose"}) for title, rows in listed if rows)
         first = self._rows[0].name if self._rows else "NAME"
         more = Note(f"A question mark shows the help: `%%{first}?`, `%torchdebug?`.")
-        verdict = f"torchdebug_magics {__version__} is ready: write `%%{first}` as the first line of a cell"
+        verdict = f"{_PACKAGE} {vars(sys.modules[_PACKAGE])['__version__']} is ready: write `%%{first}` as the first line of a cell"
         return Page("torchdebug", "info", verdict, (*magics, more, *self._state()))
 
     def doctor(self) -> Page:
         """Versions, device, memory limit, display mode and the last verdicts."""
-        return Page("torchdebug", "info", f"torchdebug_magics {__version__}, and what it finds on this machine", self._state())
+        return Page(
+            "torchdebug",
+            "info",
+            f"{_PACKAGE} {vars(sys.modules[_PACKAGE])['__version__']}, and what it finds on this machine",
+            self._state(),
+        )
 
     def _state(self) -> tuple[Block, ...]:
         facts = (("versions", gpus.versions()), ("device", gpus.device()), ("memory", gpus.memory_limit()), ("display", self._display()))
