@@ -810,4 +810,23 @@ with torch.no_grad():
         accuracy = (net(x).argmax(1) == y).float().mean()
 """,
     ),
+    Program(
+        "sorted samples are evaluated after each of several epochs, and a target is broadcast on purpose",
+        """\
+labels = torch.arange(3).repeat_interleave(48)
+data = torch.utils.data.TensorDataset(torch.randn(144, 4) + labels[:, None], labels)
+shuffled, in_order = (torch.utils.data.DataLoader(data, batch_size=16, shuffle=shuffle) for shuffle in (True, False))
+net, mean = nn.Linear(4, 3), torch.zeros(1, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for epoch in range(3):
+    for x, y in shuffled:
+        opt.zero_grad()
+        out = net(x)
+        (F.cross_entropy(out, y) + 0.01 * F.mse_loss(out, torch.broadcast_to(mean, out.shape))).backward()
+        opt.step()
+    with torch.no_grad():
+        for x, y in in_order:
+            accuracy = (net(x).argmax(1) == y).float().mean()
+""",
+    ),
 )

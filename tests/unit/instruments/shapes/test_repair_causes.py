@@ -391,6 +391,15 @@ def two_values_for_two_classes() -> tuple[Any, ...]:
     return M(fc=nn.Linear(4, 2)), torch.randn(4, 4), torch.tensor([0, 192, 192, 0])
 
 
+@case("", "cross_entropy", "`cross_entropy` has scores of 2 classes (0 to 1), and `y` holds class 5", fix="fc = nn.Linear(4, 6)")
+def two_values_and_what_is_ignored() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            return F.cross_entropy(self.fc(x), y)
+
+    return M(fc=nn.Linear(4, 2)), torch.randn(4, 4), torch.tensor([0, 5, -100, 0])
+
+
 @case(
     "",
     "cross_entropy",

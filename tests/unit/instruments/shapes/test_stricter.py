@@ -52,6 +52,7 @@ ACCEPTED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "one number for a mask": (_put, (X, torch.tensor([True, False, True]), torch.tensor(0.0))),
     "whole numbers written over": (_put, (torch.zeros(3, dtype=torch.long), WHOLE, WHOLE + 5)),
     "half precision with weights of full": (lambda x, w: F.layer_norm(x.bfloat16(), (4,), w), (X, torch.ones(4))),
+    "places that are added up": (lambda x, at: torch.zeros(3, 4).scatter(0, at, x, reduce="add"), (X, torch.zeros(3, 4, dtype=torch.long))),
     "a picture of half the size": (lambda x: F.interpolate(x, scale_factor=0.5), (torch.randn(1, 2, 5, 5),)),
 }
 

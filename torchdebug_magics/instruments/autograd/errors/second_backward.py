@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import carried_names, loop_around, simple_statements, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.source.edited_source import Source
-from torchdebug_magics.probing.source.syntax import LOOPS, blocks, covers, nodes, parsed, read_names, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import LOOPS, blocks, bound_names, covers, nodes, parsed, read_names, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Edit, Location
@@ -122,9 +122,10 @@ def _made_in_loop(raised: Raised, made: Location | None) -> tuple[Edit, ...]:
         return ()
     values = raised.values()
     read = [part for name in read_names(statement) for part in parts_of_value(values.get(name))]
-    if not any(statement in block and loop in block for node in ast.walk(tree) for block in blocks(node)) or any(
-        tensor.grad_fn is not None for tensor in read
-    ):
+    block = next((block for node in ast.walk(tree) for block in blocks(node) if statement in block and loop in block), [])
+    between = block[block.index(statement) + 1 : block.index(loop)] if block else []
+    moves_past = (read_names(*between) | bound_names(*between)) & (bound_names(statement) | read_names(statement))
+    if not block or moves_past or any(tensor.grad_fn is not None for tensor in read):
         return ()
     source = Source(made, tree)
     return source.merged((source.replacing(statement, ""), source.before(loop.body[0], source.text(statement))))

@@ -83,7 +83,9 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     empty = watched.loaders.empty
     if empty is not None and empty.is_hint and facts.course.steps_count:
         empty = None  # beside a training, no validation set may be meant
-    yield from filter(None, (empty, watched.loaders.sorted_batches(), watched.stale, watched.leak, watched.restored))
+    has_classes = any(op.name.startswith("nll_loss") for op in facts.tape.ops)
+    in_order = watched.loaders.sorted_batches() if has_classes else None
+    yield from filter(None, (empty, in_order, watched.stale, watched.leak, watched.restored))
     yield from scrambled_channels(facts.tape)
     yield from watched.recorder.functions.wrong
 

@@ -245,7 +245,7 @@ class _Crossed(NamedTuple):
 def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Predictions and targets of which a loss or a metric, one number, compares each with each."""
     for op in facts.tape.ops:
-        if op.is_forward and op.name in DISTANCES and (sizes := _unequal(op)) is not None:
+        if op.is_forward and op.name in DISTANCES and op.makes and not op.makes[0].shape and (sizes := _unequal(op)) is not None:
             yield finding(
                 "broadcast",
                 f"`{op.name}` broadcasts {shape(sizes[0])} with {shape(sizes[1])}",
@@ -313,5 +313,11 @@ def _reads(op: RecordedOp) -> list[_Read]:
 def _before_expanding(op: RecordedOp, read: _Read) -> _Read:
     """What PyTorch has expanded in the same line for an op that wants one shape."""
     maker = read[1]
-    is_own = maker is not None and maker.name == "expand" and maker.line is op.line and "expand" not in op.source
+    is_own = (
+        maker is not None
+        and maker.name == "expand"
+        and maker.line is op.line
+        and "expand" not in op.source
+        and "broadcast" not in op.source
+    )
     return _reads(maker)[0] if maker is not None and is_own else read

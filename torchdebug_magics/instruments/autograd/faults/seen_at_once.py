@@ -78,19 +78,19 @@ class LoaderWatch:
             raise
         if self.empty is not None and self._line is self._line_here():
             self.empty = None  # another loader there has batches: that one has none may be meant
-        self._guard.run("the look at a batch", self._look, iterator._index_sampler, batch)
+        self._guard.run("the look at a batch", self._look, iterator._index_sampler, batch, is_first=iterator._num_yielded == 1)
         return batch
 
     def sorted_batches(self) -> AutogradFinding | None:
         """The loader that a model was trained on whose batches have a single class each."""
         return next((_sorted(seen) for seen in self._classes.values() if seen.is_trained_on and seen.is_sorted), None)
 
-    def _look(self, sampler: Any, batch: Any) -> None:
+    def _look(self, sampler: Any, batch: Any, *, is_first: bool) -> None:
         if not isinstance(getattr(sampler, "sampler", None), SequentialSampler):
             return
         seen = self._classes.setdefault(sampler, _Classes(self._line_here(), self._steps_count()))
         steps_count = self._steps_count()
-        seen.is_trained_on |= steps_count > seen.steps_count
+        seen.is_trained_on |= steps_count > seen.steps_count and not is_first
         seen.steps_count = steps_count
         labels = [one for one in tensors_in(batch) if one.dim() == 1 and one.dtype is torch.int64 and one.device.type == "cpu"]
         if len(labels) == 1 and len(labels[0]) >= _FEW_SAMPLES and seen.alone.total() + seen.mixed_count < _MOST_BATCHES:

@@ -142,7 +142,10 @@ def _value(value: object) -> str:
 
 def checked_seed(seed: SupportsIndex) -> int:
     """The seed as a plain int; a `TorchDebugError` says which there are."""
-    number = operator.index(seed) if hasattr(seed, "__index__") and not isinstance(seed, bool) else -1
+    try:
+        number = -1 if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        number = -1
     if not 0 <= number <= MOST:
         msg = f"a seed must be an integer from 0 to {MOST} (the largest that NumPy accepts), not {seed!r}"
         raise TorchDebugError(msg)

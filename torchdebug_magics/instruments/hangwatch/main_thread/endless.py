@@ -281,7 +281,7 @@ def _exits(loop: ast.While) -> Iterator[list[ast.expr]]:
                 yield [test if is_met else ast.UnaryOp(ast.Not(), test) for test, is_met in ifs]
 
 
-def _print(node: ast.expr, value: Any) -> object:
+def _print(node: ast.expr, value: Any, *, is_inside: bool = False) -> object:
     """Equal while a value stays as it is; never where only code of its own could tell."""
     kind = type(value)
     if kind in _FIXED:
@@ -293,8 +293,8 @@ def _print(node: ast.expr, value: Any) -> object:
     if isinstance(value, (*_CONTAINERS, frozenset, deque)):
         items = [*value, *(value.values() if isinstance(value, dict) else ())] if kind.__module__ in {"builtins", "collections"} else [[]]
         is_nested = any(issubclass(kind, _MUTABLE) or kind.__module__ == "numpy" for kind in {*map(type, items)})
-        if is_nested and len(items) <= _MOST_NESTED:  # such as the states of a recurrent layer
-            return id(value), tuple(_print(node, item) for item in items)
+        if is_nested and not is_inside and len(items) <= _MOST_NESTED:  # such as the states of a recurrent layer
+            return id(value), tuple(_print(node, item, is_inside=True) for item in items)
         return object() if is_nested or len(items) > _MOST_ITEMS else (id(value), hash(tuple(map(id, items))))
     is_unknown = hasattr(kind, "__next__") or (value is MISSING and isinstance(node, ast.Attribute))
     return object() if is_unknown else id(value)

@@ -19,6 +19,7 @@ from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 _SMALL = 1 << 20
 """Elements up to which it is cheap to ask."""
 _MANY = 1 << 24
+_MASKS = frozenset([torch.bool, torch.uint8])
 _WHOLE = frozenset([torch.int64, torch.int32])
 _USUAL = frozenset([torch.float32, torch.float64])
 _INDEXED: dict[str, tuple[int, int | None, int]] = {
@@ -41,16 +42,16 @@ _OF_DTYPES = r"type|not implemented for|support|must be long"
 """What torch says where it refuses dtypes, whatever the sizes are."""
 
 
-def check_strictly(fakes: Fakes, func: Any, args: tuple[Any, ...], _: dict[str, Any]) -> None:
+def check_strictly(fakes: Fakes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise what torch would raise for real operands."""
     name = func._schema.name.partition("::")[2]
     if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor) and _overlaps(args[0]):
-        _write(func, args)
-    _check_dtypes(fakes, name, func, args)
+        _write(func, args, kwargs)
+    _check_dtypes(fakes, name, func, args, kwargs)
     if name in _LOOKS_UP or _is_out_of_range(name, args):
         with unset_fake_temporarily():
             if _is_quick(fakes, args) or any(_is_beyond(index, low, high) for index, low, high in _limits(fakes.value, name, args)):
-                _ask_with_values(fakes.value, func, args)
+                _ask_with_values(fakes.value, func, args, kwargs)
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
@@ -58,14 +59,14 @@ def _overlaps(tensor: torch.Tensor) -> bool:
     return any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) and tensor.numel() <= _SMALL
 
 
-def _write(func: Any, args: tuple[Any, ...]) -> None:
+def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     def real(fake: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), dtype=fake.dtype).expand(fake.shape) if fake is args[0] else torch.zeros(fake.shape, dtype=fake.dtype)
 
-    _ask(func, args, real, "single memory location")
+    _ask(func, args, kwargs, real, "single memory location")
 
 
-def _check_dtypes(fakes: Fakes, name: str, func: Any, args: tuple[Any, ...]) -> None:
+def _check_dtypes(fakes: Fakes, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Ask once for the same dtypes: on two elements a dimension, and on all where these are few: sizes may be arguments, too."""
     tensors = [argument for argument in args if isinstance(argument, FakeTensor)]
     dtypes = {tensor.dtype for tensor in tensors}
@@ -78,9 +79,9 @@ def _check_dtypes(fakes: Fakes, name: str, func: Any, args: tuple[Any, ...]) -> 
     if any(tensor.fake_device.type != "cpu" for tensor in tensors) or all(fakes.value(tensor) is not None for tensor in tensors):
         return  # what is known is computed anyway
     few = (*args[:8], 1) if name == "convolution" else args  # in one group
-    _ask(func, few, lambda tensor: torch.zeros([min(size, 2) for size in tensor.shape], dtype=tensor.dtype), _OF_DTYPES)
+    _ask(func, few, kwargs, lambda tensor: torch.zeros([min(size, 2) for size in tensor.shape], dtype=tensor.dtype), _OF_DTYPES)
     if sum(tensor.numel() for tensor in tensors) <= _SMALL:
-        _ask_with_values(lambda _: None, func, args, _OF_DTYPES)
+        _ask_with_values(lambda _: None, func, args, kwargs, _OF_DTYPES)
 
 
 def _only_moves(name: str, func: Any) -> bool:
@@ -99,7 +100,7 @@ def _is_quick(fakes: Fakes, args: tuple[Any, ...]) -> bool:
     """Whether there are few elements, and no mask of unknown values, which may name any number of places."""
     tensors = [item for argument in args for item in (argument if isinstance(argument, (list, tuple)) else [argument])]
     tensors = [item for item in tensors if isinstance(item, torch.Tensor)]
-    return all(tensor.numel() <= _SMALL and (tensor.dtype is not torch.bool or fakes.value(tensor) is not None) for tensor in tensors)
+    return all(tensor.numel() <= _SMALL and (tensor.dtype not in _MASKS or fakes.value(tensor) is not None) for tensor in tensors)
 
 
 def _limits(value: Callable[[Any], Any], name: str, args: tuple[Any, ...]) -> Iterator[tuple[torch.Tensor, int, int]]:
@@ -127,17 +128,17 @@ def _is_beyond(index: torch.Tensor, low: int, high: int) -> bool:
     return bool(smallest < low) or bool(largest >= high)
 
 
-def _ask(func: Any, args: Any, real: Callable[[torch.Tensor], torch.Tensor], said: str = "") -> None:
+def _ask(func: Any, args: Any, kwargs: dict[str, Any], real: Callable[[torch.Tensor], torch.Tensor], said: str = "") -> None:
     """Call the op itself, with real tensors for its own; what it refuses, where it says this, is raised as a `ValueFailure`."""
     try:
         with unset_fake_temporarily(), torch.no_grad():
-            func(*rebuilt(args, real))
+            func(*rebuilt(args, real), **rebuilt(kwargs, real))
     except Exception as error:  # noqa: BLE001 - whatever torch says
         if re.search(said, str(error)):
             raise ValueFailure(error) from None
 
 
-def _ask_with_values(value: Callable[[Any], Any], func: Any, args: tuple[Any, ...], said: str = "") -> None:
+def _ask_with_values(value: Callable[[Any], Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], said: str = "") -> None:
     """On zeros, and on those numbers that are known."""
 
     def real(tensor: torch.Tensor) -> torch.Tensor:
@@ -147,4 +148,4 @@ def _ask_with_values(value: Callable[[Any], Any], func: Any, args: tuple[Any, ..
         zeros = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
         return zeros.contiguous() if func._schema.is_mutable and tensor.numel() <= _MANY else zeros
 
-    _ask(func, args, real, said)
+    _ask(func, args, kwargs, real, said)

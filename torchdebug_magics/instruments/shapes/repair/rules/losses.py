@@ -270,7 +270,8 @@ def _out_of_range(facts: FailureFacts, scores: Operand, target: Operand, classes
     sentence = f"`{facts.op}` has scores of {classes} classes (0 to {classes - 1}), and {named(target, 'the target')} holds class {wrong}"
     edits = producer_edits(facts, scores, classes, wrong + 1, rank=10) if wrong >= classes else []
     levels = kept.unique()
-    if len(levels) == classes and wrong > classes:  # which stand for the classes, and do not number them
+    is_whole = values is not None and kept.numel() == values.numel()  # else what is ignored would become a class
+    if is_whole and len(levels) == classes and wrong > classes:  # which stand for the classes, and do not number them
         sentence += f": its {classes} values are {listed([f'{int(level)}' for level in levels])}"
         known = f"torch.tensor({levels.tolist()}, device={{0}}.device)"
         text = "({0} > 0).long()" if classes == _TWO and not int(levels[0]) else f"torch.searchsorted({known}, {{0}})"
