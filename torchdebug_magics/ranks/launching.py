@@ -191,6 +191,8 @@ class FollowedRanks:
 
     def __getattr__(self, name: str) -> Any:
         """What else the inner probe has: `kept`, and, of some, `traceback_of` and `standing`."""
+        if name == "_inner":  # it is not there yet
+            raise AttributeError(name)
         return getattr(self._inner, name)
 
     def _start(self, original: Callable[[BaseProcess], None], process: BaseProcess) -> None:

@@ -254,12 +254,13 @@ class Investigator:
         """Gradients that are bad when an optimizer steps, maybe `inside` a backward(); None where that cannot be run again."""
         number = step.backwards + 1 if inside and step.entries else step.backward_number
         attempt = Attempt(inquiry.tensors, number, inquiry.leaves, until_update=True)
-        replayed = _finished(partial(self._rerun.statements, step, inquiry.chain, attempt))
-        if replayed is None:
+        try:
+            replayed = self._rerun.statements(step, inquiry.chain, attempt)
+        except CannotReplay:
             return None
-        if (found := averaged(inquiry, replayed)) is not None:
-            return found
-        sinks = sinks_of(replayed, inquiry)
+        if (of_ranks := averaged(inquiry, replayed)) is not None:  # also of a replay that came no further than that
+            return of_ranks
+        sinks = sinks_of(replayed, inquiry) if replayed.finished else None
         outcome = conclude(inquiry, replayed, sinks, "statements", self._note) if sinks else None
         is_named = outcome is not None and outcome.finding is not None and outcome.finding.op is not None
         return replace(outcome, evidence=None) if outcome is not None and is_named else None
