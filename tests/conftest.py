@@ -136,6 +136,8 @@ def leak_guard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     """After each test the process, and the folder that it ran in, are as they were before."""
     folder = tmp_path_factory.mktemp("cwd")
     rng = request.node.get_closest_marker("keeps_rng") is not None
+    if request.node.get_closest_marker(MAY_BE_SKIPPED) is not None and "torch" in sys.modules and sys.modules["torch"].cuda.is_available():
+        sys.modules["torch"].cuda.init()  # which cannot be taken back
     with pytest.MonkeyPatch.context() as here:  # not the fixture: a test's own patches are undone before the look back
         here.chdir(folder)
         before = leaks.snapshot(rng=rng)

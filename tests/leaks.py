@@ -51,7 +51,11 @@ def snapshot(*, rng: bool = False) -> dict[str, Any]:
         "threading's profile": getattr(threading, "_profile_hook", None),
         "warnings.formatwarning": warnings.formatwarning,
         "processes": processes.running_children(),
-        "threads": {thread for thread in threading.enumerate() if not thread.name.startswith(LASTING_THREADS)},
+        "threads": {
+            thread
+            for thread in threading.enumerate()
+            if not thread.name.startswith(LASTING_THREADS) and not isinstance(thread, threading._DummyThread)  # of autograd, for a GPU
+        },
     }
     state.update({f"what {name} does": signal.getsignal(getattr(signal, name)) for name in SIGNALS if hasattr(signal, name)})
     state.update({f"the `write` of {name}": _other_write(stream) for name, stream in _streams() if hasattr(stream, "__dict__")})

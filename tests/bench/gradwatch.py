@@ -24,14 +24,14 @@ import torchdebug_magics
 from tests.bench import measure
 from tests.bench.models import WORKLOADS
 from tests.bench.rivals import Contender, nothing, off
-from tests.bench.run import hush_transformers, print_costs
+from tests.bench.run import device_name, hush_transformers, print_costs
 
 if TYPE_CHECKING:
     from tests.bench.models import Training
 
 ASKED = {"gpt2": 1.05, "cnn": 1.05, "mlp": 1.30}
-LONG = {"gpt2": (3, 2), "cnn": (16, 10), "mlp": (120, 40)}
-"""Steps timed in one go, and those before, in which it settles."""
+LONG = {"gpt2": (4, 20), "cnn": (16, 20), "mlp": (120, 40)}
+"""Steps timed in one go, and those before, of which the first are looked at closely: memory at the 2nd, 3rd, 5th, 8th and 13th."""
 MOST_ROUNDS = 12
 
 
@@ -68,18 +68,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def compare(contenders: Sequence[Contender], asked: Mapping[str, Mapping[str, float]], arguments: Sequence[str]) -> None:
-    """Print what each contender costs in long runs of each workload, with what it is asked to cost."""
+    """Print what each contender costs in long runs of each workload, with what it is asked to cost; `--cuda`: on a GPU."""
+    device = torch.device("cuda" if "--cuda" in arguments else "cpu")
     quick, names = "--quick" in arguments, [name for name in arguments if not name.startswith("-")]
     torch.set_num_threads(1)
     hush_transformers()
-    print(f"torch {torch.__version__}, CPU ({os.cpu_count()} cores), load {os.getloadavg()[0]:.1f}")
+    print(f"torch {torch.__version__}, {device_name(device)}, load {os.getloadavg()[0]:.1f}")
     for workload in WORKLOADS:
         if not names or workload.name in names:
             print(f"\n{workload.title}", flush=True)
             block, settling = LONG[workload.name]
             rounds = 4 if quick else MOST_ROUNDS
-            costs = measure.costs(replace(workload, block=block), torch.device("cpu"), rounds, contenders, settling)
-            print_costs(costs, asked[workload.name], settling, by_cpu=True)
+            costs = measure.costs(replace(workload, block=block), device, rounds, contenders, settling)
+            print_costs(costs, asked[workload.name], settling, by_cpu=device.type == "cpu")
     print(f"\nload at the end {os.getloadavg()[0]:.1f}")
 
 

@@ -21,7 +21,7 @@ import torchdebug_magics
 from tests.bench import measure
 from tests.bench.models import WORKLOADS
 from tests.bench.rivals import Contender, nothing, off
-from tests.bench.run import hush_transformers, print_costs
+from tests.bench.run import device_name, hush_transformers, print_costs
 from torchdebug_magics.format import duration
 
 if TYPE_CHECKING:
@@ -68,14 +68,15 @@ CONTENDERS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    quick = "--quick" in (sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    quick, device = "--quick" in given, torch.device("cuda" if "--cuda" in given else "cpu")
     torch.set_num_threads(1)
     hush_transformers()
-    print(f"torch {torch.__version__}, CPU ({os.cpu_count()} cores), load {os.getloadavg()[0]:.1f}")
+    print(f"torch {torch.__version__}, {device_name(device)}, load {os.getloadavg()[0]:.1f}")
     for workload in WORKLOADS:
         print(f"\n{workload.title}", flush=True)
         rounds = max(3, workload.rounds // 4) if quick else workload.rounds
-        print_costs(measure.costs(workload, torch.device("cpu"), rounds, CONTENDERS), ASKED[workload.name])
+        print_costs(measure.costs(workload, device, rounds, CONTENDERS), ASKED[workload.name])
     _many_ops()
 
 

@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(measure.peak_here(_named(name), contender, device))
         return
     chosen = [_named(name) for name in options.only] if options.only else list(WORKLOADS)
-    machine = f"torch {torch.__version__}, Python {platform.python_version()}, {_device(device)}, threads {options.threads}, load {_load()}"
+    machine = (
+        f"torch {torch.__version__}, Python {platform.python_version()}, {device_name(device)}, threads {options.threads}, load {_load()}"
+    )
     print(machine)
     result: dict[str, Any] = {"machine": machine, "workloads": {}}
     for workload in chosen:
@@ -161,7 +163,8 @@ def hush_transformers() -> None:
     transformers.logging.set_verbosity_error()
 
 
-def _device(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """The GPU's, or how many cores the CPU has."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({os.cpu_count()} cores)"
 
 

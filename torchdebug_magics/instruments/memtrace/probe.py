@@ -342,7 +342,7 @@ def _out_of_memory(
     probe: MemtraceProbe, error: BaseException | None, left: Collection[Block], growth: Growth | None, handled: Undeleted | None
 ) -> Oom | None:
     """Why memory was refused, and what would help; `left` is what was alive at the end, `handled` what an error that was handled holds."""
-    refused = _refused_by(error)
+    refused = refused_by(error)
     if refused is None:
         return None
     noted = probe.tracer.out_of_memory  # as the op raised, where it was followed
@@ -372,7 +372,7 @@ def _out_of_memory(
     )
 
 
-def _refused_by(error: BaseException | None) -> BaseException | None:
+def refused_by(error: BaseException | None) -> BaseException | None:
     """The error by which memory was refused, of those that led to this one."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

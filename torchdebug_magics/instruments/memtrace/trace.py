@@ -96,8 +96,8 @@ class Oom(Finding):
     op: str
     module: str
     phase: Phase
-    iteration: int
-    """1-based iteration of the loop; 0 outside a loop."""
+    iteration: int | None
+    """1-based iteration of the loop; 0 outside a loop, and None where the cell was not traced."""
     kind: Literal["sizing", "leak", "fragmentation", "handled error"]
     live_bytes: int
     by_category: Mapping[str, int]

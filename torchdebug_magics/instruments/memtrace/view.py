@@ -213,7 +213,7 @@ def _holders(report: MemtraceReport) -> list[Block]:
         (holder.variable, holder.live_bytes, None if holder.location is None else str(holder.location), holder.path)
         for holder in report.holders
     ]
-    table = Table("Memory that this cell allocated and that is still held, by variable", tuple(_HOLDERS), rows, _HOLDERS)
+    table = Table("Memory that is still held, by variable", tuple(_HOLDERS), rows, _HOLDERS)
     most = listed([f"`{holder.variable}` {byte_size(holder.live_bytes)}" for holder in report.holders])
     return _folded(f"Held after the cell: {most}", table)
 

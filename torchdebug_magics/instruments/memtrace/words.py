@@ -81,7 +81,7 @@ def _what(found: Leading, each: str) -> tuple[str, str]:
     match found:
         case Oom():
             asked = f"{byte_size(found.asked_bytes)} refused" if found.asked_bytes else "memory refused"
-            return f"out of memory: {asked} {_when_refused(found)}", ""
+            return f"out of memory: {asked} {_when_refused(found)}".rstrip(), ""
         case Cycle():
             return f"{byte_size(found.freed_bytes)} stayed in reference cycles until Python's collector ran", ""
         case Growth():
@@ -117,6 +117,8 @@ def _when_refused(oom: Oom) -> str:
         return "while an error is handled"
     if oom.kind == "leak":
         return f"in iteration {oom.iteration:,}, after steady growth"
+    if oom.iteration is None:
+        return ""
     if oom.iteration > 1:
         return f"in iteration {oom.iteration:,}, though nothing grew"
     return "in the first iteration" if oom.iteration else "in a single allocation"

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
+from torchdebug_magics.instruments.shapes.cell_error.gpu_assertion import gpu_assertion
+from torchdebug_magics.instruments.shapes.cell_error.left_on_cpu import left_on_cpu
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
@@ -41,7 +43,7 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
     if not isinstance(error, Exception):
         return None
     layout = layout or layout_of(**options)
-    known = fractional_size(error) or unfinished_class(error)
+    known = gpu_assertion(error) or fractional_size(error) or unfinished_class(error) or left_on_cpu(error)
     called = outermost_call(error)
     if known is None and called is not None and not is_loss(called.module) and (report := _of_model(called, error, layout)) is not None:
         return report

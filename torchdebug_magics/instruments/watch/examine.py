@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import traceback
 from types import FrameType
 from typing import Any
@@ -13,9 +14,11 @@ from torchdebug_magics import catalog
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.watch.report import WatchReport
 from torchdebug_magics.probing.source.syntax import nodes, statement_at, tree_of
-from torchdebug_magics.probing.source.user_code import is_user_code, location
+from torchdebug_magics.probing.source.user_code import is_user_code, location, owner
 from torchdebug_magics.probing.tensors import describe
 from torchdebug_magics.report import Report
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 def examine(context: CellContext, **_of_a_session: object) -> Report | None:
@@ -25,7 +28,7 @@ def examine(context: CellContext, **_of_a_session: object) -> Report | None:
     after = explained(context)
     if after is not None:
         return after[1]
-    return WatchReport(suggestion="%%torchdebug", **what_ended(context.last_error))
+    return WatchReport(**{"suggestion": "%%torchdebug", **what_ended(context.last_error)})
 
 
 def explained(context: CellContext) -> tuple[str, Report] | None:
@@ -42,6 +45,8 @@ def explained(context: CellContext) -> tuple[str, Report] | None:
 
 def what_ended(error: BaseException) -> dict[str, Any]:
     """The fields of a report on a cell whose end nothing explains."""
+    if (raised := _raised_in_worker(error)) is not None:
+        return raised
     line = "The cell was stopped" if isinstance(error, KeyboardInterrupt) else CellContext(last_error=error).last_error_line
     own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     if not own:
@@ -49,6 +54,18 @@ def what_ended(error: BaseException) -> dict[str, Any]:
     frame, number = own[-1]
     file = frame.f_code.co_filename
     return {"error": line, "stopped_at": location(file, number, frame.f_code.co_name), "values": _values(frame, tree_of(file), number)}
+
+
+def _raised_in_worker(error: BaseException) -> dict[str, Any] | None:
+    """The same for an error of a `DataLoader`'s worker process, of which this process has the text alone; None for any other."""
+    head, is_wrapped, trace = str(error).partition("\nOriginal Traceback")
+    worker = re.search(r"in (DataLoader worker)(?: process)? (\d+)", head)
+    if not is_wrapped or worker is None:
+        return None
+    said = [line for line in trace.splitlines() if line.startswith(f"{type(error).__name__}:")]
+    places = [(file, int(line), function) for file, line, function in _FRAME.findall(trace) if owner(file) == "user"]
+    line = f"{said[-1] if said else type(error).__name__} (in {worker[1]} {worker[2]})"
+    return {"error": line, "stopped_at": location(*places[-1]) if places else None, "suggestion": "num_workers=0"}
 
 
 def _values(frame: FrameType, tree: ast.Module | None, line: int) -> dict[str, str]:

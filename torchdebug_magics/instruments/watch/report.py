@@ -36,7 +36,7 @@ class WatchReport(Report):
     doubts: tuple[str, ...] = ()
     """What speaks against a cell in which no fault was found, behind the name of the magic that has seen it."""
     suggestion: str = ""
-    """The line to paste above the cell that failed; empty where the report explains the cell."""
+    """What to run the cell with: a line to paste above it, or an argument of its loader; empty where the report explains the cell."""
     stopped_at: Location | None = None
     """The user's line at which the cell was stopped, or an error was raised that the report does not explain."""
     values: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +103,11 @@ class WatchReport(Report):
     def _ended(self) -> str:
         where = "" if self.stopped_at is None else f" at {self.stopped_at}"
         where += f": `{self.stopped_at.source}`" if self.stopped_at is not None and self.stopped_at.source else ""
-        then = f"write `{self.suggestion}` as the first line of the cell and run it again" if self.suggestion else "nothing explains it"
+        then = "nothing explains it"
+        if self.suggestion.startswith("%%"):
+            then = f"write `{self.suggestion}` as the first line of the cell and run it again"
+        elif self.suggestion:
+            then = f"pass `{self.suggestion}` to the `DataLoader` and run the cell again: `%torchdebug` then sees the values in this line"
         return f"{self.error.rstrip('.')}{where} · {then}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -71,7 +72,8 @@ class Fakes:
 
     def _know(self, fake: torch.Tensor, tensor: torch.Tensor) -> None:
         if fake not in self._shadows and _small(tensor):
-            with unset_fake_temporarily(), torch.no_grad():
+            # After a failed assertion on a GPU, nothing there can be read any more.
+            with unset_fake_temporarily(), torch.no_grad(), suppress(torch.AcceleratorError):
                 self._shadows[fake] = tensor.detach().cpu().clone()
 
     def _of_meta(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,9 @@ class RandomState:
         torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(list(self.cuda))
+        elif torch.cuda.is_initialized():  # since then: its generators began with their seeds
+            for generator in torch.cuda.default_generators:
+                generator.manual_seed(generator.initial_seed())
         if self.xpu:
             torch.xpu.set_rng_state_all(list(self.xpu))
         if self.mps is not None:

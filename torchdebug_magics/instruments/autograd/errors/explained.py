@@ -15,6 +15,7 @@ from torchdebug_magics.instruments.autograd.errors.cut import CHECKPOINT, cut_gr
 from torchdebug_magics.instruments.autograd.errors.inplace import modified_in_place, nodes_of
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, parts_of_value
 from torchdebug_magics.instruments.autograd.errors.second_backward import second_time
+from torchdebug_magics.instruments.autograd.errors.to_numpy import WORDS, unread_by_numpy
 from torchdebug_magics.instruments.autograd.faults.left_out import WHY_HIDDEN, hidden_parameters, registering
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import (
@@ -28,8 +29,8 @@ from torchdebug_magics.instruments.autograd.source_readings import (
 from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.source.call_sites import function_node
-from torchdebug_magics.probing.source.edited_source import Source, calls, exchanging
-from torchdebug_magics.probing.source.syntax import SIMPLE, as_atom, called, dotted, expression, method, names_in, nodes, tree_of
+from torchdebug_magics.probing.source.edited_source import Source
+from torchdebug_magics.probing.source.syntax import SIMPLE, as_atom, called, dotted, names_in, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
@@ -50,7 +51,7 @@ _WRITTEN = (
 )
 """What is written, by the message, and why it may not be; "" for a view of which the message says no more."""
 _OTHER_FIXES = (
-    (r"Can't call numpy\(\)", "`.detach()` the tensor before NumPy reads it"),
+    (WORDS, "`.detach().cpu()` the tensor before NumPy reads it"),
     (r"graph leaves", "use `copy.deepcopy(tensor.detach())`, or delete the attribute that holds the computed tensor before the copy"),
     (r"requires_grad flags of leaf", "`.detach()` the tensor, or set `requires_grad` on the leaf that it was computed from"),
     (
@@ -288,7 +289,7 @@ def _other_error(raised: Raised) -> AutogradFinding:
         return _not_a_leaf(raised)
     if "graph leaves" in first and (kept := _kept_by_a_module(raised)) is not None:
         return kept
-    if "call numpy()" in first and (unread := _no_array(raised)) is not None:
+    if re.search(WORDS, first) and (unread := unread_by_numpy(raised)) is not None:
         return unread
     fix = next((fix for pattern, fix in _OTHER_FIXES if re.search(pattern, raised.message)), "")
     name = next((one.name for one in raised.reads() if fix and one.place == raised.here and isinstance(one.value, torch.Tensor)), None)
@@ -296,31 +297,6 @@ def _other_error(raised: Raised) -> AutogradFinding:
     hooks = (value for _, value in raised.variables() if type(value) is FunctionType and hook is not None and value.__name__ == hook[1])
     where = _return_of(next(hooks, None))
     return raised.finding(first, fix, where, tensor=name, first_backward_at=raised.here if where is not None else None)
-
-
-def _no_array(raised: Raised) -> AutogradFinding | None:
-    """Explains why NumPy cannot read a tensor with a graph: where ``numpy()`` is called, or where a list keeps losses with theirs."""
-    names = {read.name for read in raised.reads() if read.place == raised.here and isinstance(read.value, torch.Tensor)}
-    called_on = [node.value for node in nodes(ast.Attribute, raised.statement) if node.attr == "numpy"]
-    here = called_on or [node for node in nodes(ast.Name, raised.statement) if {node.id} == names]
-    if len(here) == 1 and raised.statement is not None:
-        headline, name = raised.message.splitlines()[0].rstrip("."), ast.unparse(here[0])
-        edits = exchanging(raised.here, here[0], expression(f"{as_atom(here[0])}.detach()"))
-        return raised.finding(headline, f"`.detach()` `{name}` before NumPy reads it", edits=edits, tensor=name)
-    known = list(calls(raised.here.file)) if raised.here is not None and not here else []
-    losses = {ast.unparse(call.func).removesuffix(".backward") for _, call in known if method(call) == "backward"}
-    filled = [(where, call) for where, call in known if method(call) == "append" and {ast.unparse(part) for part in call.args} & losses]
-    if len(filled) != 1:
-        return None
-    where, call = filled[0]
-    return raised.finding(
-        f"`{ast.unparse(call)}` keeps the loss with its graph, which NumPy cannot read",
-        f"`{ast.unparse(call.func)}({ast.unparse(call.args[0])}.item())`",
-        where,
-        saved_at=raised.here,
-        tensor=ast.unparse(call.args[0]),
-        explanation="NumPy reads only tensors without a graph; `.item()` gives the number alone",
-    )
 
 
 def _kept_by_a_module(raised: Raised) -> AutogradFinding | None:

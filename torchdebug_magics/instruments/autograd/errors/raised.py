@@ -55,6 +55,7 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
     (r"Function (?!\w+Backward\d+\b)\w+ returned an invalid gradient", "custom_function"),
     (r"returned an invalid gradient", "other"),  # of PyTorch's own nodes, whose names end in a number: ``MulBackward0``
     (r"assigned grad has data|attempting to assign a gradient|has changed the \w+ of value|optimizer got an empty parameter list", "other"),
+    (r"can't convert (?!meta)\S+ device type tensor to numpy", "other"),
     (r"can't optimize a non-leaf|Can't call numpy\(\) on Tensor that requires grad|graph leaves|requires_grad flags of leaf", "other"),
     (r"can't retain_grad|register a hook on a tensor", "other"),
 )
@@ -237,6 +238,6 @@ def kind_of_error(error: BaseException) -> Kind | None:
     """None for an error that autograd did not raise."""
     if type(error).__name__ == "CheckpointError":
         return "checkpoint_mismatch"
-    if not isinstance(error, (RuntimeError, ValueError, NotImplementedError)):
+    if not isinstance(error, (RuntimeError, ValueError, TypeError, NotImplementedError)):
         return None
     return next((kind for pattern, kind in _KINDS if re.search(pattern, str(error))), None)

@@ -76,12 +76,19 @@ def _check_dtypes(fakes: Fakes, name: str, func: Any, args: tuple[Any, ...], kwa
     if question in fakes.asked or _only_moves(name, func):
         return
     fakes.asked.add(question)
-    if any(tensor.fake_device.type != "cpu" for tensor in tensors) or all(fakes.value(tensor) is not None for tensor in tensors):
+    if any(tensor.fake_device.type == "meta" for tensor in tensors) or all(fakes.value(tensor) is not None for tensor in tensors):
         return  # what is known is computed anyway
     few = (*args[:8], 1) if name == "convolution" else args  # in one group
-    _ask(func, few, kwargs, lambda tensor: torch.zeros([min(size, 2) for size in tensor.shape], dtype=tensor.dtype), _OF_DTYPES)
-    if sum(tensor.numel() for tensor in tensors) <= _SMALL:
+    _ask(func, few, kwargs, _few, _OF_DTYPES)
+    is_on_cpu = all(tensor.fake_device.type == "cpu" for tensor in tensors)  # which may have no kernel where another device has one
+    if is_on_cpu and sum(tensor.numel() for tensor in tensors) <= _SMALL:
         _ask_with_values(lambda _: None, func, args, kwargs, _OF_DTYPES)
+
+
+def _few(tensor: torch.Tensor) -> torch.Tensor:
+    """Two elements a dimension, on its own device: each has kernels of its own."""
+    device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    return torch.zeros([min(size, 2) for size in tensor.shape], dtype=tensor.dtype, device=device)
 
 
 def _only_moves(name: str, func: Any) -> bool:

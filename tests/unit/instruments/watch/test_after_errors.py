@@ -1,0 +1,221 @@
+"""Bare `%torchdebug` after errors that no rule of sizes explains: refused memory, other devices, NumPy, workers. The edits are applied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import torch
+
+from torchdebug_magics import fixed_source
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+IMPORTS = "import torch, numpy as np\nfrom torch import nn\nfrom torch.utils.data import DataLoader, Dataset\n"
+FAKE_GPU = """\
+from torch._subclasses.fake_tensor import FakeTensorMode
+device = torch.device("cuda")
+with FakeTensorMode(allow_non_fake_inputs=True):
+    x = torch.empty(4, 8, device="cuda")
+    y = torch.zeros(4, dtype=torch.long, device="cuda")
+    scale = nn.Parameter(torch.empty(8, device="cuda"), requires_grad=False)
+"""
+"""Tensors that are on a GPU as far as torch tells; no op on them has a result."""
+IN_LIST = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = scale
+        self.layers = {value}
+    def forward(self, x):
+        for layer in {iterated}:
+            x = torch.relu(layer(x))
+        return x
+net = Net()
+"""
+DATA = """\
+class Data(Dataset):
+    def __init__(self):
+        self.x, self.w = torch.randn(8, 4), torch.randn({rows}, 3)
+    def __len__(self):
+        return {many}
+    def __getitem__(self, i):
+        return self.x[i] @ self.w
+loader = DataLoader(Data(), batch_size=4, num_workers=1)
+"""
+
+
+class Answer(NamedTuple):
+    report: Any
+    fixed: dict[int, str]
+    """By the number of the cell, 1 for the first."""
+    result: Any
+    """Of the last cell, run again as it was fixed."""
+
+
+def asked(shell: InteractiveShell, *cells: str) -> Answer:
+    """Run the cells, of which the last one fails, ask, and run them as the report fixes them."""
+    from IPython.utils.capture import capture_output
+
+    with capture_output():
+        first = shell.execution_count
+        results = [shell.run_cell(cell, store_history=True) for cell in cells]
+        assert [result.success for result in results] == [True] * (len(cells) - 1) + [False]
+        shell.run_cell("%torchdebug -o report", store_history=True)
+        report = shell.user_ns.pop("report")
+        fixed = {number - first + 1: source for number, source in fixed_source(report).items()} if report.edits else {}
+        again = [shell.run_cell(fixed.get(number, cell), store_history=True) for number, cell in enumerate(cells, 1)]
+    return Answer(report, fixed, again[-1])
+
+
+READ = {
+    "a result": ("scores = nn.Linear(3, 2)(torch.randn(4, 3))", "a = scores.numpy()", "a = scores.detach().numpy()"),
+    "given to NumPy": ("w = torch.ones(3, requires_grad=True) * 2", "m = np.mean(w)", None),
+    "a list of numbers": (
+        "values = [torch.ones((), requires_grad=True) * 2 for _ in range(3)]",
+        "m = np.mean(values)",
+        "m = np.mean([x.item() for x in values])",
+    ),
+    "a list of rows": (
+        "rows = [torch.ones(2, requires_grad=True) * 2 for _ in range(3)]",
+        "m = np.asarray(rows)",
+        "m = np.asarray([x.detach() for x in rows])",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", READ.values(), ids=READ)
+def test_what_numpy_cannot_read(case: tuple[str, str, str | None], shell: InteractiveShell) -> None:
+    before, cell, fixed = case
+    if fixed is None:  # NumPy asks the tensor itself for its mean, and that works
+        assert shell.run_cell(f"{IMPORTS}{before}").success
+        return
+    answer = asked(shell, IMPORTS + before, cell)
+    assert answer.fixed == {2: fixed}
+    assert answer.result.success
+
+
+ON_GPU = """
+class OnGpu(torch.Tensor):
+    def numpy(self):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+"""
+"""Refuses NumPy, as a tensor on a GPU does, in code that is not the user's."""
+
+
+def test_what_numpy_cannot_read_on_a_gpu(shell: InteractiveShell) -> None:
+    names = {"torch": torch}
+    exec(compile(ON_GPU, "<frozen gpu>", "exec"), names)
+    shell.user_ns["there"] = torch.ones(3).as_subclass(names["OnGpu"])  # type: ignore[arg-type]
+    answer = asked(shell, "a = there.numpy()")
+    assert answer.fixed == {1: "a = there.detach().cpu().numpy()"}
+    assert answer.report.verdict.startswith("can't convert cuda:0 device type tensor to numpy")
+    assert answer.result.success
+
+
+@pytest.mark.parametrize(
+    ("value", "iterated", "fixed"),
+    [
+        ("[nn.Linear(8, 8) for _ in range(3)]", "self.layers", "nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])"),
+        ("{'a': nn.Linear(8, 8)}", "self.layers.values()", "nn.ModuleDict({'a': nn.Linear(8, 8)})"),
+        ("[nn.Sequential(nn.Linear(8, 8), nn.ReLU())]", "self.layers", "nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.ReLU())])"),
+    ],
+)
+def test_modules_in_a_plain_container_stay_on_the_cpu(value: str, iterated: str, fixed: str, shell: InteractiveShell) -> None:
+    net = IN_LIST.format(value=value, iterated=iterated)
+    report, sources, _ = asked(shell, IMPORTS + FAKE_GPU, net, "net(x)")
+    kind = "dict" if value.startswith("{") else "list"
+    assert report.verdict.startswith(f"`Net.layers` is a plain {kind}: moving the model leaves the modules in it on the CPU")
+    assert sources == {2: net.replace(value, fixed).rstrip("\n")}
+
+
+@pytest.mark.parametrize(
+    ("made", "cell", "fixed"),
+    [
+        ("net = nn.Linear(8, 2)", "out = net(x)", "net = nn.Linear(8, 2).to(device)"),
+        ("net = nn.Sequential(nn.Linear(8, 2), nn.ReLU())", "out = net(x)", "net = nn.Sequential(nn.Linear(8, 2), nn.ReLU()).to(device)"),
+        (
+            "criterion = nn.CrossEntropyLoss(weight=torch.ones(8))",
+            "loss = criterion(x, y)",
+            "criterion = nn.CrossEntropyLoss(weight=torch.ones(8)).to(device)",
+        ),
+    ],
+)
+def test_a_module_that_nobody_moved(made: str, cell: str, fixed: str, shell: InteractiveShell) -> None:
+    report, sources, _ = asked(shell, IMPORTS + FAKE_GPU, made, cell)
+    assert sources == {2: fixed}
+    assert f"is on the CPU, and what it is given is on {shell.user_ns['x'].device}" in report.verdict
+
+
+def test_a_module_held_by_no_variable_is_moved_where_it_is_called(shell: InteractiveShell) -> None:
+    report, sources, _ = asked(
+        shell, IMPORTS + FAKE_GPU, "parts = {'loss': nn.CrossEntropyLoss(weight=torch.ones(8))}", "parts['loss'](x, y)"
+    )
+    assert sources == {3: "parts['loss'].to(device)(x, y)"}
+    assert report.fix_state == "compiles"
+
+
+def test_an_input_that_was_not_moved_is_the_input_s_fault(shell: InteractiveShell) -> None:
+    made = "with FakeTensorMode(allow_non_fake_inputs=True):\n    net = nn.Linear(8, 2, device='meta')\n"
+    made += "    net.weight = nn.Parameter(torch.empty(2, 8, device='cuda'), requires_grad=False)\n    net.bias = None\n"
+    made += "here = torch.randn(4, 8)"
+    report, sources, _ = asked(shell, IMPORTS + FAKE_GPU + made, "net(here)")
+    assert sources == {2: "net(here.to('cuda:0'))"}
+    assert "plain" not in report.verdict
+
+
+def test_refused_memory_is_explained_by_what_is_alive(shell: InteractiveShell) -> None:
+    before = "net = nn.Sequential(*(nn.Linear(500, 500) for _ in range(6)))\nopt = torch.optim.Adam(net.parameters())\n"
+    before += "net(torch.randn(800, 500)).sum().backward()\nopt.step()\nkept = []"
+    answer = asked(shell, IMPORTS + before, "for _ in range(2):\n    kept.append(net(torch.randn(800, 500)))\n    torch.empty(1 << 46)")
+    report = answer.report
+    assert report.verdict.startswith("Out of memory: 256.0 TiB refused · ")
+    assert report.oom.location.source == "torch.empty(1 << 46)"
+    sizes = report.oom.by_category
+    weights = 6 * (500 * 500 + 500) * 4
+    assert (sizes["parameter"], sizes["gradient"]) == (weights, weights)
+    assert 2 * weights <= sizes["optimizer state"] <= 2 * weights + 6 * 2 * 64
+    assert sizes["activation"] >= 5 * 800 * 500 * 4
+    assert "kept" in [holder.variable.partition("[")[0] for holder in report.holders]
+    assert report.net_bytes == 0
+    assert not report.sites
+
+
+def test_an_error_that_speaks_of_memory_only_by_the_way_is_none_of_refused_memory(shell: InteractiveShell) -> None:
+    report, *_ = asked(shell, IMPORTS, "raise RuntimeError('no room at the inn')")
+    assert report.instrument is None
+    assert report.suggestion == "%%torchdebug"
+
+
+@pytest.mark.parametrize(
+    ("rows", "many", "line", "said"),
+    [(9, 8, 8, "RuntimeError: "), (4, 9, 8, "IndexError: index 8 is out of bounds for dimension 0 with size 8")],
+)
+@pytest.mark.parametrize("magic", ["", "%%torchdebug -o report\n"])
+def test_an_error_of_a_worker_is_told_with_its_line(
+    rows: int, many: int, line: int, said: str, magic: str, shell: InteractiveShell
+) -> None:
+    from IPython.utils.capture import capture_output
+
+    with capture_output():
+        number = shell.execution_count
+        shell.run_cell(IMPORTS + DATA.format(rows=rows, many=many), store_history=True)
+        assert not shell.run_cell(f"{magic}batches = iter(loader)\nfirst = list(batches)", store_history=True).success
+        if not magic:
+            shell.run_cell("%torchdebug -o report", store_history=True)
+    report = shell.user_ns.pop("report")
+    shell.user_ns.pop("batches")._shutdown_workers()
+    assert report.error.startswith(said)
+    assert report.error.endswith("(in DataLoader worker 0)")
+    assert (report.stopped_at.cell, report.stopped_at.line) == (number, line + 2)
+    assert report.suggestion == "num_workers=0"
+
+
+def test_a_failed_assertion_of_a_gpu_says_what_is_certain(shell: InteractiveShell) -> None:
+    cell = "raise torch.AcceleratorError('CUDA error: device-side assert triggered')"
+    report, *_ = asked(shell, IMPORTS, cell)
+    assert report.verdict.startswith("In this line or one before it, the GPU met an index or a class out of range")
+    assert "restart the kernel" in report.fix
