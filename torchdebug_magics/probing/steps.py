@@ -199,6 +199,8 @@ class StepEvents:
     """Where gradients were clipped before the first backward pass."""
     has_clip: bool = False
     """Whether any were clipped after one."""
+    empty_clip: Line | None = None
+    """Where the norm of no gradients at all was clipped after one."""
     zeroed: Line | None = None
     """Where gradients were set to zero after the last backward pass."""
     batch: tuple[int, int] | None = None
@@ -294,6 +296,9 @@ class EventWatch:
             self._clipped()
 
     def _norm_clipped(self, parameters: Any, max_norm: Any, total_norm: Any, *_: Any, **__: Any) -> None:
+        if self.now.count and isinstance(parameters, (list, tuple)) and not parameters:
+            self.now.empty_clip = self.lines.here(sys._getframe())
+            return
         if float(max_norm) < math.inf:  # else the norm is only asked for
             self._clipped()
         is_known = isinstance(total_norm, torch.Tensor) and not is_traced(total_norm) and not is_shard(total_norm)

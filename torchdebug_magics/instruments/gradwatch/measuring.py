@@ -83,9 +83,10 @@ class OptimizerWatch:
         history, groups, events = self.history, optimizer.param_groups, step.events
         if events.count or not history.steps_count:
             history.last = events
-        if events.count and (events.early_clip or events.has_clip):
-            history.clips += Counter(steps=1, early=int(not events.has_clip))
-            history.early_clip = events.early_clip or history.early_clip
+        if events.count and (events.early_clip or events.has_clip or events.empty_clip):
+            is_lost = not events.has_clip
+            history.clips += Counter(steps=1, early=int(is_lost and not events.empty_clip), empty=int(is_lost and bool(events.empty_clip)))
+            history.lost_clip = events.empty_clip or events.early_clip or history.lost_clip
         history.is_maximizing = any(group.get("maximize") for group in groups)
         history.is_scheduled = any("initial_lr" in group for group in groups)
         rates = {id(group): float(group["lr"]) for group in groups if isinstance(group.get("lr"), (int, float))}

@@ -160,8 +160,12 @@ class GradientHistory:
     """The last call of `clip_grad_norm_`."""
     clips: Counter[str] = field(default_factory=Counter)
     """How many calls there were, and how many were `unclipped`: changed nothing; `unscaled`: no longer had the GradScaler's factor; then
-    the `steps` with any clipping, and those that had it only `early`, before the backward pass."""
-    early_clip: Line | None = None
+    the `steps` with any clipping, those that had it only `early`, before the backward pass, and those in which it was given an `empty`
+    list."""
+    lost_clip: Line | None = None
+    """The line of clipping that is early, or given nothing."""
+    keeps_state: bool = False
+    """Whether the optimizer keeps tensors for its next steps."""
 
     def add(self, step: GradientStep) -> None:
         """One more step."""

@@ -179,6 +179,16 @@ def minimized(history: GradientHistory) -> Repair:
     return unscaled(line) or (line.location if line is not None else None, default)
 
 
+def listed_parameters(clip: Line) -> Repair:
+    """A list in the place of the generator of parameters that a call of clipping is given."""
+    code = source_of(clip, "clip")
+    given = [call.args[0] for call in nodes(ast.Call, ast.parse(code)) if called(call).startswith("clip_grad") and call.args]
+    for where, statement in statements(clip.file) if given and isinstance(given[0], ast.Name) else ():
+        if isinstance(statement, ast.Assign) and ast.unparse(given[0]) in map(ast.unparse, statement.targets):
+            return where, _exchange(statement.value, f"list({ast.unparse(statement.value)})")
+    return clip.location, "pass `model.parameters()` to it, called anew"
+
+
 def thawed(history: GradientHistory, frozen: Sequence[ParameterSteps]) -> Repair:
     """Where the parameters of the optimizer are frozen, or where a tensor is made that is to be trained."""
     loose = next((steps.owner.path for steps in frozen if steps.owner.model < 0), "")

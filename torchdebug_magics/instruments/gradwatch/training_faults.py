@@ -206,14 +206,20 @@ def _ascending(history: GradientHistory) -> Iterator[GradFinding]:
 
 
 def _clips_nothing(history: GradientHistory) -> Iterator[GradFinding]:
-    """Clipping after an update or before the backward pass: of gradients that no update uses any more."""
-    clip, backward, count = history.early_clip, history.last.backward_line, history.clips["early"]
-    if clip is not None and kept.FEW_UPDATES <= count == history.clips["steps"]:
+    """Clipping after an update or before the backward pass, of gradients that no update uses any more; and clipping of no parameters."""
+    clip, backward, clips = history.lost_clip, history.last.backward_line, history.clips
+    say = partial(_finding, history, "clipped_never", value=float(clips["steps"]))
+    if clip is None or clips["steps"] < kept.FEW_UPDATES:
+        return
+    if clips["early"] == clips["steps"]:
         is_before = backward is not None and backward.file == clip.file and clip.line < backward.line
         headline = f"clipping has no effect: it is called {'before backward()' if is_before else f'after `{history.name}.step()`'}"
         fix = f"move `{source_of(clip, 'clip')}` before `{source_of(history.line, 'step')}`"
         why = "it belongs between backward() and the update: there alone it changes the gradients that the update uses"
-        yield _finding(history, "clipped_never", clip, fix, value=float(count), headline=headline, why=why)
+        yield say(clip, fix, headline=headline, why=why)
+    elif clips["empty"] >= clips["steps"] - 1:  # the first call may have used up what it was given
+        why = "`parameters()` is a generator: what has read it to its end, such as the optimizer, leaves nothing to the next reader"
+        yield say(*repairs.listed_parameters(clip), headline="clipping has no effect: it is given no parameters", why=why)
 
 
 def _dead(history: GradientHistory) -> Iterator[GradFinding]:

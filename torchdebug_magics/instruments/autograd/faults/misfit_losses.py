@@ -31,6 +31,13 @@ _NOISE = 0.25
 _LIBRARIES = frozenset({"torch", "F", "functional", "nn"})
 _WITH_LOGARITHM = {"softmax": "log_softmax", "Softmax": "LogSoftmax"}
 _OF_LOGITS_TOO = {"nll_loss": "cross_entropy", "NLLLoss": "CrossEntropyLoss"}
+_UNEQUAL = {
+    "binary_cross_entropy": ("binary_cross_entropy", "BCELoss"),
+    "binary_cross_entropy_with_logits": ("binary_cross_entropy_with_logits", "BCEWithLogitsLoss"),
+    "_log_softmax": ("cross_entropy", "CrossEntropyLoss"),
+}
+"""(function, module), by the first op, of losses whose two arguments mean different things."""
+_DIVERGENCE = "kl_div", "KLDivLoss"
 
 
 def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -41,10 +48,14 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         is_reduced = not op.makes[0].shape  # else what becomes of each value is not known
         is_loss = op.name != "_log_softmax" or any(later.name.startswith("nll_loss") for later in facts.consumers.get(op.index, ()))
         maker = _limiting(op)
-        if op.name in _OF_LOGITS and maker is not None and (is_loss or maker.name == "_softmax"):
+        if (names := _UNEQUAL.get(op.name)) is not None and _is_called(op, names) and _has_learned_target(facts, op):
+            yield _swapped(op, names)
+        elif op.name == "xlogy" and _is_called(op, _DIVERGENCE) and (softmax := _softmax_beside(facts, op)) is not None:
+            yield _of_logarithms(op, softmax, "kl_div")
+        elif op.name in _OF_LOGITS and maker is not None and (is_loss or maker.name == "_softmax"):
             yield _of_logits(op, maker)
         elif is_reduced and op.name.startswith("nll_loss") and op.note in {"takes probabilities", "takes logits"}:
-            yield _of_logarithms(op, maker)
+            yield _of_logarithms(op, maker if op.note == "takes probabilities" else None, "nll_loss")
         elif is_reduced and maker is not None and op.target_span is not None and not _is_within(op.target_span, maker):
             yield _of_distance(op, maker, op.target_span)
         else:
@@ -81,25 +92,73 @@ def _of_logits(op: RecordedOp, maker: RecordedOp) -> AutogradFinding:
     )
 
 
-def _of_logarithms(op: RecordedOp, maker: RecordedOp | None) -> AutogradFinding:
-    is_softmax, where = maker is not None and op.note == "takes probabilities", op.where
-    if maker is not None and is_softmax:
-        edits, where = _changed(maker, lambda call: _renamed(call, _WITH_LOGARITHM)), maker.where
+def _of_logarithms(op: RecordedOp, softmax: RecordedOp | None, loss: str) -> AutogradFinding:
+    """A loss of log-probabilities that is given the result of a softmax; of other numbers, where that is None."""
+    where = op.where
+    if softmax is not None:
+        edits, where = _changed(softmax, lambda call: _renamed(call, _WITH_LOGARITHM)), softmax.where
     else:
         changes = (exchanging(where, call, _renamed(call, _OF_LOGITS_TOO)) for where, call in _loss_calls(op))
         edits = next(filter(None, changes), ())
+    to = "-1" if loss == "nll_loss" else "below 0"
     return finding(
         "loss_input",
-        f"`nll_loss` expects log-probabilities, and is given {'probabilities' if is_softmax else 'logits'}",
+        f"`{loss}` expects log-probabilities, and is given {'probabilities' if softmax is not None else 'logits'}",
         where,
-        "use `log_softmax` in place of `softmax`" if is_softmax else "use `cross_entropy`, which takes logits",
+        "use `log_softmax` in place of `softmax`" if softmax is not None else "use `cross_entropy`, which takes logits",
         edits=edits,
-        op="nll_loss",
+        op=loss,
         saved_at=op.where if where is not op.where else None,
-        module=maker.module if maker is not None and is_softmax else None,
+        module=softmax.module if softmax is not None else None,
         explanation="it takes the number of the right class as it is: the loss "
-        + ("goes down to -1, and its gradients are small" if is_softmax else "falls below 0, and has no least value"),
+        + (f"goes down to {to}, and its gradients are small" if softmax is not None else "falls below 0, and has no least value"),
     )
+
+
+def _is_called(op: RecordedOp, names: tuple[str, str]) -> bool:
+    """Whether an op runs in this function, or module, of PyTorch's."""
+    return op.module_type == names[1] or any(called(call) == names[0] for call in nodes(ast.Call, statement_at(op.where)))
+
+
+def _has_learned_target(facts: TrainingFacts, op: RecordedOp) -> bool:
+    """Whether it is the target of a loss that is computed from parameters, and not the input."""
+    if not op.reads or op.reads[0].requires_grad:
+        return False
+    if op.name != "_log_softmax":
+        return len(op.reads) > 1 and op.reads[1].requires_grad
+    products = [later for later in facts.consumers.get(op.index, ()) if later.name == "mul"]
+    return any(use.requires_grad for later in products for use in later.reads)
+
+
+def _swapped(op: RecordedOp, names: tuple[str, str]) -> AutogradFinding:
+    calls_here = [call for call in nodes(ast.Call, statement_at(op.where)) if len(call.args) > 1]
+    call = next((call for call in calls_here if called(call) == names[0]), calls_here[0] if calls_here else None)
+    turned = None if call is None else ast.Call(call.func, [call.args[1], call.args[0], *call.args[2:]], call.keywords)
+    return finding(
+        "loss_input",
+        f"`{names[0]}` is given the target first, and the output of the model second",
+        op.where,
+        f"write `{ast.unparse(turned)}`" if turned is not None else "exchange its two arguments",
+        edits=() if call is None or turned is None else exchanging(op.where, call, turned),
+        op=names[0],
+        explanation="what is given first is taken for the scores: such a loss has no least value at the right answer",
+    )
+
+
+def _softmax_beside(facts: TrainingFacts, op: RecordedOp) -> RecordedOp | None:
+    """The softmax whose result is subtracted from an entropy, in the place of its logarithm."""
+    subtracting = next((later for later in facts.consumers.get(op.index, ()) if later.name == "sub"), None)
+    targets = {use.memory for use in op.reads}
+    for product in subtracting.parents if subtracting is not None else ():
+        for use, parent in product.sources if product.name == "mul" else ():
+            if use.memory in targets:
+                continue
+            maker: RecordedOp | None = parent
+            while maker is not None and maker.name in _PASSES_ON:
+                maker = next(iter(maker.parents), None)
+            if maker is not None and maker.name == "_softmax" and any(read.requires_grad for read in maker.reads):
+                return maker
+    return None
 
 
 def _of_distance(op: RecordedOp, maker: RecordedOp, span: tuple[float, float]) -> AutogradFinding:
