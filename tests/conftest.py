@@ -125,9 +125,9 @@ def little_to_search() -> None:
 @pytest.fixture
 def no_other_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The modules of other folders of tests are none of the user's: a walk over all holders would go through their globals."""
-    tests = str(ROOT / "tests")
-    for name, file in [(name, vars(module).get("__file__") or "") for name, module in sys.modules.items()]:
-        if file.startswith(tests) and Path(file).parent not in {ROOT / "tests", request.path.parent}:
+    folders = {ROOT / "tests", request.path.parent}
+    for name in [name for name in sys.modules if name.startswith("tests.")]:
+        if Path(sys.modules[name].__file__ or "").parent not in folders:
             monkeypatch.delitem(sys.modules, name)
 
 
