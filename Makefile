@@ -50,9 +50,9 @@ test: environments
 test-all: environments
 	$(PY) tools/run_tests.py $(LIMIT_ALL_S) --whole $(TESTS)
 
-## make cover     choose anew which tests `make test` runs, into tests/cover.txt: an hour
+## make cover     choose anew which tests `make test` runs, into tests/cover.txt: an hour (FILES=tests/unit/test_fixes.py: of a file alone)
 cover: environments
-	$(COLAB)/bin/python tools/cover_set.py build/cover
+	$(COLAB)/bin/python tools/cover_set.py build/cover $(FILES)
 
 ## make check     ruff, mypy, import-linter
 check: $(READY)

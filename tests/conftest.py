@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -124,10 +125,15 @@ def little_to_search() -> None:
 
 @pytest.fixture
 def no_other_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modules of other folders of tests are none of the user's: a walk over all holders would go through their globals."""
-    tests = str(ROOT / "tests")
-    for name, file in [(name, vars(module).get("__file__") or "") for name, module in sys.modules.items()]:
-        if file.startswith(tests) and Path(file).parent not in {ROOT / "tests", request.path.parent}:
+    """The modules of other folders of tests are none of the user's: a walk over all holders would go through their globals.
+
+    What the test names itself stays: a function is pickled by the name of its module.
+    """
+    folders = {ROOT / "tests", request.path.parent}
+    used = vars(request.module).values()
+    named = {value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in used}
+    for name in [name for name in sys.modules if name.startswith("tests.") and name not in named]:
+        if Path(sys.modules[name].__file__ or "").parent not in folders:
             monkeypatch.delitem(sys.modules, name)
 
 

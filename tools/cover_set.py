@@ -1,8 +1,10 @@
-"""Chooses the tests that ``make test`` runs: ``cover_set.py FOLDER [--from-record]``, with Python 3.12 or later.
+"""Chooses the tests that ``make test`` runs: ``cover_set.py FOLDER [FILE ...] [--from-record]``, with Python 3.12 or later.
 
 Every test runs once, and what it reaches is recorded in FOLDER (`cover_record.py`). Of the tests of many cases, the cheapest cases are then
 chosen that, with the tests of one case, reach each branch of the package twice; each test keeps at least one case, and a few branches that
 would cost too much are left out (`WORTH`). The choice goes to ``tests/cover.txt``. ``--from-record`` chooses anew from what FOLDER holds.
+With files of tests, only these run, and the choice of all others stays: it takes minutes, and as what others reach is not known, each file
+reaches all that it can reach by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.selection import COVER, KNOWN, number  # noqa: E402 - the repository is no package that is installed
+from tests.selection import COVER, KNOWN, cover, known, number  # noqa: E402 - the repository is no package that is installed
 
 RECORDED = ("tests/unit", "tests/plants", "tests/reports", "tests/kernel/test_hang_cases.py")
 """Notebooks and browser tests are chosen otherwise, and other kernels serve many tests each, so that what they reach is nobody's."""
@@ -68,12 +70,12 @@ class Recorded:
         return self.cost_s <= CHEAP_S + OVERHEAD_S
 
 
-def record(folder: Path) -> None:
-    """Run every test on two workers and write what it reaches; SystemExit where it could not be run."""
+def record(folder: Path, files: Iterable[str]) -> None:
+    """Run every test, or those of the files, on two workers and write what it reaches; SystemExit where it could not be run."""
     if not hasattr(sys, "monitoring"):
         sys.exit(f"{sys.executable} has no sys.monitoring: it takes Python 3.12 or later")
     shutil.rmtree(folder, ignore_errors=True)
-    where = [str(ROOT / name) for name in RECORDED if (ROOT / name).exists()]
+    where = [str(ROOT / name) for name in files or RECORDED if (ROOT / name).exists()]
     command = [
         sys.executable,
         "-m",
@@ -190,15 +192,18 @@ def main() -> None:
     """Record, choose, write, and say what the choice costs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="choose anew of this file alone, as tests/unit/test_fixes.py")
     parser.add_argument("--from-record", action="store_true", help="choose anew from what FOLDER holds")
     options = parser.parse_args()
     if not options.from_record:
-        record(options.folder)
+        record(options.folder, options.files)
     tests = read(options.folder)
     chosen = choose(tests)
-    COVER.write_text(HEAD + "".join(f"{test}\n" for test in sorted({test.test for test in chosen})), encoding="utf-8")
-    numbers = [f"{number(test.test):08x}" for test in tests if test.is_case]
-    KNOWN.write_text(KNOWN_HEAD + "".join(f"{' '.join(row)}\n" for row in rows(sorted(numbers))), encoding="utf-8")
+    others = {test for test in cover() if test.partition("::")[0] not in options.files} if options.files else set()
+    COVER.write_text(HEAD + "".join(f"{test}\n" for test in sorted({*others, *(test.test for test in chosen)})), encoding="utf-8")
+    numbers = {number(test.test) for test in tests if test.is_case} | (known() if options.files else set())
+    words = [f"{one:08x}" for one in sorted(numbers)]
+    KNOWN.write_text(KNOWN_HEAD + "".join(f"{' '.join(row)}\n" for row in rows(words)), encoding="utf-8")
     always = [test for test in tests if not test.is_case]
     possible, reached = (Counter(branch for test in some for branch in test.branches) for some in (tests, [*always, *chosen]))
     print(

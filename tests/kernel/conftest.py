@@ -20,6 +20,7 @@ NAMES = """
 from tests.kernel import fakes
 from tests.kernel.fakes import log, open_now
 log.clear()
+fakes.forget_cells(get_ipython())
 __import__("gc").freeze()
 """
 LOAD = f"""{NAMES}

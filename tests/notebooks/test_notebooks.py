@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ import nbformat
 import pytest
 
 from tests import stacks
-from tests.notebooks.runs import EXERCISES, FOLDER, NOTEBOOKS, code_cells, executed, verdicts
+from tests.notebooks.runs import EXERCISES, FOLDER, NOTEBOOKS, code_cells, executed, run, verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -327,24 +326,17 @@ def test_nothing_of_ours_is_written_to_stderr(document: NotebookNode) -> None:
     assert [text for text in said if "torchdebug" in text or "Traceback" in text] == []
 
 
-def test_a_failing_cell_fails_the_run(kernels: None, tmp_path: Path) -> None:
+def test_a_failing_cell_fails_the_run_and_the_stacks_are_what_they_are_called(kernels: None, tmp_path: Path) -> None:
     """The checks above rest on this."""
     from nbclient.exceptions import CellExecutionError
 
-    path = tmp_path / "broken.ipynb"
-    cells = [nbformat.v4.new_code_cell("import IPython, ipywidgets\nprint(IPython.__version__)"), nbformat.v4.new_code_cell("1 / 0")]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    for stack in stacks.STACKS:
-        with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
-            executed(path, stack)
-    assert json.loads(path.read_text())["cells"][0]["outputs"] == []
-
-
-def test_the_stacks_are_what_they_are_called(kernels: None, tmp_path: Path) -> None:
-    path = tmp_path / "versions.ipynb"
     source = "import IPython, ipykernel, ipywidgets\nprint(IPython.__version__, ipykernel.__version__, ipywidgets.__version__)"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), path)
-    said = {stack: executed(path, stack).cells[0].outputs[0].text.split() for stack in stacks.STACKS}
+    said = {}
+    for stack in stacks.STACKS:
+        document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source), nbformat.v4.new_code_cell("1 / 0")])
+        with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+            run(document, tmp_path, stack)
+        said[stack] = document.cells[0].outputs[0].text.split()
     assert said["colab"] == ["7.34.0", "6.17.1", "7.7.1"]
     assert [int(version.partition(".")[0]) for version in said["modern"]] >= [9, 7, 8]
 

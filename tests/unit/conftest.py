@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+@pytest.fixture(autouse=True)
+def little_to_walk(little_to_search: None, no_other_tests: None) -> None:
+    """Most instruments look for who holds what, and some put back what a step has changed."""
+
+
 @pytest.fixture
 def system(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
     """Writes the files of a system, by their path from its root."""

@@ -82,16 +82,14 @@ def run(
     return ended
 
 
-ORPHAN = pytest.param(LEAVES_AN_ORPHAN, id="orphan")
-
-
-@pytest.mark.parametrize("tests", [pytest.param(LEAVES_A_CHILD, id="child"), *([ORPHAN] if sys.platform == "linux" else [])])
-def test_a_process_that_a_test_leaves_is_killed_and_fails_the_test(pytester: pytest.Pytester, root: Path, tests: str) -> None:
-    ended = run(pytester, root, tests)
+def test_a_process_that_a_test_leaves_is_killed_and_fails_the_test(pytester: pytest.Pytester, root: Path) -> None:
+    orphan = LEAVES_AN_ORPHAN if sys.platform == "linux" else ""
+    ended = run(pytester, root, LEAVES_A_CHILD + orphan)
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "a process still runs: " in ended.stdout
+    errors = 1 + bool(orphan)
+    assert ended.stdout.count("a process still runs: ") >= errors
     assert "time.sleep(600)" in ended.stdout
-    assert "1 error" in ended.stdout
+    assert f"{errors} error" in ended.stdout
 
 
 def test_a_run_that_hangs_is_killed_with_all_that_it_has_started(pytester: pytest.Pytester, root: Path) -> None:

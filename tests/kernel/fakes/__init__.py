@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
@@ -74,6 +75,15 @@ def row_of(name: str) -> Instrument:
         ),
         subjects="VALUE" if name == "one" else "",
     )
+
+
+def forget_cells(shell: Any) -> None:
+    """Make a kernel that has run a thousand cells of tests one that has run a few, as a user's: what explains an error reads them all."""
+    for cache in (linecache.cache, getattr(linecache, "_ipython_cache", {})):
+        for name in [name for name in cache if "ipykernel_" in name or name.startswith("<ipython-input")]:
+            del cache[name]
+    for history in (shell.history_manager.input_hist_parsed, shell.history_manager.input_hist_raw):
+        history[:] = [""] * len(history)  # as `%reset in` leaves them: a number still finds its place
 
 
 def register() -> None:

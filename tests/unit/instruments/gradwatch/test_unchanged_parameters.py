@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.doors import DOORS
 from tests.unit.instruments.gradwatch.unchanged_parameters import HEALTHY, UNCHANGED
 from torchdebug_magics import fixed_source
 
@@ -38,7 +39,7 @@ def test_the_link_is_named_and_mended(case: Unchanged, observe: Observe) -> None
             assert again.losses[-1] < 0.99 * again.losses[0], report.fix
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize(("name", "observe"), [(name, DOORS[place % 2]) for place, name in enumerate(HEALTHY)], indirect=["observe"])
 def test_what_looks_alike_is_healthy(name: str, observe: Observe) -> None:
     assert observe("autograd", HEALTHY[name]).report.findings == ()
     report = observe("gradwatch", HEALTHY[name]).report

@@ -10,7 +10,7 @@ from torchdebug_magics.machine.process import trim_heap
 
 
 @pytest.fixture(autouse=True)
-def nothing_of_other_tests(little_to_search: None, no_other_tests: None) -> None:
+def nothing_of_other_tests(little_to_search: None) -> None:
     """The census passes by what was there before the test, and what grows finds no freed heap to grow into."""
     gc.collect()
     gc.freeze()

@@ -193,6 +193,7 @@ def test_functions_imported_from_a_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert str(session.report.finding.location) == "helpers_of_mine.py:3 in loss_of"
 
 
+@pytest.mark.thorough  # twelve seconds of imports for what two plants of `nan_cases` show as well, of the same library
 def test_lightning() -> None:
     import logging
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import random
 import sys
@@ -32,6 +33,11 @@ class Model(nn.Module):
         return self.lin(nn.functional.dropout(self.norm(x), 0.5))
 
 
+@functools.cache
+def _is_ours(file: str) -> bool:
+    return "torchdebug_magics" in file or file.endswith(("contextlib.py", "warnings.py"))
+
+
 class Interrupts:
     """Raises at chosen lines of ours, counted while a replay is under way, down to those that put things back."""
 
@@ -41,10 +47,11 @@ class Interrupts:
         self._inside = 0
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> Any:
-        file = frame.f_code.co_filename
+        if not _is_ours(frame.f_code.co_filename):
+            return None  # of its lines nothing is told: those of torch are the most by far
         if frame.f_code is StepRerun._run.__code__:
             self._inside += {"call": 1, "return": -1}.get(event, 0)
-        if self._inside and event == "line" and ("torchdebug_magics" in file or file.endswith(("contextlib.py", "warnings.py"))):
+        if self._inside and event == "line":
             self.seen += 1
             if self.seen in self._places:
                 raise KeyboardInterrupt

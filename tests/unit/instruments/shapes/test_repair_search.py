@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchdebug_magics.instruments.shapes import explain
 from torchdebug_magics.instruments.shapes.explain import diagnosed
 from torchdebug_magics.instruments.shapes.forward_table import examine_model, see
 from torchdebug_magics.instruments.shapes.repair import trial
@@ -136,7 +137,9 @@ def test_no_more_trials_than_allowed() -> None:
     assert not trials.left
 
 
-def test_a_slow_model_is_not_tried() -> None:
+def test_a_slow_model_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "_TOO_SLOW_S", 0.2)
+
     class Slow(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -144,7 +147,7 @@ def test_a_slow_model_is_not_tried() -> None:
 
         def forward(self, x: Any) -> Any:
             began = time.thread_time()
-            while time.thread_time() < began + 4.1:
+            while time.thread_time() < began + 0.3:
                 pass
             return self.fc(x)
 
