@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import gc
 import linecache
 import sys
@@ -21,6 +20,7 @@ from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.edited_source import calls, made_as
 from torchdebug_magics.probing.source.syntax import (
     called,
+    copied,
     dotted,
     enclosing,
     exchanged,
@@ -362,7 +362,7 @@ def _after_clone(target: ast.expr, statement: ast.stmt) -> str:
 
 
 def _calls_out_of_place(statement: ast.stmt) -> str:
-    changed = copy.deepcopy(statement)
+    changed = copied(statement)
     written: list[ast.expr] = []
     for node in nodes(ast.Call, changed):
         if _is_in_place(node) and isinstance(node.func, ast.Attribute):

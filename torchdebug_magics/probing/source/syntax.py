@@ -1,12 +1,11 @@
 """The user's source as syntax: text -> tree, parsed once -> statements around a line -> the names they read and bind, and what they call.
 
-Free of torch. Trees are shared: whoever changes one works on a copy (`exchanged`, `expression`).
+Free of torch. Trees are shared: whoever changes one works on a copy (`copied`, `exchanged`, `expression`).
 """
 
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import linecache
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -415,9 +414,27 @@ def as_atom(node: ast.expr, code: str = "") -> str:
     return code if isinstance(node, _ATOMS) else f"({code})"
 
 
+def copied(tree: NodeT) -> NodeT:
+    """A copy of a tree, without what others add to its nodes.
+
+    `executing`, by which IPython shows an error, gives each node a parent; all trees share one `ast.Load`, whose parents are a whole file.
+    """
+    copy = type(tree)()
+    for name in (*tree._fields, *tree._attributes):
+        if hasattr(tree, name):
+            value = getattr(tree, name)
+            parts = [_copied(part) for part in value] if isinstance(value, list) else _copied(value)
+            setattr(copy, name, parts)
+    return copy
+
+
+def _copied(value: Any) -> Any:
+    return copied(value) if isinstance(value, ast.AST) else value
+
+
 def exchanged(tree: NodeT, new: Callable[[ast.AST], ast.AST | None]) -> NodeT:
     """A copy of a tree with other nodes where `new` returns one."""
-    changed: NodeT = _Exchange(new).visit(copy.deepcopy(tree))
+    changed: NodeT = _Exchange(new).visit(copied(tree))
     return changed
 
 

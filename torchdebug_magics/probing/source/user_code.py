@@ -152,7 +152,13 @@ def _number_in_history(shell: Any, filename: str) -> int | None:
     # `%reset` empties the history and not the counter: counted back from the cell that runs, the last one.
     first = shell.execution_count - len(history) + 1
     places = range(len(history) - 1, 0, -1)
-    return next((first + place for place in places if name_of(history[place], history[place], first + place) == filename), None)
+    return next((first + place for place in places if _name_of_cell(name_of, history[place], first + place) == filename), None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _name_of_cell(name_of: Any, text: str, number: int) -> str:
+    """Kept, as ipykernel hashes the whole text, character by character in Python."""
+    return str(name_of(text, text, number))
 
 
 def running_shell() -> Any | None:

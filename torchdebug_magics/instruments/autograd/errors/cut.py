@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import re
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
     bound_names,
     called,
+    copied,
     covers,
     expression,
     loops_around,
@@ -260,7 +260,7 @@ def cut_words(cause: Cause, op: str, line: Location | None, where: Location | No
 def _not_rewrapped(source: str, *, of_list: bool) -> str:
     """The statement without the copy into a new tensor, which may be one of a list of tensors; advice where its text does not show how."""
     tree = parsed(source) or ast.Module([], [])
-    code = ast.unparse(_Unwrap(of_list=of_list).visit(copy.deepcopy(tree)))
+    code = ast.unparse(_Unwrap(of_list=of_list).visit(copied(tree)))
     if tree.body and code != ast.unparse(tree) and not any(part in code for part in _LOSES):
         return f"`{code}`"
     return f"stay with PyTorch ops in `{source}`: NumPy, `.item()` and `torch.tensor(...)` drop the graph"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import sys
 import weakref
 from collections import deque
@@ -25,6 +24,7 @@ from torchdebug_magics.probing.source.syntax import (
     LOOPS,
     as_atom,
     called,
+    copied,
     enclosing,
     exchanged,
     expression,
@@ -219,7 +219,7 @@ def _with_copied_value(statement: ast.stmt | None) -> str:
     """An assignment with a copy of its value: of a list of parameters, with a copy of each."""
     if not isinstance(statement, ast.Assign) or isinstance(statement.value, (ast.Tuple, ast.List)):
         return ""
-    changed = copy.deepcopy(statement)
+    changed = copied(statement)
     match changed.value:
         case ast.ListComp() as each:
             each.elt = _copied(each.elt)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import copy
 from dataclasses import dataclass
 
 from torchdebug_magics.memory.paths import HolderPath
 from torchdebug_magics.probing.source.edited_source import cells
-from torchdebug_magics.probing.source.syntax import as_atom, called, expression, method, nodes, parsed
+from torchdebug_magics.probing.source.syntax import as_atom, called, copied, expression, method, nodes, parsed
 
 _ADDS = frozenset({"append", "appendleft", "add", "put"})
 _SIMPLE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp)
@@ -139,7 +138,8 @@ def rewritten(source: str, cure: str, entry: str = "") -> str:
 
     Empty where it is not one plain statement, or has that already.
     """
-    match copy.deepcopy(_statement(source)):
+    statement = _statement(source)
+    match statement and copied(statement):
         case ast.AugAssign(op=ast.Add() | ast.Sub()) as statement:
             statement.value = _cured(statement.value, cure)
         case ast.Assign(targets=[ast.Name() | ast.Attribute() | ast.Subscript()], value=ast.expr()) as statement:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torchdebug_magics.probing.source.syntax import (
     SIMPLE,
     backward_slice,
     bound_names,
+    copied,
     covers,
     dotted,
     exchanged,
@@ -239,7 +239,7 @@ def runnable(
     for statement in statements:
         name = _drawn_name(statement)
         known = ast.Assign([ast.Name(name, ast.Store())], ast.Name(f"{DRAWN}{name}", ast.Load()), None)
-        copies.append(ast.copy_location(known, statement) if name in drawn else edit.visit(copy.deepcopy(statement)))
+        copies.append(ast.copy_location(known, statement) if name in drawn else edit.visit(copied(statement)))
     # In a loop of one round, `continue` and `break` of the loop around the step have somewhere to go.
     once = ast.For(ast.Name(_ONCE, ast.Store()), ast.Tuple([ast.Constant(0)], ast.Load()), copies, [], None)
     module = ast.fix_missing_locations(ast.Module([ast.copy_location(once, statements[0])], []))

@@ -7,7 +7,6 @@ inputs of those lines; only statements whose inputs are unchanged, and that call
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import traceback
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from torchdebug_magics.probing.source.syntax import (
     SIMPLE,
     backward_slice,
     bound_names,
+    copied,
     lists_around,
     nodes,
     read_names,
@@ -107,7 +107,7 @@ def _made(
         else statement
         for statement in statements
     ]
-    tree = ast.fix_missing_locations(ast.Module(copy.deepcopy(body), []))
+    tree = ast.fix_missing_locations(ast.Module([copied(statement) for statement in body], []))
     read = sorted(read_names(*statements) & names.keys())
     given = {name: names[name] for name in read if next(named_tensors(names[name]), None) is not None}
     return SourceLines(compile(tree, frame.f_code.co_filename, "exec"), names, parts), given

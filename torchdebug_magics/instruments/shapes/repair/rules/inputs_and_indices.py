@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
 from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, TURNS, came_from, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
-from torchdebug_magics.probing.source.syntax import expression
+from torchdebug_magics.probing.source.syntax import copied, expression
 
 FACTORIES = frozenset(["zeros", "ones", "empty", "rand", "randn", "new_zeros", "new_ones", "new_empty"])
 _FINDS = frozenset(["argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial"])
@@ -38,7 +37,7 @@ def created(facts: FailureFacts, operand: Operand, wanted: Sizes, *, rank: int) 
         return []
     if len(_elements(call)) != len(wanted):
         return []
-    new = copy.deepcopy(call)
+    new = copied(call)
     parts = _elements(new)
     for at, (now, then) in enumerate(zip(step.shape, wanted, strict=True)):
         if now != then:

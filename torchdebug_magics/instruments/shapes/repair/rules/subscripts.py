@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import itertools
 from typing import Any
@@ -21,7 +20,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
 from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
 from torchdebug_magics.instruments.shapes.repair.size_history import maker, of_inputs
-from torchdebug_magics.probing.source.syntax import as_atom
+from torchdebug_magics.probing.source.syntax import as_atom, copied
 
 _OPS = frozenset(
     [
@@ -159,7 +158,7 @@ def _last(facts: FailureFacts, position: int, size: int) -> list[Repair]:
     node = site.expression if site is not None and facts.direct else None
     if site is None or not isinstance(node, ast.Subscript) or not size or position != size:
         return []
-    new = copy.deepcopy(node)
+    new = copied(node)
     parts = new.slice.elts if isinstance(new.slice, ast.Tuple) else [new.slice]
     places = list(given) if isinstance(given, tuple) else [given]
     at = [index for index, item in enumerate(places) if type(item) is int and item == position]
