@@ -23,6 +23,10 @@ _EACH_OF, _THEN_EVERY = 64, 4
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
 
+_DECAYING = frozenset({"SGD", "AdamW"})
+"""Of these, weight decay takes a share of each weight that does not depend on the gradients."""
+
+
 class OptimizerWatch:
     """One optimizer. Holds ids and numbers, and no tensor of the user's."""
 
@@ -87,9 +91,15 @@ class OptimizerWatch:
             is_lost = not events.has_clip
             history.clips += Counter(steps=1, early=int(is_lost and not events.empty_clip), empty=int(is_lost and bool(events.empty_clip)))
             history.lost_clip = events.empty_clip or events.early_clip or history.lost_clip
+        if not history.steps_count:
+            states = (value for state in optimizer.state.values() for value in state.values())
+            history.keeps_state = any(isinstance(value, torch.Tensor) and value.dim() for value in states)
         history.is_maximizing = any(group.get("maximize") for group in groups)
         history.is_scheduled = any("initial_lr" in group for group in groups)
         rates = {id(group): float(group["lr"]) for group in groups if isinstance(group.get("lr"), (int, float))}
+        if history.kind in _DECAYING:
+            shares = [rates.get(id(group), 0.0) * group["weight_decay"] for group in groups]
+            history.decay = max(history.decay, *(share for share in shares if isinstance(share, float)), 0.0)
         fastest = max(rates, key=lambda key: rates[key], default=0)
         step.rate = rates.get(fastest, math.nan)
         if step.rate < self._rate:

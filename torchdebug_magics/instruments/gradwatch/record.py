@@ -166,6 +166,8 @@ class GradientHistory:
     """The line of clipping that is early, or given nothing."""
     keeps_state: bool = False
     """Whether the optimizer keeps tensors for its next steps."""
+    decay: float = 0.0
+    """The largest share of a weight that weight decay takes in a step."""
 
     def add(self, step: GradientStep) -> None:
         """One more step."""

@@ -6,20 +6,23 @@ import ast
 import inspect
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from torchdebug_magics.format import number
-from torchdebug_magics.instruments.gradwatch.record import GradientHistory, ParameterSteps
+from torchdebug_magics.format import listed, number, plural
+from torchdebug_magics.instruments.gradwatch.record import GradientHistory, ModuleSeries, ParameterSteps
+from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
 from torchdebug_magics.probing.source import syntax
-from torchdebug_magics.probing.source.edited_source import calls, made_as, same, statements
+from torchdebug_magics.probing.source.edited_source import Source, calls, made_as, same, statements
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import called, last_name, loops_around, method, names_in, nodes, targets_of, tree_of
-from torchdebug_magics.report import Location
+from torchdebug_magics.probing.source.user_code import excerpt
+from torchdebug_magics.report import Edit, Location
 
 _USUAL_RATIO, _USUAL_RATE = 1e-3, 1e-3
 """Usual ratio of update norm to weight norm, and the learning rate where nothing else is known."""
+_USUAL_DECAY = {"SGD": 5e-4, "AdamW": 0.01}
 _DECAY = 0.01
 """What a schedule leaves of a learning rate at the end."""
 Repair: TypeAlias = tuple[Location | None, str]
@@ -179,6 +182,31 @@ def minimized(history: GradientHistory) -> Repair:
     return unscaled(line) or (line.location if line is not None else None, default)
 
 
+def decaying_less(history: GradientHistory) -> Repair:
+    """The optimizer with a usual weight decay."""
+    usual = ast.keyword("weight_decay", ast.Constant(_USUAL_DECAY.get(history.kind, 0.0)))
+    for where, call in made_as(history.file, history.name, history.kind):
+        less = [usual if keyword.arg == usual.arg else keyword for keyword in call.keywords]
+        if any(keyword.arg == usual.arg for keyword in call.keywords):
+            return where, _exchange(call, ast.Call(call.func, call.args, less))
+    return None, f"make `{history.name}` with `{ast.unparse(usual)}`"
+
+
+def made_once(history: GradientHistory) -> tuple[Location | None, str, tuple[Edit, ...]]:
+    """The optimizer made before the loop: the outermost one that gives it nothing to read. (line, fix in words, edits)."""
+    fix = f"make `{history.name}` once, before the loop"
+    for where, _ in made_as(history.file, history.name, history.kind):
+        tree = tree_of(where.file)
+        source = None if tree is None else Source(where, tree)
+        made = None if source is None else source.statement
+        loops = [] if made is None else loops_around(tree, made.lineno)
+        loop = next((loop for loop in loops if made is not None and not syntax.bound_names(loop) & syntax.read_names(made)), None)
+        if source is not None and made is not None and loop is not None:
+            return where, fix, source.merged((source.replacing(made, ""), source.before(loop, source.text(made))))
+        return where, fix, ()
+    return None, fix, ()
+
+
 def listed_parameters(clip: Line) -> Repair:
     """A list in the place of the generator of parameters that a call of clipping is given."""
     code = source_of(clip, "clip")
@@ -215,3 +243,39 @@ def not_zero(history: GradientHistory, path: str) -> Repair:
             if isinstance(target, ast.Attribute) and target.attr == path.rpartition(".")[2]:
                 return where, f"after this line, call `torch.nn.init.normal_({ast.unparse(target)}, std=0.02)`"
     return None, f"give `{path}` random values with `torch.nn.init.normal_`"
+
+
+def finding(
+    history: GradientHistory,
+    kind: GradKind,
+    line: Line | Location | None,
+    fix: str,
+    parts: Sequence[ModuleSeries | ParameterSteps] = (),
+    *,
+    why: str,
+    main: ModuleSeries | None = None,
+    **fields: Any,
+) -> GradFinding:
+    """At a line, else at that of the update; `main` is the module to look at, else the first of the `parts` that are concerned."""
+    line = line or history.line
+    where = line.location if isinstance(line, Line) else line
+    module = next(iter(history.names([main] if main is not None else parts)), None)
+    code, modules = excerpt(where) if where else (), history.names(parts)
+    return GradFinding(kind=kind, location=where, fix=fix, excerpt=code, module=module, modules=modules, explanation=why, **fields)
+
+
+def title(module: str) -> str:
+    """As it stands in a sentence."""
+    return f"`{module}`" if module else "the model"
+
+
+def named(history: GradientHistory, parts: Sequence[ParameterSteps]) -> str:
+    """Their modules, or the variables of tensors that are in none."""
+    names = [title(name) for name in history.names(parts)]
+    return plural(len(names), "tensor") + " of no module" if any(name.startswith("`tensor ") for name in names) else listed(names)
+
+
+def modules(history: GradientHistory, parts: Sequence[ParameterSteps]) -> str:
+    """Its name where it is one, else how many there are."""
+    count = len({steps.owner for steps in parts})
+    return named(history, parts) if count == 1 else plural(count, "module")

@@ -20,6 +20,8 @@ GradKind: TypeAlias = Literal[
     "plateau_at_chance",
     "clipped_always",
     "clipped_never",
+    "remade",
+    "decayed",
 ]
 Values: TypeAlias = "list[float | None]"
 """One value for each bin of steps; None where the module had no gradient."""
@@ -48,7 +50,7 @@ class GradFinding(Finding):
     @property
     def stage(self) -> Stage:
         """Gradients and updates show what the code, or a setting, does; the order of its calls, and its sign, are the code."""
-        return "fault" if self.kind in {"clipped_never", "ascending"} else "symptom"
+        return "fault" if self.kind in {"clipped_never", "ascending", "remade", "decayed"} else "symptom"
 
     def sentence(self) -> str:
         """The finding on one line."""

@@ -8,20 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations, groupby, islice, pairwise
-from typing import Any
 
 from torchdebug_magics.format import listed, number, plural, share
 from torchdebug_magics.instruments.gradwatch import record as kept
 from torchdebug_magics.instruments.gradwatch import repairs
 from torchdebug_magics.instruments.gradwatch.record import GradientHistory, GradientStep, ModuleSeries, ParameterSteps, RunRecord
-from torchdebug_magics.instruments.gradwatch.repairs import learning_rate, rounded, source_of
+from torchdebug_magics.instruments.gradwatch.repairs import finding, learning_rate, modules, named, rounded, source_of, title
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.source.edited_source import made_as, made_later
-from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.user_code import excerpt
 from torchdebug_magics.probing.steps import Link, zeroed_too_early
-from torchdebug_magics.report import Location
 
 _SLOW = 1e-4
 """Ratio of update to weights below which a larger learning rate is advised."""
@@ -31,8 +27,9 @@ _EXPLAINED_BY: dict[GradKind, frozenset[GradKind]] = {
     "diverging": frozenset({"ascending"}),
     "vanishing": frozenset({"dead", "diverging", "too_fast"}),
     "dead": frozenset({"diverging", "not_learning"}),
-    "plateau_at_chance": frozenset({"dead", "vanishing", "too_fast", "not_learning", "diverging", "exploding_spike"}),
+    "plateau_at_chance": frozenset({"decayed", "dead", "vanishing", "too_fast", "not_learning", "diverging", "exploding_spike"}),
     "clipped_always": frozenset({"diverging"}),
+    "not_learning": frozenset({"remade"}),
 }
 """What a fault follows from, where both are found in one run."""
 _SATURATING = frozenset({"Hardtanh", "LogSigmoid", "Sigmoid", "Softsign", "Tanh"})
@@ -49,6 +46,8 @@ _PLATEAU_STEPS, _NEAR_CHANCE, _NO_DROP = 100, 0.01, 0.005
 _STILL_STEPS, _STILL_SHARE, _TINY_RATE = 20, 1 / 3, 1e-5
 _TINY_GRADIENT, _NOT_CONVERGED = 1e-7, 1e-3
 """Norm of a gradient that is too small for a loss that is above the second one."""
+_GREEDY, _GONE, _LITTLE = 0.01, 3.0, 0.1
+"""Share of a weight that weight decay may take in a step; how often, added up, a weight is gone; the fall of a loss that is no progress."""
 _RUNS = ((2, 1e6), (3, 100.0), (6, 10.0))
 """(steps in a row that grow, growth of the loss over them)"""
 _EVEN = 0.3
@@ -96,6 +95,7 @@ class Judge:
             all_of_them.append(replace(fault, explanation=f"{fault.explanation}{many}"))
         for history in self._record.histories:
             all_of_them += chain.from_iterable(rule(history) for rule in _RULES[: None if history.steps else 1])
+        all_of_them += _remade(self._record.histories)
         found = {(fault.kind, fault.module, fault.step): fault for fault in all_of_them}.values()
         kinds = {fault.kind for fault in found}
         return tuple(fault for fault in found if not _EXPLAINED_BY.get(fault.kind, frozenset()) & kinds)
@@ -115,13 +115,13 @@ class Judge:
 def _broken_links(history: GradientHistory) -> Iterator[GradFinding]:
     """What no update has changed: by each link that breaks between the loss and a changed parameter, the first one first."""
     name, line, backward, zeroed = history.name, history.line, history.last.backward_line, history.last.zeroed
-    say = partial(_finding, history, "not_learning")
+    say = partial(finding, history, "not_learning")
     furthest = max((steps.link for steps in history.parameters.values()), default=Link.NONE)
     parts = [steps for steps in history.parameters.values() if steps.steps_count >= kept.FEW_UPDATES and steps.link is not Link.NONE]
     # A part of a model may be frozen, or not used, on purpose; a tensor outside of every module is held to be trained.
     loose = [steps for steps in parts if steps.owner.model < 0 and furthest is Link.NONE and steps.link <= Link.WITHOUT_GRADIENT]
     if frozen := [steps for steps in loose or parts if steps.link is Link.FROZEN and (loose or furthest is Link.FROZEN)]:
-        headline = f"{_named(history, frozen)} {'is' if len(frozen) == 1 else 'are'} not trained: `requires_grad` is False"
+        headline = f"{named(history, frozen)} {'is' if len(frozen) == 1 else 'are'} not trained: `requires_grad` is False"
         yield say(
             *repairs.thawed(history, frozen), frozen, headline=headline, why=f"`{name}.step()` changes only tensors that get a gradient"
         )
@@ -133,7 +133,7 @@ def _broken_links(history: GradientHistory) -> Iterator[GradFinding]:
         made = next((place for place, _ in made_as(history.file, name, history.kind)), None)
         fix, edits = made_later(made, line.line if line is not None else 0)
         fix = fix or "create it after the model has all its parameters; `%%autograd` above this cell names a line that cuts the graph"
-        headline = f"`{name}` updates {_named(history, cut)}, on which the loss does not depend"
+        headline = f"`{name}` updates {named(history, cut)}, on which the loss does not depend"
         why = "an optimizer updates the tensors that it was created with, and only those that get a gradient"
         yield say(made, fix, cut, headline=headline, why=why, edits=edits, fix_state="compiles" if edits else "advice")
     zero = [steps for steps in parts if steps.link is Link.ZERO_GRADIENT and steps.is_zero and steps.is_matrix]
@@ -147,11 +147,11 @@ def _broken_links(history: GradientHistory) -> Iterator[GradFinding]:
         yield say(*repairs.not_zero(history, paths[0]), zero, headline=headline, why=why)
     late = [steps for steps in parts if steps.steps_count >= _STILL_STEPS and not history.is_warming_up]
     if unrated := [steps for steps in late if steps.link is Link.ZERO_RATE]:
-        headline = f"weights of {_modules(history, unrated)} do not change: {Link.ZERO_RATE.words}"
+        headline = f"weights of {modules(history, unrated)} do not change: {Link.ZERO_RATE.words}"
         yield say(*repairs.rated(history, 0.0, 0.0), unrated, headline=headline, why="the gradients are not zero, but each update is")
     if rounding := [steps for steps in late if steps.link is Link.UNMOVED and steps.element_size == _HALF and steps.is_matrix]:
         fix = "keep the weights in float32, `model.float()`, and use `torch.autocast` for speed"
-        headline = f"weights of {_modules(history, rounding)} do not change: {Link.UNMOVED.words}"
+        headline = f"weights of {modules(history, rounding)} do not change: {Link.UNMOVED.words}"
         yield say(None, fix, rounding, headline=headline, why="an update below half a unit in the last place of a weight is lost")
     still = [steps for steps in late if steps.link in {Link.UNMOVED, Link.BARELY_MOVED}]
     if still and max((steps.link for steps in history.parameters.values() if steps.is_matrix), default=furthest) is not Link.NONE:
@@ -166,8 +166,8 @@ def _barely_moved(history: GradientHistory, still: list[ParameterSteps]) -> Iter
         return
     rate, ratio = history.steps[-1].rate, max(steps.ratio_max for steps in still)
     change = f"change by at most {ratio:.0e} of their norm per update" if ratio else "do not change"
-    say = partial(_finding, history, "not_learning", value=ratio)
-    headline = f"weights of {_modules(history, still)} {change}"
+    say = partial(finding, history, "not_learning", value=ratio)
+    headline = f"weights of {modules(history, still)} {change}"
     if rate <= _TINY_RATE:
         why = "the gradients are not zero, but the updates are too small to change the model"
         of_matrices = max((steps.ratio_max for steps in still if steps.is_matrix), default=ratio)
@@ -191,7 +191,7 @@ def _faded(history: GradientHistory) -> Iterator[GradFinding]:
     headline = f"the learning rate falls to {number(rate)}: from step {start} on, the updates change nothing"
     why = f"the last {count:,} of {history.steps_count:,} steps change each weight by less than {kept.STILL:.0e} of it; "
     why += f"the learning rate was {number(history.most_rate)}"
-    yield _finding(history, "not_learning", *repair, step=start, value=rate, headline=headline, why=why)
+    yield finding(history, "not_learning", *repair, step=start, value=rate, headline=headline, why=why)
 
 
 def _ascending(history: GradientHistory) -> Iterator[GradFinding]:
@@ -202,13 +202,13 @@ def _ascending(history: GradientHistory) -> Iterator[GradFinding]:
         headline = f"the updates increase the loss, from {number(values[0])} to {number(values[-1])} in {plural(len(values), 'step')}"
         where, fix = repairs.minimized(history)
         why = f"`{history.name}` maximizes the loss" if history.is_maximizing else "backward() is called on the negative of the loss"
-        yield _finding(history, "ascending", where, fix, value=values[-1], headline=headline, why=why)
+        yield finding(history, "ascending", where, fix, value=values[-1], headline=headline, why=why)
 
 
 def _clips_nothing(history: GradientHistory) -> Iterator[GradFinding]:
     """Clipping after an update or before the backward pass, of gradients that no update uses any more; and clipping of no parameters."""
     clip, backward, clips = history.lost_clip, history.last.backward_line, history.clips
-    say = partial(_finding, history, "clipped_never", value=float(clips["steps"]))
+    say = partial(finding, history, "clipped_never", value=float(clips["steps"]))
     if clip is None or clips["steps"] < kept.FEW_UPDATES:
         return
     if clips["early"] == clips["steps"]:
@@ -222,6 +222,33 @@ def _clips_nothing(history: GradientHistory) -> Iterator[GradFinding]:
         yield say(*repairs.listed_parameters(clip), headline="clipping has no effect: it is given no parameters", why=why)
 
 
+def _decayed(history: GradientHistory) -> Iterator[GradFinding]:
+    """Weights of which each step takes a share, in a training that does not improve."""
+    losses = history.losses()
+    if history.decay < _GREEDY or history.decay * history.steps_count < _GONE or len(losses) < _GUESSED_STEPS:
+        return
+    if falls(losses) and fall_of(losses)[0] > _LITTLE * abs(losses[0]):
+        return
+    headline = f"weight decay takes {share(history.decay)} of each weight per step"
+    why = f"after {plural(history.steps_count, 'step')}, nothing but what the gradients add is left, and the loss does not decrease"
+    yield finding(history, "decayed", *repairs.decaying_less(history), value=history.decay, headline=headline, why=why)
+
+
+def _remade(histories: Sequence[GradientHistory]) -> Iterator[GradFinding]:
+    """Optimizers of the same parameters and the same line that make one step each, and lose what they keep for the next."""
+    single = [history for history in histories if history.steps_count == 1 and history.keeps_state and history.line is not None]
+    for _, group in groupby(sorted(single, key=id), key=lambda history: (history.name, history.kind)):
+        alike = list(group)
+        first = alike[0]
+        same = [history for history in alike if history.line is first.line and history.parameters.keys() == first.parameters.keys()]
+        if len(same) >= _FAST_STEPS:
+            where, fix, edits = repairs.made_once(first)
+            headline = f"`{first.name}` is made anew in each step"
+            why = f"{first.kind} keeps a mean of the gradients of the steps before, and loses it with the optimizer"
+            state = "compiles" if edits else "advice"
+            yield finding(first, "remade", where, fix, value=len(same), headline=headline, why=why, edits=edits, fix_state=state)
+
+
 def _dead(history: GradientHistory) -> Iterator[GradFinding]:
     """Modules on which the loss depends, with a gradient of zeros only, up to the end; not of shards, as another may have the rest."""
     modules = history.modules()
@@ -230,7 +257,7 @@ def _dead(history: GradientHistory) -> Iterator[GradFinding]:
     if not dead or history.most_rate == 0 or is_learned:
         return  # nothing is to be learned, or no more: a hinge loss that has reached 0
     last, step = dead[-1], min(module.zero_since for module in dead)
-    name = _title(history.names([last])[0])
+    name = title(history.names([last])[0])
     others = f" and {plural(len(dead) - 1, 'module')} before it" if len(dead) > 1 else ""
     headline = f"zero gradients in {name}{others} from step {step} on"
     fix = f"replace the ReLU at {name} with `nn.LeakyReLU(0.01)`, and {learning_rate(history, factor=0.1)}"
@@ -239,7 +266,7 @@ def _dead(history: GradientHistory) -> Iterator[GradFinding]:
         fix += f"`%%autograd` shows whether gradients are zeroed before `{history.name}.step()`"
     why = "the loss depends on it, but a derivative of zero between them blocks every gradient; it does not recover by itself"
     backward, value = history.last.backward_line, float(last.zero_run)
-    yield _finding(history, "dead", backward, fix, dead, main=last, step=step, value=value, headline=headline, why=why)
+    yield finding(history, "dead", backward, fix, dead, main=last, step=step, value=value, headline=headline, why=why)
 
 
 def _too_fast(history: GradientHistory) -> Iterator[GradFinding]:
@@ -252,9 +279,9 @@ def _too_fast(history: GradientHistory) -> Iterator[GradFinding]:
         return  # or it stands still, but not because it was thrown off
     fast.sort(key=lambda module: -statistics.median(module.paces))
     pace, step = statistics.median(fast[0].paces), fast[0].first_step + kept.FIRST_STEPS
-    headline = f"updates are too large: {share(pace)} of the weight norm in {_title(history.names(fast)[0])}"
+    headline = f"updates are too large: {share(pace)} of the weight norm in {title(history.names(fast)[0])}"
     why = "0.1% is usual; from about 10% on, each update undoes the previous ones, and the loss does not decrease"
-    yield _finding(history, "too_fast", None, learning_rate(history, ratio=pace), fast, step=step, value=pace, headline=headline, why=why)
+    yield finding(history, "too_fast", None, learning_rate(history, ratio=pace), fast, step=step, value=pace, headline=headline, why=why)
 
 
 def _vanishing(history: GradientHistory) -> Iterator[GradFinding]:
@@ -274,12 +301,12 @@ def _vanishing(history: GradientHistory) -> Iterator[GradFinding]:
         faded = [layer for layer, size in zip(layers, sizes, strict=True) if size < _FADED * largest]
         value, step = max(sizes[0], _SMALLEST) / largest, faded[0].first_step
         used = listed([f"`nn.{kind}()`" for kind in sorted(faded[0].owner.kinds & _SATURATING)])
-        headline = f"gradients vanish: at {_title(history.names(faded)[0])}, {value:.0e} of those at the output"
+        headline = f"gradients vanish: at {title(history.names(faded)[0])}, {value:.0e} of those at the output"
         fix = "add skip connections, `x + layer(x)`, or normalization, `nn.LayerNorm(width)`, between the layers"
         fix = f"replace {used} with `nn.ReLU()`; or add skip connections or normalization" if used else fix
         why = "each layer multiplies the gradient by a factor below 1, so the layers near the input barely train"
         backward = history.last.backward_line
-        yield _finding(history, "vanishing", backward, fix, faded, step=step, value=value, headline=headline, why=why)
+        yield finding(history, "vanishing", backward, fix, faded, step=step, value=value, headline=headline, why=why)
         return
 
 
@@ -300,7 +327,7 @@ def _plateau(history: GradientHistory) -> Iterator[GradFinding]:
     headline = f"the loss stays at {chance:.3f} = ln {history.last.classes} (guessing) for {plural(len(history.steps), 'step')}"
     why = "the output does not separate the classes: it carries no information about the label"
     step = history.steps[0].number
-    yield _finding(history, "plateau_at_chance", backward, fix, step=step, value=chance, headline=headline, why=why)
+    yield finding(history, "plateau_at_chance", backward, fix, step=step, value=chance, headline=headline, why=why)
 
 
 def _clipped(history: GradientHistory) -> Iterator[GradFinding]:
@@ -318,53 +345,20 @@ def _clipped(history: GradientHistory) -> Iterator[GradFinding]:
     if history.clips["unscaled"]:
         fix = f"use `max_norm={rounded(usual):g}`"
         why = "clipping is meant for rare large gradients; here it gives all of them the same norm, like a smaller learning rate"
-    yield _finding(history, "clipped_always", clip.line, fix, step=step, value=times, headline=headline, why=why)
+    yield finding(history, "clipped_always", clip.line, fix, step=step, value=times, headline=headline, why=why)
 
 
 _RULES: tuple[Callable[[GradientHistory], Iterable[GradFinding]], ...] = (
     lambda history: islice(_broken_links(history), 1),
     _ascending,
     _clips_nothing,
+    _decayed,
     _dead,
     _too_fast,
     _vanishing,
     _plateau,
     _clipped,
 )
-
-
-def _finding(
-    history: GradientHistory,
-    kind: GradKind,
-    line: Line | Location | None,
-    fix: str,
-    parts: Sequence[ModuleSeries | ParameterSteps] = (),
-    *,
-    why: str,
-    main: ModuleSeries | None = None,
-    **fields: Any,
-) -> GradFinding:
-    """At a line, else at that of the update; `main` is the module to look at, else the first of the `parts` that are concerned."""
-    line = line or history.line
-    where = line.location if isinstance(line, Line) else line
-    module = next(iter(history.names([main] if main is not None else parts)), None)
-    code, modules = excerpt(where) if where else (), history.names(parts)
-    return GradFinding(kind=kind, location=where, fix=fix, excerpt=code, module=module, modules=modules, explanation=why, **fields)
-
-
-def _title(module: str) -> str:
-    return f"`{module}`" if module else "the model"
-
-
-def _named(history: GradientHistory, parts: Sequence[ParameterSteps]) -> str:
-    """Their modules, or the variables of tensors that are in none."""
-    names = [_title(name) for name in history.names(parts)]
-    return plural(len(names), "tensor") + " of no module" if any(name.startswith("`tensor ") for name in names) else listed(names)
-
-
-def _modules(history: GradientHistory, parts: Sequence[ParameterSteps]) -> str:
-    count = len({steps.owner for steps in parts})
-    return _named(history, parts) if count == 1 else plural(count, "module")
 
 
 def falls(losses: Sequence[float]) -> bool:
@@ -418,7 +412,7 @@ def _divergence(history: GradientHistory) -> Iterator[GradFinding]:
             headline = f"training diverges from step {step} on: gradients grow {factor:.3g}x per step"
             why = f"each update increases the loss, to {number(loss)} at step {last.number}; it will become inf or NaN"
             fix = f"restart the training, and {learning_rate(history, factor=0.1)}"
-            say = partial(_finding, history, "diverging", None, fix, step=step, last_step=last.number)
+            say = partial(finding, history, "diverging", None, fix, step=step, last_step=last.number)
             yield say(value=factor, headline=headline, why=why)
         return
 
@@ -438,6 +432,6 @@ def _spike(history: GradientHistory, largest: ModuleSeries | None) -> Iterator[G
     group = f'[p for group in {history.name}.param_groups for p in group["params"]]'
     fix = f"clip before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={rounded(2 * usual):g})`"
     why = f"the norm is {number(last.norm)}, usually {number(usual)}: inspect the inputs and labels of this batch"
-    yield _finding(
+    yield finding(
         history, "exploding_spike", history.last.backward_line, fix, main=largest, step=last.number, value=times, headline=headline, why=why
     )

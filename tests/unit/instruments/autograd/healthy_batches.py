@@ -829,4 +829,44 @@ for epoch in range(3):
             accuracy = (net(x).argmax(1) == y).float().mean()
 """,
     ),
+    Program(
+        "divergences both ways, distillation, and what a loss learns from another model",
+        """\
+net, teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(4):
+    x = torch.randn(8, 4)
+    with torch.no_grad():
+        known = teacher(x)
+    student = net(x)
+    forward = F.kl_div(F.log_softmax(student, 1), F.softmax(known, 1), reduction="batchmean")
+    reverse = F.kl_div(F.log_softmax(known, 1), F.softmax(student, 1), reduction="batchmean")
+    logs = F.kl_div(student.log_softmax(1), known.log_softmax(1), reduction="batchmean", log_target=True)
+    entropy = -(F.log_softmax(known, 1) * F.softmax(student, 1)).sum(1).mean()
+    opt.zero_grad()
+    (forward + reverse + logs + entropy + F.cross_entropy(student, known.softmax(1))).backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "loops over loaders of which a part is not read: an autoencoder, a count of steps, labels alone",
+        """\
+data = torch.utils.data.TensorDataset(torch.randn(96, 4), torch.randint(3, (96,)))
+loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+net, table = nn.Linear(4, 4), nn.Embedding(3, 4)
+opt = torch.optim.SGD([*net.parameters(), *table.parameters()], lr=0.1)
+for x, y in loader:
+    opt.zero_grad()
+    F.mse_loss(net(x), x).backward()
+    opt.step()
+for _, y in loader:
+    opt.zero_grad()
+    (net(table(y)) - 1).square().mean().backward()
+    opt.step()
+for batch in loader:
+    opt.zero_grad()
+    F.mse_loss(net(batch[0]), batch[0]).backward()
+    opt.step()
+""",
+    ),
 )

@@ -1285,6 +1285,69 @@ for epoch in range(2):
         edits=(("batch_size=16", "batch_size=16, shuffle=True"),),
     ),
     Case(
+        name="a loop over a loader that uses another batch",
+        kind="unread_batches",
+        text="""\
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(96, 4), torch.randint(3, (96,)))
+loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+x, y = next(iter(loader))
+for epoch in range(2):
+    for number, (inputs, labels) in enumerate(loader):  #> location
+        loss = F.cross_entropy(net(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+""",
+        tensors=("inputs",),
+    ),
+    Case(
+        name="the target of cross_entropy before the output",
+        kind="loss_input",
+        text="""\
+net = nn.Linear(4, 3)
+criterion = nn.CrossEntropyLoss()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.softmax(torch.randn(8, 3), 1)) for _ in range(3)]:
+    loss = criterion(y, net(x))  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("criterion(y, net(x))", "criterion(net(x), y)"),),
+    ),
+    Case(
+        name="the target of binary_cross_entropy_with_logits before the output",
+        kind="loss_input",
+        text="""\
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(2, (8, 1)).float()) for _ in range(3)]:
+    loss = F.binary_cross_entropy_with_logits(y, net(x))  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("(y, net(x))", "(net(x), y)"),),
+    ),
+    Case(
+        name="a divergence of probabilities",
+        kind="loss_input",
+        text="""\
+net = nn.Linear(4, 3)
+criterion = nn.KLDivLoss(reduction="batchmean")
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.softmax(torch.randn(8, 3), 1)) for _ in range(3)]:
+    out = F.softmax(net(x), dim=1)  #> location
+    loss = criterion(out, y)  #> saved
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("F.softmax", "F.log_softmax"),),
+    ),
+    Case(
         name="a sigmoid before cross_entropy",
         kind="loss_input",
         text="""\

@@ -446,6 +446,23 @@ opt = torch.optim.Adam(net.parameters(), lr=1e-2)
         + _train(50),
     ),
     Training(
+        "an optimizer for each of several models, one without a state in each step, and a strong decay that still learns",
+        """
+for fold in range(6):
+    net = mlp(16, 32, 4)
+    opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for x, y in batches(1):
+        opt.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+for x, y in batches(30):
+    plain = torch.optim.SGD(net.parameters(), lr=0.05)
+    plain.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    plain.step()
+""",
+    ),
+    Training(
         "steps without any gradient between the others",
         """
 net = mlp(16, 32, 4)

@@ -320,6 +320,21 @@ for x, y in batches(20):
         fix="before `opt.step()`",
     ),
     Fault(
+        name="clipping of a generator that the optimizer has read",
+        kind="clipped_never",
+        text="""
+net = mlp(16, 32, 4)
+params = net.parameters()  #> here
+opt = torch.optim.SGD(params, lr=0.1)
+for x, y in batches(20):
+    opt.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    nn.utils.clip_grad_norm_(params, 1.0)
+    opt.step()
+""",
+        fix="list(net.parameters())",
+    ),
+    Fault(
         name="a max_norm of 1e-3",
         kind="clipped_always",
         text="net = mlp(16, 32, 4)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
@@ -411,4 +426,33 @@ for step in range(150):
     ),
 )
 
-FAULTS = (*_DIVERGING, *_SPIKES, *_DEAD, *_VANISHING, *_TOO_FAST, *_NOT_LEARNING, *_CLIPPED, *_PLATEAU)
+_OPTIMIZERS = (
+    Fault(
+        name="an optimizer that is made in each step",
+        kind="remade",
+        text="""
+net = mlp(16, 32, 4)
+for epoch in range(2):
+    for x, y in batches(10):
+        opt = torch.optim.Adam(net.parameters(), lr=1e-4)  #> here
+        opt.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+""",
+        fix="once, before the loop",
+    ),
+    Fault(
+        name="a weight decay of 5",
+        kind="decayed",
+        text="net = mlp(16, 32, 4)\nopt = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5.0)  #> here\n" + _loop(at=""),
+        fix="weight_decay=0.0005",
+    ),
+    Fault(
+        name="a decoupled weight decay of 100",
+        kind="decayed",
+        text="net = mlp(16, 32, 4)\nopt = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=100)  #> here\n" + _loop(at=""),
+        fix="weight_decay=0.01",
+    ),
+)
+
+FAULTS = (*_DIVERGING, *_SPIKES, *_DEAD, *_VANISHING, *_TOO_FAST, *_NOT_LEARNING, *_CLIPPED, *_OPTIMIZERS, *_PLATEAU)

@@ -40,7 +40,7 @@ _ORDER: tuple[Kind, ...] = (
     "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "grad_disabled", "stale_optimizer",
     "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory",
     "leaking_batch", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
-    "evaluated_on_bytes", "sorted_batches", "no_activation",
+    "evaluated_on_bytes", "sorted_batches", "unread_batches", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
     "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch", "double_softmax",
@@ -85,7 +85,7 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         empty = None  # beside a training, no validation set may be meant
     has_classes = any(op.name.startswith("nll_loss") for op in facts.tape.ops)
     in_order = watched.loaders.sorted_batches() if has_classes else None
-    yield from filter(None, (empty, in_order, watched.stale, watched.leak, watched.restored))
+    yield from filter(None, (empty, in_order, watched.loaders.unread_batches(), watched.stale, watched.leak, watched.restored))
     yield from scrambled_channels(facts.tape)
     yield from watched.recorder.functions.wrong
 

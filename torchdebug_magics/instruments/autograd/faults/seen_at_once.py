@@ -1,4 +1,4 @@
-"""Faults that are seen as they happen: a loader without batches, or with one class in each, and a backward that ignores its gradient."""
+"""Faults that are seen as they happen: loaders without batches, sorted by class, or that nobody reads; a backward without its gradient."""
 
 from __future__ import annotations
 
@@ -15,15 +15,28 @@ import torch
 from torch.utils.data import SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from torchdebug_magics.format import plural
+from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, user_function, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, walk
 from torchdebug_magics.probing.dispatch import modes_aside
+from torchdebug_magics.probing.names import named, user_namespaces
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.edited_source import exchanging, made_as
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import as_atom, called, enclosing, expression, last_name, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import (
+    SIMPLE,
+    as_atom,
+    bound_names,
+    called,
+    enclosing,
+    exchanged,
+    expression,
+    last_name,
+    nodes,
+    read_names,
+    tree_of,
+)
 from torchdebug_magics.probing.source.user_code import is_user_code, local_values, location
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
@@ -66,6 +79,8 @@ class LoaderWatch:
         """Of the loop over that."""
         self._classes: WeakKeyDictionary[Any, _Classes] = WeakKeyDictionary()
         """By what draws the indices of a loader."""
+        self._batches: dict[Line, list[int]] = {}
+        """By the line of a loop: how many updates there were, at each of its first batches."""
 
     def around(self, original: Callable[[_BaseDataLoaderIter], Any], iterator: _BaseDataLoaderIter) -> Any:
         """A loader is asked for a batch."""
@@ -85,7 +100,16 @@ class LoaderWatch:
         """The loader that a model was trained on whose batches have a single class each."""
         return next((_sorted(seen) for seen in self._classes.values() if seen.is_trained_on and seen.is_sorted), None)
 
+    def unread_batches(self) -> AutogradFinding | None:
+        """The loop over a loader that trains, and reads no input that the loader gives."""
+        full = [(line, counts) for line, counts in self._batches.items() if len(counts) == _FEW_BATCHES]
+        trained = [line for line, counts in full if all(map(int.__lt__, counts, counts[1:]))]
+        return next(filter(None, map(_unread, trained)), None)
+
     def _look(self, sampler: Any, batch: Any, *, is_first: bool) -> None:
+        line = self._line_here()
+        if line is not None and len(counts := self._batches.setdefault(line, [])) < _FEW_BATCHES:
+            counts.append(self._steps_count())
         if not isinstance(getattr(sampler, "sampler", None), SequentialSampler):
             return
         seen = self._classes.setdefault(sampler, _Classes(self._line_here(), self._steps_count()))
@@ -146,6 +170,53 @@ def _sorted(seen: _Classes) -> AutogradFinding:
         saved_at=looped if where is not looped else None,
         explanation="the data set is sorted by class, and the loader does not shuffle: each update forgets the other classes",
     )
+
+
+def _unread(line: Line) -> AutogradFinding | None:
+    """The variables of the loop at a line that nothing in it reads, and what is read in their place."""
+    where = line.location
+    tree = tree_of(where.file)
+    source = None if tree is None else Source(where, tree)
+    loop = None if source is None else source.statement
+    if source is None or not isinstance(loop, ast.For):
+        return None
+    is_counted = called(loop.iter) == "enumerate" and isinstance(loop.target, ast.Tuple)
+    batch = loop.target.elts[-1] if is_counted and isinstance(loop.target, ast.Tuple) else loop.target
+    parts = batch.elts if isinstance(batch, (ast.Tuple, ast.List)) else [batch]
+    read = read_names(*loop.body)
+    unread = [part.id if isinstance(part, ast.Name) and part.id not in read else "" for part in parts]
+    if not unread[0] or unread[0].startswith("_"):
+        return None
+    tensors = {name: value for space in user_namespaces() for name, value in named(space) if isinstance(value, torch.Tensor)}
+    missed = list(filter(None, unread))
+    others = {node.id for node in nodes(ast.Name, *loop.body)} & tensors.keys() - bound_names(loop)
+    alike = [(other, name) for other in sorted(others) for name in missed if _is_alike(tensors[other], tensors.get(name))]
+    instead = dict(alike) if len(dict(alike)) == len(alike) == len({name for _, name in alike}) else {}
+    fixed = [
+        source.replacing(statement, ast.unparse(exchanged(statement, lambda node: _renamed(node, instead))))
+        for statement in nodes(ast.stmt, *loop.body)
+        if isinstance(statement, SIMPLE) and instead.keys() & read_names(statement)
+    ]
+    listing = listed([f"`{name}`" for name in missed])
+    loader = _name(where) or "the loader"
+    return finding(
+        "unread_batches",
+        f"the loop over `{loader}` never reads {listing}",
+        where,
+        f"use {listing} in the loop" + (f", in the place of {listed([f'`{name}`' for name in instead])}" if instead else ""),
+        edits=source.merged(fixed),
+        tensor=missed[0],
+        explanation="each update is computed from the same numbers, whatever batch the loader gives",
+    )
+
+
+def _is_alike(tensor: torch.Tensor, other: torch.Tensor | None) -> bool:
+    """Whether both are batches of the same kind of thing."""
+    return other is not None and tensor.dtype is other.dtype and tensor.dim() > 0 and tensor.shape[1:] == other.shape[1:]
+
+
+def _renamed(node: ast.AST, names: dict[str, str]) -> ast.Name | None:
+    return ast.Name(names[node.id], node.ctx) if isinstance(node, ast.Name) and node.id in names else None
 
 
 def _name(where: Location | None) -> str:
