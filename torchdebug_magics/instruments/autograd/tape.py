@@ -22,7 +22,7 @@ from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import sums_to_one, tensors_in
 from torchdebug_magics.report import Location
 
-Note: TypeAlias = Literal["", "wraps a graph", "takes probabilities", "takes logits"]
+Note: TypeAlias = Literal["", "wraps a graph", "takes probabilities", "takes logits", "compares scores"]
 DISTANCES = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss"})
 _ROUNDING = 16
 _NO_LOGARITHM, _MOST_TARGETS = 1e-3, 10_000
@@ -339,11 +339,21 @@ def note_of(name: str, args: tuple[Any, ...], frame: FrameType | None) -> Note:
     """Of an op that is about to run in the line at which a frame stands."""
     if name == "lift_fresh" and frame is not None and _wraps_graph(frame):
         return "wraps a graph"
+    if name == "eq" and len(args) > 1 and all(type(argument) is torch.Tensor for argument in args[:2]):
+        return "compares scores" if _are_scores(*args[:2]) else ""
     if name == "_log_softmax":
         return "takes probabilities" if _sums_to_one(args[0], args[1]) else ""
     if name.startswith("nll_loss") and name.endswith("_forward") and type(args[0]) is torch.Tensor and args[0].ndim > 1:
         return _instead_of_logarithms(args[0], 1)
     return ""
+
+
+def _are_scores(values: torch.Tensor, classes: torch.Tensor) -> bool:
+    """Whether numbers that are no classes are compared with classes."""
+    if not values.is_floating_point() or classes.dtype is not torch.int64 or values.ndim != 1 or values.is_meta or not values.numel():
+        return False
+    with modes_aside(), torch.no_grad():
+        return values.shape == classes.shape and not bool((values == values.round()).any())
 
 
 def _instead_of_logarithms(values: torch.Tensor, dim: int) -> Note:

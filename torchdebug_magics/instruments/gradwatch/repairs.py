@@ -159,6 +159,14 @@ def unscaled(line: Line | None) -> Repair | None:
     return None
 
 
+def negated(history: GradientHistory) -> Repair:
+    """The negative of a loss of a single term; of several terms, which of them it is the text does not tell."""
+    where, loss = _loss_at(history.last.backward_line)
+    if loss is None or isinstance(loss, (ast.Name, ast.BinOp, ast.UnaryOp)):
+        return where, "look at the sign of each term of the loss: what is to become large is subtracted"
+    return where, _exchange(loss, ast.UnaryOp(ast.USub(), loss))
+
+
 def overfit_line(history: GradientHistory) -> str:
     """`%overfit` with the model, batch, loss function and optimizer of the training, where the line of the loss names them."""
     _, loss = _loss_at(history.last.backward_line)

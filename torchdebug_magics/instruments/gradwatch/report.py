@@ -20,6 +20,7 @@ GradKind: TypeAlias = Literal[
     "plateau_at_chance",
     "clipped_always",
     "clipped_never",
+    "boundless",
     "remade",
     "decayed",
 ]
@@ -50,7 +51,7 @@ class GradFinding(Finding):
     @property
     def stage(self) -> Stage:
         """Gradients and updates show what the code, or a setting, does; the order of its calls, and its sign, are the code."""
-        return "fault" if self.kind in {"clipped_never", "ascending", "remade", "decayed"} else "symptom"
+        return "fault" if self.kind in {"clipped_never", "ascending", "boundless", "remade", "decayed"} else "symptom"
 
     def sentence(self) -> str:
         """The finding on one line."""

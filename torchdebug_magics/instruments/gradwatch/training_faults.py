@@ -7,11 +7,24 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, combinations, groupby, islice, pairwise
+from itertools import chain, combinations, groupby, islice
 
 from torchdebug_magics.format import listed, number, plural, share
 from torchdebug_magics.instruments.gradwatch import record as kept
 from torchdebug_magics.instruments.gradwatch import repairs
+from torchdebug_magics.instruments.gradwatch.loss_faults import (
+    FEW_LOSSES,
+    NO_DROP,
+    NOT_CONVERGED,
+    ascending,
+    boundless,
+    divergence,
+    fall_of,
+    falls,
+    guesses,
+    plateau,
+    stands,
+)
 from torchdebug_magics.instruments.gradwatch.record import GradientHistory, GradientStep, ModuleSeries, ParameterSteps, RunRecord
 from torchdebug_magics.instruments.gradwatch.repairs import finding, learning_rate, modules, named, rounded, source_of, title
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
@@ -19,8 +32,6 @@ from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.source.edited_source import made_as, made_later
 from torchdebug_magics.probing.steps import Link, zeroed_too_early
 
-_SLOW = 1e-4
-"""Ratio of update to weights below which a larger learning rate is advised."""
 _EXPLAINED_BY: dict[GradKind, frozenset[GradKind]] = {
     "exploding_spike": frozenset({"ascending", "diverging"}),
     "too_fast": frozenset({"ascending", "diverging"}),
@@ -41,19 +52,11 @@ _IN_ORDER = 0.8
 """Share of the pairs of layers in which the later one has the larger gradient."""
 _FAST_STEPS, _IMPROVED, _THROWN_OFF = 5, 0.9, 1.2
 _CLIPPED_STEPS, _CLIPPED_BY = 20, 10.0
-_GUESSED_STEPS, _GUESSED = 20, 1.02
-_PLATEAU_STEPS, _NEAR_CHANCE, _NO_DROP = 100, 0.01, 0.005
 _STILL_STEPS, _STILL_SHARE, _TINY_RATE = 20, 1 / 3, 1e-5
-_TINY_GRADIENT, _NOT_CONVERGED = 1e-7, 1e-3
-"""Norm of a gradient that is too small for a loss that is above the second one."""
+_TINY_GRADIENT = 1e-7
+"""Norm of a gradient that is too small for a loss that has not converged."""
 _GREEDY, _GONE, _LITTLE = 0.01, 3.0, 0.1
 """Share of a weight that weight decay may take in a step; how often, added up, a weight is gone; the fall of a loss that is no progress."""
-_RUNS = ((2, 1e6), (3, 100.0), (6, 10.0))
-"""(steps in a row that grow, growth of the loss over them)"""
-_EVEN = 0.3
-"""Of the mean growth, in logarithms, that each step has at least."""
-_ABOVE_ALL = 3.0
-"""How far the loss lies above all that it was before."""
 _SPIKE_OF_USUAL, _SPIKE_OF_ALL = 20.0, 5.0
 _SPIKE_STEPS, _MOST_SPIKES = 10, 8
 
@@ -69,7 +72,7 @@ class Judge:
     def look(self, history: GradientHistory, largest: ModuleSeries | None) -> None:
         """After a step; `largest` is the module with the largest share of its norm."""
         if not any(known is history for known, _ in self._divergences):
-            self._divergences += [(history, fault) for fault in _divergence(history)]
+            self._divergences += [(history, fault) for fault in divergence(history)]
         if len(self._spikes) < _MOST_SPIKES:
             self._spikes += [(history, history.steps[-1], fault) for fault in _spike(history, largest)]
 
@@ -106,9 +109,13 @@ class Judge:
         # A schedule may end with one step of rate 0.
         idle = [history.still[0] for history in trained if history.still and {step.rate for step in list(history.steps)[-2:]} == {0}]
         doubts = [f"the learning rate is 0: the updates from step {step} on change nothing" for step in idle[:1]]
-        chance = _guesses(trained[0]) if len(trained) == 1 else None  # at equilibrium, the discriminator of a GAN guesses
+        chance = guesses(trained[0]) if len(trained) == 1 else None  # at equilibrium, the discriminator of a GAN guesses
         if chance is not None:
             doubts.append(f"the loss stays at {chance:.3f} = ln {trained[0].last.classes}: it does not beat guessing")
+        elif len(trained) == 1 and (standing := stands(trained[0])) is not None:
+            first, last = standing
+            asked = repairs.overfit_line(trained[0])
+            doubts.append(f"the loss does not fall, from {number(first)} to {number(last)}: `{asked}` tells whether the model can learn")
         return tuple(doubts)
 
 
@@ -162,7 +169,7 @@ def _broken_links(history: GradientHistory) -> Iterator[GradFinding]:
 def _barely_moved(history: GradientHistory, still: list[ParameterSteps]) -> Iterator[GradFinding]:
     """Updates that change next to nothing, although there are gradients, in a training that does not improve."""
     losses = history.losses()
-    if history.is_winding_down or (falls(losses) and fall_of(losses)[0] > _NO_DROP * abs(losses[0])):
+    if history.is_winding_down or (falls(losses) and fall_of(losses)[0] > NO_DROP * abs(losses[0])):
         return
     rate, ratio = history.steps[-1].rate, max(steps.ratio_max for steps in still)
     change = f"change by at most {ratio:.0e} of their norm per update" if ratio else "do not change"
@@ -172,7 +179,7 @@ def _barely_moved(history: GradientHistory, still: list[ParameterSteps]) -> Iter
         why = "the gradients are not zero, but the updates are too small to change the model"
         of_matrices = max((steps.ratio_max for steps in still if steps.is_matrix), default=ratio)
         yield say(*repairs.rated(history, rate, of_matrices), still, headline=headline, why=why)
-    elif losses and abs(losses[0] / history.factor) > _NOT_CONVERGED and max(steps.series.norm_max() for steps in still) < _TINY_GRADIENT:
+    elif losses and abs(losses[0] / history.factor) > NOT_CONVERGED and max(steps.series.norm_max() for steps in still) < _TINY_GRADIENT:
         backward = history.last.backward_line
         where, fix = repairs.unscaled(backward) or (None, "remove what makes the loss small before `backward()`")
         why = f"all gradients are below {_TINY_GRADIENT:.0e}, because the loss is scaled down"
@@ -185,24 +192,13 @@ def _faded(history: GradientHistory) -> Iterator[GradFinding]:
     count, losses = history.steps_count - before, history.losses()
     if count < _STILL_STEPS or count <= _STILL_SHARE * history.steps_count or not losses:
         return
-    if abs(losses[-1]) <= _NOT_CONVERGED * abs(history.first_losses[0]) or (repair := repairs.kept_rate(history)) is None:
+    if abs(losses[-1]) <= NOT_CONVERGED * abs(history.first_losses[0]) or (repair := repairs.kept_rate(history)) is None:
         return
     rate = history.steps[-1].rate
     headline = f"the learning rate falls to {number(rate)}: from step {start} on, the updates change nothing"
     why = f"the last {count:,} of {history.steps_count:,} steps change each weight by less than {kept.STILL:.0e} of it; "
     why += f"the learning rate was {number(history.most_rate)}"
     yield finding(history, "not_learning", *repair, step=start, value=rate, headline=headline, why=why)
-
-
-def _ascending(history: GradientHistory) -> Iterator[GradFinding]:
-    """A criterion that has a least value, and that every update increases; not of a GAN, where one model may work against another."""
-    values = [abs(loss / history.factor) for loss in history.losses()]
-    is_model = history.is_alone and all(steps.owner.model >= 0 for steps in history.parameters.values())
-    if is_model and history.factor < 0 and len(values) >= kept.FEW_UPDATES and falls([-value for value in values]):
-        headline = f"the updates increase the loss, from {number(values[0])} to {number(values[-1])} in {plural(len(values), 'step')}"
-        where, fix = repairs.minimized(history)
-        why = f"`{history.name}` maximizes the loss" if history.is_maximizing else "backward() is called on the negative of the loss"
-        yield finding(history, "ascending", where, fix, value=values[-1], headline=headline, why=why)
 
 
 def _clips_nothing(history: GradientHistory) -> Iterator[GradFinding]:
@@ -225,7 +221,7 @@ def _clips_nothing(history: GradientHistory) -> Iterator[GradFinding]:
 def _decayed(history: GradientHistory) -> Iterator[GradFinding]:
     """Weights of which each step takes a share, in a training that does not improve."""
     losses = history.losses()
-    if history.decay < _GREEDY or history.decay * history.steps_count < _GONE or len(losses) < _GUESSED_STEPS:
+    if history.decay < _GREEDY or history.decay * history.steps_count < _GONE or len(losses) < FEW_LOSSES:
         return
     if falls(losses) and fall_of(losses)[0] > _LITTLE * abs(losses[0]):
         return
@@ -310,26 +306,6 @@ def _vanishing(history: GradientHistory) -> Iterator[GradFinding]:
         return
 
 
-def _plateau(history: GradientHistory) -> Iterator[GradFinding]:
-    """The loss of guessing, where the training stays at it; a factor of gradient accumulation is seen through."""
-    losses, chance = history.losses(), _chance(history, _PLATEAU_STEPS)
-    if chance is None or not history.is_alone or history.most_rate == 0:
-        return
-    losses = losses[-max(_PLATEAU_STEPS, len(losses) // 2) :]
-    mean, (drop, error) = statistics.fmean(losses), fall_of(losses)
-    is_near = any(abs(mean * times - chance) <= _NEAR_CHANCE * chance for times in {1, max(1, history.last.count)})
-    if not is_near or drop + 2 * error > _NO_DROP * mean:
-        return
-    ratios = [ratio for module in history.modules() if module.is_matrix for ratio in module.recent_ratios]
-    usual, backward = statistics.median(ratios) if ratios else math.nan, history.last.backward_line
-    fix = f"shuffle inputs and labels together, and check with `{repairs.overfit_line(history)}` whether the model can learn 8 samples"
-    fix = f"{learning_rate(history, ratio=usual)}; or {fix}" if usual < _SLOW else fix
-    headline = f"the loss stays at {chance:.3f} = ln {history.last.classes} (guessing) for {plural(len(history.steps), 'step')}"
-    why = "the output does not separate the classes: it carries no information about the label"
-    step = history.steps[0].number
-    yield finding(history, "plateau_at_chance", backward, fix, step=step, value=chance, headline=headline, why=why)
-
-
 def _clipped(history: GradientHistory) -> Iterator[GradFinding]:
     """Clipping that cuts the gradients at each step and by a lot."""
     count, clip, step = history.clips["calls"], history.clip, history.steps[0].number
@@ -350,71 +326,16 @@ def _clipped(history: GradientHistory) -> Iterator[GradFinding]:
 
 _RULES: tuple[Callable[[GradientHistory], Iterable[GradFinding]], ...] = (
     lambda history: islice(_broken_links(history), 1),
-    _ascending,
+    ascending,
+    boundless,
     _clips_nothing,
     _decayed,
     _dead,
     _too_fast,
     _vanishing,
-    _plateau,
+    plateau,
     _clipped,
 )
-
-
-def falls(losses: Sequence[float]) -> bool:
-    """Whether the mean of the second half is lower, by more than chance."""
-    if len(losses) < 4:  # noqa: PLR2004 - of which no half has a deviation
-        return False
-    drop, error = fall_of(losses)
-    return drop > 2 * error and drop > 0
-
-
-def fall_of(losses: Sequence[float]) -> tuple[float, float]:
-    """(by how much the mean of the second half is lower, its standard error)."""
-    first, second = losses[: len(losses) // 2], losses[len(losses) // 2 :]
-    error = math.sqrt(statistics.variance(first) / len(first) + statistics.variance(second) / len(second))
-    return statistics.fmean(first) - statistics.fmean(second), error
-
-
-def _chance(history: GradientHistory, steps: int) -> float | None:
-    """The loss of guessing among the classes of the loss, where so many steps and their learning rate allow a judgement."""
-    classes = history.last.classes or 0
-    return math.log(classes) if classes > 1 and len(history.losses()) >= steps and not history.is_warming_up else None
-
-
-def _guesses(history: GradientHistory) -> float | None:
-    """The loss of guessing, where the training ends near it and not clearly below; a factor of gradient accumulation is seen through."""
-    losses, chance = history.losses(), _chance(history, _GUESSED_STEPS)
-    for times in {1, max(1, history.last.count)} if chance is not None else ():
-        last = [times * loss for loss in losses[len(losses) // 2 :]]
-        mean, error = statistics.fmean(last), statistics.stdev(last) / math.sqrt(len(last))
-        if chance is not None and chance - (0 if falls(losses) else 2 * error) <= mean <= _GUESSED * chance:
-            return chance
-    return None
-
-
-def _divergence(history: GradientHistory) -> Iterator[GradFinding]:
-    """Whether the last steps grow geometrically, each of them in loss and norm: a single jump is something else."""
-    steps = list(history.steps)
-    loss = steps[-1].loss
-    if history.has_closure or not history.first_losses or not _ABOVE_ALL * max(1e-30, history.first_losses[0]) < loss < math.inf:
-        return
-    for length, growth in _RUNS:
-        window, before = steps[-length - 1 :], steps[:-length]
-        first, last = window[0], window[-1]
-        if len(window) <= length or not first.loss > 0 or loss < growth * first.loss:
-            continue
-        least = math.exp(_EVEN * math.log(loss / first.loss) / length)
-        if not all(later.loss > earlier.loss * least and later.norm > earlier.norm for earlier, later in pairwise(window)):
-            continue
-        if loss >= _ABOVE_ALL * max([*(step.loss for step in before if math.isfinite(step.loss)), history.first_losses[0]]):
-            factor, step = (loss / first.loss) ** (1 / max(1, last.number - first.number)), first.number
-            headline = f"training diverges from step {step} on: gradients grow {factor:.3g}x per step"
-            why = f"each update increases the loss, to {number(loss)} at step {last.number}; it will become inf or NaN"
-            fix = f"restart the training, and {learning_rate(history, factor=0.1)}"
-            say = partial(finding, history, "diverging", None, fix, step=step, last_step=last.number)
-            yield say(value=factor, headline=headline, why=why)
-        return
 
 
 def _spike(history: GradientHistory, largest: ModuleSeries | None) -> Iterator[GradFinding]:

@@ -1303,6 +1303,38 @@ for epoch in range(2):
         tensors=("inputs",),
     ),
     Case(
+        name="the largest scores compared with the classes",
+        kind="compared_scores",
+        text="""\
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    out = net(x)
+    opt.zero_grad()
+    F.cross_entropy(out, y).backward()
+    opt.step()
+    best = torch.max(out.data, 1)[0]  #> location
+    hits = (best == y).sum()  #> saved
+""",
+        edits=(("[0]", "[1]"),),
+    ),
+    Case(
+        name="the largest scores and their places, unpacked the wrong way round",
+        kind="compared_scores",
+        text="""\
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    out = net(x)
+    opt.zero_grad()
+    F.cross_entropy(out, y).backward()
+    opt.step()
+    predicted, _ = out.max(1)  #> location
+    hits = (predicted == y).sum()  #> saved
+""",
+        edits=(("predicted, _ = ", "_, predicted = "),),
+    ),
+    Case(
         name="the target of cross_entropy before the output",
         kind="loss_input",
         text="""\

@@ -463,6 +463,33 @@ for x, y in batches(30):
 """,
     ),
     Training(
+        "a likelihood of real numbers below 0, and a density that narrows",
+        """
+mean, log_scale = nn.Linear(16, 1), nn.Parameter(torch.zeros(()))
+opt = torch.optim.Adam([*mean.parameters(), log_scale], lr=1e-2)
+truth = torch.randn(16, 1)
+for step in range(300):
+    x = torch.randn(64, 16)
+    y = x @ truth + 1e-3 * torch.randn(64, 1)
+    opt.zero_grad()
+    (-torch.distributions.Normal(mean(x), log_scale.exp()).log_prob(y).mean()).backward()
+    opt.step()
+""",
+    ),
+    Training(
+        "a loss that does not fall, as what it is to predict is noise",
+        """
+net = mlp(16, 32, 1)
+opt = torch.optim.SGD(net.parameters(), lr=1e-3)
+for step in range(100):
+    x, y = torch.randn(64, 16), torch.randn(64, 1)
+    opt.zero_grad()
+    F.mse_loss(net(x), y).backward()
+    opt.step()
+""",
+        doubt="the loss does not fall, from 1 to 1: `%overfit net (x, y) F.mse_loss opt` tells whether the model can learn",
+    ),
+    Training(
         "steps without any gradient between the others",
         """
 net = mlp(16, 32, 4)

@@ -428,6 +428,20 @@ for step in range(150):
 
 _OPTIMIZERS = (
     Fault(
+        name="a log-likelihood without a minus",
+        kind="boundless",
+        text="""
+net = mlp(16, 32, 4)
+opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+for x, y in batches(60):
+    opt.zero_grad()
+    loss = net(x).log_softmax(1).gather(1, y[:, None]).mean()  #> here
+    loss.backward()
+    opt.step()
+""",
+        fix="-net(x).log_softmax(1)",
+    ),
+    Fault(
         name="an optimizer that is made in each step",
         kind="remade",
         text="""

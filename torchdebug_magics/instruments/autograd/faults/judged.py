@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     stopped_gradients,
     wrong_tensors,
 )
-from torchdebug_magics.instruments.autograd.faults.misfit_losses import accidental_broadcast, misfit_losses
+from torchdebug_magics.instruments.autograd.faults.misfit_losses import accidental_broadcast, compared_scores, misfit_losses
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     comparison_finding,
     repeated_entries,
@@ -40,11 +40,11 @@ _ORDER: tuple[Kind, ...] = (
     "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "grad_disabled", "stale_optimizer",
     "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory",
     "leaking_batch", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
-    "evaluated_on_bytes", "sorted_batches", "unread_batches", "no_activation",
+    "evaluated_on_bytes", "sorted_batches", "unread_batches", "compared_scores", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
     "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch", "double_softmax",
-    "loss_input",
+    "loss_input", "compared_scores",
 })  # fmt: skip
 """What a step has shown, and no later one can undo; what others show is that something is missing, and may come."""
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
@@ -382,6 +382,6 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _seen_at_once, accidental_broadcast, _shared_memory, nothing_reached, wrong_order, wrong_tensors, missing_gradients,
-    stopped_gradients, constant_gradients, misfit_losses, trained_in_eval_mode, evaluated_in_training_mode,
+    stopped_gradients, constant_gradients, misfit_losses, compared_scores, trained_in_eval_mode, evaluated_in_training_mode,
     evaluated_on_bytes, frozen_statistics, wasted_terms, linear_chains,
 )  # fmt: skip

@@ -234,6 +234,41 @@ def _loss_calls(op: RecordedOp) -> Iterator[tuple[Location, ast.Call]]:
             yield from named if len(named) == 1 else ()
 
 
+def compared_scores(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """The largest scores, where the classes that have them are meant, compared with the right classes."""
+    for op in facts.tape.ops:
+        if op.note != "compares scores":
+            continue
+        maker = next(iter(op.parents), None)
+        while maker is not None and maker.name in {*_PASSES_ON, "detach"}:
+            maker = next(iter(maker.parents), None)
+        is_largest = maker is not None and maker.name in {"max", "topk", "sort"}
+        where = maker.where if is_largest and maker is not None else op.where
+        yield finding(
+            "compared_scores",
+            "scores are compared with classes: none is equal",
+            where,
+            "compare the classes of the largest scores, `argmax(1)`",
+            edits=_of_indices(where) if is_largest else (),
+            op=op.name,
+            saved_at=op.where if where is not op.where else None,
+            explanation="`max(1)` returns the largest values first, and then their places, which are the classes" if is_largest else "",
+        )
+        return
+
+
+def _of_indices(where: Location | None) -> tuple[Edit, ...]:
+    """The second of the two results in the place of the first."""
+    statement = statement_at(where)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    for part in nodes(ast.Subscript, statement):
+        if called(part.value) in {"max", "topk", "sort"} and isinstance(part.slice, ast.Constant) and part.slice.value == 0:
+            return exchanging(where, part, ast.Subscript(part.value, ast.Constant(1), ast.Load()))
+    if len(targets) == 1 and isinstance(targets[0], ast.Tuple) and len(targets[0].elts) == 2:  # noqa: PLR2004 - values and places
+        return exchanging(where, targets[0], ast.Tuple(targets[0].elts[::-1], ast.Store()))
+    return ()
+
+
 _COORDINATES = frozenset({"arange", "linspace"})
 """What these make belongs to no sample."""
 _SHAPED = re.compile(r"\b(?:None|newaxis|\w*(?:squeeze|view|reshape|expand|repeat|permute|transpose|swap|movedim)\w*|m?T|t)\b")
