@@ -869,4 +869,32 @@ for batch in loader:
     opt.step()
 """,
     ),
+    Program(
+        "one layer that is meant to be used several times, and a data set that is counted as a whole",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        shared = nn.Linear(4, 4)
+        self.parts = nn.ModuleList([shared for _ in range(3)])
+        self.steps = nn.Sequential(*[nn.ReLU()] * 2)
+        self.head = nn.Linear(4, 3)
+    def forward(self, x):
+        for part in self.parts:
+            x = self.steps(part(x))
+        return self.head(x)
+net = Net()
+data = torch.utils.data.TensorDataset(torch.randn(96, 4), torch.randint(3, (96,)))
+loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+total = 0.0
+for x, y in loader:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    total += loss.item() * len(x)
+total /= len(loader.dataset)
+""",
+    ),
 )

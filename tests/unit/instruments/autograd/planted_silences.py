@@ -1303,6 +1303,54 @@ for epoch in range(2):
         tensors=("inputs",),
     ),
     Case(
+        name="losses divided by the whole data set, of which samplers give parts",
+        kind="miscounted",
+        text="""\
+data = torch.utils.data.TensorDataset(torch.randn(100, 4), torch.randint(3, (100,)))
+train, valid = (torch.utils.data.SubsetRandomSampler(part) for part in (range(80), range(80, 100)))
+train_loader = torch.utils.data.DataLoader(data, batch_size=16, sampler=train)
+valid_loader = torch.utils.data.DataLoader(data, batch_size=16, sampler=valid)
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+total, lost = 0.0, 0.0
+for x, y in train_loader:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    total += loss.item() * len(x)
+with torch.no_grad():
+    for x, y in valid_loader:
+        lost += F.cross_entropy(net(x), y, reduction="sum").item()
+total = total / len(train_loader.dataset)  #> location
+lost /= len(valid_loader.dataset)
+""",
+        tensors=("train_loader",),
+        edits=(("len(train_loader.dataset)", "len(train_loader.sampler)"), ("len(valid_loader.dataset)", "len(valid_loader.sampler)")),
+    ),
+    Case(
+        name="a list of one module, multiplied",
+        kind="shared_memory",
+        text="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(4, 4)] * 3)  #> location
+        self.head = nn.Linear(4, 3)
+    def forward(self, x):
+        for part in self.parts:
+            x = torch.relu(part(x))
+        return self.head(x)
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    opt.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    opt.step()
+""",
+        edits=(("[nn.Linear(4, 4)] * 3", "[nn.Linear(4, 4) for _ in range(3)]"),),
+    ),
+    Case(
         name="the largest scores compared with the classes",
         kind="compared_scores",
         text="""\

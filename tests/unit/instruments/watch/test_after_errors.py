@@ -219,3 +219,43 @@ def test_a_failed_assertion_of_a_gpu_says_what_is_certain(shell: InteractiveShel
     report, *_ = asked(shell, IMPORTS, cell)
     assert report.verdict.startswith("In this line or one before it, the GPU met an index or a class out of range")
     assert "restart the kernel" in report.fix
+
+
+PRECOMPUTED = """\
+embed = nn.Embedding(20, 4)
+features = embed(torch.randint(20, (64,)))
+train_x, test_x = features[:48], features[48:]
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD([*net.parameters(){also}], lr=0.1)
+"""
+TRAINED = """\
+for rows in torch.arange(48).split(16):
+    loss = net(train_x[rows]).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()"""
+
+
+@pytest.mark.parametrize("magic", ["", "%%torchdebug -o report\n"])
+def test_what_was_computed_before_the_loop_is_detached_where_it_is_made(magic: str, shell: InteractiveShell) -> None:
+    from IPython.utils.capture import capture_output
+
+    before = IMPORTS + PRECOMPUTED.format(also="")
+    with capture_output():
+        number = shell.execution_count
+        shell.run_cell(before, store_history=True)
+        shell.run_cell(magic + TRAINED, store_history=True)
+        if not magic:
+            shell.run_cell("%torchdebug -o report", store_history=True)
+        report = shell.user_ns.pop("report")
+        fixed = fixed_source(report)
+        assert "`features` has a graph that was made before the loop" in report.verdict
+        assert fixed[number] == before.replace("(64,)))", "(64,)))\nfeatures = features.detach()").rstrip("\n")
+        shell.run_cell(fixed[number], store_history=True)
+        assert shell.run_cell(TRAINED, store_history=True).success
+
+
+def test_what_is_trained_is_not_detached(shell: InteractiveShell) -> None:
+    report, fixed, _ = asked(shell, IMPORTS + PRECOMPUTED.format(also=", *embed.parameters()"), TRAINED)
+    assert "`features` was computed once, before the loop, from what is trained" in report.verdict
+    assert not fixed

@@ -15,9 +15,12 @@ from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_o
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import carried_names, loop_around, simple_statements, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
-from torchdebug_magics.probing.source.edited_source import Source
-from torchdebug_magics.probing.source.syntax import LOOPS, blocks, bound_names, covers, nodes, parsed, read_names, targets_of, tree_of
+from torchdebug_magics.probing.graphs import is_graph_leaf, upstream
+from torchdebug_magics.probing.modules import live
+from torchdebug_magics.probing.source.edited_source import Source, statements
+from torchdebug_magics.probing.source.syntax import LOOPS, Loop, blocks, bound_names, covers, nodes, parsed, read_names, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Edit, Location
 
@@ -68,6 +71,8 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
     if carried := _carried_graphs(raised):
         where = location(here.file, carried[0][1], here.function)
         return _carried(raised, [name for name, _ in carried], where, first_backward_at=here, shared_from=where)
+    if loop is not None and (made := _made_before(raised, loop)) is not None:
+        return made
     before = (statement for statement in simple_statements(tree_of(here.file)) if statement.lineno < here.line)
     calls = [statement.lineno for statement in before if ".backward(" in ast.unparse(statement)]
     earlier = location(here.file, calls[-1], here.function) if calls else None
@@ -76,6 +81,35 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
     if is_in_loop or earlier is None or _loss_of(earlier) == _loss_of(here):
         return _whole(raised, raised.root_name, is_in_loop=is_in_loop, first_backward_at=first_at)
     return _shared(raised, [], 0, first_backward_at=first_at)
+
+
+def _made_before(raised: Raised, loop: Loop) -> AutogradFinding | None:
+    """A tensor with a graph that was made before the loop, and that each loss is computed from."""
+    passed = {id(node): node for node in upstream(root.grad_fn for root in raised.roots)}
+    roots, inside, loop_file = set(map(id, raised.roots)), bound_names(loop), raised.here.file if raised.here is not None else ""
+    for name, value in raised.variables():
+        is_inner = isinstance(value, torch.Tensor) and id(value) not in roots and not is_graph_leaf(value)
+        if name in inside or not is_inner or id(value.grad_fn) not in passed:
+            continue
+        leaves = {id(node.variable) for node in upstream([value.grad_fn]) if hasattr(node, "variable")}
+        trained = {id(parameter) for optimizer in live(torch.optim.Optimizer) for parameter in parameters_of(optimizer)}
+        again, why = f"compute `{name}` inside the loop, before each backward()", "the first backward() has freed the graph behind it"
+        if leaves & trained:
+            return raised.finding(f"`{name}` was computed once, before the loop, from what is trained", again, tensor=name, explanation=why)
+        where = next((place for place, statement in statements(loop_file) if name in bound_names(statement)), None)
+        tree = tree_of(where.file) if where is not None else None
+        source = None if where is None or tree is None else Source(where, tree)
+        detached = f"{name} = {name}.detach()"
+        return raised.finding(
+            f"`{name}` has a graph that was made before the loop",
+            f"run `{detached}` once, where it is made",
+            where,
+            edits=() if source is None or source.statement is None else (source.after(source.statement, detached),),
+            tensor=name,
+            first_backward_at=raised.here,
+            explanation=f"{why}, and no optimizer trains what it was computed from",
+        )
+    return None
 
 
 def _carried_graphs(raised: Raised) -> list[tuple[str, int]]:

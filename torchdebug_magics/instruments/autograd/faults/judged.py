@@ -18,10 +18,12 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     wrong_tensors,
 )
 from torchdebug_magics.instruments.autograd.faults.misfit_losses import accidental_broadcast, compared_scores, misfit_losses
+from torchdebug_magics.instruments.autograd.faults.seen_at_once import miscounted
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     comparison_finding,
     repeated_entries,
     repeated_finding,
+    repeated_module,
 )
 from torchdebug_magics.instruments.autograd.faults.wasted_parts import linear_chains, wasted_terms
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining
@@ -40,7 +42,8 @@ _ORDER: tuple[Kind, ...] = (
     "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "grad_disabled", "stale_optimizer",
     "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory",
     "leaking_batch", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
-    "evaluated_on_bytes", "sorted_batches", "unread_batches", "compared_scores", "no_activation",
+    "evaluated_on_bytes", "sorted_batches", "unread_batches", "compared_scores",
+    "miscounted", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
     "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch", "double_softmax",
@@ -87,6 +90,8 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     in_order = watched.loaders.sorted_batches() if has_classes else None
     yield from filter(None, (empty, in_order, watched.loaders.unread_batches(), watched.stale, watched.leak, watched.restored))
     yield from scrambled_channels(facts.tape)
+    last = next((op.line.file for op in reversed(facts.tape.ops) if op.line is not None), None)
+    yield from filter(None, (miscounted(last) if last is not None else None, repeated_module(facts.roots)))
     yield from watched.recorder.functions.wrong
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import SequentialSampler
+from torch.utils.data import DataLoader, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from torchdebug_magics.format import listed, plural
@@ -20,9 +21,9 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, user_function, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, walk
 from torchdebug_magics.probing.dispatch import modes_aside
-from torchdebug_magics.probing.names import named, user_namespaces
+from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as, statements
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     SIMPLE,
@@ -187,7 +188,7 @@ def _unread(line: Line) -> AutogradFinding | None:
     unread = [part.id if isinstance(part, ast.Name) and part.id not in read else "" for part in parts]
     if not unread[0] or unread[0].startswith("_"):
         return None
-    tensors = {name: value for space in user_namespaces() for name, value in named(space) if isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in user_names(sys._getframe()) if isinstance(value, torch.Tensor)}
     missed = list(filter(None, unread))
     others = {node.id for node in nodes(ast.Name, *loop.body)} & tensors.keys() - bound_names(loop)
     alike = [(other, name) for other in sorted(others) for name in missed if _is_alike(tensors[other], tensors.get(name))]
@@ -208,6 +209,43 @@ def _unread(line: Line) -> AutogradFinding | None:
         tensor=missed[0],
         explanation="each update is computed from the same numbers, whatever batch the loader gives",
     )
+
+
+def miscounted(file: str) -> AutogradFinding | None:
+    """Sums over loaders divided by the size of a data set of which a sampler gives a part."""
+    loaders = {name: value for name, value in user_names(sys._getframe()) if isinstance(value, DataLoader)}
+    wrong: list[tuple[Location, str, ast.expr]] = []
+    for where, statement in statements(file):
+        divided = [node.right for node in nodes(ast.BinOp, statement) if isinstance(node.op, ast.Div)]
+        divided += [statement.value] if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Div) else []
+        for divisor in divided:
+            match divisor:
+                case ast.Call(ast.Name("len"), [ast.Attribute(ast.Name(name), "dataset")]) if name in loaders:
+                    whole, part = _sizes(loaders[name])
+                    wrong += [(where, name, divisor)] if part is not None and part < whole else []
+    if not wrong:
+        return None
+    wrong = sorted((each for each in wrong if each[0].file == wrong[0][0].file), key=lambda each: each[0].line)
+    where, name, divisor = wrong[0]
+    whole, part = _sizes(loaders[name])
+    samples = {loader: expression(f"len({loader}.sampler)") for _, loader, _ in wrong}
+    return finding(
+        "miscounted",
+        f"`{ast.unparse(divisor)}` counts {whole:,} samples, and the sampler of `{name}` gives {part:,} of them",
+        where,
+        f"divide by {listed([f'`{ast.unparse(code)}`' for code in samples.values()])}",
+        edits=tuple(edit for place, loader, old in wrong for edit in exchanging(place, old, samples[loader])),
+        tensor=name,
+        explanation="a loss or an accuracy that is divided by the whole data set is too small",
+    )
+
+
+def _sizes(loader: DataLoader[Any]) -> tuple[int, int | None]:
+    """(samples of the data set, of those that the sampler gives in an epoch), where both are known."""
+    try:
+        return len(loader.dataset), len(loader.sampler)  # type: ignore[arg-type]
+    except TypeError:  # a stream
+        return 0, None
 
 
 def _is_alike(tensor: torch.Tensor, other: torch.Tensor | None) -> bool:

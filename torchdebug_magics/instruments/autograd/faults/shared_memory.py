@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import assigned_at, finding, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import assigned_at, attribute_line, finding, statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.edited_source import Source, statements
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, statements
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
@@ -153,6 +153,31 @@ def _place(entry: Any) -> tuple[str, int, object] | None:
     if tensor is not None:
         return "memory", memory_of(tensor), (tensor.storage_offset(), tuple(tensor.shape))
     return ("object", id(entry), None) if type(entry).__name__ in _COPIES else None
+
+
+def repeated_module(roots: Iterable[torch.nn.Module]) -> AutogradFinding | None:
+    """A list of modules that holds a single one several times, as the text multiplies a list of one."""
+    for root in roots:
+        for path, module in root.named_modules():
+            parts = list(module._modules.values()) if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) else []
+            if len({*map(id, parts)}) != 1 or len(parts) == 1 or parts[0] is None or next(parts[0].parameters(), None) is None:
+                continue
+            owner = root.get_submodule(path.rpartition(".")[0])
+            where = attribute_line(owner, path.rpartition(".")[2])
+            for node in nodes(ast.BinOp, statement_at(where)):
+                match node:
+                    case ast.BinOp(ast.List([part]), ast.Mult(), times) if isinstance(part, ast.Call):
+                        each = expression(f"[{ast.unparse(part)} for _ in range({ast.unparse(times)})]")
+                        return finding(
+                            "shared_memory",
+                            f"the {len(parts)} parts of `{path}` are one module",
+                            where,
+                            f"make one for each: `{ast.unparse(each)}`",
+                            edits=exchanging(where, node, each),
+                            module=path,
+                            explanation="a list that is multiplied repeats the object itself: the parts share their weights",
+                        )
+    return None
 
 
 def repeated_finding(lists: Sequence[Repeated]) -> AutogradFinding:
