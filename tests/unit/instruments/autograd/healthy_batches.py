@@ -897,4 +897,20 @@ for x, y in loader:
 total /= len(loader.dataset)
 """,
     ),
+    Program(
+        "sums of losses that are only printed: of several backward passes, and with a metric that has a graph",
+        """\
+body, kind, place = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 2)
+opt = torch.optim.SGD([*body.parameters(), *kind.parameters(), *place.parameters()], lr=0.1)
+for x, y, z in [(torch.randn(8, 4), torch.randint(3, (8,)), torch.randn(8, 2)) for _ in range(4)]:
+    h = body(x).relu()
+    first, second = F.cross_entropy(kind(h), y), F.mse_loss(place(h), z)
+    opt.zero_grad()
+    first.backward(retain_graph=True)
+    second.backward()
+    opt.step()
+    total = first + second
+    shown = total.item()
+""",
+    ),
 )

@@ -1351,6 +1351,27 @@ for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
         edits=(("[nn.Linear(4, 4)] * 3", "[nn.Linear(4, 4) for _ in range(3)]"),),
     ),
     Case(
+        name="a sum of losses that the next line overwrites",
+        kind="wasted_term",
+        text="""\
+body, kind, place = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 2)
+opt = torch.optim.SGD([*body.parameters(), *kind.parameters(), *place.parameters()], lr=0.1)
+for x, y, z in [(torch.randn(8, 4), torch.randint(3, (8,)), torch.randn(8, 2)) for _ in range(3)]:
+    h = body(x).relu()
+    kind_loss = F.cross_entropy(kind(h), y)
+    place_loss = F.mse_loss(place(h), z)
+    total = kind_loss * 1.0 + place_loss * 2.0  #> saved
+    print({"kind": kind_loss.item(), "place": place_loss.item(), "total": total.item()})
+    total = kind_loss * 1.0  #> location
+    opt.zero_grad()
+    total.backward()
+    opt.step()
+""",
+        tensors=("total",),
+        edits=(("    total = kind_loss * 1.0  #> location\n", ""),),
+        also=("no_gradient",),
+    ),
+    Case(
         name="the largest scores compared with the classes",
         kind="compared_scores",
         text="""\

@@ -25,7 +25,7 @@ from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     repeated_finding,
     repeated_module,
 )
-from torchdebug_magics.instruments.autograd.faults.wasted_parts import linear_chains, wasted_terms
+from torchdebug_magics.instruments.autograd.faults.wasted_parts import dropped_sums, linear_chains, wasted_terms
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around
@@ -388,5 +388,5 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _seen_at_once, accidental_broadcast, _shared_memory, nothing_reached, wrong_order, wrong_tensors, missing_gradients,
     stopped_gradients, constant_gradients, misfit_losses, compared_scores, trained_in_eval_mode, evaluated_in_training_mode,
-    evaluated_on_bytes, frozen_statistics, wasted_terms, linear_chains,
+    evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
 )  # fmt: skip

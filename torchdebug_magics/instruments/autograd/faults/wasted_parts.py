@@ -10,8 +10,9 @@ from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Zeroed, walk
-from torchdebug_magics.probing.source.edited_source import exchanging
-from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, expression, method, targets_of
+from torchdebug_magics.probing.source.edited_source import Source, exchanging
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, expression, method, targets_of, tree_of
 from torchdebug_magics.report import Edit, Location
 
 _SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div"})
@@ -103,6 +104,52 @@ def _wasted_finding(term: RecordedOp, cut: RecordedOp) -> AutogradFinding:
         tensor=name,
         saved_at=term.where,
         explanation="its gradient reaches no parameter that an optimizer updates before the next backward pass",
+    )
+
+
+def dropped_sums(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A sum of losses of which no backward pass reaches some, although one reaches others: the sum itself is lost on the way."""
+    passes = [seen for seen in facts.course.backwards if seen.is_recorded and seen.leaves & facts.updated]
+    reached = {op.index for seen in passes for op in facts.tape.ancestors(seen.loss, seen.index)}
+    lost: dict[Line | None, list[tuple[RecordedOp, RecordedOp]]] = {}
+    sums = [op for op in facts.tape.ops if _is_dropped(op, reached, facts.updated)]
+    for start, seen in zip([0, *(seen.index for seen in passes)], passes, strict=False):
+        root, dropped = facts.tape.origin(seen.loss, seen.index), [op for op in sums if start <= op.index < seen.index]
+        if root is not None and dropped:
+            lost.setdefault(dropped[-1].line, []).append((dropped[-1], root))
+    for pairs in lost.values():
+        if len(pairs) == len(passes) >= _FEWEST_PASSES:
+            yield _dropped_finding(*pairs[0])
+            return
+
+
+def _is_dropped(op: RecordedOp, reached: set[int], updated: frozenset[int] | set[int]) -> bool:
+    if op.name != "add" or not op.is_forward or op.index in reached or not op.makes or op.makes[0].shape:
+        return False
+    terms = list(_terms(op))
+    missed = [term for term in terms if term.index not in reached and updated & _leaves(term)]
+    return bool(missed) and any(term.index in reached for term in terms)
+
+
+def _dropped_finding(dropped: RecordedOp, root: RecordedOp) -> AutogradFinding:
+    """At the line that computes the loss anew."""
+    names = [next((ast.unparse(target) for target in targets_of(statement_at(op.where))), "") for op in (dropped, root)]
+    tree = None if root.where is None else tree_of(root.where.file)
+    source = None if root.where is None or tree is None else Source(root.where, tree)
+    is_overwritten = bool(names[0]) and names[0] == names[1] and root.index > dropped.index
+    removed = source.replacing(source.statement, "") if is_overwritten and source is not None and source.statement is not None else None
+    said = f"`{names[0]}`" if names[0] else "a sum of losses"
+    return finding(
+        "wasted_term",
+        f"{said} is overwritten: of the losses in it, backward() reaches only a part"
+        if is_overwritten
+        else f"{said} reaches no backward()",
+        root.where if is_overwritten else dropped.where,
+        "remove this line" if is_overwritten else f"call backward() on {said}",
+        edits=() if removed is None else (removed,),
+        tensor=names[0] or None,
+        saved_at=dropped.where,
+        explanation="some of the losses that were added up train nothing",
     )
 
 
