@@ -112,6 +112,7 @@ def dropped_sums(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     passes = [seen for seen in facts.course.backwards if seen.is_recorded and seen.leaves & facts.updated]
     reached = {op.index for seen in passes for op in facts.tape.ancestors(seen.loss, seen.index)}
     lost: dict[Line | None, list[tuple[RecordedOp, RecordedOp]]] = {}
+    passes = [seen for seen in passes if facts.tape.ops and seen.index > facts.tape.ops[0].index]  # the ops of earlier ones are forgotten
     sums = [op for op in facts.tape.ops if _is_dropped(op, reached, facts.updated)]
     for start, seen in zip([0, *(seen.index for seen in passes)], passes, strict=False):
         root, dropped = facts.tape.origin(seen.loss, seen.index), [op for op in sums if start <= op.index < seen.index]
@@ -145,7 +146,7 @@ def _dropped_finding(dropped: RecordedOp, root: RecordedOp) -> AutogradFinding:
         if is_overwritten
         else f"{said} reaches no backward()",
         root.where if is_overwritten else dropped.where,
-        "remove this line" if is_overwritten else f"call backward() on {said}",
+        fix="remove this line" if is_overwritten else f"call backward() on {said}",
         edits=() if removed is None else (removed,),
         tensor=names[0] or None,
         saved_at=dropped.where,
