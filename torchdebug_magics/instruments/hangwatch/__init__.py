@@ -16,6 +16,7 @@ to their root, says whether the root is stuck or only slow, and what to change. 
     %%hangwatch --stop          end the cell and the processes that it started once it is certainly stuck
     %hangwatch on               watch all cells from now on
     %hangwatch off              ... until here
+    %hangwatch                  after a cell that you have stopped: the loop that would not have ended
 
 Stop also ends a cell that waits in native code, and the processes that the cell started. If you have to restart the kernel, the next
 `%load_ext torchdebug_magics` says where it hung. For ranks started by a command in a terminal:

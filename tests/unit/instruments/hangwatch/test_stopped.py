@@ -1,0 +1,96 @@
+"""A cell that was stopped in a loop: one that would not have ended is named, and any other is left alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+SETUP = """\
+import itertools
+rounds = itertools.count()
+def work():
+    if next(rounds) == 40:
+        raise KeyboardInterrupt
+    return False
+class Loader:
+    def __iter__(self):
+        return self
+    def __next__(self):
+        return 1
+class Trainer:
+    def __init__(self, steps):
+        self.step, self.steps = 0, steps
+    def train(self):
+        while self.step < self.steps:
+            for batch in Loader():
+                self.step += 1
+                work()
+class Search:
+    found = False
+    def run(self):
+        tries = 0
+        while not self.found:
+            tries += 1
+            self.found = work()
+"""
+ENDLESS = {
+    "a counter that nothing changes": (
+        "done, wanted = 0, 5\nwhile done < wanted:\n    finished = work()\n    if finished:\n        print(done)",
+        "`while done < wanted` never ends: nothing in the loop changes `done`, `wanted`",
+        2,
+    ),
+    "a counter of a function": (
+        "def collect(count):\n    n = 0\n    while n < count:\n        work()\n    return n\ncollect(3)",
+        "`while n < count` never ends",
+        3,
+    ),
+    "a loader that starts over": ("Trainer(10).train()", "`for batch in Loader()` does not end, and `while self.step < self.steps`", 17),
+    "a loop in a loop": (
+        "n = 0\nwhile n < 3:\n    n += 1\n    while True:\n        n += work() + 1",
+        "the inner `while` does not end, and `while n < 3`",
+        4,
+    ),
+}
+MAY_END = {
+    "by a break": "n = 0\nwhile n < 3:\n    if work():\n        break",
+    "by what it assigns": "n = 0\nwhile n < 100:\n    work()\n    n += 1",
+    "by a global name": "n = 0\ndef more():\n    global n\n    n += work()\nwhile n < 3:\n    more()",
+    "by an attribute": "Search().run()",
+    "by a call": "while not work():\n    pass",
+    "by a list": "todo = [1]\nwhile len(todo) < 9:\n    todo.append(work())\n    todo.pop()",
+    "before the outer loop ends": "n = 0\nwhile n < 3:\n    for _ in range(100):\n        work()\n    n += 1",
+}
+
+
+def asked(shell: InteractiveShell, cell: str, magic: str) -> Any:
+    from IPython.utils.capture import capture_output
+
+    with capture_output():
+        shell.run_cell(SETUP, store_history=True)
+        shell.run_cell(f"{magic}{cell}", store_history=True)
+        if not magic:
+            shell.run_cell("%torchdebug -o report", store_history=True)
+    return shell.user_ns.pop("report")
+
+
+@pytest.mark.parametrize("magic", ["", "%%torchdebug -o report\n"], ids=["bare", "watched"])
+@pytest.mark.parametrize("case", ENDLESS.values(), ids=ENDLESS)
+def test_a_loop_that_would_not_have_ended_is_named(case: tuple[str, str, int], magic: str, shell: InteractiveShell) -> None:
+    cell, said, line = case
+    report = asked(shell, cell, magic)
+    assert said in report.verdict
+    where = report.location
+    in_cell = "Trainer" not in cell
+    assert where.line == line + (in_cell and bool(magic))
+    assert where.source.startswith(("while", "for"))
+
+
+@pytest.mark.parametrize("cell", MAY_END.values(), ids=MAY_END)
+def test_any_other_loop_is_left_alone(cell: str, shell: InteractiveShell) -> None:
+    report = asked(shell, cell, "")
+    assert report.instrument is None
+    assert "The cell was stopped" in report.verdict
