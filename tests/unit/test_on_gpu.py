@@ -165,7 +165,7 @@ def test_after_a_failed_assertion_only_what_is_certain_is_said(above: str, below
 
 
 def test_a_generator_that_came_up_in_the_first_run_is_set_back() -> None:
-    body = "net = nn.Linear(8, 2).cuda()\nx = torch.randn(4, 8, device='cuda')\nprint(net(x).sum().item())"
+    body = "x = torch.randn(4, 8, device='cuda')\nprint(x.sum().item())"
     said = _in_child("import torch\nfrom torch import nn", f"%%deterministic --verify -o report\n{body}")
     assert said.startswith("@@")
     assert "Different" not in said

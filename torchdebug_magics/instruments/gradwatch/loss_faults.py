@@ -47,7 +47,8 @@ def ascending(history: GradientHistory) -> Iterator[GradFinding]:
 def boundless(history: GradientHistory) -> Iterator[GradFinding]:
     """A loss below 0 that falls ever faster; not of a GAN, where one model may work against another."""
     losses = history.losses()
-    if not history.is_alone or history.has_closure or history.factor < 0 or len(losses) < FEW_LOSSES or not falls(losses):
+    is_model = history.is_alone and all(steps.owner.model >= 0 for steps in history.parameters.values())
+    if not is_model or history.has_closure or history.factor < 0 or len(losses) < FEW_LOSSES or not falls(losses):
         return
     first, middle, last = statistics.fmean(history.first_losses), losses[len(losses) // 2], losses[-1]
     if last > -_FAR_BELOW * (abs(first) + 1) or losses[0] - middle > middle - last:

@@ -200,19 +200,24 @@ def decaying_less(history: GradientHistory) -> Repair:
     return None, f"make `{history.name}` with `{ast.unparse(usual)}`"
 
 
-def made_once(history: GradientHistory) -> tuple[Location | None, str, tuple[Edit, ...]]:
-    """The optimizer made before the loop: the outermost one that gives it nothing to read. (line, fix in words, edits)."""
-    fix = f"make `{history.name}` once, before the loop"
+def made_once(history: GradientHistory) -> tuple[Location, str, tuple[Edit, ...]] | None:
+    """(line, fix in words, edits): the optimizer made before the outermost loop that gives it nothing to read.
+
+    None where a condition asks for a new one, or the loop takes the model back to another state.
+    """
     for where, _ in made_as(history.file, history.name, history.kind):
         tree = tree_of(where.file)
         source = None if tree is None else Source(where, tree)
         made = None if source is None else source.statement
-        loops = [] if made is None else loops_around(tree, made.lineno)
-        loop = next((loop for loop in loops if made is not None and not syntax.bound_names(loop) & syntax.read_names(made)), None)
-        if source is not None and made is not None and loop is not None:
-            return where, fix, source.merged((source.replacing(made, ""), source.before(loop, source.text(made))))
-        return where, fix, ()
-    return None, fix, ()
+        if source is None or made is None:
+            continue
+        loops = loops_around(tree, made.lineno)
+        restarts = any(method(call) in {"load_state_dict", "copy_"} for loop in loops for call in nodes(ast.Call, loop))
+        loop = next((loop for loop in loops if not syntax.bound_names(loop) & syntax.read_names(made)), None)
+        if loops and loop is not None and made in loops[-1].body and not restarts:
+            edits = source.merged((source.replacing(made, ""), source.before(loop, source.text(made))))
+            return where, f"make `{history.name}` once, before the loop", edits if len(loops[-1].body) > 1 else ()
+    return None
 
 
 def listed_parameters(clip: Line) -> Repair:

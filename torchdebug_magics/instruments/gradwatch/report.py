@@ -51,7 +51,7 @@ class GradFinding(Finding):
     @property
     def stage(self) -> Stage:
         """Gradients and updates show what the code, or a setting, does; the order of its calls, and its sign, are the code."""
-        return "fault" if self.kind in {"clipped_never", "ascending", "boundless", "remade", "decayed"} else "symptom"
+        return "fault" if self.kind in {"clipped_never", "ascending", "remade", "decayed"} else "symptom"
 
     def sentence(self) -> str:
         """The finding on one line."""
@@ -124,7 +124,7 @@ class GradReport(FindingsReport[GradFinding]):
     def status(self) -> Status:
         """``good`` only if updates were measured to the end of the cell, and nothing speaks against the training."""
         if self.finding is not None:
-            return "warn" if self.finding.kind in {"clipped_always", "clipped_never"} else "bad"
+            return "warn" if self.finding.kind in {"boundless", "clipped_always", "clipped_never"} else "bad"
         if self.nonfinite_step is not None or self.doubts:
             return "warn"
         return "info" if self.raised or not self.rows else "good"

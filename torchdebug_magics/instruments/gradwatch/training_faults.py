@@ -214,7 +214,7 @@ def _clips_nothing(history: GradientHistory) -> Iterator[GradFinding]:
         why = "it belongs between backward() and the update: there alone it changes the gradients that the update uses"
         yield say(clip, fix, headline=headline, why=why)
     elif clips["empty"] >= clips["steps"] - 1:  # the first call may have used up what it was given
-        why = "`parameters()` is a generator: what has read it to its end, such as the optimizer, leaves nothing to the next reader"
+        why = "what it is given is empty; of a generator, such as `parameters()`, the first reader, such as the optimizer, leaves nothing"
         yield say(*repairs.listed_parameters(clip), headline="clipping has no effect: it is given no parameters", why=why)
 
 
@@ -233,16 +233,16 @@ def _decayed(history: GradientHistory) -> Iterator[GradFinding]:
 def _remade(histories: Sequence[GradientHistory]) -> Iterator[GradFinding]:
     """Optimizers of the same parameters and the same line that make one step each, and lose what they keep for the next."""
     single = [history for history in histories if history.steps_count == 1 and history.keeps_state and history.line is not None]
-    for _, group in groupby(sorted(single, key=id), key=lambda history: (history.name, history.kind)):
-        alike = list(group)
-        first = alike[0]
-        same = [history for history in alike if history.line is first.line and history.parameters.keys() == first.parameters.keys()]
-        if len(same) >= _FAST_STEPS:
-            where, fix, edits = repairs.made_once(first)
+    for _, group in groupby(sorted(single, key=lambda history: history.name), key=lambda history: (history.name, history.kind)):
+        first, *others = group
+        same = [history for history in others if history.line is first.line and history.parameters.keys() == first.parameters.keys()]
+        made = repairs.made_once(first) if len(same) + 1 >= _FAST_STEPS else None
+        if made is not None:
+            where, fix, edits = made
             headline = f"`{first.name}` is made anew in each step"
             why = f"{first.kind} keeps a mean of the gradients of the steps before, and loses it with the optimizer"
             state = "compiles" if edits else "advice"
-            yield finding(first, "remade", where, fix, value=len(same), headline=headline, why=why, edits=edits, fix_state=state)
+            yield finding(first, "remade", where, fix, value=len(same) + 1, headline=headline, why=why, edits=edits, fix_state=state)
 
 
 def _dead(history: GradientHistory) -> Iterator[GradFinding]:

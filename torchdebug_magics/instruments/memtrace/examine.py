@@ -35,9 +35,11 @@ def _after_refusal(context: CellContext) -> MemtraceReport:
     gc.collect()
     probe = MemtraceProbe(context)
     probe.ledger.begin()
-    probe.tracer.adopt_all(Census())
-    report = concluded(probe, context.last_error)
-    probe.ledger.close()
+    try:
+        probe.tracer.adopt_all(Census())
+        report = concluded(probe, context.last_error)
+    finally:
+        probe.ledger.close()
     oom = report.oom and replace(report.oom, iteration=None)
     now_bytes, peak = report.net_bytes, replace(report.peak, by_category={})
     nothing_seen = replace(report, start_bytes=now_bytes, net_bytes=0, peak=peak, timeline=Timeline(), sites=(), untraced_bytes=0)

@@ -111,14 +111,14 @@ def _growth(growth: Growth, each: str) -> tuple[str, str]:
 
 
 def _when_refused(oom: Oom) -> str:
+    if oom.iteration is None:
+        return ""
     if oom.kind == "fragmentation":
         return f"though {byte_size(oom.unused_reserved_bytes)} are reserved and unused"
     if oom.kind == "handled error":
         return "while an error is handled"
     if oom.kind == "leak":
         return f"in iteration {oom.iteration:,}, after steady growth"
-    if oom.iteration is None:
-        return ""
     if oom.iteration > 1:
         return f"in iteration {oom.iteration:,}, though nothing grew"
     return "in the first iteration" if oom.iteration else "in a single allocation"

@@ -913,4 +913,55 @@ for x, y, z in [(torch.randn(8, 4), torch.randint(3, (8,)), torch.randn(8, 2)) f
     shown = total.item()
 """,
     ),
+    Program(
+        "loops over loaders that are counted, zipped, named and read by a closure, or that only give the pace",
+        """\
+data = torch.utils.data.TensorDataset(torch.randn(96, 4), torch.randn(96, 4), torch.randint(3, (96,)))
+loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+shown = list
+def step(x, y):
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+for number, (ids, x, y) in shown(enumerate(loader)):
+    step(x, y)
+for number, batch in zip(range(6), loader):
+    step(batch[0], batch[2])
+for ids, x, y in loader:
+    step(x, y)
+for tick in loader:
+    x, y = torch.randn(16, 4), torch.randint(3, (16,))
+    step(x, y)
+def closure():
+    opt.zero_grad()
+    loss = F.cross_entropy(net(inputs), labels)
+    loss.backward()
+    return loss
+for inputs, _, labels in loader:
+    opt.step(closure)
+""",
+    ),
+    Program(
+        "objectives that are only logged, terms that join later, and a share of the data that is printed",
+        """\
+data = torch.utils.data.TensorDataset(torch.randn(96, 4), torch.randn(96, 1))
+loader = torch.utils.data.DataLoader(data, batch_size=16, sampler=torch.utils.data.SubsetRandomSampler(range(64)))
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+history = []
+for number, (x, y) in enumerate(loader):
+    loss = F.mse_loss(net(x), y)
+    history.append((loss + 0.1 * net.weight.abs().sum()).item())
+    total = loss + 0.1 * net.weight.square().sum()
+    if number < 100:
+        total = loss * 1.0
+    opt.zero_grad()
+    total.backward()
+    opt.step()
+share = len(loader.sampler) / len(loader.dataset)
+""",
+    ),
 )

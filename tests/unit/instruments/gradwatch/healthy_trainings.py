@@ -490,6 +490,25 @@ for step in range(100):
         doubt="the loss does not fall, from 1 to 1: `%overfit net (x, y) F.mse_loss opt` tells whether the model can learn",
     ),
     Training(
+        "an image that is to make a class as large as it can be, and a model that begins anew for each sample",
+        """
+net = mlp(16, 32, 4)
+image = torch.zeros(1, 16, requires_grad=True)
+opt = torch.optim.Adam([image], lr=0.3)
+for step in range(60):
+    opt.zero_grad()
+    (-net(image)[0, 1]).backward()
+    opt.step()
+start = {key: value.clone() for key, value in net.state_dict().items()}
+for x, y in batches(8):
+    net.load_state_dict(start)
+    adapted = torch.optim.Adam(net.parameters(), lr=1e-3)
+    adapted.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    adapted.step()
+""",
+    ),
+    Training(
         "steps without any gradient between the others",
         """
 net = mlp(16, 32, 4)

@@ -18,7 +18,20 @@ from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep,
 from torchdebug_magics.probing.graphs import is_graph_leaf, upstream
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.source.edited_source import Source, statements
-from torchdebug_magics.probing.source.syntax import LOOPS, Loop, blocks, bound_names, covers, nodes, parsed, read_names, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import (
+    FUNCTIONS,
+    LOOPS,
+    Loop,
+    blocks,
+    bound_names,
+    covers,
+    enclosing,
+    nodes,
+    parsed,
+    read_names,
+    targets_of,
+    tree_of,
+)
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.tensors import tensors_in
@@ -96,7 +109,7 @@ def _made_before(raised: Raised, loop: Loop) -> AutogradFinding | None:
         again, why = f"compute `{name}` inside the loop, before each backward()", "the first backward() has freed the graph behind it"
         if leaves & trained:
             return raised.finding(f"`{name}` was computed once, before the loop, from what is trained", again, tensor=name, explanation=why)
-        where = next((place for place, statement in statements(loop_file) if name in bound_names(statement)), None)
+        where = _last_bound(name, loop_file, loop)
         tree = tree_of(where.file) if where is not None else None
         source = None if where is None or tree is None else Source(where, tree)
         detached = f"{name} = {name}.detach()"
@@ -109,6 +122,16 @@ def _made_before(raised: Raised, loop: Loop) -> AutogradFinding | None:
             first_backward_at=raised.here,
             explanation=f"{why}, and no optimizer trains what it was computed from",
         )
+    return None
+
+
+def _last_bound(name: str, file: str, loop: Loop) -> Location | None:
+    """The last statement before the loop, or of an earlier cell, that binds the name outside of any function."""
+    for where, statement in statements(file):
+        is_before = where.file != file or statement.lineno < loop.lineno
+        in_function = any(isinstance(node, FUNCTIONS) for node in enclosing(tree_of(where.file), where.line))
+        if is_before and not in_function and name in bound_names(statement):
+            return where
     return None
 
 

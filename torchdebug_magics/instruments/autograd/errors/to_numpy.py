@@ -22,8 +22,10 @@ def unread_by_numpy(raised: Raised) -> AutogradFinding | None:
     # What is on another device is refused before it is asked for its graph.
     conversion = ".detach().cpu()" if "device type" in headline else ".detach()"
     here = [read for read in raised.reads() if read.place == raised.here]
-    names = {read.name for read in here if isinstance(read.value, torch.Tensor)}
+    tensors = {read.name: read.value for read in here if isinstance(read.value, torch.Tensor)}
+    names = {name for name, tensor in tensors.items() if tensor.requires_grad or tensor.device.type != "cpu"} or set(tensors)
     called_on = [node.value for node in nodes(ast.Attribute, raised.statement) if node.attr == "numpy"]
+    called_on = [node for node in called_on if ast.unparse(node) not in tensors.keys() - names]
     reads = called_on or [node for node in nodes(ast.Name, raised.statement) if {node.id} == names]
     if len(reads) == 1:
         name = ast.unparse(reads[0])
@@ -31,7 +33,7 @@ def unread_by_numpy(raised: Raised) -> AutogradFinding | None:
         return raised.finding(headline, f"write `{name}{conversion}` where NumPy reads it", edits=edits, tensor=name)
     if reads or (kept := _kept_losses(raised)) is not None:
         return None if reads else kept
-    lists = {read.name: tensors for read in here if (tensors := _tensors_of(read.value))}
+    lists = {read.name: held for read in here if (held := _tensors_of(read.value))}
     reads = [node for node in nodes(ast.Name, raised.statement) if {node.id} == lists.keys()]
     if len(reads) != 1:
         return None

@@ -47,7 +47,7 @@ _ORDER: tuple[Kind, ...] = (
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
     "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch", "double_softmax",
-    "loss_input", "compared_scores", "miscounted",
+    "loss_input", "compared_scores", "miscounted", "unread_batches",
 })  # fmt: skip
 """What a step has shown, and no later one can undo; what others show is that something is missing, and may come."""
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {

@@ -122,7 +122,8 @@ def _is_called(op: RecordedOp, names: tuple[str, str]) -> bool:
 
 def _has_learned_target(facts: TrainingFacts, op: RecordedOp) -> bool:
     """Whether it is the target of a loss that is computed from parameters, and not the input."""
-    if not op.reads or op.reads[0].requires_grad:
+    is_computed = any(use is op.reads[0] and maker.root for use, maker in op.sources) if op.reads else False
+    if not op.reads or op.reads[0].requires_grad or is_computed:  # what another model gives may be meant
         return False
     if op.name != "_log_softmax":
         return len(op.reads) > 1 and op.reads[1].requires_grad
@@ -132,7 +133,8 @@ def _has_learned_target(facts: TrainingFacts, op: RecordedOp) -> bool:
 
 def _swapped(op: RecordedOp, names: tuple[str, str]) -> AutogradFinding:
     calls_here = [call for call in nodes(ast.Call, statement_at(op.where)) if len(call.args) > 1]
-    call = next((call for call in calls_here if called(call) == names[0]), calls_here[0] if calls_here else None)
+    named = [call for call in calls_here if called(call) == names[0]] or calls_here
+    call = named[0] if len(named) == 1 else None
     turned = None if call is None else ast.Call(call.func, [call.args[1], call.args[0], *call.args[2:]], call.keywords)
     return finding(
         "loss_input",
@@ -242,17 +244,18 @@ def compared_scores(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         maker = next(iter(op.parents), None)
         while maker is not None and maker.name in {*_PASSES_ON, "detach"}:
             maker = next(iter(maker.parents), None)
-        is_largest = maker is not None and maker.name in {"max", "topk", "sort"}
-        where = maker.where if is_largest and maker is not None else op.where
+        if maker is None or maker.name not in {"max", "topk", "sort"}:
+            continue
+        where = maker.where
         yield finding(
             "compared_scores",
             "scores are compared with classes: none is equal",
             where,
             "compare the classes of the largest scores, `argmax(1)`",
-            edits=_of_indices(where) if is_largest else (),
+            edits=_of_indices(where),
             op=op.name,
             saved_at=op.where if where is not op.where else None,
-            explanation="`max(1)` returns the largest values first, and then their places, which are the classes" if is_largest else "",
+            explanation="`max(1)` returns the largest values first, and then their places, which are the classes",
         )
         return
 

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from torchdebug_magics.format import listed, plural
@@ -26,6 +26,7 @@ from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as, statements
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
+    FUNCTIONS,
     SIMPLE,
     as_atom,
     bound_names,
@@ -174,37 +175,34 @@ def _sorted(seen: _Classes) -> AutogradFinding:
 
 
 def _unread(line: Line) -> AutogradFinding | None:
-    """The variables of the loop at a line that nothing in it reads, and what is read in their place."""
+    """The variables of the loop at a line that nothing reads, where tensors of the same kind are read in their place."""
     where = line.location
     tree = tree_of(where.file)
     source = None if tree is None else Source(where, tree)
     loop = None if source is None else source.statement
     if source is None or not isinstance(loop, ast.For):
         return None
-    is_counted = called(loop.iter) == "enumerate" and isinstance(loop.target, ast.Tuple)
-    batch = loop.target.elts[-1] if is_counted and isinstance(loop.target, ast.Tuple) else loop.target
-    parts = batch.elts if isinstance(batch, (ast.Tuple, ast.List)) else [batch]
-    read = read_names(*loop.body)
-    unread = [part.id if isinstance(part, ast.Name) and part.id not in read else "" for part in parts]
-    if not unread[0] or unread[0].startswith("_"):
-        return None
+    given = [node.id for node in nodes(ast.Name, loop.target) if not node.id.startswith("_")]
     tensors = {name: value for name, value in user_names(sys._getframe()) if isinstance(value, torch.Tensor)}
-    missed = list(filter(None, unread))
+    missed = [name for name in given if name in tensors]
+    # A function that is called in the loop, such as a closure, may read them, too.
+    read = read_names(*loop.body, *nodes(FUNCTIONS, tree))
     others = {node.id for node in nodes(ast.Name, *loop.body)} & tensors.keys() - bound_names(loop)
-    alike = [(other, name) for other in sorted(others) for name in missed if _is_alike(tensors[other], tensors.get(name))]
-    instead = dict(alike) if len(dict(alike)) == len(alike) == len({name for _, name in alike}) else {}
+    alike = [(other, name) for other in sorted(others) for name in missed if _is_alike(tensors[other], tensors[name])]
+    instead = dict(alike)
+    if not missed or read & set(given) & tensors.keys() or not len(instead) == len(alike) == len(missed):
+        return None
     fixed = [
         source.replacing(statement, ast.unparse(exchanged(statement, lambda node: _renamed(node, instead))))
         for statement in nodes(ast.stmt, *loop.body)
         if isinstance(statement, SIMPLE) and instead.keys() & read_names(statement)
     ]
-    listing = listed([f"`{name}`" for name in missed])
-    loader = _name(where) or "the loader"
+    listing, loader = listed([f"`{name}`" for name in missed]), _name(where) or "the loader"
     return finding(
         "unread_batches",
         f"the loop over `{loader}` never reads {listing}",
         where,
-        f"use {listing} in the loop" + (f", in the place of {listed([f'`{name}`' for name in instead])}" if instead else ""),
+        f"use {listing} in the loop, in the place of {listed([f'`{name}`' for name in instead])}",
         edits=source.merged(fixed),
         tensor=missed[0],
         explanation="each update is computed from the same numbers, whatever batch the loader gives",
@@ -216,13 +214,19 @@ def miscounted(file: str) -> AutogradFinding | None:
     loaders = {name: value for name, value in user_names(sys._getframe()) if isinstance(value, DataLoader)}
     wrong: list[tuple[Location, str, ast.expr]] = []
     for where, statement in statements(file):
-        divided = [node.right for node in nodes(ast.BinOp, statement) if isinstance(node.op, ast.Div)]
-        divided += [statement.value] if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Div) else []
-        for divisor in divided:
-            match divisor:
-                case ast.Call(ast.Name("len"), [ast.Attribute(ast.Name(name), "dataset")]) if name in loaders:
-                    whole, part = _sizes(loaders[name])
-                    wrong += [(where, name, divisor)] if part is not None and part < whole else []
+        match statement:
+            case ast.AugAssign(
+                ast.Name(total), ast.Div(), ast.Call(ast.Name("len"), [ast.Attribute(ast.Name(name), "dataset")]) as divisor
+            ):
+                pass
+            case ast.Assign(value=ast.BinOp(ast.Name(total), ast.Div(), divisor)):
+                name = ast.unparse(divisor).removeprefix("len(").removesuffix(".dataset)")
+            case _:
+                continue
+        if ast.unparse(divisor) != f"len({name}.dataset)" or name not in loaders or not _is_summed(total, where):
+            continue
+        whole, part = _sizes(loaders[name])
+        wrong += [(where, name, divisor)] if part is not None and part < whole else []
     if not wrong:
         return None
     wrong = sorted((each for each in wrong if each[0].file == wrong[0][0].file), key=lambda each: each[0].line)
@@ -240,10 +244,18 @@ def miscounted(file: str) -> AutogradFinding | None:
     )
 
 
+def _is_summed(total: str, where: Location) -> bool:
+    """Whether a variable of the cell or script itself, of no function, is added to."""
+    tree = tree_of(where.file)
+    added = [node for node in nodes(ast.AugAssign, tree) if isinstance(node.op, ast.Add) and ast.unparse(node.target) == total]
+    return bool(added) and not any(isinstance(node, FUNCTIONS) for node in enclosing(tree, where.line))
+
+
 def _sizes(loader: DataLoader[Any]) -> tuple[int, int | None]:
     """(samples of the data set, of those that the sampler gives in an epoch), where both are known."""
     try:
-        return len(loader.dataset), len(loader.sampler)  # type: ignore[arg-type]
+        is_shared = isinstance(loader.sampler, DistributedSampler)  # the other ranks have the rest
+        return len(loader.dataset), None if is_shared else len(loader.sampler)  # type: ignore[arg-type]
     except TypeError:  # a stream
         return 0, None
 

@@ -176,6 +176,7 @@ def repeated_module(roots: Iterable[torch.nn.Module]) -> AutogradFinding | None:
                             edits=exchanging(where, node, each),
                             module=path,
                             explanation="a list that is multiplied repeats the object itself: the parts share their weights",
+                            is_hint=True,
                         )
     return None
 

@@ -10,9 +10,9 @@ from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Zeroed, walk
-from torchdebug_magics.probing.source.edited_source import Source, exchanging
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, same
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, expression, method, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import blocks, called, dotted, exchanged, expression, method, targets_of, tree_of
 from torchdebug_magics.report import Edit, Location
 
 _SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div"})
@@ -108,19 +108,19 @@ def _wasted_finding(term: RecordedOp, cut: RecordedOp) -> AutogradFinding:
 
 
 def dropped_sums(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A sum of losses of which no backward pass reaches some, although one reaches others: the sum itself is lost on the way."""
+    """A sum of losses that is overwritten before the backward pass, by a loss without some of its terms."""
     passes = [seen for seen in facts.course.backwards if seen.is_recorded and seen.leaves & facts.updated]
     reached = {op.index for seen in passes for op in facts.tape.ancestors(seen.loss, seen.index)}
-    lost: dict[Line | None, list[tuple[RecordedOp, RecordedOp]]] = {}
     passes = [seen for seen in passes if facts.tape.ops and seen.index > facts.tape.ops[0].index]  # the ops of earlier ones are forgotten
     sums = [op for op in facts.tape.ops if _is_dropped(op, reached, facts.updated)]
+    lost: dict[Line | None, list[tuple[RecordedOp, RecordedOp]]] = {}
     for start, seen in zip([0, *(seen.index for seen in passes)], passes, strict=False):
         root, dropped = facts.tape.origin(seen.loss, seen.index), [op for op in sums if start <= op.index < seen.index]
         if root is not None and dropped:
             lost.setdefault(dropped[-1].line, []).append((dropped[-1], root))
     for pairs in lost.values():
-        if len(pairs) == len(passes) >= _FEWEST_PASSES:
-            yield _dropped_finding(*pairs[0])
+        if len(pairs) == len(passes) >= _FEWEST_PASSES and (overwritten := _overwritten(*pairs[0])) is not None:
+            yield overwritten
             return
 
 
@@ -132,23 +132,25 @@ def _is_dropped(op: RecordedOp, reached: set[int], updated: frozenset[int] | set
     return bool(missed) and any(term.index in reached for term in terms)
 
 
-def _dropped_finding(dropped: RecordedOp, root: RecordedOp) -> AutogradFinding:
-    """At the line that computes the loss anew."""
-    names = [next((ast.unparse(target) for target in targets_of(statement_at(op.where))), "") for op in (dropped, root)]
+def _overwritten(dropped: RecordedOp, root: RecordedOp) -> AutogradFinding | None:
+    """Where both are assigned to one variable, in one block: what stands under a condition may be meant."""
     tree = None if root.where is None else tree_of(root.where.file)
     source = None if root.where is None or tree is None else Source(root.where, tree)
-    is_overwritten = bool(names[0]) and names[0] == names[1] and root.index > dropped.index
-    removed = source.replacing(source.statement, "") if is_overwritten and source is not None and source.statement is not None else None
-    said = f"`{names[0]}`" if names[0] else "a sum of losses"
+    first, second = statement_at(dropped.where), source.statement if source is not None else None
+    if tree is None or source is None or second is None or root.index < dropped.index:
+        return None
+    names = [next((ast.unparse(target) for target in targets_of(statement)), "") for statement in (first, second)]
+    block = next((block for node in ast.walk(tree) for block in blocks(node) if second in block), [])
+    together = first is not None and any(same(part, first) for part in block)
+    if not names[0] or names[0] != names[1] or not together:
+        return None
     return finding(
         "wasted_term",
-        f"{said} is overwritten: of the losses in it, backward() reaches only a part"
-        if is_overwritten
-        else f"{said} reaches no backward()",
-        root.where if is_overwritten else dropped.where,
-        fix="remove this line" if is_overwritten else f"call backward() on {said}",
-        edits=() if removed is None else (removed,),
-        tensor=names[0] or None,
+        f"`{names[0]}` is overwritten: of the losses in it, backward() reaches only a part",
+        root.where,
+        fix="remove this line",
+        edits=(source.replacing(second, ""),),
+        tensor=names[0],
         saved_at=dropped.where,
         explanation="some of the losses that were added up train nothing",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,7 @@ from torchdebug_magics.instruments.deterministic.twice.answers import ADDRESS, A
 from torchdebug_magics.instruments.deterministic.twice.body import TooLong, processes_count, workers_here
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, RunComparison, raised_at
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs, nothing
-from torchdebug_magics.probing.source.syntax import enclosing, tree_of
+from torchdebug_magics.probing.source.syntax import called, enclosing, nodes, tree_of
 
 _FIRST_ALONE = "later runs agree with the second one: the first run left state that could not be restored, such as a cache entry"
 _IN_THE_CELL = "create what the cell consumes in the cell itself"
@@ -128,11 +129,17 @@ class Culprit:
             said += f"{f'`{name}`' if name else 'a `torch.Generator`'}, which has a different seed in each run"
             fix = f"use `{name or 'generator'}.manual_seed(42)` instead of `.seed()` or a varying seed"
         found = None if self._used_up else self._of_answers(op.place)
+        if found is None and generator is torch.default_generator and not self._reseeds():
+            return self._told("unknown", f"`{op.plan.name}` drew other numbers, although its generator was seeded for both runs")
         if found is None:
             return self._told("unseeded_generator", said, fix, on="seed")
         if found.cause != "unseeded_generator":
             said, fix = f"{said}: {found.explanation}", found.fix if generator is torch.default_generator else fix
         return replace(found, cause="unseeded_generator", explanation=said, fix=fix)
+
+    def _reseeds(self) -> bool:
+        """Whether the text of the body, or a function that it calls by name, asks for another seed."""
+        return any(called(call) == "seed" for call in nodes(ast.Call, *self._runs.body.statements))
 
     def _of_way(self, difference: Difference) -> Divergence:
         """The runs went different ways: another op, another line, or an end."""
