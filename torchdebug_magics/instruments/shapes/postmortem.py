@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
-from torchdebug_magics.instruments.shapes.cell_error.gpu_assertion import gpu_assertion
-from torchdebug_magics.instruments.shapes.cell_error.left_on_cpu import left_on_cpu
+from torchdebug_magics.instruments.shapes.cell_error.devices import gpu_assertion, left_on_cpu
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint

@@ -35,6 +35,8 @@ _BESIDE_LINE = re.compile(r"\b(before|after|above|below) (?:that|this|the) line\
 _AT_TOP = re.compile(r"\s+at the top of this cell\b")
 _NAMED_PLACE = re.compile(r"\bat\s*$")
 _EACH_STEP = re.compile(r"\s+at the end of each (?:step|iteration)\b")
+_IN_WORDS = re.compile(r"\w\(\)(?: with [^`]*)? and $"), re.compile(r" and \w+\(\)")
+"""Before or after code: a part of the same fix of which the check of its code has left the name alone."""
 _ON_A_COPY = re.compile(r"\bon a copy, $")
 
 
@@ -64,6 +66,8 @@ def _edits_of(finding: Finding) -> tuple[Edit, ...]:
         return ()
     source = Source(where, tree)
     was_tried, codes = finding.fix_state == "verified", _codes(finding.fix)
+    if any(_IN_WORDS[0].search(before) or _IN_WORDS[1].match(after) for _, before, after in codes):
+        return ()
     together = 1 + sum(1 for _ in takewhile(lambda code: code[1] == " and ", codes[1:]))  # a part of a fix is none
     for way in (_blocks, _moves, _expressions, _insertions, _statements, _running_calls if was_tried else _copies):
         edits = source.merged(way(finding.fix, source))

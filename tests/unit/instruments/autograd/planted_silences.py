@@ -1372,6 +1372,27 @@ for x, y, z in [(torch.randn(8, 4), torch.randint(3, (8,)), torch.randn(8, 2)) f
         also=("no_gradient",),
     ),
     Case(
+        name="a module that is given an attribute requires_grad",
+        kind="frozen_in_vain",
+        text="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+net = Net()
+net.head.requires_grad = False  #> location
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    opt.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    opt.step()
+""",
+        module="head",
+        edits=(("net.head.requires_grad = False", "net.head.requires_grad_(False)"),),
+    ),
+    Case(
         name="the largest scores compared with the classes",
         kind="compared_scores",
         text="""\

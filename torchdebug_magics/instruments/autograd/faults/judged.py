@@ -12,6 +12,7 @@ from torchdebug_magics.format import listed, number
 from torchdebug_magics.instruments.autograd.faults.leaking_batch import scrambled_channels
 from torchdebug_magics.instruments.autograd.faults.left_out import (
     constant_gradients,
+    frozen_in_vain,
     missing_gradients,
     nothing_reached,
     stopped_gradients,
@@ -43,11 +44,11 @@ _ORDER: tuple[Kind, ...] = (
     "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory",
     "leaking_batch", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
     "evaluated_on_bytes", "sorted_batches", "unread_batches", "compared_scores",
-    "miscounted", "no_activation",
+    "miscounted", "frozen_in_vain", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
     "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch", "double_softmax",
-    "loss_input", "compared_scores", "miscounted", "unread_batches",
+    "loss_input", "compared_scores", "miscounted", "unread_batches", "frozen_in_vain",
 })  # fmt: skip
 """What a step has shown, and no later one can undo; what others show is that something is missing, and may come."""
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
@@ -386,7 +387,7 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 
 
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
-    _seen_at_once, accidental_broadcast, _shared_memory, nothing_reached, wrong_order, wrong_tensors, missing_gradients,
+    _seen_at_once, accidental_broadcast, _shared_memory, nothing_reached, wrong_order, wrong_tensors, frozen_in_vain, missing_gradients,
     stopped_gradients, constant_gradients, misfit_losses, compared_scores, trained_in_eval_mode, evaluated_in_training_mode,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
 )  # fmt: skip

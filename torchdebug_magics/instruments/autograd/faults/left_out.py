@@ -27,9 +27,9 @@ from torchdebug_magics.instruments.autograd.source_readings import (
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.source.edited_source import made_later
+from torchdebug_magics.probing.source.edited_source import Source, made_later, statements
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import called, names_in, nodes, targets_of
+from torchdebug_magics.probing.source.syntax import called, expression, last_name, names_in, nodes, targets_of, tree_of
 from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.report import Location
 
@@ -103,6 +103,32 @@ def _in_no_module(facts: TrainingFacts, files: Iterable[str]) -> Iterator[Autogr
         _, optimizer = _in_charge(facts, set(loose))
         fix = f"also pass {_listed(names)} to `{optimizer}`: `parameters()` returns only what a module holds"
         yield _not_updated(names, assigned_at(names[0], files), fix)
+
+
+def frozen_in_vain(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A module that was given an attribute `requires_grad`, which freezes nothing, and whose parameters are updated."""
+    for root in facts.roots:
+        for path, module in root.named_modules():
+            if vars(module).get("requires_grad") is not False or facts.updated.isdisjoint(map(id, module.parameters())):
+                continue
+            files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
+            for where, statement in statements(files[0]) if files else ():
+                match statement:
+                    case ast.Assign([ast.Attribute(holder, "requires_grad")], ast.Constant(False)) if last_name(holder) == path.rpartition(
+                        "."
+                    )[2] or variable_of(module) == ast.unparse(holder):
+                        frozen = ast.Expr(expression(f"{ast.unparse(holder)}.requires_grad_(False)"))
+                        source = Source(where, tree) if (tree := tree_of(where.file)) is not None else None
+                        yield finding(
+                            "frozen_in_vain",
+                            f"`{path or ast.unparse(holder)}` is not frozen, and is updated: a module has no `requires_grad` of its own",
+                            where,
+                            f"write `{ast.unparse(frozen)}`",
+                            edits=() if source is None else (source.replacing(statement, ast.unparse(frozen)),),
+                            module=path,
+                            explanation="Python gives the module a new attribute of that name; the parameters keep theirs",
+                        )
+                        return
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -1,4 +1,7 @@
-"""A module that stayed on the CPU while what it is given is on an accelerator: one in a plain list, or one that nobody moved."""
+"""Errors of devices: a module that stayed on the CPU, in a plain list or as nobody moved it; and a failed assertion of a GPU kernel.
+
+Such an assertion is raised by whatever line comes next, and after it nothing on the GPU can be read.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,17 @@ from torchdebug_magics.probing.source.syntax import as_atom, dotted, exchanged, 
 from torchdebug_magics.probing.source.user_code import is_user_code, location
 
 _CPU = torch.device("cpu")
+_SENTENCE = "In this line or one before it, the GPU met an index or a class out of range; it answers nothing more in this process"
+_ON_CPU = "restart the kernel and run the cell with the model and its data on the CPU: `%torchdebug` then names the tensor and its values"
 _DEEPEST = 3
 """Containers in containers."""
+
+
+def gpu_assertion(error: BaseException) -> Failure | None:
+    """What is certain; None for any other error."""
+    if "device-side assert" not in str(error):
+        return None
+    return refusal(error, _SENTENCE, fixes=[Fix(code=_ON_CPU, verified=False)])
 
 
 def left_on_cpu(error: BaseException) -> Failure | None:
