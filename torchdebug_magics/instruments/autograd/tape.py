@@ -22,7 +22,7 @@ from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import sums_to_one, tensors_in
 from torchdebug_magics.report import Location
 
-Note: TypeAlias = Literal["", "wraps a graph", "takes probabilities", "takes logits", "compares scores"]
+Note: TypeAlias = Literal["", "wraps a graph", "takes probabilities", "takes logits", "compares scores", "asks for more than 0"]
 DISTANCES = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss"})
 _ROUNDING = 16
 _NO_LOGARITHM, _MOST_TARGETS = 1e-3, 10_000
@@ -341,6 +341,8 @@ def note_of(name: str, args: tuple[Any, ...], frame: FrameType | None) -> Note:
         return "wraps a graph"
     if name == "eq" and len(args) > 1 and all(type(argument) is torch.Tensor for argument in args[:2]):
         return "compares scores" if _are_scores(*args[:2]) else ""
+    if name in {"gt", "ge"} and len(args) > 1 and type(args[1]) in {int, float} and args[1] <= 0:
+        return "asks for more than 0"
     if name == "_log_softmax":
         return "takes probabilities" if _sums_to_one(args[0], args[1]) else ""
     if name.startswith("nll_loss") and name.endswith("_forward") and type(args[0]) is torch.Tensor and args[0].ndim > 1:

@@ -964,4 +964,21 @@ for number, (x, y) in enumerate(loader):
 share = len(loader.sampler) / len(loader.dataset)
 """,
     ),
+    Program(
+        "logits compared with 0, probabilities with 0.5, the largest scores with a threshold, parameters that are frozen",
+        """\
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+net[0].requires_grad = False
+net[0].requires_grad_(False)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]:
+    out = net(x)
+    opt.zero_grad()
+    F.cross_entropy(out, y).backward()
+    opt.step()
+    scores, best = out.softmax(1).max(1)
+    right = (best == y).sum(), (scores > 0.5).sum(), (out > 0).sum(), (out.sigmoid() > 0.5).sum(), (out.softmax(1) > 0).sum()
+    active = (out.relu() > 0).sum()
+""",
+    ),
 )

@@ -1372,6 +1372,21 @@ for x, y, z in [(torch.randn(8, 4), torch.randint(3, (8,)), torch.randn(8, 2)) f
         also=("no_gradient",),
     ),
     Case(
+        name="probabilities compared with 0",
+        kind="compared_scores",
+        text="""\
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(2, (8, 1)).float()) for _ in range(3)]:
+    out = net(x)
+    opt.zero_grad()
+    F.binary_cross_entropy_with_logits(out, y).backward()
+    opt.step()
+    hits = ((torch.sigmoid(out) > 0).float() == y).sum()  #> location
+""",
+        edits=(("> 0)", "> 0.5)"),),
+    ),
+    Case(
         name="a module that is given an attribute requires_grad",
         kind="frozen_in_vain",
         text="""\

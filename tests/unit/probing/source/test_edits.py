@@ -215,6 +215,8 @@ ADVICE = {
     "another call of self": "use `self.fc2(x.float())`",
     "a number that names a module": "replace the layer at `4` with `torch.nn.ReLU()`",
     "an option": "pass `reduction='sum'`",
+    "a part before it is words": "write Conv2d() and `losses.append(loss.item())`",
+    "a part after it is words": "write `losses.append(loss.item())` and Linear() with bias=False",
     "another call with an effect": "call `(loss + total).append(loss)`",
     "the same call elsewhere": "call `loss.backward(retain_graph=True)`",
     "what stands nowhere": "write `metrics = compute(metrics)`",

@@ -37,6 +37,8 @@ _UNEQUAL = {
     "_log_softmax": ("cross_entropy", "CrossEntropyLoss"),
 }
 """(function, module), by the first op, of losses whose two arguments mean different things."""
+_COMPARED = {"compares scores": frozenset({"max", "topk", "sort"}), "asks for more than 0": frozenset({"sigmoid"})}
+"""The ops whose results must not be compared so."""
 _DIVERGENCE = "kl_div", "KLDivLoss"
 
 
@@ -237,27 +239,36 @@ def _loss_calls(op: RecordedOp) -> Iterator[tuple[Location, ast.Call]]:
 
 
 def compared_scores(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """The largest scores, where the classes that have them are meant, compared with the right classes."""
+    """The largest scores, where the classes that have them are meant, compared with classes; and probabilities with 0, as logits are."""
     for op in facts.tape.ops:
-        if op.note != "compares scores":
-            continue
-        maker = next(iter(op.parents), None)
+        maker = next(iter(op.parents), None) if op.note in {"compares scores", "asks for more than 0"} else None
         while maker is not None and maker.name in {*_PASSES_ON, "detach"}:
             maker = next(iter(maker.parents), None)
-        if maker is None or maker.name not in {"max", "topk", "sort"}:
+        if maker is None or maker.name not in _COMPARED[op.note]:
             continue
-        where = maker.where
+        is_probability = maker.name == "sigmoid"
+        where = op.where if is_probability else maker.where
         yield finding(
             "compared_scores",
-            "scores are compared with classes: none is equal",
+            "`sigmoid` gives numbers above 0: the comparison holds for all"
+            if is_probability
+            else "scores are compared with classes: none is equal",
             where,
-            "compare the classes of the largest scores, `argmax(1)`",
-            edits=_of_indices(where),
+            "compare with 0.5, or the logits with 0" if is_probability else "compare the classes of the largest scores, `argmax(1)`",
+            edits=_with_half(where) if is_probability else _of_indices(where),
             op=op.name,
             saved_at=op.where if where is not op.where else None,
-            explanation="`max(1)` returns the largest values first, and then their places, which are the classes",
+            explanation="a probability of 0.5 is a logit of 0"
+            if is_probability
+            else "`max(1)` returns the largest values first, and then their places, which are the classes",
         )
         return
+
+
+def _with_half(where: Location | None) -> tuple[Edit, ...]:
+    """The comparison with 0.5 in the place of 0, where the line has only one."""
+    zeros = [node for node in nodes(ast.Compare, statement_at(where)) if [*map(ast.unparse, node.comparators)] in (["0"], ["0.0"])]
+    return exchanging(where, zeros[0], ast.Compare(zeros[0].left, zeros[0].ops, [ast.Constant(0.5)])) if len(zeros) == 1 else ()
 
 
 def _of_indices(where: Location | None) -> tuple[Edit, ...]:
