@@ -114,8 +114,8 @@ class Judge:
             doubts.append(f"the loss stays at {chance:.3f} = ln {trained[0].last.classes}: it does not beat guessing")
         elif len(trained) == 1 and (standing := stands(trained[0])) is not None:
             first, last = standing
-            asked = repairs.overfit_line(trained[0])
-            doubts.append(f"the loss does not fall, from {number(first)} to {number(last)}: `{asked}` tells whether the model can learn")
+            line = repairs.overfit_line(trained[0])
+            doubts.append(f"the loss does not fall, from {number(first)} to {number(last)}: `{line}` tells whether the model can learn")
         return tuple(doubts)
 
 

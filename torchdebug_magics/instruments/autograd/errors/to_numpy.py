@@ -33,7 +33,7 @@ def unread_by_numpy(raised: Raised) -> AutogradFinding | None:
         return raised.finding(headline, f"write `{name}{conversion}` where NumPy reads it", edits=edits, tensor=name)
     if reads or (kept := _kept_losses(raised)) is not None:
         return None if reads else kept
-    lists = {read.name: held for read in here if (held := _tensors_of(read.value))}
+    lists = {read.name: elements for read in here if (elements := _tensors_of(read.value))}
     reads = [node for node in nodes(ast.Name, raised.statement) if {node.id} == lists.keys()]
     if len(reads) != 1:
         return None

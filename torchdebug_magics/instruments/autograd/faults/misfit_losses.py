@@ -274,12 +274,12 @@ def _with_half(where: Location | None) -> tuple[Edit, ...]:
 def _of_indices(where: Location | None) -> tuple[Edit, ...]:
     """The second of the two results in the place of the first."""
     statement = statement_at(where)
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
     for part in nodes(ast.Subscript, statement):
         if called(part.value) in {"max", "topk", "sort"} and isinstance(part.slice, ast.Constant) and part.slice.value == 0:
             return exchanging(where, part, ast.Subscript(part.value, ast.Constant(1), ast.Load()))
-    if len(targets) == 1 and isinstance(targets[0], ast.Tuple) and len(targets[0].elts) == 2:  # noqa: PLR2004 - values and places
-        return exchanging(where, targets[0], ast.Tuple(targets[0].elts[::-1], ast.Store()))
+    match statement:
+        case ast.Assign([ast.Tuple([values, places]) as target]):
+            return exchanging(where, target, ast.Tuple([places, values], ast.Store()))
     return ()
 
 

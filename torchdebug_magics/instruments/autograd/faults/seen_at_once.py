@@ -251,11 +251,11 @@ def _is_summed(total: str, where: Location) -> bool:
     return bool(added) and not any(isinstance(node, FUNCTIONS) for node in enclosing(tree, where.line))
 
 
-def _sizes(loader: DataLoader[Any]) -> tuple[int, int | None]:
+def _sizes(loader: Any) -> tuple[int, int | None]:
     """(samples of the data set, of those that the sampler gives in an epoch), where both are known."""
     try:
         is_shared = isinstance(loader.sampler, DistributedSampler)  # the other ranks have the rest
-        return len(loader.dataset), None if is_shared else len(loader.sampler)  # type: ignore[arg-type]
+        return len(loader.dataset), None if is_shared else len(loader.sampler)
     except TypeError:  # a stream
         return 0, None
 

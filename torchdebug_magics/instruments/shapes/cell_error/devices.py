@@ -60,12 +60,12 @@ def _in_container(error: BaseException, module: torch.nn.Module, owner: torch.nn
     return None
 
 
-def _modules_in(value: object, depth: int = 0) -> Iterator[torch.nn.Module]:
+def _modules_in(value: Any, depth: int = 0) -> Iterator[torch.nn.Module]:
     """Those in a plain container; each with its parts."""
     if isinstance(value, torch.nn.Module) and depth:
         yield from value.modules()
     elif type(value) in {list, tuple, dict} and depth < _DEEPEST:
-        for part in value.values() if isinstance(value, dict) else value:  # type: ignore[attr-defined]
+        for part in value.values() if isinstance(value, dict) else value:
             yield from _modules_in(part, depth + 1)
 
 
