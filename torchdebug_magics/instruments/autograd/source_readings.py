@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cut, 
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.source import syntax
-from torchdebug_magics.probing.source.call_sites import function_node
+from torchdebug_magics.probing.source.call_sites import attribute_assignment, function_node
 from torchdebug_magics.probing.source.edited_source import calls, made_as
 from torchdebug_magics.probing.source.syntax import (
     called,
@@ -284,9 +284,8 @@ def stepped_name(where: Location | None) -> str | None:
 
 def attribute_line(owner: torch.nn.Module, attribute: str) -> Location | None:
     """The line in the ``__init__`` of its class that assigns ``self.attribute``."""
-    wanted, node = f"self.{attribute}", user_function(type(owner).__init__)
-    lines = [node.lineno for node in nodes(ast.Assign, node) if any(dotted(target) == wanted for target in node.targets)]
-    return location(type(owner).__init__.__code__.co_filename, lines[0], "__init__") if lines else None
+    statement = attribute_assignment(type(owner).__init__, attribute)
+    return None if statement is None else location(type(owner).__init__.__code__.co_filename, statement.lineno, "__init__")
 
 
 def writes(statement: ast.stmt | None) -> list[tuple[ast.expr | None, str]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from torchdebug_magics.probing.source.syntax import FUNCTIONS, expressions, first_line, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import FUNCTIONS, dotted, expressions, first_line, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import is_in_comprehension, is_module_code, local_values, owner
 
 MISSING: Any = object()
@@ -127,6 +127,13 @@ def function_node(code: CodeType) -> ast.AST | None:
     if is_module_code(code):
         return tree
     return next((node for node in nodes(FUNCTIONS, tree) if node.name == code.co_name and first_line(node) == code.co_firstlineno), None)
+
+
+def attribute_assignment(constructor: object, attribute: str) -> ast.Assign | None:
+    """The statement of an ``__init__`` of the user's that assigns ``self.attribute``."""
+    code = getattr(constructor, "__code__", None)
+    function = function_node(code) if code is not None and owner(code.co_filename) == "user" else None
+    return next((node for node in nodes(ast.Assign, function) if f"self.{attribute}" in map(dotted, node.targets)), None)
 
 
 def _attribute(value: Any, name: str) -> Any:

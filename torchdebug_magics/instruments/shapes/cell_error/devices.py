@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.repair.failure_facts import module_calls
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors
-from torchdebug_magics.probing.source.call_sites import function_node, value_of
+from torchdebug_magics.probing.source.call_sites import attribute_assignment, value_of
 from torchdebug_magics.probing.source.edited_source import Source, cells, same
 from torchdebug_magics.probing.source.syntax import as_atom, dotted, exchanged, expression, nodes, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location
@@ -74,12 +74,10 @@ def _unregistered(error: BaseException, owner: torch.nn.Module, attribute: str, 
     kind = type(value).__name__
     sentence = f"`{type(owner).__name__}.{attribute}` is a plain {kind}: moving the model leaves the modules in it on the CPU"
     container = "ModuleDict" if kind == "dict" else "ModuleList"
-    constructor = type(owner).__init__
-    statement = next(
-        (node for node in nodes(ast.Assign, function_node(constructor.__code__)) if f"self.{attribute}" in map(dotted, node.targets)), None
-    )
+    statement = attribute_assignment(type(owner).__init__, attribute)
     if statement is None:
         return refusal(error, sentence, fixes=[Fix(code=f"keep its modules in an `nn.{container}`", verified=False)])
+    constructor = type(owner).__init__
     names = constructor.__globals__
     module = "nn" if names.get("nn") is torch.nn else "torch.nn"
     value_text = ast.unparse(statement.value)
