@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -20,7 +18,6 @@ _MOST_RUNS = 4_000
 _MOST_BYTES = 1 << 27
 _TABLE = 2
 _VALUELESS = ("empty", "zeros", "ones", "full", "rand", "new_")
-_RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_copy"})
 
 
 class Begun(NamedTuple):
@@ -45,8 +42,6 @@ class SampleTwins:
         """Of the first input of a model that holds the batch."""
         self.has_steps = False
         """Whether that input may have time steps beside samples: a row of tokens, or of vectors."""
-        self.scrambles: set[int] = set()
-        """The indices of the ops that reshape a tensor so that the samples are no longer apart along one dimension."""
         self._is_over = False
         self._twins: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._members: dict[int, frozenset[int]] = {}
@@ -57,7 +52,7 @@ class SampleTwins:
         """Look at no further op; what is known is dropped."""
         self._is_over = True
         self._twins = WeakTensorKeyDictionary()
-        self._mixed, self.scrambles = [], set()
+        self._mixed = []
 
     def mixing(self) -> list[RecordedOp]:
         """The ops with an output element that depends on both samples, in order."""
@@ -101,7 +96,7 @@ class SampleTwins:
                 for one, first, second in zip(made, *self._run(op, begun, given, made), strict=True):
                     if isinstance(one, torch.Tensor) and first is not None and second is not None:  # of some outputs there is none
                         self._twins[one] = first, second
-                        self._compare(op, one, first, second, given)
+                        self._mixed.append((op, (_differs(first, one) & _differs(second, one)).any()))
         except Exception:  # noqa: BLE001 - as above
             self.give_up()
 
@@ -155,13 +150,6 @@ class SampleTwins:
             raise NotImplementedError(message)
         return [tree_leaves(begun.func(*args, **kwargs)) for args, kwargs in twins]
 
-    def _compare(self, op: RecordedOp, made: torch.Tensor, first: torch.Tensor, second: torch.Tensor, given: tuple[Any, ...]) -> None:
-        in_first, in_second = _differs(first, made), _differs(second, made)
-        is_mixed = (in_first & in_second).any()
-        self._mixed.append((op, is_mixed))
-        if op.name in _RESHAPES and not bool(is_mixed) and _scrambles(in_first, tuple(given[0].shape), self.samples_count):
-            self.scrambles.add(op.index)
-
 
 def _draws(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether the op draws random numbers in this call."""
@@ -172,43 +160,3 @@ def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if one.is_floating_point() or one.is_complex():
         return ~torch.isclose(one, other, rtol=1e-4, atol=1e-7, equal_nan=True)
     return one != other
-
-
-def _scrambles(is_of_sample: torch.Tensor, before: tuple[int, ...], samples_count: int) -> bool:
-    """Whether a reshape from `before` tears the sample apart, or stands where a transpose was meant.
-
-    That is where the sample was alone along a dimension and is so along none afterwards, where a dimension as long as the batch comes
-    before the one along which the sample is alone, and where two sizes are only exchanged; and where no dimension that the reshape
-    leaves as it is keeps the sample apart.
-    """
-    after = tuple(is_of_sample.shape)
-    common = sorted(set(_strides(before)) & set(_strides(after)))
-    is_torn = False
-    for start, end in itertools.pairwise(common):
-        old, new = (_between(shape, start, end) for shape in (before, after))
-        part = is_of_sample.reshape(start, end // start, -1).any(2).any(0)
-        was_alone, alone = (_alone(part.reshape(shape), samples_count) for shape in (old, new))
-        if bool(part.all()) or not was_alone:
-            continue  # the samples stand elsewhere
-        if old == new:
-            return False
-        in_front = new.count(samples_count) == 1 and new.index(samples_count) < min(alone, default=0)
-        is_torn |= not alone or in_front or (samples_count in new and sorted(new) == sorted(old))
-    return is_torn
-
-
-def _alone(is_of_sample: torch.Tensor, samples_count: int) -> list[int]:
-    """The dimensions along which a sample fills no more than its share."""
-    filled = (is_of_sample.movedim(place, 0).reshape(size, -1).any(1).sum() for place, size in enumerate(is_of_sample.shape))
-    return [place for place, count in enumerate(filled) if 0 < int(count) * samples_count <= is_of_sample.shape[place]]
-
-
-def _strides(shape: tuple[int, ...]) -> list[int]:
-    """The products of the first sizes, from 1 on."""
-    return list(itertools.accumulate(shape, operator.mul, initial=1))
-
-
-def _between(shape: tuple[int, ...], start: int, end: int) -> tuple[int, ...]:
-    """The dimensions, but those of size 1, whose products go from one to the other."""
-    products = _strides(shape)
-    return tuple(size for place, size in enumerate(shape) if size > 1 and start <= products[place] and products[place + 1] <= end)

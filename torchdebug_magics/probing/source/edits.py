@@ -15,9 +15,20 @@ from dataclasses import replace
 from itertools import pairwise, product, takewhile
 from typing import Any, TypeVar
 
-from torchdebug_magics.probing.source.edited_source import HEADS, SIMPLE, Source, cells, parse_with, running_cell, same
+from torchdebug_magics.probing.source.edited_source import HEADS, SIMPLE, Source, cells, made_as, parse_with, running_cell, same
 from torchdebug_magics.probing.source.fix_check import ALIASES, CODE
-from torchdebug_magics.probing.source.syntax import blocks, bound_inside, loops_around, names_in, nodes, parsed, root_of, tree_of
+from torchdebug_magics.probing.source.syntax import (
+    blocks,
+    bound_inside,
+    called,
+    last_name,
+    loops_around,
+    names_in,
+    nodes,
+    parsed,
+    root_of,
+    tree_of,
+)
 from torchdebug_magics.report import Edit, Finding, Report, changed, parts_of
 
 ReportT = TypeVar("ReportT", bound=Report)
@@ -218,6 +229,7 @@ def _statements(fix: str, source: Source) -> Iterator[Edit]:
         here = [node for node in (source.beside(at) or [at]) if _alike(node, new)]
         here = [node for node in here if len(here) == 1 or not _goes_on(node, new)]
         alike = here or [node for node in far if _alike(node, new)]
+        alike = alike if len(alike) == 1 else [node for node in alike if _makes_the_same(node, new)]
         if len(alike) == 1 and id(alike[0]) not in taken:
             taken.add(id(alike[0]))
             if _goes_on(alike[0], new):
@@ -234,6 +246,12 @@ def _statements(fix: str, source: Source) -> Iterator[Edit]:
             yield edit
 
 
+def _makes_the_same(old: ast.stmt, new: ast.stmt) -> bool:
+    """Whether both call one function, or class, for their value."""
+    calls = [node.value for node in (old, new) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+    return len(calls) == 2 and called(calls[0]) == called(calls[1])  # noqa: PLR2004 - both
+
+
 def _running_calls(fix: str, _: Source) -> Iterator[Edit]:
     """The call in the running cell from which the fix was tried: ``net(image.flatten(1))`` where the error is in a module of `net`."""
     for (cell, _first), (code, _before, _after) in product(running_cell(), _codes(fix)[:1]):
@@ -241,6 +259,15 @@ def _running_calls(fix: str, _: Source) -> Iterator[Edit]:
         texts = [(node, new) for node in cell.near if isinstance(call, ast.Expr) and (new := _with_part(node, call.value, code, cell))]
         if len(texts) == 1:
             yield cell.replacing(*texts[0])
+            return
+    for code, _before, _after in _codes(fix)[:1]:
+        match _parsed(code):  # a method of what stands once in all cells, ``Image.open(path).convert("RGB")``
+            case ast.Expr(ast.Call(ast.Attribute(ast.Call() as receiver))):
+                old = ast.unparse(receiver)
+                places = [
+                    (cell, node, new) for cell in cells() for node in cell.near if (new := _replaced(node, old, code, cell, once=True))
+                ]
+                yield from (cell.replacing(node, new) for cell, node, new in places if len(places) == 1)
 
 
 def _copies(fix: str, _: Source) -> Iterator[Edit]:
@@ -272,20 +299,22 @@ def _with_options(new: ast.stmt, source: Source) -> Iterator[Edit]:
         or not any(isinstance(arg, ast.Constant) and arg.value is ... for arg in call.args)
     ):
         return
-    for statements in ([source.statement], source.near):
-        simple = [node for node in statements if isinstance(node, SIMPLE)]
-        calls = [(node, part) for node in simple for part in nodes(ast.Call, node) if same(part.func, call.func)]
-        if len(calls) == 1:
-            node, part = calls[0]
-            given = {keyword.arg: keyword.value for keyword in part.keywords}
-            if any(keyword.arg in given and not same(keyword.value, given[keyword.arg]) for keyword in call.keywords):
-                return
-            options = ", ".join(ast.unparse(keyword) for keyword in call.keywords if keyword.arg not in given)
-            old = ast.unparse(part)
-            text = _replaced(node, old, f"{source.text(part)[:-1]}{', ' if part.args or part.keywords else ''}{options})", source)
-            if text is not None:
-                yield source.replacing(node, text)
+    simple = [node for node in (source.statement, *source.near) if isinstance(node, SIMPLE)][:1]
+    here: list[tuple[Source, ast.stmt, ast.Call]]
+    here = [(source, node, part) for node in simple for part in nodes(ast.Call, node) if called(part) == called(call)]
+    name = last_name(new.targets[0]) if isinstance(new, ast.Assign) else ""
+    for where, part in [] if here else made_as(source.where.file, name, called(call)):
+        place = Source(where, tree_of(where.file) or source.tree)
+        here += [(place, place.statement, part)] if place.statement is not None else []
+    for place, node, part in here if len(here) == 1 else ():
+        given = {keyword.arg: keyword.value for keyword in part.keywords}
+        if any(keyword.arg in given and not same(keyword.value, given[keyword.arg]) for keyword in call.keywords):
             return
+        options = ", ".join(ast.unparse(keyword) for keyword in call.keywords if keyword.arg not in given)
+        old = ast.unparse(part)
+        text = _replaced(node, old, f"{place.text(part)[:-1]}{', ' if part.args or part.keywords else ''}{options})", place)
+        if text is not None:
+            yield place.replacing(node, text)
 
 
 def _after_making(target: ast.expr, code: str, source: Source) -> Edit | None:
@@ -343,11 +372,15 @@ def _is_changed(old: ast.expr, new: ast.expr) -> bool:  # noqa: PLR0911 - one fo
 
 
 def _as_written(old: ast.stmt, new: ast.stmt, code: str, source: Source) -> str:
-    """The code with the targets of the user's statement: ``self.fc1`` where it only says ``fc1``."""
-    if isinstance(old, ast.Assign) and isinstance(new, ast.Assign) and not all(map(same, old.targets, new.targets)):
-        targets = "".join(f"{source.text(target)} = " for target in old.targets)
-        return targets + (ast.get_source_segment(code, new.value) or "")
-    return code
+    """The code with the targets of the user's statement: ``self.fc1`` where it only says ``fc1``; options with variables stay."""
+    if not isinstance(old, ast.Assign) or not isinstance(new, ast.Assign):
+        return code
+    value, text = new.value, ast.get_source_segment(code, new.value) or ""
+    if _makes_the_same(old, new) and isinstance(value, ast.Call) and isinstance(old.value, ast.Call):
+        named = {option.arg for option in value.keywords}
+        kept = [option for option in old.value.keywords if option.arg not in named and not isinstance(option.value, ast.Constant)]
+        text = ast.unparse(ast.Call(value.func, value.args, [*value.keywords, *kept])) if kept else text
+    return "".join(f"{source.text(target)} = " for target in old.targets) + text
 
 
 def _call_of(statement: ast.stmt) -> ast.Call | None:

@@ -981,4 +981,50 @@ for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]:
     active = (out.relu() > 0).sum()
 """,
     ),
+    Program(
+        "views that split and merge neighbours: patches, heads, windows, groups of channels",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.qkv, self.out = nn.Conv2d(3, 12, 3, padding=1), nn.Linear(48, 144), nn.Linear(48, 48)
+        self.register_buffer("positions", torch.randn(1, 9, 48))
+        self.head = nn.Linear(48, 5)
+
+    def forward(self, x):
+        b, _, h, w = x.shape
+        x = self.conv(x)
+        x = x.view(b, 3, 4, h, w).transpose(1, 2).reshape(b, 12, h, w)
+        x = x.view(b, 12, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, 48)
+        x = x + self.positions[:, : x.shape[1]] + self.positions[:, -1]
+        q, k, v = self.qkv(x).view(b, -1, 3, 4, 12).permute(2, 0, 3, 1, 4)
+        a = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        x = self.out(a.transpose(1, 2).reshape(b, -1, 48))
+        return self.head(x.relu()).view(-1, 5)
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(4, 3, 6, 6), torch.randint(5, (36,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "numbers that weigh tensors: of tasks, of a scale, of an average that was meant",
+        """\
+net, scale = nn.Linear(5, 3), nn.Parameter(torch.ones(()))
+opt = torch.optim.SGD([*net.parameters(), scale], lr=0.1)
+tasks = torch.tensor([0.3, 0.7])
+for x, y, mask in [(torch.randn(6, 5), torch.randn(6, 3), torch.rand(6)) for _ in range(3)]:
+    out = net(x) * scale
+    losses = torch.stack([F.mse_loss(out, y), out.abs().mean()])
+    per_sample = ((out - y) ** 2).sum(1)
+    loss = (losses * tasks).sum() + (per_sample * mask).mean() + 0.1 * out.var() * torch.ones(1)[0]
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
 )

@@ -7,7 +7,7 @@ __all__ = ["CASES"]
 CASES = (
     Case(
         name="the last states of two layers are viewed as rows of the batch",
-        kind="leaking_batch",
+        kind="scrambled",
         text="""\
 class Net(nn.Module):
     def __init__(self):
@@ -109,7 +109,7 @@ for x, y in [(torch.randn(7, 2, 6, 6), torch.randint(3, (7,))) for _ in range(3)
     ),
     Case(
         name="logits of shape (steps, batch) are viewed as (batch, steps)",
-        kind="leaking_batch",
+        kind="scrambled",
         text="""\
 class Net(nn.Module):
     def __init__(self):
@@ -161,7 +161,7 @@ for x, y in [(torch.randn(7, 5, 4), torch.randint(3, (7,))) for _ in range(3)]:
     ),
     Case(
         name="channels first are reshaped for a GRU that wants time first",
-        kind="leaking_batch",
+        kind="scrambled",
         text="""\
 class Net(nn.Module):
     def __init__(self):
@@ -216,7 +216,7 @@ for x, y in [(torch.randint(11, (4, 6)), torch.randint(11, (4, 6))) for _ in ran
     ),
     Case(
         name="batch and steps are exchanged by a reshape that divides evenly",
-        kind="leaking_batch",
+        kind="scrambled",
         text="""\
 class Net(nn.Module):
     def __init__(self):
@@ -241,7 +241,7 @@ for x, y in [(torch.randn(4, 20, 3), torch.randint(3, (4,))) for _ in range(3)]:
     ),
     Case(
         name="steps come first, and are viewed as features of a sample",
-        kind="leaking_batch",
+        kind="scrambled",
         text="""\
 class Net(nn.Module):
     def __init__(self):

@@ -1046,7 +1046,7 @@ for x, y in [(torch.randn(4, 6), torch.randint(5, (4,))) for _ in range(3)]:
     ),
     Case(
         name="view in the place of a transpose mixes the samples of a batch",
-        kind="leaking_batch",
+        kind="scrambled",
         text="""\
 class SeqNet(nn.Module):
     def __init__(self):
@@ -1160,6 +1160,80 @@ for x, y in [(torch.randn(2, 3, 6, 4), torch.randint(5, (2, 6, 4))) for _ in ran
     opt.step()
 """,
         edits=(("scores.view(-1, 5)", "scores.permute(0, 2, 3, 1).reshape(-1, 5)"),),
+    ),
+    Case(
+        name="steps and channels change places in a view for a recurrent net",
+        kind="scrambled",
+        text="""\
+conv, rnn, head = nn.Conv2d(1, 6, 3, padding=1), nn.LSTM(30, 8, batch_first=True), nn.Linear(8, 1)
+opt = torch.optim.SGD([*conv.parameters(), *rnn.parameters(), *head.parameters()], lr=0.1)
+for x, y in [(torch.randn(4, 1, 9, 5), torch.randn(4, 1)) for _ in range(3)]:
+    features = conv(x)
+    steps = features.view(4, -1, 9)  #> location
+    out, _ = rnn(steps.transpose(1, 2))
+    loss = F.mse_loss(head(out[:, -1]), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("features.view(4, -1, 9)", "features.transpose(2, 3).reshape(4, -1, 9)"),),
+    ),
+    Case(
+        name="all steps get one row of the positions",
+        kind="one_row",
+        text="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("positions", torch.randn(1, 20, 6))
+        self.layer = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True, dropout=0.0)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = x + self.positions[:, x.shape[1], :]  #> location
+        return self.head(self.layer(x).mean(1))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(4, 9, 6), torch.randint(2, (4,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("x.shape[1], :]", ":x.shape[1], :]"),),
+    ),
+    Case(
+        name="a mask multiplies a divergence that is one number",
+        kind="early_reduction",
+        text="""\
+encoder, decoder = nn.Linear(5, 8), nn.Linear(4, 5)
+opt = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=0.01)
+for x, mask in [(torch.randn(6, 7, 5), (torch.rand(6, 7) > 0.3).float()) for _ in range(3)]:
+    mean, log_var = encoder(x).chunk(2, -1)
+    rebuilt = decoder(mean + torch.randn_like(mean) * (0.5 * log_var).exp())
+    divergence = -0.5 * torch.sum(1 + log_var - mean.pow(2) - log_var.exp())  #> location
+    loss = (((rebuilt - x) ** 2).sum(-1) * mask + divergence * mask).sum() / mask.sum()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("log_var.exp())  #", "log_var.exp(), dim=-1)  #"),),
+    ),
+    Case(
+        name="the weights of samples meet a loss that is an average",
+        kind="early_reduction",
+        text="""\
+net = nn.Linear(5, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+for x, y, weights in [(torch.randn(6, 5), torch.randint(3, (6,)), torch.rand(6)) for _ in range(3)]:
+    loss = (criterion(net(x), y) * weights).mean()  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("nn.CrossEntropyLoss()", "nn.CrossEntropyLoss(reduction='none')"),),
     ),
     Case(
         name="the best state is none, as it is no copy",

@@ -259,3 +259,63 @@ def test_what_is_trained_is_not_detached(shell: InteractiveShell) -> None:
     report, fixed, _ = asked(shell, IMPORTS + PRECOMPUTED.format(also=", *embed.parameters()"), TRAINED)
     assert "`features` was computed once, before the loop, from what is trained" in report.verdict
     assert not fixed
+
+
+LOADED = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm1d(4), nn.Linear(4, 2)
+    def forward(self, x):
+        return self.head(self.norm(self.conv(x).mean((2, 3))))
+net, data = Net(), [(torch.randn(3, 8, 8), 0) for _ in range(9)]
+"""
+PICTURE = """\
+from PIL import Image
+Image.fromarray((np.random.rand(8, 8, 4) * 255).astype("uint8"), "RGBA").save("picture.png")
+def picture(path):
+    img = np.array(Image.open(path))
+    return torch.from_numpy(img).permute(2, 0, 1).float()[None] / 255
+"""
+POSITIONS = """\
+class Positions(nn.Module):
+    def __init__(self, width, longest=6, rate=0.0):
+        super().__init__()
+        self.drop = nn.Dropout(rate)
+        self.register_buffer("pe", torch.ones(1, longest, width))
+    def forward(self, x):
+        pe = self.pe[:, :x.size(1)]
+        return self.drop(x + pe)
+class Net(nn.Module):
+    def __init__(self, width, rate):
+        super().__init__()
+        self.embed = nn.Embedding(10, width)
+        self.pe = Positions(width, rate=rate)
+    def forward(self, ids):
+        return self.pe(self.embed(ids))
+net = Net(4, 0.1)
+"""
+PIXELS = "net, loss = nn.Sequential(nn.Linear(6, 6), nn.Sigmoid()), nn.BCELoss()\nx = torch.randint(256, (4, 6)).float()\n"
+MADE = {
+    "a loader whose last batch is one row": (
+        (LOADED, "loader = DataLoader(data, batch_size=4)", "for x, y in loader:\n    net(x)"),
+        "batch_size=4, drop_last=True)",
+    ),
+    "a file with transparency": ((LOADED, PICTURE, "net.eval()(picture('picture.png'))"), "Image.open(path).convert('RGB')"),
+    "a table that is too short": ((POSITIONS, "net(torch.zeros(2, 9, dtype=torch.long))"), "Positions(4, longest=9, rate=rate)"),
+    "pixels as targets of probabilities": ((PIXELS, "loss(net(x / 255), x)"), "loss(net(x / 255), x / 255)"),
+    "targets from -1 to 1": ((PIXELS, "x = x / 127.5 - 1\nloss(net(x), x)"), "loss(net(x), (x + 1) / 2)"),
+    "logits as probabilities": ((PIXELS, "out = net[0](x)\nloss(out, x / 255)"), "loss(out.sigmoid(), x / 255)"),
+}
+
+
+@pytest.mark.parametrize("case", MADE.values(), ids=MADE)
+def test_what_another_line_made_is_changed_there(
+    case: tuple[tuple[str, ...], str], shell: InteractiveShell, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells, wanted = case
+    monkeypatch.chdir(tmp_path)
+    report, fixed, result = asked(shell, IMPORTS + cells[0], *cells[1:])
+    assert wanted in "\n".join(fixed.values()), report.fix
+    assert report.fix_state == "verified"
+    assert result.success

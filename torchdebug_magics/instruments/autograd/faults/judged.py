@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 
 import torch
 
 from torchdebug_magics.format import listed, number
-from torchdebug_magics.instruments.autograd.faults.leaking_batch import scrambled_channels
 from torchdebug_magics.instruments.autograd.faults.left_out import (
     constant_gradients,
     frozen_in_vain,
@@ -18,6 +18,7 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     stopped_gradients,
     wrong_tensors,
 )
+from torchdebug_magics.instruments.autograd.faults.meant_axes import early_reductions, moved_axes, one_row_for_all
 from torchdebug_magics.instruments.autograd.faults.misfit_losses import accidental_broadcast, compared_scores, misfit_losses
 from torchdebug_magics.instruments.autograd.faults.seen_at_once import miscounted
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
@@ -29,7 +30,7 @@ from torchdebug_magics.instruments.autograd.faults.shared_memory import (
 from torchdebug_magics.instruments.autograd.faults.wasted_parts import dropped_sums, linear_chains, wasted_terms
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around
+from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed, walk
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source import edited_source
@@ -40,18 +41,19 @@ from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.report import Location
 
 _ORDER: tuple[Kind, ...] = (
-    "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "grad_disabled", "stale_optimizer",
-    "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory",
-    "leaking_batch", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
-    "evaluated_on_bytes", "sorted_batches", "unread_batches", "compared_scores",
-    "miscounted", "frozen_in_vain", "no_activation",
+    "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term", "grad_disabled",
+    "stale_optimizer", "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer",
+    "shared_memory", "leaking_batch", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics",
+    "eval_in_train_mode", "evaluated_on_bytes", "sorted_batches", "unread_batches", "compared_scores", "miscounted", "frozen_in_vain",
+    "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
-    "stale_value", "wrong_backward", "broadcast", "scrambled", "wasted_term", "shared_memory", "leaking_batch", "double_softmax",
-    "loss_input", "compared_scores", "miscounted", "unread_batches", "frozen_in_vain",
+    "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term", "shared_memory",
+    "leaking_batch", "double_softmax", "loss_input", "compared_scores", "miscounted", "unread_batches", "frozen_in_vain",
 })  # fmt: skip
 """What a step has shown, and no later one can undo; what others show is that something is missing, and may come."""
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
+    "leaking_batch": frozenset({"scrambled"}),
     "zeroed_before_step": frozenset({"grad_disabled", "stale_optimizer", "no_gradient"}),
     "stepped_without_backward": frozenset({"grad_disabled", "stale_optimizer", "no_gradient"}),
     "not_in_optimizer": frozenset({"stale_optimizer"}),
@@ -62,6 +64,8 @@ _WASTED = 2
 """Number of discarded backward passes from which on they are reported; a single skipped step may be intended."""
 _IN_A_LOOP = 3
 """Number of backward passes without an update from which on the update is reported missing."""
+_FOR_EVALUATION = re.compile(r"(?:^|[\W_])(?:test|val|valid|validation|eval|dev)(?:$|[\W_\d])")
+"""In the name of a loader or a set."""
 _SCALE = 20.0
 """Ratio of the largest numbers of two inputs from which on one of them is taken for unscaled."""
 
@@ -90,7 +94,6 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     has_classes = any(op.name.startswith("nll_loss") for op in facts.tape.ops)
     in_order = watched.loaders.sorted_batches() if has_classes else None
     yield from filter(None, (empty, in_order, watched.loaders.unread_batches(), watched.stale, watched.leak, watched.restored))
-    yield from scrambled_channels(facts.tape)
     last = next((op.line.file for op in reversed(facts.tape.ops) if op.line is not None), None)
     yield from filter(None, (miscounted(last) if last is not None else None, repeated_module(facts.roots)))
     yield from watched.recorder.functions.wrong
@@ -286,7 +289,7 @@ def trained_in_eval_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         for root, seen in calls if passed else ():
             of_root = [ops[index] for index in sorted(passed[-1].ops) if index in ops and ops[index].root == root]
             if seen.parameters & step.parameters and of_root and not any(op.training for op in of_root):
-                yield finding(
+                yield _updated_in_evaluation(seen.name, step, passed[-1]) or finding(
                     "train_in_eval_mode",
                     f"`{seen.name}` is trained in evaluation mode",
                     _call_line(of_root[0]),
@@ -295,6 +298,25 @@ def trained_in_eval_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                     is_hint=True,
                 )
                 return
+
+
+def _updated_in_evaluation(model: str, step: OptimizerStep, backward: Backward) -> AutogradFinding | None:
+    """An update in a loop that goes through data of which the user's name for it says that they are for evaluation."""
+    loop = loop_around(step.where)
+    data = ast.unparse(loop.iter) if isinstance(loop, ast.For) else ""
+    if not _FOR_EVALUATION.search(data):
+        return None
+    lines = [(event.where, statement) for event in (backward, step) if (statement := statement_at(event.where)) is not None]
+    sources = [(Source(where, tree), statement) for where, statement in lines if where is not None and (tree := tree_of(where.file))]
+    return finding(
+        "train_in_eval_mode",
+        f"`{model}` is updated in the loop over `{data}`",
+        step.where,
+        fix="remove " + " and ".join(f"`{ast.unparse(statement)}`" for _, statement in lines),
+        edits=tuple(source.replacing(statement, "") for source, statement in sources if source.is_alone(statement)),
+        explanation="`eval()` switches Dropout and BatchNorm, and keeps no optimizer from changing the weights",
+        is_hint=True,
+    )
 
 
 def evaluated_on_bytes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -387,7 +409,8 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 
 
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
-    _seen_at_once, accidental_broadcast, _shared_memory, nothing_reached, wrong_order, wrong_tensors, frozen_in_vain, missing_gradients,
+    _seen_at_once, moved_axes, one_row_for_all, early_reductions, accidental_broadcast, _shared_memory, nothing_reached, wrong_order,
+    wrong_tensors, frozen_in_vain, missing_gradients,
     stopped_gradients, constant_gradients, misfit_losses, compared_scores, trained_in_eval_mode, evaluated_in_training_mode,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
 )  # fmt: skip

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import ast
 import inspect
-import itertools
-import operator
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 
-from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
-from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, walk
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use, walk
 from torchdebug_magics.probing.source.edited_source import calls, exchanging, same
 from torchdebug_magics.probing.source.syntax import as_atom, called, exchanged, expression, method, nodes, parsed
 from torchdebug_magics.report import Edit, Location
 
 _IMAGE_DIMENSIONS = 4
-_TABLE = 2
-_RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_copy"})
-_RESHAPE_CALL = re.compile(r"\.(?:view|reshape)\(((?:[^()]|\([^()]*\))*)\)")
 
 
 _LAYS_OUT = frozenset(
@@ -38,7 +31,6 @@ class Mixing(NamedTuple):
     """An op whose output for one sample depends on another one."""
 
     op: RecordedOp
-    is_scramble: bool
     samples_count: int
     kinds: tuple[str, ...] = ()
     """The names of the classes that have the option ``batch_first``, of the module in which it is and of those around that."""
@@ -79,11 +71,8 @@ def _leak_finding(mixing: Mixing) -> AutogradFinding:
     verb = "attends over the samples of the batch" if attends else "treats the samples of the batch as time steps"
     headline, fix = f"`{op.module}` ({op.module_type}) {verb}", f"set `batch_first=True` where `{op.module}` is created"
     where, edits = _created(mixing)
-    if mixing.is_scramble or "softmax" in op.name:
+    if "softmax" in op.name:
         where, edits = op.where, ()
-    if mixing.is_scramble:
-        headline, fix = f"`{op.name}` mixes values of different samples", _transposed(mixing)
-    elif "softmax" in op.name:
         headline, fix = "`softmax` runs over the samples of the batch", _other_dimension(mixing)
     return finding(
         "leaking_batch",
@@ -94,32 +83,8 @@ def _leak_finding(mixing: Mixing) -> AutogradFinding:
         saved_at=op.where if where is not op.where else None,
         op=op.name.strip("_"),
         module=op.module,
-        explanation=("`view` and `reshape` do not transpose; " if mixing.is_scramble else "")
-        + "the output for one sample depends on the other samples of its batch, also at inference",
+        explanation="the output for one sample depends on the other samples of its batch, also at inference",
     )
-
-
-def scrambled_channels(tape: Tape) -> Iterator[AutogradFinding]:
-    """``x.view(-1, C)`` of a picture [B, C, H, W]: rows as long as there are channels, each of which holds values of one or two of them."""
-    for op in tape.ops:
-        before, after = (op.reads[0].shape, op.makes[0].shape) if op.reads and op.makes else ((), ())
-        call = _RESHAPE_CALL.search(op.source) if op.name in _RESHAPES and op.is_forward else None
-        is_of_channels = len(before) > _TABLE == len(after) and 1 < before[1] == after[1] and before[0] > 1
-        is_weight = bool(op.reads) and op.reads[0].is_leaf and op.reads[0].requires_grad
-        if call is None or not is_of_channels or is_weight or after[1] in itertools.accumulate(reversed(before), operator.mul):
-            continue
-        order = ", ".join(map(str, (0, *range(2, len(before)), 1)))
-        code = f"{op.source[: call.start()]}.permute({order}).reshape({call[1]}){op.source[call.end() :]}"
-        yield finding(
-            "scrambled",
-            f"`{op.name.strip('_')}` to {shape(after)} mixes positions and channels of {shape(before)}",
-            op.where,
-            f"`{code}`",
-            op=op.name.strip("_"),
-            module=op.module,
-            explanation="`view` and `reshape` do not transpose: they read the values in the order in which they lie in memory",
-        )
-        return
 
 
 def _created(mixing: Mixing) -> tuple[Location | None, tuple[Edit, ...]]:
@@ -143,8 +108,8 @@ def _shape_before_reduction(passed: list[RecordedOp]) -> tuple[int, ...]:
 
 def _is_leak(twins: SampleTwins, mixing: Mixing | None, rows: tuple[int, ...]) -> bool:
     """Whether samples along the twins' dimension are mixed, and the loss has a row for each of them."""
-    if mixing is None or mixing.is_scramble or rows[:1] != (twins.samples_count,):
-        return mixing is not None and mixing.is_scramble
+    if mixing is None or rows[:1] != (twins.samples_count,):
+        return False
     other = twins.input_shape[1 - twins.dimension] if len(twins.input_shape) > 1 else 0
     is_sequence = twins.dimension == 0 and len(twins.input_shape) not in {2, _IMAGE_DIMENSIONS}
     return len(rows) == 1 or not is_sequence or rows[1] != other
@@ -152,17 +117,11 @@ def _is_leak(twins: SampleTwins, mixing: Mixing | None, rows: tuple[int, ...]) -
 
 def _first_mixing(recorder: GraphRecorder, twins: SampleTwins, passed: list[RecordedOp]) -> Mixing | None:
     on_the_way = {op.index for op in passed}
-    for op in sorted(passed, key=lambda one: one.index):
-        is_users = op.line is not None and _RESHAPE_CALL.search(op.line.location.source) is not None
-        if op.index in twins.scrambles and is_users:
-            return Mixing(op, is_scramble=True, samples_count=twins.samples_count)
     mixing = [op for op in twins.mixing() if op.index in on_the_way]
     mixed = {op.index for op in mixing}
     first = [op for op in mixing if not any(parent.index in mixed for parent in op.parents)]
     mistaken = (op for op in first if op.grad_enabled and _is_mistaken(recorder, op))
-    return next(
-        (Mixing(op, is_scramble=False, samples_count=twins.samples_count, kinds=_kinds_around(recorder, op)) for op in mistaken), None
-    )
+    return next((Mixing(op, samples_count=twins.samples_count, kinds=_kinds_around(recorder, op)) for op in mistaken), None)
 
 
 def _parts_around(recorder: GraphRecorder, op: RecordedOp) -> list[torch.nn.Module]:
@@ -196,21 +155,6 @@ def _only_normalises(recorder: GraphRecorder, op: RecordedOp) -> bool:
     consumers = recorder.tape.consumers()
     read_by = walk([op], lambda maker: [each for each in consumers.get(maker.index, ()) if maker is op or maker.name in _LAYS_OUT])
     return "softmax" in op.name and not any(each.name in _PRODUCTS for each in read_by)
-
-
-def _transposed(mixing: Mixing) -> str:
-    """The statement with a transpose of the dimension that holds the samples."""
-    op, source = mixing.op, mixing.op.source
-    before, after = op.reads[0].shape, op.makes[0].shape
-    place, target = (shape.index(mixing.samples_count) if mixing.samples_count in shape else 0 for shape in (before, after))
-    swapped = list(before)
-    swapped[place], swapped[target] = swapped[target], swapped[place]
-    call = _RESHAPE_CALL.search(source)
-    if call is None or place == target:
-        return f"move the batch dimension with `.transpose()` before `{source or op.name}`"
-    moved = f".transpose({min(place, target)}, {max(place, target)})"
-    kept = "" if tuple(swapped) == after else f".reshape({call[1]})"
-    return f"`{source[: call.start()]}{moved}{kept}{source[call.end() :]}`"
 
 
 def _other_dimension(mixing: Mixing) -> str:

@@ -6,6 +6,7 @@ another module or parameter at the failing place, 40 for the module that made th
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
 from collections.abc import Iterator
@@ -52,12 +53,14 @@ from torchdebug_magics.instruments.shapes.repair.size_history import (
     of_inputs,
     steps,
 )
+from torchdebug_magics.probing.source.edited_source import calls
 from torchdebug_magics.probing.source.user_code import owner
 
 _DIMENSIONS = {2: "1d", 3: "1d", 4: "2d", 5: "3d"}
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _IMAGES = 4
 _MATRIX = 2
+_RGB, _RGBA = 3, 4
 _MERGES_THE_BATCH = 20
 """What it adds to the rank that the batch does not come out as it went in."""
 
@@ -200,11 +203,24 @@ def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     if got == 1 and is_channel:
         sizes = [wanted if place == many + dim else -1 for place in range(many)]
         yield from anywhere(facts, at, method("expand", *sizes), rank=25, why=f"the one channel {wanted} times")
+    yield from _without_alpha(facts, at) if (got, wanted, dim) == (_RGBA, _RGB, 1 - many) and x.is_input else ()
     yield from fitted(local, mismatch)
     around = _is_inside(facts)
     if around and mismatch.at:
         yield from _projected(facts, x, got, wanted)
     yield from producer_edits(facts, x, got, wanted, rank=15 if around else 40)
+
+
+def _without_alpha(facts: FailureFacts, at: int) -> Iterator[Repair]:
+    """A picture without its fourth channel, from where the user's code reads it."""
+    change = subscript(f":, :{_RGB}", (slice(None), slice(_RGB)))
+    site = facts.caller.site if facts.caller is not None else facts.site
+    made = [call for _, call in calls(site.code.co_filename if site is not None else "") if ast.unparse(call.func) == "Image.open"]
+    for edit in on_operand(facts, at, change, rank=2, why="the fourth channel is alpha", first=True):
+        yield edit
+        if edit.inputs and len(made) == 1:
+            why = "a file with transparency is read with a fourth channel, alpha"
+            yield replace(edit, code=f"{ast.unparse(made[0])}.convert('RGB')", why=why, rank=1)
 
 
 def _projected(facts: FailureFacts, x: Operand, got: int, wanted: int) -> list[Repair]:

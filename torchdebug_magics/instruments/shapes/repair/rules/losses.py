@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from torchdebug_magics.format import listed, shape
+from torchdebug_magics.format import listed, number, shape
 from torchdebug_magics.instruments.shapes.follow.suspects import PAIRED_LOSSES
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, method, on_operand, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, is_loss
@@ -32,7 +32,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
 from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, maker, makers, steps
 
 _CLASSES = frozenset({"cross_entropy", "nll_loss", "nll_loss_nd"})
-_TWO = 2
+_TWO, _BYTE = 2, 255
 _RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu"])
 
 
@@ -56,7 +56,7 @@ def _cast_too(facts: FailureFacts, at: int, change: ValueChange, *, rank: int) -
 def _pairs(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
     if scores.sizes == target.sizes:
         if scores.tensor.dtype == target.tensor.dtype:
-            return None
+            return _no_probabilities(facts) if facts.op == "binary_cross_entropy" else None
         casts = tuple(cast(facts, 1, scores.tensor.dtype, rank=2))
         return Diagnosis(f"`{facts.op}` expects a target of {short_dtype(scores)}, gets {short_dtype(target)}", casts, target)
     step = maker(scores.made)
@@ -73,6 +73,29 @@ def _pairs(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis |
         return Diagnosis(f"{sentence}{lost.words}", lost.edits, scores)
     edits = [*last_step(facts, scores, target.sizes), *_same_numbers(facts, scores, target), *_same_rank(facts, scores, target)]
     return Diagnosis(sentence, tuple(edits), scores if made else target)
+
+
+def _no_probabilities(facts: FailureFacts) -> Diagnosis | None:
+    """Probabilities, and targets, that do not lie between 0 and 1."""
+    for at, operand in enumerate(facts.operands[:2]):
+        values = facts.values(operand.tensor)
+        if values is None or not values.numel() or bool(values.isnan().any()):
+            continue
+        low, high = float(values.min()), float(values.max())
+        if low >= 0 and high <= 1:
+            continue
+        changes = [] if at else [(method("sigmoid"), "the outputs of the model are logits")]
+        if at and low >= 0 and _TWO < high <= _BYTE and bool((values == values.round()).all()):
+            changes = [(ValueChange("{} / 255".format, lambda tensor: tensor / _BYTE), "pixels as they are stored")]
+        elif at and low >= -1 and high <= 1:
+            changes = [(ValueChange("({} + 1) / 2".format, lambda tensor: (tensor + 1) / 2), "pixels from -1 to 1")]
+        edits = [edit for change, why in changes for edit in on_operand(facts, at, change, rank=2, why=why)]
+        what = "targets" if at else "probabilities"
+        given = f"`{operand.name}`" if operand.name else "what"
+        return Diagnosis(
+            f"`{facts.op}` expects {what} from 0 to 1, gets {given} from {number(low)} to {number(high)}", tuple(edits), operand
+        )
+    return None
 
 
 def _same_numbers(facts: FailureFacts, scores: Operand, target: Operand) -> list[Repair]:
