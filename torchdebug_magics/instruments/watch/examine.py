@@ -32,15 +32,18 @@ def examine(context: CellContext, **_of_a_session: object) -> Report | None:
 
 
 def explained(context: CellContext) -> tuple[str, Report] | None:
-    """The instrument that explains an error by what it has left behind, and its report."""
+    """The instrument that explains an error by what it has left behind, and its report: the first that knows what to change."""
+    first: tuple[str, Report] | None = None
     for name in catalog.INSTRUMENTS:
         row = catalog.instrument(name)
         if row.module != __package__ and row.watches and row.examines:
             context.progress(f"{row.name} looks at the error")
             report = row.examined((), {}, context).report
             if report is not None and report.main_finding() is not None:
-                return name, report
-    return None
+                if report.fix:
+                    return name, report
+                first = first or (name, report)
+    return first
 
 
 def what_ended(error: BaseException) -> dict[str, Any]:

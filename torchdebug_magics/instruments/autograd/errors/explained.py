@@ -23,16 +23,17 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     loop_around,
     named_members,
     out_of_place,
+    statement_at,
     through_the_base,
     user_function,
 )
 from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.source.call_sites import function_node
-from torchdebug_magics.probing.source.edited_source import Source
-from torchdebug_magics.probing.source.syntax import SIMPLE, as_atom, called, dotted, names_in, nodes, tree_of
+from torchdebug_magics.probing.source.edited_source import Source, exchanging
+from torchdebug_magics.probing.source.syntax import SIMPLE, as_atom, called, dotted, expression, names_in, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Edit, Location
 
 _SHAPES = re.compile(r"has a shape of torch\.Size\(\[([\d, ]*)\]\)")
 _NO_REDUCTION = re.compile(r"reduction\s*=\s*['\"]none['\"]")
@@ -143,11 +144,15 @@ def _non_scalar(raised: Raised) -> AutogradFinding:
         fix = f"`{reduced}`"
     elif name and f"{name}.backward" in backward:
         fix = f"`{backward.replace(f'{name}.backward', f'{name}.mean().backward')}`"
+    statement, edits = statement_at(where), tuple[Edit, ...]()
+    if isinstance(statement, (ast.Return, ast.Assign)) and statement.value is not None and fix.startswith("reduce"):
+        edits = exchanging(where, statement.value, expression(f"{as_atom(statement.value)}.mean()"))
     shape = f"shape {list(root.shape)}" if root is not None else "several elements"
     return raised.finding(
         f"{f'`{name}`' if name else 'the loss'} has {shape}, and backward() needs a scalar",
         fix,
         where,
+        edits=edits,
         op=made,
         first_backward_at=raised.here if where != raised.here else None,
         tensor=name,

@@ -7,12 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 
-import torch
-
 from torchdebug_magics.format import listed, number
+from torchdebug_magics.instruments.autograd.faults.frozen_parts import call_line, frozen_in_vain, frozen_statistics
 from torchdebug_magics.instruments.autograd.faults.left_out import (
     constant_gradients,
-    frozen_in_vain,
     missing_gradients,
     nothing_reached,
     stopped_gradients,
@@ -33,12 +31,11 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed, walk
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.source import edited_source
-from torchdebug_magics.probing.source.edited_source import Source
-from torchdebug_magics.probing.source.syntax import Loop, last_name, method, nodes, tree_of
+from torchdebug_magics.probing.source.edited_source import Source, exchanging
+from torchdebug_magics.probing.source.syntax import Loop, last_name, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.steps import parameters_of
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Edit, Location
 
 _ORDER: tuple[Kind, ...] = (
     "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term", "grad_disabled",
@@ -267,7 +264,7 @@ def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding
     for (_, with_gradients, training), seen in facts.watched.recorder.root_calls.items():
         is_suspect = not with_gradients and training and seen.modes and seen.parameters & facts.updated
         if is_suspect and not _feeds_a_loss(facts.tape, seen.op):
-            where = _call_line(seen.op)
+            where = call_line(seen.op)
             yield finding(
                 "eval_in_train_mode",
                 f"`{seen.name}` is evaluated in training mode",
@@ -292,7 +289,7 @@ def trained_in_eval_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 yield _updated_in_evaluation(seen.name, step, passed[-1]) or finding(
                     "train_in_eval_mode",
                     f"`{seen.name}` is trained in evaluation mode",
-                    _call_line(of_root[0]),
+                    call_line(of_root[0]),
                     f"call `{seen.name}.train()` before the loop",
                     explanation="Dropout is off and BatchNorm uses its running statistics: " + listed(seen.modes),
                     is_hint=True,
@@ -333,72 +330,22 @@ def evaluated_on_bytes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             yield finding(
                 "evaluated_on_bytes",
                 f"`{seen.name}` is {words[0]} on numbers up to {number(largest)}, and {words[1]} on numbers up to {number(scaled)}",
-                _call_line(seen.op),
+                call_line(seen.op),
                 "prepare the data for both in the same way: one of them is scaled, as `ToTensor` or `/ 255` does, and one is not",
-                saved_at=_call_line(usual.op),
+                edits=_scaled_at(call_line(seen.op), seen.name) if seen.numbers.are_bytes and usual.numbers.largest <= 1 else (),
+                saved_at=call_line(usual.op),
                 explanation="whole numbers up to 255 are pictures as they are stored",
             )
             return
 
 
-def frozen_statistics(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A part of a model that is frozen, while the rest trains, and whose statistics are updated in each forward all the same."""
-    ops = [op for op in facts.tape.ops if op.root and op.grad_enabled and not op.in_backward]
-    written = {use.memory: op for op in reversed(ops) for use in op.writes}
-    for root in facts.roots:
-        if facts.updated.isdisjoint(map(id, root.parameters())):
-            continue
-        parts = {path: part for path, part in root.named_modules() if path and _is_frozen(part, facts)}
-        norms = {path: part for path, part in parts.items() if isinstance(part, torch.nn.modules.batchnorm._NormBase)}
-        statistics = [(path, facts.tape.numbers.of(one)) for path, part in norms.items() for one in part.buffers(recurse=False)]
-        moving = {path: written[memory] for path, memory in statistics if memory in written}
-        if moving and (fault := _moving_statistics(root, parts, moving)) is not None:
-            yield fault
-
-
-def _is_frozen(part: torch.nn.Module, facts: TrainingFacts) -> bool:
-    """Whether no gradient and no code of the user's changes its parameters, as it does those of a moving average."""
-    own = list(part.parameters())
-    return bool(own) and not any(parameter.requires_grad or facts.is_written_by_hand(parameter) for parameter in own)
-
-
-def _moving_statistics(
-    root: torch.nn.Module, parts: Mapping[str, torch.nn.Module], moving: Mapping[str, RecordedOp]
-) -> AutogradFinding | None:
-    """`moving` holds, by path, the op that has updated the statistics of a part."""
-    where = _call_line(next(iter(moving.values())))
-    calls = [(at, call) for at, call in edited_source.calls("" if where is None else where.file) if isinstance(call.func, ast.Attribute)]
-    trains = next(((at, call) for at, call in calls if method(call) == "train" and not call.args), None)
-    name = variable_of(root) or "model"
-    if trains is not None and isinstance(trains[1].func, ast.Attribute):
-        where, name = trains[0], ast.unparse(trains[1].func.value)
-    evaluated = {ast.unparse(call.func.value) for _, call in calls if method(call) == "eval" and isinstance(call.func, ast.Attribute)}
-    if not evaluated - {name, variable_of(root)}:
-        return None  # who has called eval() on a part wants its statistics kept; others may want them to follow the data
-    tops = [path for path in parts if path.rpartition(".")[0] not in parts]
-    around = {next(top for top in tops if f"{path}.".startswith(f"{top}.")) for path in moving}
-    kind = type(parts[next(iter(moving))])
-    code = f"{name}.{next(iter(around))}.eval()"
-    if len(around) > 1 or "".join(around).rpartition(".")[2].isdigit():
-        of_kind = f"isinstance(part, torch.nn.{kind.__name__}) and not any(one.requires_grad for one in part.parameters())"
-        code = f"{name}.apply(lambda part: part.eval() if {of_kind} else part)"
-    tree = tree_of(where.file) if trains is not None and where is not None else None
-    source = Source(where, tree) if where is not None and tree is not None else None
-    return finding(
-        "frozen_statistics",
-        f"`{listed(sorted(around))}` is frozen, but its {kind.__name__} statistics are updated",
-        where,
-        fix=f"call `{code}` after `{where.source}`" if trains is not None and where is not None else f"call `{code}` before the loop",
-        edits=() if source is None or source.statement is None else (source.after(source.statement, code),),
-        module=next(iter(moving)),
-        parameters=tuple(moving),
-        explanation="`requires_grad=False` keeps the parameters; in training mode, each forward changes the running mean and variance",
-    )
-
-
-def _call_line(op: RecordedOp) -> Location | None:
-    """The user's line outside the model: the outermost call that is not a `forward`."""
-    return next((line.location for line in op.calls if line.function != "forward"), op.where)
+def _scaled_at(where: Location | None, model: str) -> tuple[Edit, ...]:
+    """The call of a model on bytes, on numbers from 0 to 1."""
+    called_here = [call for call in nodes(ast.Call, statement_at(where)) if ast.unparse(call.func) == model and len(call.args) == 1]
+    if len(called_here) != 1:
+        return ()
+    scaled = ast.BinOp(called_here[0].args[0], ast.Div(), ast.Constant(255))
+    return exchanging(where, called_here[0], ast.Call(called_here[0].func, [scaled], called_here[0].keywords))
 
 
 def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:

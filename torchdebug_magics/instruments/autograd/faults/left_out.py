@@ -27,11 +27,12 @@ from torchdebug_magics.instruments.autograd.source_readings import (
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.source.edited_source import Source, made_later, statements
+from torchdebug_magics.probing.source.edited_source import exchanging, made_later
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import called, expression, last_name, names_in, nodes, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import called, expression, names_in, nodes, targets_of
 from torchdebug_magics.probing.steps import parameters_of
-from torchdebug_magics.report import Location
+from torchdebug_magics.probing.storages import local_of
+from torchdebug_magics.report import Edit, Location
 
 WHY_HIDDEN = "`parameters()` returns only what is an `nn.Parameter`, and does not search plain lists and dicts"
 _CONTAINERS = (list, tuple, dict)
@@ -39,6 +40,8 @@ _FILLED = frozenset({"randn", "rand", "zeros", "ones", "empty", "full", "Tensor"
 _EMPTY = ("[]", "()", "{}", "list()", "dict()")
 _DEEPEST = 3
 _FEWEST_STEPS = 3
+_PRODUCTS = frozenset({"mul", "mm", "bmm", "baddbmm", "matmul"})
+_FEWEST_DRAWN, _OFF = 64, 0.1
 _WITH_DERIVATIVE = {
     "softmax": "apply it along the dimension of the scores: along one of size 1 it gives 1 for any score",
     "relu": "use `nn.LeakyReLU(0.01)` in its place, or initialize what comes before: all that it is given is below 0",
@@ -92,7 +95,22 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         fix = f"create `{name}` with all parameters, including {_listed(names)}"
         if copy := _copy_of_trained(trained, facts.roots, missing):
             fix = f"if `{copy}` is a target network, call it under `torch.no_grad()`; otherwise also pass its parameters to `{name}`"
-        yield _not_updated(names, where, fix)
+        yield _not_updated(names, where, fix, edits=_with_parts(facts, type(optimizer).__name__, where, names))
+
+
+def _with_parts(facts: TrainingFacts, kind: str, where: Location | None, names: tuple[str, ...]) -> tuple[Edit, ...]:
+    """``Adam(net.head.parameters())`` with the other parts of `net` that have these parameters."""
+    parts = dict.fromkeys(name.partition(".")[0] for name in names)
+    for call in nodes(ast.Call, statement_at(where)):
+        match call:
+            case ast.Call(args=[ast.Call(ast.Attribute(ast.Attribute(whole, part), "parameters"), []) as given, *_]) if (
+                called(call) == kind
+            ):
+                roots = [root for root in facts.roots if {part, *parts} <= dict(root.named_children()).keys()]
+                others = [expression(f"{ast.unparse(whole)}.{name}.parameters()") for name in parts]
+                every = ast.List([ast.Starred(each, ast.Load()) for each in (given, *others)], ast.Load())
+                return exchanging(where, given, every) if roots else ()
+    return ()
 
 
 def _in_no_module(facts: TrainingFacts, files: Iterable[str]) -> Iterator[AutogradFinding]:
@@ -103,32 +121,6 @@ def _in_no_module(facts: TrainingFacts, files: Iterable[str]) -> Iterator[Autogr
         _, optimizer = _in_charge(facts, set(loose))
         fix = f"also pass {_listed(names)} to `{optimizer}`: `parameters()` returns only what a module holds"
         yield _not_updated(names, assigned_at(names[0], files), fix)
-
-
-def frozen_in_vain(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A module that was given an attribute `requires_grad`, which freezes nothing, and whose parameters are updated."""
-    for root in facts.roots:
-        for path, module in root.named_modules():
-            if vars(module).get("requires_grad") is not False or facts.updated.isdisjoint(map(id, module.parameters())):
-                continue
-            files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
-            for where, statement in statements(files[0]) if files else ():
-                match statement:
-                    case ast.Assign([ast.Attribute(holder, "requires_grad")], ast.Constant(False)) if last_name(holder) == path.rpartition(
-                        "."
-                    )[2] or variable_of(module) == ast.unparse(holder):
-                        frozen = ast.Expr(expression(f"{ast.unparse(holder)}.requires_grad_(False)"))
-                        source = Source(where, tree) if (tree := tree_of(where.file)) is not None else None
-                        yield finding(
-                            "frozen_in_vain",
-                            f"`{path or ast.unparse(holder)}` is not frozen, and is updated: a module has no `requires_grad` of its own",
-                            where,
-                            f"write `{ast.unparse(frozen)}`",
-                            edits=() if source is None else (source.replacing(statement, ast.unparse(frozen)),),
-                            module=path,
-                            explanation="Python gives the module a new attribute of that name; the parameters keep theirs",
-                        )
-                        return
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -159,10 +151,10 @@ def _in_charge(facts: TrainingFacts, forgotten: set[int]) -> tuple[torch.optim.O
     return optimizer, facts.called(optimizer)
 
 
-def _not_updated(names: tuple[str, ...], where: Location | None, fix: str, why: str = "") -> AutogradFinding:
+def _not_updated(names: tuple[str, ...], where: Location | None, fix: str, why: str = "", edits: tuple[Edit, ...] = ()) -> AutogradFinding:
     headline = f"{len(names)} parameters get gradients, but no optimizer updates them"
     headline = f"`{names[0]}` gets gradients, but no optimizer updates it" if len(names) == 1 else headline
-    return finding("not_in_optimizer", headline, where, fix, parameters=names, tensor=names[0], explanation=why)
+    return finding("not_in_optimizer", headline, where, fix, edits=edits, parameters=names, tensor=names[0], explanation=why)
 
 
 def _missing_by_mistake(
@@ -170,7 +162,8 @@ def _missing_by_mistake(
 ) -> Iterator[torch.nn.Parameter]:
     """Part of an updated module, of a partly frozen model, or of a second model in training mode.
 
-    Whole parts may be left out on purpose, where the line that creates the optimizer names the part to train.
+    Whole parts may be left out on purpose, where the line that creates the optimizer names the part to train; not as long as their
+    weights are those that they were made with.
     """
     trains_a_model = not updated.isdisjoint(facts.parameters)
     names_a_part = line is not None and re.search(r"\w+\.\w+(\.\w+)*\.parameters\(\)", line.source) is not None
@@ -180,9 +173,22 @@ def _missing_by_mistake(
         is_frozen_in_part = any(not member.requires_grad for member in members.values())
         # Else an input is optimized, as an image.
         is_wanted = (is_frozen_in_part or not names_a_part) if mixed else root.training and trains_a_model
+        drawn = set() if is_wanted or not mixed else _as_drawn(root)
         for name, one in members.items():
-            if id(one) in forgotten and (is_wanted or name.rpartition(".")[0] in mixed):
+            if id(one) in forgotten and (is_wanted or name.rpartition(".")[0] in mixed or id(one) in drawn):
                 yield one
+
+
+def _as_drawn(root: torch.nn.Module) -> set[int]:
+    """The ids of parameters of layers whose weights are the random numbers that PyTorch made them with: nothing has trained them."""
+    layers = [one for one in root.modules() if isinstance(one, (torch.nn.Linear, torch.nn.modules.conv._ConvNd)) and not one.weight.is_meta]
+    drawn = set[int]()
+    for layer in layers:
+        values = local_of(layer.weight.detach()).abs()
+        bound = layer.weight[0].numel() ** -0.5  # of a uniform distribution
+        if values.numel() >= _FEWEST_DRAWN and float(values.max()) <= bound * 1.001 and abs(float(values.mean()) / bound - 0.5) < _OFF:
+            drawn.update(map(id, layer.parameters()))
+    return drawn
 
 
 class Hidden(NamedTuple):
@@ -383,12 +389,28 @@ def stopped_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             f"{subject} gradients of 0: the derivative of `{name}` is 0 here",
             op.where,
             _WITH_DERIVATIVE.get(name, f"rescale or initialize what `{name}` is given: here its result changes with no element of it"),
+            edits=_of_a_column(facts, op) if name == "softmax" else (),
             op=name,
             module=op.module,
             tensor=names[0] if names else None,
             parameters=names,
             is_hint=name == "mul" or op.root not in models,  # a weight of 0, or a penalty that has reached 0, may be meant
         )
+
+
+def _of_a_column(facts: TrainingFacts, op: RecordedOp) -> tuple[Edit, ...]:
+    """A softmax of a single column: along the rows if it weighs something by products, as attention does; else a sigmoid was meant."""
+    sizes, written = op.reads[0].shape, [node for node in nodes(ast.Call, statement_at(op.where)) if called(node) == "softmax"]
+    if len(written) != 1 or len(sizes) != 2 or sizes[1] != 1:  # noqa: PLR2004 - rows and columns
+        return ()
+    call = written[0]
+    given = [option for option in call.keywords if option.arg != "dim"]
+    args = call.args if len(given) < len(call.keywords) else call.args[:-1]
+    if any(later.name in _PRODUCTS for later in facts.computed_from(facts.consumers.get(op.index, ())).values()):
+        return exchanging(op.where, call, ast.Call(call.func, args, [*given, ast.keyword("dim", ast.Constant(0))]))
+    of_tensor = isinstance(call.func, ast.Attribute) and not args
+    whole = call.func.value if of_tensor and isinstance(call.func, ast.Attribute) else args[0]
+    return exchanging(op.where, call, expression(f"torch.sigmoid({ast.unparse(whole)})"))
 
 
 def constant_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:

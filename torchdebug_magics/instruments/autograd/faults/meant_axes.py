@@ -131,7 +131,15 @@ def _later_reduced(reduction: RecordedOp, kept_count: int) -> tuple[str, tuple[E
     dims = [-1 - place for place in reversed(range(len(reduction.reads[0].shape) - kept_count))]
     calls_here = [call for call in nodes(ast.Call, statement_at(where)) if last_name(call.func) == reduction.name and not call.keywords]
     if not dims:
-        return f"leave out this `{reduction.name}`", ()
+        fix, one = f"leave out this `{reduction.name}`", calls_here[0] if len(calls_here) == 1 else None
+        whole = (
+            one.func.value
+            if one is not None and not one.args and isinstance(one.func, ast.Attribute)
+            else next(iter(one.args), None)
+            if one
+            else None
+        )
+        return fix, () if one is None else exchanging(where, one, whole)
     value: ast.expr = (
         ast.UnaryOp(ast.USub(), ast.Constant(1)) if len(dims) == 1 else ast.Tuple([ast.Constant(dim) for dim in dims], ast.Load())
     )

@@ -76,11 +76,13 @@ def _of_module(frames: list[tuple[FrameType, int]]) -> Iterator[Place]:
         return
     simple = [(source, node) for source in cells() for node in nodes(ast.stmt, source.tree) if not hasattr(node, "body")]
     made = [(source, node) for source, node in simple if type(ran[-1]).__name__ in map(called, nodes(ast.Call, node))]
-    if len(made) == 1:  # else which of them made this one is not known
-        source, statement = made[0]
-        yield source, statement, None
+    places: list[Place] = []
+    for source, statement in made:
         around = [node for node in enclosing(source.tree, statement.lineno) if isinstance(node, FUNCTIONS)]
-        yield from _makers(source, names_in(statement), *around[-1:])
+        places += [(source, statement, None), *_makers(source, names_in(statement), *around[-1:])]
+    with_division = {id(statement) for _, statement, _ in places if _divisions(statement)}
+    if len(with_division) == 1:  # else which of them made this one is not known
+        yield from places
 
 
 def _makers(source: Source, names: set[str], *inside: ast.AST) -> Iterator[Place]:
@@ -95,6 +97,7 @@ def _divisions(statement: ast.stmt) -> list[ast.BinOp]:
     given += [part for node in nodes(ast.Subscript, statement) for part in (node.slice, *_bounds(node.slice))]
     given += [statement.value] if isinstance(statement, ast.Assign) else []
     given += [part for node in given if isinstance(node, (ast.Tuple, ast.List)) for part in node.elts]
+    given += [part for node in given if isinstance(node, ast.IfExp) for part in (node.body, node.orelse)]
     if any(type(node.value) is float for node in nodes(ast.Constant, *given)):
         return []
     return [node for node in given if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)]
