@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import ast
-import operator
 import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 from types import FrameType
-from typing import Any
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import CellContext
+from torchdebug_magics.instruments.hangwatch.main_thread.retries import COMPARED, retry_loop
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, HangReport
 from torchdebug_magics.probing.source.call_sites import MISSING, value_of
 from torchdebug_magics.probing.source.syntax import Loop, bound_inside, loops_around, names_in, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location
 
-_COMPARED: dict[type[ast.cmpop], Any] = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq, ast.NotEq: operator.ne,
-}  # fmt: skip
 _NUMBERS = (bool, int, float)
 
 
@@ -33,7 +29,7 @@ def examine(context: CellContext, *values: object, **_of_a_session: object) -> H
         return None
     for frame, line in reversed(list(traceback.walk_tb(context.last_error.__traceback__))):
         loops = loops_around(tree_of(frame.f_code.co_filename), line) if is_user_code(frame.f_code) else []
-        endless = _unchanged(loops, frame) or _never_asked(loops, frame)
+        endless = _unchanged(loops, frame) or retry_loop(loops, frame) or _never_asked(loops, frame)
         if endless is not None:
             return HangReport(
                 **vars(endless), still_s=0.0, elapsed_s=0.0, after_s=0.0, rate=None, data_share=None, ended_by="Stop", stopped_count=0
@@ -67,9 +63,9 @@ def _never_asked(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
     """A ``while`` that would have ended, around a loop that goes on."""
     for outer, inner in pairwise(loops):
         match outer:
-            case ast.While(test=ast.Compare(left, [how], [right])) if type(how) in _COMPARED:
+            case ast.While(test=ast.Compare(left, [how], [right])) if type(how) in COMPARED:
                 sides = [value_of(side, frame) for side in (left, right)]
-                if MISSING in sides or not all(type(side) in _NUMBERS for side in sides) or _COMPARED[type(how)](*sides):
+                if MISSING in sides or not all(type(side) in _NUMBERS for side in sides) or COMPARED[type(how)](*sides):
                     continue
                 head = "" if isinstance(inner, ast.While) else f"{ast.unparse(inner.target)} in {ast.unparse(inner.iter)}"
                 what = f"`for {head}`" if head else "the inner `while`"

@@ -157,6 +157,8 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _item(value: Any, index: Any) -> Any:
+    if type(index).__module__ == "numpy" and getattr(index, "ndim", 1) == 0:
+        index = index.item()
     if type(value) in {list, tuple, dict} and type(index) in {int, str, bool, float, type(None)}:
         try:
             return value[index]

@@ -83,6 +83,7 @@ for a, b in zip(torch.rand(2, 1, 1, 8, 8), torch.rand(2, 1, 1, 8, 8)):
     Case(
         name="a decoder's state is detached, and the result is dropped",
         kind="second_backward",
+        also=("dropped_result",),
         link="https://github.com/OpenNMT/OpenNMT-py/issues/403",
         text="""\
 class DecoderState:

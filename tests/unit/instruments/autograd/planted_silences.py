@@ -1236,6 +1236,111 @@ for x, y, weights in [(torch.randn(6, 5), torch.randint(3, (6,)), torch.rand(6))
         edits=(("nn.CrossEntropyLoss()", "nn.CrossEntropyLoss(reduction='none')"),),
     ),
     Case(
+        name="an activation whose result is not kept",
+        kind="dropped_result",
+        text="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.first(x)
+        F.relu(h)  #> location
+        return self.last(h)
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(6, 5), torch.randint(3, (6,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        ops=("relu",),
+        also=("no_activation",),
+        edits=(("F.relu(h)", "h = F.relu(h)"),),
+    ),
+    Case(
+        name="pretrained weights whose module is not kept",
+        kind="dropped_result",
+        text="""\
+class Net(nn.Module):
+    def __init__(self, weights):
+        super().__init__()
+        self.words = nn.Embedding(9, 4)
+        self.words.from_pretrained(weights)  #> location
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.words(x).mean(1))
+
+net = Net(torch.randn(9, 4))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randint(9, (6, 5)), torch.randint(3, (6,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("self.words.from_pretrained(weights)", "self.words = self.words.from_pretrained(weights)"),),
+    ),
+    Case(
+        name="the place of the largest of all scores is compared with each label",
+        kind="early_reduction",
+        text="""\
+net = nn.Linear(5, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+right = 0
+for x, y in [(torch.randn(6, 5), torch.randint(3, (6,))) for _ in range(3)]:
+    scores = net(x)
+    loss = F.cross_entropy(scores, y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    right += int((scores.argmax() == y).sum())  #> location
+""",
+        edits=(("argmax()", "argmax(dim=-1)"),),
+    ),
+    Case(
+        name="a part is in no optimizer, and has its first weights",
+        kind="not_in_optimizer",
+        text="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(16, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x)))
+
+net = Net()
+opt = torch.optim.SGD(net.head.parameters(), lr=0.1)  #> location
+for x, y in [(torch.randn(6, 16), torch.randint(3, (6,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("SGD(net.head.parameters()", "SGD([*net.head.parameters(), *net.body.parameters()]"),),
+    ),
+    Case(
+        name="the model is updated on what it is tested on",
+        kind="train_in_eval_mode",
+        text="""\
+net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+test_batches = [(torch.randn(6, 5), torch.randint(3, (6,))) for _ in range(3)]
+net.eval()
+for x, y in test_batches:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()  #> location
+""",
+        edits=(("    loss.backward()\n    opt.step()  #> location\n", ""),),
+    ),
+    Case(
         name="the best state is none, as it is no copy",
         kind="shared_memory",
         text="""\

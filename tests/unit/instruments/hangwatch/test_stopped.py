@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+import torchdebug_magics
+from torchdebug_magics.instruments.hangwatch.main_thread.retries import retry_loop
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -94,3 +98,48 @@ def test_any_other_loop_is_left_alone(cell: str, shell: InteractiveShell) -> Non
     report = asked(shell, cell, "")
     assert report.instrument is None
     assert "The cell was stopped" in report.verdict
+
+
+SOON = """\
+import _thread, random, threading, numpy as np, torch
+timer = threading.Timer(0.4, _thread.interrupt_main)
+"""
+NO_DRAW_LEAVES = {
+    "all taken": "taken = set(range(1, 10))\nitem = 3\ntimer.start()\nwhile item in taken:\n    item = random.randint(1, 9)",
+    "a class of one image": (
+        "places, label, i = {4: np.array([17])}, np.int64(4), 17\nother = i\ntimer.start()\nwhile other == i:\n"
+        "    other = np.random.choice(places[label])"
+    ),
+    "one word left": (
+        "probs, special = torch.tensor([0.0, 1.0, 0.0]), [1, 2]\nout = torch.tensor([2])\ntimer.start()\n"
+        "while out.item() in special:\n    out = torch.multinomial(probs, num_samples=1)"
+    ),
+    "of a condition of two parts": (
+        "low, high = 5, 8\nn = 0\ntimer.start()\nwhile not (n > low and n < high):\n    n = random.randrange(5)"
+    ),
+    "of a range of torch": "n = torch.tensor(1)\ntimer.start()\nwhile n < 10:\n    n = torch.randint(0, 10, (1,)).item()",
+}
+A_DRAW_LEAVES = {
+    "one is free": "taken = set(range(1, 9))\nitem = 3\ntimer.start()\nwhile item in taken:\n    item = random.randint(1, 9)",
+    "at the end of the range": "n = 0\ntimer.start()\nwhile n < 9 or timer:\n    n = random.randint(1, 9)",
+    "of another name": "n, m = 0, 0\ntimer.start()\nwhile n == 0:\n    m = random.randint(1, 9)",
+    "what is drawn is not known": "items = (x for x in [1])\nn = 0\ntimer.start()\nwhile n == 0:\n    n = random.choice(range(1))+0",
+}
+
+
+@pytest.mark.parametrize("magic", ["", "%%torchdebug -o report\n"], ids=["bare", "watched"])
+@pytest.mark.parametrize("cell", NO_DRAW_LEAVES.values(), ids=NO_DRAW_LEAVES)
+def test_a_loop_that_no_draw_leaves_is_named_and_bounded(cell: str, magic: str, shell: InteractiveShell) -> None:
+    report = asked(shell, SOON + cell, magic)
+    assert "never ends: `" in report.verdict
+    assert report.location.source.startswith("while")
+    (fixed,) = torchdebug_magics.fixed_source(report).values()
+    assert shell.run_cell(fixed.removeprefix(magic).replace("timer.start()", "pass")).success
+
+
+@pytest.mark.parametrize("cell", A_DRAW_LEAVES.values(), ids=A_DRAW_LEAVES)
+def test_of_a_loop_that_a_draw_may_leave_nothing_is_said(cell: str) -> None:
+    tree = ast.parse(cell)
+    space: dict[str, Any] = {}
+    exec(SOON + "work = print\n" + cell.partition("timer.start()")[0] + "import sys\nframe = sys._getframe()", space)
+    assert retry_loop([node for node in tree.body if isinstance(node, ast.While)], space["frame"]) is None

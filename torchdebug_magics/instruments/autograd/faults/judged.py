@@ -25,7 +25,13 @@ from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     repeated_finding,
     repeated_module,
 )
-from torchdebug_magics.instruments.autograd.faults.wasted_parts import dropped_sums, linear_chains, wasted_terms
+from torchdebug_magics.instruments.autograd.faults.wasted_parts import (
+    dropped_results,
+    dropped_sums,
+    linear_chains,
+    unused_weights,
+    wasted_terms,
+)
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around, statement_at
@@ -38,15 +44,16 @@ from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.report import Edit, Location
 
 _ORDER: tuple[Kind, ...] = (
-    "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term", "grad_disabled",
-    "stale_optimizer", "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer",
-    "shared_memory", "leaking_batch", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics",
-    "eval_in_train_mode", "evaluated_on_bytes", "sorted_batches", "unread_batches", "compared_scores", "miscounted", "frozen_in_vain",
-    "no_activation",
+    "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term",
+    "dropped_result", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step", "stepped_without_backward",
+    "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch", "double_softmax", "loss_input", "never_zeroed",
+    "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "evaluated_on_bytes", "sorted_batches", "unread_batches",
+    "compared_scores", "miscounted", "frozen_in_vain", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
-    "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term", "shared_memory",
-    "leaking_batch", "double_softmax", "loss_input", "compared_scores", "miscounted", "unread_batches", "frozen_in_vain",
+    "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term", "dropped_result",
+    "shared_memory", "leaking_batch", "double_softmax", "loss_input", "compared_scores", "miscounted", "unread_batches",
+    "frozen_in_vain",
 })  # fmt: skip
 """What a step has shown, and no later one can undo; what others show is that something is missing, and may come."""
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
@@ -360,4 +367,5 @@ _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     wrong_tensors, frozen_in_vain, missing_gradients,
     stopped_gradients, constant_gradients, misfit_losses, compared_scores, trained_in_eval_mode, evaluated_in_training_mode,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
+    dropped_results, unused_weights,
 )  # fmt: skip

@@ -67,29 +67,32 @@ def moved_axes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 
 def early_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A term of a loss that is one number for the whole batch already when the weights, or the mask, of its elements multiply it."""
+    """What is one number for the whole batch already when it meets the weights, the mask or the labels of the elements."""
     for op in facts.tape.ops:
-        if op.name != "mul" or not op.is_forward or not op.grad_enabled or len(op.reads) != 2:  # noqa: PLR2004 - a product
+        if op.name not in {"mul", "eq"} or not op.is_forward or len(op.reads) != 2:  # noqa: PLR2004 - a pair
             continue
-        number, weights = sorted(op.reads, key=lambda use: len(use.shape))
-        sizes = _without_ones(weights.shape)
-        if number.shape or not number.requires_grad or weights.requires_grad or math.prod(sizes) < 2:  # noqa: PLR2004 - of several elements
+        number, each = sorted(op.reads, key=lambda use: len(use.shape))
+        sizes = _without_ones(each.shape)
+        if number.shape or each.requires_grad or math.prod(sizes) < 2:  # noqa: PLR2004 - of several elements
             continue
-        reduction = _reduction(op, sizes)
-        if reduction is None or not _goes_into_a_loss(facts, op):
+        is_loss = op.name == "mul"
+        reduction = _reduction(op, sizes, is_loss=is_loss)
+        if reduction is None or (is_loss and not (number.requires_grad and _goes_into_a_loss(facts, op))):
             continue
         fix, edits = _later_reduced(reduction, len(sizes))
         what = _LOSSES.get(reduction.name, (reduction.name,))[0]
+        then = f"the weights of {shape(each.shape)} multiply it" if is_loss else f"{shape(each.shape)} labels are compared with it"
+        reason = "each weight multiplies the whole batch: the elements are not weighted, and the term counts once for each of them"
         yield finding(
             "early_reduction",
-            f"`{what}` makes one number of {shape(reduction.reads[0].shape)} before the weights of {shape(weights.shape)} multiply it",
+            f"`{what}` makes one number of {shape(reduction.reads[0].shape)} before {then}",
             reduction.where,
             fix,
             edits=edits,
             op=what,
             saved_at=op.where if op.where != reduction.where else None,
             module=reduction.module,
-            explanation="each weight multiplies the whole batch: the elements are not weighted, and the term counts once for each of them",
+            explanation=reason if is_loss else "without a dimension, it is the place of the largest of all scores",
         )
         return
 
@@ -100,13 +103,14 @@ def _without_ones(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return sizes
 
 
-def _reduction(product: RecordedOp, sizes: tuple[int, ...]) -> RecordedOp | None:
-    """The op that made a number, of which the product is computed, of a tensor with dimensions of these sizes first."""
-    numbers = [maker for use, maker in product.sources if not use.shape]
+def _reduction(meeting: RecordedOp, sizes: tuple[int, ...], *, is_loss: bool) -> RecordedOp | None:
+    """The op that made the number that an op reads, of a tensor with dimensions of these sizes first."""
+    numbers = [maker for use, maker in meeting.sources if not use.shape]
     for maker in walk(numbers, lambda op: [parent for use, parent in op.sources if not use.shape and not op.reads[0].shape]):
         read = maker.reads[0] if maker.reads else None
-        if read is not None and read.shape and read.requires_grad and (maker.name in _REDUCTIONS or maker.name in _LOSSES):
-            return maker if read.shape[: len(sizes)] == sizes else None
+        names = (_REDUCTIONS | _LOSSES.keys()) if is_loss else {"argmax"}
+        if read is not None and read.shape and maker.name in names and (read.requires_grad or not is_loss):
+            return maker if read.shape[: len(sizes)] == sizes and (is_loss or len(read.shape) > len(sizes)) else None
     return None
 
 

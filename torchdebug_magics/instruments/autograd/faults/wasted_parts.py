@@ -1,4 +1,4 @@
-"""A term of a loss that trains nothing, and a layer that adds nothing to the one before it."""
+"""What has no effect: a term of a loss that trains nothing, a layer that adds nothing to the one before it, a result that is not kept."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Zeroed, walk
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, same
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, same, statements
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import blocks, called, dotted, exchanged, expression, method, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import blocks, called, dotted, exchanged, expression, last_name, method, targets_of, tree_of
 from torchdebug_magics.report import Edit, Location
 
 _SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div"})
 _FEWEST_PASSES = 2
+_LIBRARIES = frozenset({"torch", "F", "functional", "nn"})
+_CONVERSIONS = frozenset({"to", "float", "double", "half", "bfloat16", "long", "int", "bool", "cuda", "cpu", "type"})
 
 
 def wasted_terms(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -158,6 +160,59 @@ def _overwritten(dropped: RecordedOp, root: RecordedOp) -> AutogradFinding | Non
 
 _PRODUCTS = frozenset({"addmm", "mm"})
 _UNCHANGED = frozenset({"view", "_unsafe_view", "reshape", "clone", "alias", "native_dropout", "squeeze", "unsqueeze", "flatten"})
+
+
+def dropped_results(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A statement that computes a tensor from one that goes on into a loss, and keeps it nowhere: ``x.clamp(0, 1)`` changes no `x`."""
+    consumers = facts.consumers
+    used = {use.tensor for seen in facts.course.backwards for op in facts.tape.ancestors(seen.loss, seen.index) for use in op.reads}
+    for op in facts.tape.ops:
+        later = consumers.get(op.index, [])
+        is_read = any(
+            each.name != "detach" or each.line is not op.line or consumers.get(each.index) for each in later
+        )  # by more than its graph
+        statement = statement_at(op.where) if op.is_forward and op.makes and not op.writes and not is_read else None
+        call = statement.value if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
+        if call is None or not _is_made_by(op, called(call)) or not any(use.tensor in used for use in op.reads):
+            continue
+        is_method = method(call) != "" and last_name(call.func.value) not in _LIBRARIES if isinstance(call.func, ast.Attribute) else False
+        whole = call.func.value if is_method and isinstance(call.func, ast.Attribute) else next(iter(call.args), None)
+        if isinstance(whole, (ast.Name, ast.Attribute, ast.Subscript)):
+            yield _dropped(op.where, call, whole, "returns a new tensor, which is not kept", op)
+            return
+
+
+def unused_weights(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """``self.embedding.from_pretrained(weights)``, which makes a new module."""
+    files = dict.fromkeys(op.line.file for op in facts.tape.ops if op.line is not None)
+    for where, statement in (pair for file in files for pair in statements(file)):
+        match statement:
+            case ast.Expr(ast.Call(ast.Attribute(ast.Attribute() as whole, "from_pretrained")) as call) if dotted(whole).startswith(
+                "self."
+            ):
+                yield _dropped(where, call, whole, "returns a new module, which is not kept", None)
+                return
+
+
+def _dropped(where: Location | None, call: ast.Call, whole: ast.expr, what: str, op: RecordedOp | None) -> AutogradFinding:
+    kept = ast.unparse(ast.Assign([whole], call, lineno=0))
+    tree = None if where is None else tree_of(where.file)
+    source = None if where is None or tree is None else Source(where, tree)
+    statement = None if source is None else source.statement
+    return finding(
+        "dropped_result",
+        f"`{ast.unparse(call)}` {what}: `{ast.unparse(whole)}` stays as it is",
+        where,
+        f"`{kept}`",
+        edits=() if source is None or statement is None or not source.is_alone(statement) else (source.replacing(statement, kept),),
+        op=op,
+        explanation="only methods whose names end in an underscore change a tensor in place",
+    )
+
+
+def _is_made_by(op: RecordedOp, name: str) -> bool:
+    """Whether a call of that function, or method, is the op."""
+    return op.name.strip("_") == name or (op.name == "_to_copy" and name in _CONVERSIONS)
 
 
 def linear_chains(facts: TrainingFacts) -> Iterator[AutogradFinding]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.format import duration, plural
+from torchdebug_magics.instruments.hangwatch.main_thread.retries import retry_loop
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.instruments.hangwatch.waits.thread_waits import wait_of
 from torchdebug_magics.probing.source import syntax
@@ -57,7 +58,7 @@ def endless_loop(frame: FrameType | None, *, alone: bool) -> HangFinding | None:
                 why, fix = "no `break` or `return` can be reached", "leave the loop with `break` or `return`"
             headline = f"`while {text}:` on line {loop.lineno} never ends: {why}"
             return HangFinding(state="stuck", cause="infinite_loop", headline=headline, location=locate(frame), fix=fix)
-    return None
+    return retry_loop([node for node in around if isinstance(node, ast.While)], frame) if alone else None
 
 
 class _Test:
