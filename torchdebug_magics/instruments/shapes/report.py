@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.format import byte_size, count, listed, plural
 from torchdebug_magics.ranks.compared import Compared, Moment
-from torchdebug_magics.report import TITLE_CHARS, Finding, Location, Report, Sharding, Stage, Status, located, short_title, shortened
+from torchdebug_magics.report import TITLE_CHARS, Edit, Finding, Location, Report, Sharding, Stage, Status, located, short_title, shortened
 
 Shape: TypeAlias = tuple[int, ...]
 Mode: TypeAlias = Literal["fake", "real", "meta", "params"]
@@ -72,6 +72,8 @@ class Fix:
     why: str = ""
     edits: int = 1
     """How many places have to be changed."""
+    changes: tuple[Edit, ...] = ()
+    """The same as edits of the user's code; empty where the code alone does not say where it is to stand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,8 @@ class Failure(Finding):
         if self.fixes and not self.fix:
             first = self.fixes[0]
             object.__setattr__(self, "fix", "write " + " and ".join(f"`{line}`" for line in first.code.splitlines()))
-            object.__setattr__(self, "fix_state", "verified" if first.verified else "advice")
+            object.__setattr__(self, "fix_state", "verified" if first.verified else "compiles" if first.changes else "advice")
+            object.__setattr__(self, "edits", self.edits or first.changes)
 
     @property
     def stage(self) -> Stage:

@@ -13,6 +13,7 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Forward
+from torchdebug_magics.instruments.shapes.repair.as_edits import as_edits
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import diagnosis
@@ -76,7 +77,7 @@ def fixes(candidates: Sequence[Repair], facts: FailureFacts, reached: int, trial
     """
     caller = trials.inputs.caller if trials is not None else None
     if trials is None or not candidates:
-        return tuple(_fix((edit,), verified=False) for edit in _by_rank(candidates)[:2])
+        return tuple(_fix((edit,), facts, verified=False) for edit in _by_rank(candidates)[:2])
     search = _Search(trials)
     states = [_State((), facts, reached, complaints=frozenset([_complaint(facts)]))]
     for wide in (*_WIDE, 0):
@@ -85,10 +86,10 @@ def fixes(candidates: Sequence[Repair], facts: FailureFacts, reached: int, trial
             break
     if not search.through:
         left = [edit for edit in _by_rank(candidates) if edit.natural and edit.code not in search.in_vain]
-        return tuple(_fix((edit,), verified=False, caller=caller) for edit in left[:2])
+        return tuple(_fix((edit,), facts, verified=False, caller=caller) for edit in left[:2])
     plain = [way for way in search.through if not way.remade]
     ways = sorted(plain or search.through, key=lambda way: way.order)[:_SHOWN]
-    return tuple(_fix(way.edits, verified=not way.mixed, also=way.mixed, caller=caller) for way in ways)
+    return tuple(_fix(way.edits, facts, verified=not way.mixed, also=way.mixed, caller=caller) for way in ways)
 
 
 class _Search:
@@ -153,7 +154,7 @@ def _by_rank(edits: Sequence[Repair]) -> list[Repair]:
     return list(seen.values())
 
 
-def _in_one(edits: Sequence[Repair], caller: Caller | None) -> list[str]:
+def _in_one(edits: Sequence[Repair], caller: Caller | None) -> dict[Repair, str]:
     """What to type for each; one expression where an edited one stands in another, and the user's own call where an input is changed."""
     codes = {edit: _at_call(edit, caller) or _of_caller(edit.code, caller) for edit in edits}
     for at, inner in enumerate(edits):
@@ -165,7 +166,7 @@ def _in_one(edits: Sequence[Repair], caller: Caller | None) -> list[str]:
                     codes[outer] = whole
                     del codes[inner]
                     break
-    return list(codes.values())
+    return codes
 
 
 def _with_part(code: str, part: str, new: str) -> str:
@@ -193,10 +194,13 @@ def _at_call(edit: Repair, caller: Caller | None) -> str:
     return caller.changed(name, change.text) if edit.code == f"{name} = {change.text(name)}" else ""
 
 
-def _fix(edits: tuple[Repair, ...], *, verified: bool, also: str = "", caller: Caller | None = None) -> Fix:
+def _fix(edits: tuple[Repair, ...], facts: FailureFacts, *, verified: bool, also: str = "", caller: Caller | None = None) -> Fix:
     whys = dict.fromkeys([*(edit.why for edit in edits if edit.why), *([also] if also else [])])
     typed = (*(edit for edit in edits if not edit.moves), *(edit for edit in reversed(edits) if edit.moves))
-    return Fix(code="\n".join(_in_one(typed, caller)), verified=verified, why="; ".join(whys), edits=_many(edits))
+    codes = _in_one(typed, caller)
+    file = "" if facts.site is None else facts.site.code.co_filename
+    changes = facts.guard.run("the edits of a fix", as_edits, codes, facts.modules, caller, file) or ()
+    return Fix(code="\n".join(codes.values()), verified=verified, why="; ".join(whys), edits=_many(edits), changes=changes)
 
 
 def mixed_batch(run: Forward) -> str:

@@ -1,0 +1,109 @@
+"""A repair as edits of the user's code: at the place of the op, in the call of a module, or where a module is made."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import torch
+
+from torchdebug_magics.instruments.shapes.repair.edit import Repair
+from torchdebug_magics.instruments.shapes.repair.source import Caller, EditSite
+from torchdebug_magics.probing.source.call_sites import attribute_assignment
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as, same
+from torchdebug_magics.probing.source.syntax import called, exchanged, parsed, tree_of
+from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.report import Edit, Location
+
+_Change: TypeAlias = tuple[Location, ast.expr, ast.expr]
+"""(line, expression there, what stands in its place)."""
+
+
+def as_edits(codes: Mapping[Repair, str], modules: Mapping[str, torch.nn.Module], caller: Caller | None, file: str) -> tuple[Edit, ...]:
+    """One for each line; none where a repair has no place of its own in the source.
+
+    `codes` is what to type for each. `file` is the one that raised, in which variables are looked up first.
+    """
+    changes: list[_Change] = []
+    for repair, code in codes.items():
+        site = _site(repair, caller)
+        new = _made(repair, code, modules, file) if repair.modules else [] if site is None else _at(site, code)
+        if not new:
+            return ()
+        changes += new
+    edits: list[Edit] = []
+    for place in dict.fromkeys((where.file, where.line) for where, _, _ in changes):
+        here = [change for change in changes if (change[0].file, change[0].line) == place]
+        edits += _of_a_line(here)
+    return tuple(edits)
+
+
+def _of_a_line(changes: list[_Change]) -> tuple[Edit, ...]:
+    where, old, new = changes[0]
+    if len(changes) == 1:
+        return exchanging(where, old, new)
+    tree = tree_of(where.file)
+    source = None if tree is None else Source(where, tree)
+    if source is None or source.statement is None or not source.is_alone(source.statement):
+        return ()
+    text = ast.unparse(exchanged(source.statement, lambda node: next((each for _, part, each in changes if same(node, part)), None)))
+    return (source.replacing(source.statement, text),)
+
+
+def _site(repair: Repair, caller: Caller | None) -> EditSite | None:
+    """The expression that the code of a repair stands for."""
+    if len(repair.ops) == 1 and not (repair.calls or repair.inputs or repair.parameters or repair.attributes):
+        return repair.ops[0].site
+    if len(repair.calls) == 1 and not (repair.ops or repair.inputs or repair.parameters or repair.attributes):
+        return repair.calls[0].site
+    return caller.site if caller is not None and repair.inputs and not repair.ops else None
+
+
+def _at(site: EditSite, code: str) -> list[_Change]:
+    tree, old = parsed(code), site.expression
+    is_call = isinstance(old, ast.expr) and tree is not None and len(tree.body) == 1
+    new = tree.body[0].value if is_call and tree is not None and isinstance(tree.body[0], ast.Expr) else None
+    if not isinstance(old, ast.expr) or new is None or (isinstance(old, ast.Call) and not _is_alike(old, new)):
+        return []
+    return [(location(site.code.co_filename, site.line, site.code.co_name), old, new)]
+
+
+def _is_alike(old: ast.Call, new: ast.expr) -> bool:
+    """Whether the code is to stand for the call: the same call with other arguments, or a method of what that is called on."""
+    if isinstance(new, ast.Call) and ast.unparse(new.func) == ast.unparse(old.func):
+        return True
+    return isinstance(old.func, ast.Attribute) and ast.unparse(new).startswith(ast.unparse(old.func.value))
+
+
+def _made(repair: Repair, code: str, modules: Mapping[str, torch.nn.Module], file: str) -> list[_Change]:
+    """Where the modules are made, in the ``__init__`` of their owner or for a variable."""
+    changes: list[_Change] = []
+    lines = code.splitlines()
+    if len(lines) != len(repair.modules) or repair.ops or repair.calls:
+        return []
+    for line, path in zip(lines, repair.modules, strict=True):
+        holder, _, name = path.rpartition(".")
+        tree, module, owner = parsed(line), modules.get(path), modules.get(holder)
+        value = tree.body[0].value if tree is not None and isinstance(tree.body[0], ast.Assign) else None
+        if not isinstance(value, ast.Call) or module is None:
+            return []
+        statement = None if owner is None or owner is module else attribute_assignment(type(owner).__init__, name)
+        if owner is not None and statement is not None and isinstance(statement.value, ast.Call):
+            init = type(owner).__init__.__code__
+            place: Location | None = location(init.co_filename, statement.lineno, "__init__")
+            old = statement.value
+        else:
+            made = made_as(file, name, type(module).__name__)
+            place, old = made[0] if len(made) == 1 and not holder else (None, value)
+        changes += [] if place is None else [(place, old, _with_variables(old, value))]
+    return changes if len(changes) == len(lines) else []
+
+
+def _with_variables(old: ast.Call, new: ast.Call) -> ast.Call:
+    """The new call with the options of the old one that are variables: their values have no part in the change."""
+    if called(old) != called(new):
+        return new
+    named = {option.arg for option in new.keywords}
+    kept = [option for option in old.keywords if option.arg not in named and not isinstance(option.value, ast.Constant)]
+    return ast.Call(old.func, new.args, [*new.keywords, *kept])
