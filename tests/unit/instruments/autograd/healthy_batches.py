@@ -1027,4 +1027,44 @@ for x, y, mask in [(torch.randn(6, 5), torch.randn(6, 3), torch.rand(6)) for _ i
     opt.step()
 """,
     ),
+    Program(
+        "a cross-validation: what one model is trained on, another one is validated on",
+        """\
+from torch.utils.data import DataLoader, Subset, TensorDataset
+data = TensorDataset(torch.randn(48, 4), torch.randn(48, 1))
+for fold in range(3):
+    train = DataLoader(Subset(data, [i for i in range(48) if i % 3 != fold]), batch_size=8, shuffle=True)
+    val = DataLoader(Subset(data, [i for i in range(48) if i % 3 == fold]), batch_size=16)
+    net = nn.Linear(4, 1)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in train:
+        loss = F.mse_loss(net(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    with torch.no_grad():
+        for x, y in val:
+            loss = F.mse_loss(net(x), y)
+""",
+    ),
+    Program(
+        "equal samples: of few values, of noisy labels, and two views of each",
+        """\
+from torch.utils.data import DataLoader, TensorDataset
+states = torch.eye(4)[torch.randint(4, (64,))]
+noisy = torch.randn(64, 4)
+net = nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+labels = torch.randint(2, (64,))
+for test_inputs in (states, torch.cat([noisy[:56], noisy[:8]]), noisy.repeat(2, 1)[::2]):
+    for x, y in DataLoader(TensorDataset(test_inputs, labels), batch_size=16):
+        loss = F.cross_entropy(net(torch.cat([x, x])), torch.cat([y, y]))
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    with torch.no_grad():
+        for x, y in DataLoader(TensorDataset(states, labels), batch_size=16):
+            net(x)
+""",
+    ),
 )

@@ -1341,6 +1341,54 @@ for x, y in test_batches:
         edits=(("    loss.backward()\n    opt.step()  #> location\n", ""),),
     ),
     Case(
+        name="validation on samples that are trained on",
+        kind="evaluated_on_training",
+        text="""\
+from torch.utils.data import DataLoader, TensorDataset
+x, y = torch.randn(60, 4), torch.randn(60, 1)
+train_loader = DataLoader(TensorDataset(x[:-20], y[:-20]), batch_size=8, shuffle=True)
+val_loader = DataLoader(TensorDataset(x[20:], y[20:]), batch_size=20)  #> location
+net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for epoch in range(2):
+    for inputs, targets in train_loader:
+        loss = F.mse_loss(net(inputs), targets)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    with torch.no_grad():
+        for inputs, targets in val_loader:
+            loss = F.mse_loss(net(inputs), targets)
+""",
+        edits=(("x[20:], y[20:]", "x[-20:], y[-20:]"),),
+    ),
+    Case(
+        name="each picture is there with both labels",
+        kind="contradicting_labels",
+        text="""\
+from torch.utils.data import DataLoader, Dataset
+class Pairs(Dataset):
+    def __init__(self):
+        self.covers = torch.rand(32, 3, 4, 4)
+        self.hidden = self.covers + 0.1 * torch.rand(32, 3, 4, 4)
+    def __len__(self):
+        return 32
+    def __getitem__(self, i):
+        return torch.stack([self.covers[i], self.covers[i]]), torch.tensor([[0], [1]])
+def joined(pairs):
+    return torch.cat([pictures for pictures, _ in pairs]), torch.cat([labels for _, labels in pairs])
+loader = DataLoader(Pairs(), batch_size=4, shuffle=True, collate_fn=joined)  #> location
+net = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.Tanh(), nn.Linear(8, 2))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in loader:
+    loss = F.cross_entropy(net(x), y.squeeze(1))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("self.covers[i], self.covers[i]", "self.covers[i], self.hidden[i]"),),
+    ),
+    Case(
         name="the best state is none, as it is no copy",
         kind="shared_memory",
         text="""\

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 
@@ -19,6 +18,7 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
 from torchdebug_magics.instruments.autograd.faults.meant_axes import early_reductions, moved_axes, one_row_for_all
 from torchdebug_magics.instruments.autograd.faults.misfit_losses import accidental_broadcast, compared_scores, misfit_losses
 from torchdebug_magics.instruments.autograd.faults.seen_at_once import miscounted
+from torchdebug_magics.instruments.autograd.faults.seen_samples import FOR_EVALUATION
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     comparison_finding,
     repeated_entries,
@@ -48,7 +48,7 @@ _ORDER: tuple[Kind, ...] = (
     "dropped_result", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step", "stepped_without_backward",
     "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch", "double_softmax", "loss_input", "never_zeroed",
     "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "evaluated_on_bytes", "sorted_batches", "unread_batches",
-    "compared_scores", "miscounted", "frozen_in_vain", "no_activation",
+    "compared_scores", "miscounted", "frozen_in_vain", "contradicting_labels", "evaluated_on_training", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
     "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term", "dropped_result",
@@ -68,8 +68,6 @@ _WASTED = 2
 """Number of discarded backward passes from which on they are reported; a single skipped step may be intended."""
 _IN_A_LOOP = 3
 """Number of backward passes without an update from which on the update is reported missing."""
-_FOR_EVALUATION = re.compile(r"(?:^|[\W_])(?:test|val|valid|validation|eval|dev)(?:$|[\W_\d])")
-"""In the name of a loader or a set."""
 _SCALE = 20.0
 """Ratio of the largest numbers of two inputs from which on one of them is taken for unscaled."""
 
@@ -98,6 +96,7 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     has_classes = any(op.name.startswith("nll_loss") for op in facts.tape.ops)
     in_order = watched.loaders.sorted_batches() if has_classes else None
     yield from filter(None, (empty, in_order, watched.loaders.unread_batches(), watched.stale, watched.leak, watched.restored))
+    yield from watched.loaders.samples.faults()
     last = next((op.line.file for op in reversed(facts.tape.ops) if op.line is not None), None)
     yield from filter(None, (miscounted(last) if last is not None else None, repeated_module(facts.roots)))
     yield from watched.recorder.functions.wrong
@@ -308,7 +307,7 @@ def _updated_in_evaluation(model: str, step: OptimizerStep, backward: Backward) 
     """An update in a loop that goes through data of which the user's name for it says that they are for evaluation."""
     loop = loop_around(step.where)
     data = ast.unparse(loop.iter) if isinstance(loop, ast.For) else ""
-    if not _FOR_EVALUATION.search(data):
+    if not FOR_EVALUATION.search(data):
         return None
     lines = [(event.where, statement) for event in (backward, step) if (statement := statement_at(event.where)) is not None]
     sources = [(Source(where, tree), statement) for where, statement in lines if where is not None and (tree := tree_of(where.file))]

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from torchdebug_magics.format import listed, plural
+from torchdebug_magics.instruments.autograd.faults.seen_samples import SampleWatch
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, user_function, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, walk
@@ -77,6 +78,7 @@ class LoaderWatch:
         self._line_here = line_here
         self._steps_count = steps_count
         self.empty: AutogradFinding | None = None
+        self.samples = SampleWatch()
         self._line: Line | None = None
         """Of the loop over that."""
         self._classes: WeakKeyDictionary[Any, _Classes] = WeakKeyDictionary()
@@ -110,6 +112,7 @@ class LoaderWatch:
 
     def _look(self, sampler: Any, batch: Any, *, is_first: bool) -> None:
         line = self._line_here()
+        self.samples.meet(line, _name(None if line is None else line.location), batch, self._steps_count(), is_first=is_first)
         if line is not None and len(counts := self._batches.setdefault(line, [])) < _FEW_BATCHES:
             counts.append(self._steps_count())
         if not isinstance(getattr(sampler, "sampler", None), SequentialSampler):

@@ -208,6 +208,8 @@ class WatchedTraining:
 
     def step(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> OptimizerStep:
         """An update begins: which of its tensors have a gradient; with a closure, that one computes them."""
+        if id(optimizer) not in self.steps:
+            self.loaders.samples.restart()
         self.steps[id(optimizer)] += 1
         self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
         line = self.recorder.line_here()
