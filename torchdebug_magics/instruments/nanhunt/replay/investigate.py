@@ -32,6 +32,7 @@ from torchdebug_magics.instruments.nanhunt.replay.conclusion import (
     variables_of,
     why_not_reproduced,
 )
+from torchdebug_magics.instruments.nanhunt.replay.numpy_births import born_in_numpy
 from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay, Replayed, names_seen, refuse, span_at
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step
@@ -331,6 +332,8 @@ def made_by_a_data_set(rerun: StepRerun, inquiry: Inquiry, outcome: Outcome, dat
     replayed = _finished(again)
     if replayed is None or not bad_outputs(replayed):
         return outcome, None
+    if (of_numpy := born_in_numpy(rerun, sources, data)) is not data:
+        return replace(outcome, finding=of_numpy), None
     made = conclude(inquiry, replayed, bad_outputs(replayed), "statements", lambda _: None, only_births=True)
     finding = made.finding
     if finding is None or finding.op is None or finding.location is None:
