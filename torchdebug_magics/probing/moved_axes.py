@@ -20,6 +20,13 @@ _LEAST = 3
 """Dimensions of more than one number: of two, one may be meant for the other."""
 
 
+class _Written(NamedTuple):
+    """How the sizes of a view are written."""
+
+    has_names: bool
+    is_computed: bool
+
+
 class MovedAxis(NamedTuple):
     """A view after which a dimension stands elsewhere."""
 
@@ -41,7 +48,7 @@ class MovedAxis(NamedTuple):
         dims = tuple(dim for dim, size in enumerate(before) if size != 1)
         old, new = [before[dim] for dim in dims], [size for size in after if size != 1]
         known = all(type(size) is int and size for size in (*before, *after)) and math.prod(before) == math.prod(after)
-        order = _order(old, new, has_names=_has_names(call)) if known and len(old) >= _LEAST and new else None
+        order = _order(old, new, _Written(_has_names(call), _is_computed(call))) if known and len(old) >= _LEAST and new else None
         return None if order is None else cls(before, after, dims[order[1]], dims, order[0])
 
     def sentence(self, op: str, text: str) -> str:
@@ -83,12 +90,17 @@ def _turn(order: list[int]) -> str:
 
 
 def _has_names(call: ast.AST | None) -> bool:
-    """Whether no size is written as a number, but for -1."""
+    """Whether each size is that of a variable; one that is a number, or computed, may be meant as it stands."""
     arguments = call.args if isinstance(call, ast.Call) else []
-    return bool(arguments) and not any(isinstance(argument, (ast.Constant, ast.Tuple, ast.Starred)) for argument in arguments)
+    return bool(arguments) and all(isinstance(argument, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) for argument in arguments)
 
 
-def _order(before: list[int], after: list[int], *, has_names: bool) -> tuple[list[_Part], int] | None:
+def _is_computed(call: ast.AST | None) -> bool:
+    """Whether a size is computed where it is given, as in ``padded.view(batch, heads, steps + 1, steps)``."""
+    return isinstance(call, ast.Call) and any(isinstance(argument, ast.BinOp) for argument in call.args)
+
+
+def _order(before: list[int], after: list[int], written: _Written) -> tuple[list[_Part], int] | None:
     """The parts of the dimensions in the order in which the view's sizes want them, and a dimension that moves; None where none does."""
     parts: list[_Part] = []
     moved: int | None = None
@@ -97,7 +109,7 @@ def _order(before: list[int], after: list[int], *, has_names: bool) -> tuple[lis
         last, to = first + 1, at + 1
         while (left := math.prod(before[first:last])) != (right := math.prod(after[at:to])):
             last, to = (last + 1, to) if left < right else (last, to + 1)
-        block = _block(before[first:last], after[at:to], has_names=has_names)
+        block = _block(before[first:last], after[at:to], written)
         if block is None:
             return None
         parts += [(first + dim, part, size) for dim, part, size in block[0]]
@@ -108,7 +120,7 @@ def _order(before: list[int], after: list[int], *, has_names: bool) -> tuple[lis
     return None if moved is None else (parts if is_whole else [], moved)
 
 
-def _block(before: list[int], after: list[int], *, has_names: bool) -> tuple[list[_Part], int | None] | None:
+def _block(before: list[int], after: list[int], written: _Written) -> tuple[list[_Part], int | None] | None:
     """What `_order` gives, of the fewest neighbours that hold as many numbers on both sides; None where it is unknown."""
     kept = {(size, math.prod(after[at + 1 :])) for at, size in enumerate(after)}
     lost = [at for at, size in enumerate(before) if (size, math.prod(before[at + 1 :])) not in kept and size in after]
@@ -119,8 +131,11 @@ def _block(before: list[int], after: list[int], *, has_names: bool) -> tuple[lis
         others = _gathered(list(enumerate(before)), after)
         return None if not others else ([(place, 0, before[place]) for part in others for place in part], others[0][0])
     is_pair = len(before) == len(after) == 2  # noqa: PLR2004 - two are exchanged, or one is split
-    if is_pair and not (sorted(before) == sorted(after) and (has_names or max(before) % min(before))):
+    if is_pair and not (sorted(before) == sorted(after) and not written.is_computed and (written.has_names or max(before) % min(before))):
         return [], None
+    if lost and sorted(before) == sorted(after):
+        order = _exchanged(before, after)
+        return [(place, 0, before[place]) for place in order], next(place for at, place in enumerate(order) if at != place)
     for place in lost:
         to = after.index(before[place])
         rest = _split([(at, size) for at, size in enumerate(before) if at != place], [size for at, size in enumerate(after) if at != to])
@@ -128,6 +143,17 @@ def _block(before: list[int], after: list[int], *, has_names: bool) -> tuple[lis
             rest.insert(to, [(place, 0, before[place])])
             return [part for group in rest for part in group], place
     return [], None
+
+
+def _exchanged(before: list[int], after: list[int]) -> list[int]:
+    """The places before of the same sizes in another order; of equal ones, the first goes first."""
+    left = list(range(len(before)))
+    order: list[int] = []
+    for size in after:
+        place = next(place for place in left if before[place] == size)
+        left.remove(place)
+        order.append(place)
+    return order
 
 
 def _gathered(before: list[tuple[int, int]], after: list[int]) -> list[list[int]]:

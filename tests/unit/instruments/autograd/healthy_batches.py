@@ -1067,4 +1067,93 @@ for test_inputs in (states, torch.cat([noisy[:56], noisy[:8]]), noisy.repeat(2, 
             net(x)
 """,
     ),
+    Program(
+        "views whose sizes are equal by chance, or computed where they are given",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.out, self.last = nn.Linear(16, 16), nn.Linear(16, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        heads, hd, window = 4, 4, 4
+        q = self.q(x.transpose(0, 1).contiguous())
+        q = q.view(T, B * heads, hd).transpose(0, 1)
+        scores = q @ q.transpose(1, 2)
+        padded = F.pad(scores, (1, 0)).view(B, heads, T + 1, T)[:, :, 1:].reshape(B * heads, T, T)
+        h = (padded.softmax(-1) @ q).transpose(0, 1).reshape(T, B, C).transpose(0, 1)
+        h = self.out(h).reshape(-1, window, 12).relu()
+        return self.last(h.reshape(B, T // 2, 2, 12).mean((1, 2)))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(4, 8, 16), torch.randint(3, (4,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "results that are shown or timed, a row of the step that is decoded, the product of two sums",
+        """\
+table, cell, last = nn.Parameter(torch.randn(9, 4)), nn.Linear(4, 4), nn.Linear(4, 2)
+opt = torch.optim.SGD([table, *cell.parameters(), *last.parameters()], lr=0.1)
+rewards = torch.rand(6)
+for x in [torch.randn(6, 4) for _ in range(3)]:
+    outs = []
+    for _ in range(3):
+        outs.append(torch.tanh(cell(x) + table[len(outs)]))
+    chosen = torch.distributions.Categorical(logits=last(outs[-1]))
+    actions = chosen.sample()
+    loss = -(chosen.log_prob(actions).sum() * rewards).sum() + sum(outs).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+for _ in range(3):
+    torch.mm(x, cell.weight)
+torch.tanh(outs[-1])
+""",
+    ),
+    Program(
+        "pairs that share one input, and answers to several questions of one picture",
+        """\
+from torch.utils.data import DataLoader, TensorDataset
+pictures = torch.rand(8, 3, 4, 4).repeat_interleave(4, 0)
+others, labels = torch.randn(32, 48), torch.randint(2, (32,))
+net = nn.Sequential(nn.Linear(96, 8), nn.Tanh(), nn.Linear(8, 2))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, other, y in DataLoader(TensorDataset(pictures, others, labels), batch_size=8):
+    loss = F.cross_entropy(net(torch.cat([x.flatten(1), other], 1)), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "accuracy of both sets by one function, then a training on all samples",
+        """\
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
+train, val = (TensorDataset(torch.randn(24, 4), torch.randint(2, (24,))) for _ in range(2))
+train_loader, val_loader = DataLoader(train, batch_size=8, shuffle=True), DataLoader(val, batch_size=8)
+net = nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+def accuracy(eval_loader):
+    net.eval()
+    with torch.no_grad():
+        right = [(net(x).argmax(1) == y).float().mean() for x, y in eval_loader]
+    net.train()
+    return sum(right)
+def fit(loader):
+    for x, y in loader:
+        loss = F.cross_entropy(net(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+fit(train_loader)
+accuracy(train_loader), accuracy(val_loader)
+fit(DataLoader(ConcatDataset([train, val]), batch_size=8))
+""",
+    ),
 )

@@ -1389,6 +1389,36 @@ for x, y in loader:
         edits=(("self.covers[i], self.covers[i]", "self.covers[i], self.hidden[i]"),),
     ),
     Case(
+        name="a picture with its channels last becomes one with its channels first",
+        kind="scrambled",
+        text="""\
+net = nn.Conv2d(3, 2, 3, padding=1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.rand(2, 9, 6, 3), torch.randint(2, (2, 9, 6))) for _ in range(3)]:
+    scores = net(x.view(2, 3, 9, 6))  #> location
+    loss = F.cross_entropy(scores, y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("x.view(2, 3, 9, 6)", "x.permute(0, 3, 1, 2)"),),
+    ),
+    Case(
+        name="a softmax of a single output",
+        kind="no_gradient",
+        text="""\
+net = nn.Linear(5, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(6, 5), torch.rand(6, 1).round()) for _ in range(4)]:
+    loss = F.binary_cross_entropy(torch.softmax(net(x), 1), y)  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        ops=("softmax",),
+        edits=(("torch.softmax(net(x), 1)", "torch.sigmoid(net(x))"),),
+    ),
+    Case(
         name="the best state is none, as it is no copy",
         kind="shared_memory",
         text="""\

@@ -38,7 +38,7 @@ from torchdebug_magics.instruments.autograd.source_readings import code_at, find
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed, walk
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.edited_source import Source, exchanging
-from torchdebug_magics.probing.source.syntax import Loop, last_name, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import Loop, blocks, last_name, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.report import Edit, Location
@@ -96,7 +96,7 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     has_classes = any(op.name.startswith("nll_loss") for op in facts.tape.ops)
     in_order = watched.loaders.sorted_batches() if has_classes else None
     yield from filter(None, (empty, in_order, watched.loaders.unread_batches(), watched.stale, watched.leak, watched.restored))
-    yield from watched.loaders.samples.faults()
+    yield from watched.loaders.samples.faults(has_classes=has_classes)
     last = next((op.line.file for op in reversed(facts.tape.ops) if op.line is not None), None)
     yield from filter(None, (miscounted(last) if last is not None else None, repeated_module(facts.roots)))
     yield from watched.recorder.functions.wrong
@@ -309,14 +309,18 @@ def _updated_in_evaluation(model: str, step: OptimizerStep, backward: Backward) 
     data = ast.unparse(loop.iter) if isinstance(loop, ast.For) else ""
     if not FOR_EVALUATION.search(data):
         return None
-    lines = [(event.where, statement) for event in (backward, step) if (statement := statement_at(event.where)) is not None]
-    sources = [(Source(where, tree), statement) for where, statement in lines if where is not None and (tree := tree_of(where.file))]
+    known = [(event.where, statement) for event in (backward, step) if (statement := statement_at(event.where)) is not None]
+    sources = [(Source(where, tree), statement) for where, statement in known if where is not None and (tree := tree_of(where.file))]
+    removed = [source.replacing(statement, "") for source, statement in sources if source.is_alone(statement)]
+    around = [block for source, _ in sources[:1] for node in ast.walk(source.tree) for block in blocks(node)]
+    is_whole = any(len(block) <= len(removed) for block in around for _, statement in sources if statement in block)
+    codes = dict.fromkeys([code_at(backward.where, "backward"), code_at(step.where, "step")])
     return finding(
         "train_in_eval_mode",
         f"`{model}` is updated in the loop over `{data}`",
         step.where,
-        fix="remove " + " and ".join(f"`{ast.unparse(statement)}`" for _, statement in lines),
-        edits=tuple(source.replacing(statement, "") for source, statement in sources if source.is_alone(statement)),
+        fix="remove " + " and ".join(f"`{code}`" for code in codes),
+        edits=tuple(removed) if len(removed) == len(sources) and not is_whole else (),
         explanation="`eval()` switches Dropout and BatchNorm, and keeps no optimizer from changing the weights",
         is_hint=True,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ _FILLED = frozenset({"randn", "rand", "zeros", "ones", "empty", "full", "Tensor"
 _EMPTY = ("[]", "()", "{}", "list()", "dict()")
 _DEEPEST = 3
 _FEWEST_STEPS = 3
-_PRODUCTS = frozenset({"mul", "mm", "bmm", "baddbmm", "matmul"})
+_PRODUCTS = frozenset({"mm", "bmm", "baddbmm", "matmul"})
 _FEWEST_DRAWN, _OFF = 64, 0.1
 _WITH_DERIVATIVE = {
     "softmax": "apply it along the dimension of the scores: along one of size 1 it gives 1 for any score",
@@ -95,7 +96,8 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         fix = f"create `{name}` with all parameters, including {_listed(names)}"
         if copy := _copy_of_trained(trained, facts.roots, missing):
             fix = f"if `{copy}` is a target network, call it under `torch.no_grad()`; otherwise also pass its parameters to `{name}`"
-        yield _not_updated(names, where, fix, edits=_with_parts(facts, type(optimizer).__name__, where, names))
+        edits = _with_parts(facts, type(optimizer).__name__, where, names)
+        yield replace(_not_updated(names, where, fix, edits=edits), is_hint=bool(edits))  # whoever names a part may mean that one alone
 
 
 def _with_parts(facts: TrainingFacts, kind: str, where: Location | None, names: tuple[str, ...]) -> tuple[Edit, ...]:
@@ -181,7 +183,8 @@ def _missing_by_mistake(
 
 def _as_drawn(root: torch.nn.Module) -> set[int]:
     """The ids of parameters of layers whose weights are the random numbers that PyTorch made them with: nothing has trained them."""
-    layers = [one for one in root.modules() if isinstance(one, (torch.nn.Linear, torch.nn.modules.conv._ConvNd)) and not one.weight.is_meta]
+    kinds = torch.nn.Linear, torch.nn.modules.conv._ConvNd
+    layers = [part for part in root.modules() if isinstance(part, kinds) and not part.weight.is_meta]
     drawn = set[int]()
     for layer in layers:
         values = local_of(layer.weight.detach()).abs()
@@ -370,11 +373,12 @@ def stopped_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Parameters whose gradient is 0 in each of several updates, as an op on the way to the loss has a derivative of 0."""
     derivatives = [op for op in facts.tape.ops if op.derivative_of >= 0]
     stopping = {op.derivative_of for op in derivatives if op.is_zero} - {op.derivative_of for op in derivatives if not op.is_zero}
+    columns = {op.index for op in facts.tape.ops if op.name == "_softmax" and op.reads[0].shape[1:] == (1,)}  # each gives 1 for any score
     models = {id(root) for root in facts.roots if next(root.parameters(), None) is not None}
     groups: dict[int, list[torch.Tensor]] = {}
     for optimizer in facts.optimizers if stopping else ():
         steps = facts.steps_of(optimizer)
-        if len(steps) < _FEWEST_STEPS or not any(step.nonzero for step in steps):
+        if len(steps) < _FEWEST_STEPS or not (any(step.nonzero for step in steps) or stopping & columns):
             continue  # what begins with zeros, as the second factor of LoRA, stops gradients for a step or two
         moved = frozenset[int]().union(*(step.nonzero | step.without for step in steps))
         for tensor in (one for one in parameters_of(optimizer) if id(one) not in moved and one.requires_grad):
@@ -406,7 +410,10 @@ def _of_a_column(facts: TrainingFacts, op: RecordedOp) -> tuple[Edit, ...]:
     call = written[0]
     given = [option for option in call.keywords if option.arg != "dim"]
     args = call.args if len(given) < len(call.keywords) else call.args[:-1]
-    if any(later.name in _PRODUCTS for later in facts.computed_from(facts.consumers.get(op.index, ())).values()):
+    later = {each.name for each in facts.computed_from(facts.consumers.get(op.index, ())).values()}
+    if "mul" in later and not later & _PRODUCTS:
+        return ()  # a gate, or weights of the rows
+    if later & _PRODUCTS:
         return exchanging(op.where, call, ast.Call(call.func, args, [*given, ast.keyword("dim", ast.Constant(0))]))
     of_tensor = isinstance(call.func, ast.Attribute) and not args
     whole = call.func.value if of_tensor and isinstance(call.func, ast.Attribute) else args[0]

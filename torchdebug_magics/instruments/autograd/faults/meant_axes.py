@@ -47,18 +47,19 @@ def moved_axes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         ):
             continue
         written = [call for call in nodes(ast.Call, statement_at(op.where)) if called(call) in _WRITTEN]
-        call = written[0] if len(written) == 1 else None
-        moved = MovedAxis.of(op.reads[0].shape, op.makes[0].shape, call) if written else None
+        # Of several in a line, the one with as many sizes.
+        alike = written if len(written) == 1 else [call for call in written if len(call.args) == len(op.makes[0].shape)]
+        moved = MovedAxis.of(op.reads[0].shape, op.makes[0].shape, alike[0]) if len(alike) == 1 else None
         if moved is None:
             continue
-        turned = None if call is None else moved.permuted(call)
-        name = written[0].func.attr if isinstance(written[0].func, ast.Attribute) else "view"
+        call, turned = alike[0], moved.permuted(alike[0])
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else "view"
         yield finding(
             "scrambled",
             moved.sentence(name, ""),
             op.where,
             "permute the dimensions before" if turned is None else f"`{ast.unparse(turned)}`",
-            edits=() if call is None or turned is None else exchanging(op.where, call, turned),
+            edits=() if turned is None else exchanging(op.where, call, turned),
             op=op.name.strip("_"),
             module=op.module,
             explanation="`view` and `reshape` do not transpose: they read the values in the order in which they lie in memory",
@@ -79,7 +80,9 @@ def early_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         reduction = _reduction(op, sizes, is_loss=is_loss)
         if reduction is None or (is_loss and not (number.requires_grad and _goes_into_a_loss(facts, op))):
             continue
-        fix, edits = _later_reduced(reduction, len(sizes))
+        if reduction.name == "sum" and _per_element(reduction) == sizes:
+            continue  # the product of two sums, as of log-probabilities and returns
+        fix, edits = _later_reduced(reduction, each.shape)
         what = _LOSSES.get(reduction.name, (reduction.name,))[0]
         then = f"the weights of {shape(each.shape)} multiply it" if is_loss else f"{shape(each.shape)} labels are compared with it"
         reason = "each weight multiplies the whole batch: the elements are not weighted, and the term counts once for each of them"
@@ -93,6 +96,7 @@ def early_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             saved_at=op.where if op.where != reduction.where else None,
             module=reduction.module,
             explanation=reason if is_loss else "without a dimension, it is the place of the largest of all scores",
+            is_hint=reduction.name in _REDUCTIONS,
         )
         return
 
@@ -110,8 +114,15 @@ def _reduction(meeting: RecordedOp, sizes: tuple[int, ...], *, is_loss: bool) ->
         read = maker.reads[0] if maker.reads else None
         names = (_REDUCTIONS | _LOSSES.keys()) if is_loss else {"argmax"}
         if read is not None and read.shape and maker.name in names and (read.requires_grad or not is_loss):
-            return maker if read.shape[: len(sizes)] == sizes and (is_loss or len(read.shape) > len(sizes)) else None
+            elements = _per_element(maker)
+            return maker if elements[: len(sizes)] == sizes and (is_loss or len(elements) > len(sizes)) else None
     return None
+
+
+def _per_element(reduction: RecordedOp) -> tuple[int, ...]:
+    """The shape of what it makes one number of: of a loss of classes, without these."""
+    whole = reduction.reads[0].shape
+    return (*whole[:1], *whole[2:]) if reduction.name.startswith("nll_loss") else whole
 
 
 def _goes_into_a_loss(facts: TrainingFacts, product: RecordedOp) -> bool:
@@ -125,32 +136,35 @@ def _is_number(op: RecordedOp) -> bool:
     return bool(op.makes) and not op.makes[0].shape
 
 
-def _later_reduced(reduction: RecordedOp, kept_count: int) -> tuple[str, tuple[Edit, ...]]:
-    """What to write so that as many dimensions as the weights have are kept, and the edit."""
-    names, where = _LOSSES.get(reduction.name, ()), reduction.where
+def _later_reduced(reduction: RecordedOp, wanted: tuple[int, ...]) -> tuple[str, tuple[Edit, ...]]:
+    """What to write so that the elements keep the shape of the weights, and the edit; none where a dimension would be left over."""
+    names, where, elements = _LOSSES.get(reduction.name, ()), reduction.where, _per_element(reduction)
+    fits = elements[: len(wanted)] == wanted
     if names:
         here = [(where, call) for call in nodes(ast.Call, statement_at(where)) if called(call) in names]
         made = here or [(at, call) for at, call in calls("" if where is None else where.file) if called(call) in names]
-        return 'use `reduction="none"`', _with_keyword(made, "reduction", ast.Constant("none"))
-    dims = [-1 - place for place in reversed(range(len(reduction.reads[0].shape) - kept_count))]
-    calls_here = [call for call in nodes(ast.Call, statement_at(where)) if last_name(call.func) == reduction.name and not call.keywords]
+        return 'use `reduction="none"`', _with_keyword(made, "reduction", ast.Constant("none")) if elements == wanted else ()
+    dims = [-1 - place for place in reversed(range(len(elements) - len(_without_ones(wanted))))]
+    written = [call for call in nodes(ast.Call, statement_at(where)) if last_name(call.func) == reduction.name and not call.keywords]
     if not dims:
-        fix, one = f"leave out this `{reduction.name}`", calls_here[0] if len(calls_here) == 1 else None
-        whole = (
-            one.func.value
-            if one is not None and not one.args and isinstance(one.func, ast.Attribute)
-            else next(iter(one.args), None)
-            if one
-            else None
-        )
-        return fix, () if one is None else exchanging(where, one, whole)
-    value: ast.expr = (
-        ast.UnaryOp(ast.USub(), ast.Constant(1)) if len(dims) == 1 else ast.Tuple([ast.Constant(dim) for dim in dims], ast.Load())
-    )
+        return f"leave out this `{reduction.name}`", _left_out(where, written) if fits else ()
+    value: ast.expr = ast.Tuple([ast.Constant(dim) for dim in dims], ast.Load())
+    if len(dims) == 1:
+        value = ast.UnaryOp(ast.USub(), ast.Constant(1))
     fix = (
         f"`{reduction.name}` over the last {'dimension' if len(dims) == 1 else f'{len(dims)} dimensions'} alone: `dim={ast.unparse(value)}`"
     )
-    return fix, _with_keyword([(where, call) for call in calls_here], "dim", value)
+    return fix, _with_keyword([(where, call) for call in written], "dim", value) if fits else ()
+
+
+def _left_out(where: Location | None, written: list[ast.Call]) -> tuple[Edit, ...]:
+    """What a reduction is called on, or with, in its place."""
+    if len(written) != 1:
+        return ()
+    call = written[0]
+    if call.args:
+        return exchanging(where, call, call.args[0])
+    return exchanging(where, call, call.func.value) if isinstance(call.func, ast.Attribute) else ()
 
 
 def _with_keyword(made: list[tuple[Location | None, ast.Call]], name: str, value: ast.expr) -> tuple[Edit, ...]:
@@ -167,7 +181,7 @@ def one_row_for_all(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         if op.name != "select" or not op.is_forward or not op.makes:
             continue
         for part in nodes(ast.Subscript, statement_at(op.where)):
-            sliced = _sliced(part)
+            sliced = _sliced(part, statement_at(op.where))
             joined = next((later for later in facts.consumers.get(op.index, ()) if later.name in _JOINS), None) if sliced else None
             if sliced is None or joined is None or max(len(use.shape) for use in joined.reads) < len(op.reads[0].shape):
                 continue
@@ -185,20 +199,24 @@ def one_row_for_all(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             return
 
 
-def _sliced(part: ast.Subscript) -> ast.Subscript | None:
-    """The same with a slice up to the size that stands there as an index; None where there is none."""
+def _sliced(part: ast.Subscript, statement: ast.stmt | None) -> ast.Subscript | None:
+    """The same with a slice up to the size of what the row is added to, where that stands as an index; None where it does not."""
+    sides = [side for node in nodes(ast.BinOp, statement) for side in (node.left, node.right)]
+    sides += [side for node in nodes(ast.AugAssign, statement) for side in (node.target, node.value)]
+    others = {ast.unparse(side) for side in sides}
     indices = part.slice.elts if isinstance(part.slice, ast.Tuple) else [part.slice]
-    new = [ast.Slice(upper=index) if _is_size(index) else index for index in indices]
-    if not any(map(_is_size, indices)):
+    sizes = [index for index in indices if (whole := _sized(index)) is not None and ast.unparse(whole) in others]
+    new = [ast.Slice(upper=index) if index in sizes else index for index in indices]
+    if not sizes:
         return None
     return ast.Subscript(part.value, ast.Tuple(new, ast.Load()) if len(new) > 1 else new[0], part.ctx)
 
 
-def _is_size(node: ast.expr) -> bool:
-    """``x.size(1)``, ``x.shape[1]``, ``len(x)``."""
+def _sized(node: ast.expr) -> ast.expr | None:
+    """The tensor whose size ``x.size(1)``, ``x.shape[1]`` or ``len(x)`` is."""
     match node:
-        case ast.Call(ast.Attribute(attr="size"), [_]) | ast.Subscript(ast.Attribute(attr="shape"), ast.Constant() | ast.UnaryOp()):
-            return True
-        case ast.Call(ast.Name("len"), [_]):
-            return True
-    return False
+        case ast.Call(ast.Attribute(whole, "size"), [_]) | ast.Subscript(ast.Attribute(whole, "shape"), ast.Constant() | ast.UnaryOp()):
+            return whole
+        case ast.Call(ast.Name("len"), [whole]):
+            return whole
+    return None

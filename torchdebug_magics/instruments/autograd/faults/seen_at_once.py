@@ -98,6 +98,9 @@ class LoaderWatch:
         if self.empty is not None and self._line is self._line_here():
             self.empty = None  # another loader there has batches: that one has none may be meant
         self._guard.run("the look at a batch", self._look, iterator._index_sampler, batch, is_first=iterator._num_yielded == 1)
+        line = self._line_here()
+        looped = _name(None if line is None else line.location)
+        self._guard.run("the look at samples", self.samples.meet, line, looped, iterator, batch, self._steps_count())
         return batch
 
     def sorted_batches(self) -> AutogradFinding | None:
@@ -112,7 +115,6 @@ class LoaderWatch:
 
     def _look(self, sampler: Any, batch: Any, *, is_first: bool) -> None:
         line = self._line_here()
-        self.samples.meet(line, _name(None if line is None else line.location), batch, self._steps_count(), is_first=is_first)
         if line is not None and len(counts := self._batches.setdefault(line, [])) < _FEW_BATCHES:
             counts.append(self._steps_count())
         if not isinstance(getattr(sampler, "sampler", None), SequentialSampler):

@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils.data import DataLoader
 
 from torchdebug_magics.format import plural
-from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import finding
 from torchdebug_magics.probing.dispatch import modes_aside
+from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.edited_source import made_as
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.tensors import tensors_in
 
 FOR_EVALUATION = re.compile(r"(?:^|[\W_])(?:test|val|valid|validate|validation|eval|dev)(?:$|[\W_\d])")
 """In the user's name for a loader or a data set."""
-_MOST_SAMPLES, _MOST_NUMBERS = 20_000, 64
+_MOST_SAMPLES, _MOST_NUMBERS = 20_000, 1_024
 """Of a loader, and of a sample."""
 _FEWEST_SHARED, _SHARE = 10, 0.2
 _FEWEST_BATCHES = 3
+_MOSTLY_DISTINCT = 0.9
+_DRAWN_FROM = 97
 
 
 @dataclass
 class _Samples:
-    """What a loop over a loader was given."""
+    """What a loader gave."""
 
-    name: str
     line: Line
+    """Of the loop over it."""
+    looped: str
+    """What the loop calls it."""
+    data: int
+    """The id of its data set."""
     steps_count: int
     """Updates before its first batch."""
+    passes_count: int = 0
     is_trained_on: bool = False
     known: set[float] = field(default_factory=set)
     """A number that stands for each sample."""
+    count: int = 0
+    """Samples of the latest pass."""
+    shared: dict[int, int] = field(default_factory=dict)
+    """By the id of the data set of another loader: how many of these had been trained on."""
     contradicting: list[tuple[int, int]] = field(default_factory=list)
     """(samples that equal one with another label, all samples) of its first batches."""
 
@@ -44,55 +61,70 @@ class SampleWatch:
     """Keeps a number of each sample, and no tensor."""
 
     def __init__(self) -> None:
-        self._samples: dict[Line, _Samples] = {}
+        self._samples: WeakKeyDictionary[Any, _Samples] = WeakKeyDictionary()
+        """By what draws the indices of a loader."""
 
-    def meet(self, line: Line | None, name: str, batch: Any, steps_count: int, *, is_first: bool) -> None:
-        """A loop at a line is given a batch, maybe its first, after so many updates."""
-        if line is None:
+    def meet(self, line: Line | None, looped: str, iterator: Any, batch: Any, steps_count: int) -> None:
+        """A loop at a line is given a batch, after so many updates."""
+        if line is None or iterator._index_sampler is None:
             return
-        seen = self._samples.setdefault(line, _Samples(name, line, steps_count))
+        is_first, data = iterator._num_yielded == 1, id(iterator._dataset)
+        seen = self._samples.setdefault(iterator._index_sampler, _Samples(line, looped, data, steps_count))
         seen.is_trained_on |= not is_first and steps_count > seen.steps_count
         seen.steps_count = steps_count
-        if len(seen.known) >= _MOST_SAMPLES:
+        if is_first:
+            seen.passes_count, seen.count, seen.shared = seen.passes_count + 1, 0, {}
+        if len(seen.known) >= _MOST_SAMPLES or (seen.is_trained_on and seen.passes_count > 1):
             return
-        tensors = list(tensors_in(batch))
-        inputs = next((each for each in tensors if each.is_floating_point() and each.dim() > 1 and each.numel()), None)
-        if inputs is None or inputs.device.type != "cpu" or inputs.layout is not torch.strided:
-            return
+        tensors = [each for each in tensors_in(batch) if each.dim() and each.device.type == "cpu" and each.layout is torch.strided]
+        rows = next((len(each) for each in tensors if each.is_floating_point() and each.dim() > 1 and each.numel()), 0)
         with modes_aside(), torch.no_grad():
-            numbers = _numbers(inputs.detach())
-            seen.known.update(number for number in numbers if number == number)  # noqa: PLR0124 - NaN
-            labels = [each for each in tensors if each.dtype is torch.int64 and each.numel() == len(numbers)]
+            labels = [each for each in tensors if each.dtype is torch.int64 and each.numel() == rows > 0]
+            inputs = [each for each in tensors if len(each) == rows and not (len(labels) == 1 and each is labels[0])]
+            numbers = _numbers(inputs) if rows else []
+            seen.count += len(numbers)
+            seen.known.update(number for number in numbers if not math.isnan(number))
             if len(labels) == 1 and len(seen.contradicting) < _FEWEST_BATCHES:
                 seen.contradicting.append((_contradicting(numbers, labels[0].flatten().tolist()), len(numbers)))
+        for other in self._samples.values():
+            if other.is_trained_on and other.data != data:
+                seen.shared[other.data] = seen.shared.get(other.data, 0) + sum(number in other.known for number in numbers)
 
     def restart(self) -> None:
-        """A new optimizer begins: what another model was trained on does not count, as in a cross-validation."""
+        """A new training begins: what another model was trained on does not count, as in a cross-validation."""
         for seen in self._samples.values():
             seen.known.clear()
-            seen.is_trained_on = False
+            seen.shared.clear()
+            seen.is_trained_on, seen.passes_count = False, 0
 
-    def faults(self) -> Iterator[AutogradFinding]:
-        """What the samples of all loaders show."""
-        trained = [seen for seen in self._samples.values() if seen.is_trained_on]
-        for seen in trained:
+    def faults(self, *, has_classes: bool) -> Iterator[AutogradFinding]:
+        """What the samples of all loaders show; `has_classes`: the labels are those of a loss of classes."""
+        loaders = {id(value._index_sampler): name for name, value in user_names(sys._getframe()) if isinstance(value, DataLoader)}
+        lines = Counter(seen.line for seen in self._samples.values())  # what a function calls its argument is the name of several
+        names = {sampler: seen.looped for sampler, seen in self._samples.items() if lines[seen.line] == 1}
+        named = [(loaders.get(id(sampler)) or names.get(sampler, ""), seen) for sampler, seen in self._samples.items()]
+        trained = [(name, seen) for name, seen in named if seen.is_trained_on and name]
+        for name, seen in trained if has_classes else ():
             few = seen.contradicting
-            if len(few) == _FEWEST_BATCHES and all(2 * many >= size for many, size in few):
-                yield _contradicting_labels(seen)
-        for seen in self._samples.values():
-            is_for_evaluation = FOR_EVALUATION.search(seen.name) is not None and "train" not in seen.name
-            if is_for_evaluation and not seen.is_trained_on:
-                yield from _shared(seen, trained)
+            if len(few) == _FEWEST_BATCHES and all(2 * many >= size > 1 for many, size in few):
+                yield _contradicting_labels(name, seen)
+        for name, seen in named:
+            is_for_evaluation = FOR_EVALUATION.search(name) is not None and "train" not in name and not seen.is_trained_on
+            if is_for_evaluation and len(seen.known) >= _MOSTLY_DISTINCT * seen.count:
+                yield from _shared(name, seen, trained)
 
 
-def _numbers(inputs: torch.Tensor) -> list[float]:
+def _numbers(inputs: list[torch.Tensor]) -> list[float]:
     """A number for each sample; NaN for one of whole numbers alone, of which two may be equal by chance."""
-    rows = inputs.flatten(1)
-    rows = rows[:, :: max(1, rows.shape[1] // _MOST_NUMBERS)].double()
-    factors = torch.arange(1, rows.shape[1] + 1, dtype=torch.float64).sqrt()
-    sums = rows @ factors
-    sums[(rows == rows.round()).all(1)] = torch.nan
-    return sums.tolist()
+    sums = torch.zeros(len(inputs[0]), dtype=torch.float64)
+    is_whole = torch.ones(len(inputs[0]), dtype=torch.bool)
+    for each in inputs:
+        rows = each.detach().flatten(1) if each.dim() > 1 else each.detach().unsqueeze(1)
+        rows = rows[:, :: rows.shape[1] // _MOST_NUMBERS | 1].double()  # an odd stride meets all columns of a picture
+        sums += rows @ torch.arange(_DRAWN_FROM, _DRAWN_FROM + rows.shape[1], dtype=torch.float64).sqrt()
+        is_whole &= (rows == rows.round()).all(1)
+    sums[is_whole] = torch.nan
+    return [round(number, 6) for number in sums.tolist()]  # a batch of another size is added up in another order
 
 
 def _contradicting(numbers: list[float], labels: list[int]) -> int:
@@ -102,34 +134,36 @@ def _contradicting(numbers: list[float], labels: list[int]) -> int:
     return sum(len(classes[number]) > 1 for number in numbers)
 
 
-def _shared(evaluated: _Samples, trained: Iterable[_Samples]) -> Iterator[AutogradFinding]:
-    for seen in trained:
-        count, whole = len(evaluated.known & seen.known), len(evaluated.known)
-        if count >= max(_FEWEST_SHARED, _SHARE * whole):
+def _shared(name: str, evaluated: _Samples, trained: list[tuple[str, _Samples]]) -> Iterator[AutogradFinding]:
+    for other, seen in trained:
+        count = evaluated.shared.get(seen.data, 0)
+        if count >= max(_FEWEST_SHARED, _SHARE * evaluated.count) and seen.known:
             yield _at_loader(
                 "evaluated_on_training",
+                name,
                 evaluated,
-                f"{count:,} of the {plural(whole, 'sample')} of `{evaluated.name}` are trained on, too: `{seen.name}` has them",
+                f"{count:,} of the {plural(evaluated.count, 'sample')} of `{name}` are trained on, too: `{other}` has them",
                 "split the data so that no sample is in both, as `torch.utils.data.random_split` does",
                 "what is measured on samples that the model was trained on says nothing of new ones",
             )
             return
 
 
-def _contradicting_labels(seen: _Samples) -> AutogradFinding:
+def _contradicting_labels(name: str, seen: _Samples) -> AutogradFinding:
     many, size = seen.contradicting[0]
     return _at_loader(
         "contradicting_labels",
+        name,
         seen,
-        f"{many} of the {size} samples in a batch of `{seen.name}` equal another one that has a different label",
+        f"{many} of the {size} samples in a batch of `{name}` equal another one that has a different label",
         "look at what the data set reads for each label: it is the same data",
         "a model cannot tell them apart: its loss stays at that of guessing",
     )
 
 
-def _at_loader(kind: Any, seen: _Samples, headline: str, advice: str, explanation: str) -> AutogradFinding:
+def _at_loader(kind: Kind, name: str, seen: _Samples, headline: str, advice: str, explanation: str) -> AutogradFinding:
     looped = seen.line.location
-    made = made_as(looped.file, seen.name, "DataLoader")
+    made = made_as(looped.file, name, "DataLoader")
     where = made[0][0] if made else looped
     saved_at = looped if where is not looped else None
-    return finding(kind, headline, where, advice, tensor=seen.name, saved_at=saved_at, explanation=explanation, is_hint=True)
+    return finding(kind, headline, where, advice, tensor=name, saved_at=saved_at, explanation=explanation, is_hint=True)

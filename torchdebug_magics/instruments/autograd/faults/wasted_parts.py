@@ -8,16 +8,15 @@ from itertools import takewhile
 
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import finding, loop_around, sequential_at, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Zeroed, walk
 from torchdebug_magics.probing.source.edited_source import Source, exchanging, same, statements
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import blocks, called, dotted, exchanged, expression, last_name, method, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import blocks, called, dotted, exchanged, expression, method, targets_of, tree_of
 from torchdebug_magics.report import Edit, Location
 
 _SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div"})
 _FEWEST_PASSES = 2
-_LIBRARIES = frozenset({"torch", "F", "functional", "nn"})
 _CONVERSIONS = frozenset({"to", "float", "double", "half", "bfloat16", "long", "int", "bool", "cuda", "cpu", "type"})
 
 
@@ -164,8 +163,9 @@ _UNCHANGED = frozenset({"view", "_unsafe_view", "reshape", "clone", "alias", "na
 
 def dropped_results(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A statement that computes a tensor from one that goes on into a loss, and keeps it nowhere: ``x.clamp(0, 1)`` changes no `x`."""
-    consumers = facts.consumers
-    used = {use.tensor for seen in facts.course.backwards for op in facts.tape.ancestors(seen.loss, seen.index) for use in op.reads}
+    consumers, backwards = facts.consumers, facts.course.backwards
+    used = {use.tensor for seen in backwards for op in facts.tape.ancestors(seen.loss, seen.index) for use in op.reads}
+    loops = [loop_around(seen.where) for seen in backwards]
     for op in facts.tape.ops:
         later = consumers.get(op.index, [])
         is_read = any(
@@ -175,9 +175,15 @@ def dropped_results(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         call = statement.value if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
         if call is None or not _is_made_by(op, called(call)) or not any(use.tensor in used for use in op.reads):
             continue
-        is_method = method(call) != "" and last_name(call.func.value) not in _LIBRARIES if isinstance(call.func, ast.Attribute) else False
-        whole = call.func.value if is_method and isinstance(call.func, ast.Attribute) else next(iter(call.args), None)
-        if isinstance(whole, (ast.Name, ast.Attribute, ast.Subscript)):
+        is_inside = op.line is not None and op.line.function != "<module>"
+        if not is_inside and loop_around(op.where) not in loops:
+            continue  # shown below the cell, or run for its time
+        tensors = [argument for argument in call.args if not isinstance(argument, ast.Constant)]
+        # A method of a tensor reads that, too; else it is a module, or a library, that is called.
+        is_method = isinstance(call.func, ast.Attribute) and len(tensors) < len(op.reads)
+        whole = call.func.value if is_method and isinstance(call.func, ast.Attribute) else next(iter(tensors), None)
+        is_alike = is_method or op.reads[0].shape == op.makes[0].shape
+        if isinstance(whole, (ast.Name, ast.Attribute, ast.Subscript)) and is_alike and ast.unparse(whole) != "self":
             yield _dropped(op.where, call, whole, "returns a new tensor, which is not kept", op)
             return
 

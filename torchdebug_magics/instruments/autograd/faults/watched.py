@@ -236,6 +236,7 @@ class WatchedTraining:
 
     def state_loaded(self, module: torch.nn.Module, state: Any) -> None:
         """``load_state_dict(state)`` is called: it changes nothing that only an optimizer has written since, and that the state shares."""
+        self.loaders.samples.restart()
         taken = next((taken for taken in self._states if taken.state() is state), None)
         if taken is None or taken.line is None or taken.steps_count == self.steps.total():
             return

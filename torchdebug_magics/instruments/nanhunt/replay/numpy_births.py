@@ -16,12 +16,13 @@ from torchdebug_magics.instruments.nanhunt.report import NanFinding
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
 from torchdebug_magics.instruments.nanhunt.verified_fix import in_force
 from torchdebug_magics.probing.modules import live
-from torchdebug_magics.probing.source.edited_source import Source, exchanging
+from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging
 from torchdebug_magics.probing.source.syntax import called, expression, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, location, owner
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.report import Edit, Location
 
+_NOWHERE = Location(cell=None, file="", line=0, function="", source="")
 _MOST_SAMPLES, _MOST_BIRTHS, _MOST_TRIES = 20_000, 3, 4
 
 
@@ -46,7 +47,7 @@ def born_in_numpy(rerun: StepRerun, sources: Sequence[Any], data: NanFinding) ->
             break
         for change in _changes(last):
             behind = _asked(rerun, partial(_read_again, first.source, first.place), sources, (*edits, *change))
-            if behind is None or behind.where != last.where:
+            if behind is None or (behind.where != last.where and behind.where is not _NOWHERE):
                 edits, last = (*edits, *change), behind
                 break
     statement = ast.unparse(node) if (node := _statement(first.where)) is not None else first.where.source
@@ -70,7 +71,9 @@ def _asked(rerun: StepRerun, read: Callable[[list[_Birth]], object], sources: Se
     functions = [function for function in live(FunctionType) if owner(function.__code__.co_filename) == "user"]
     texts = {edit.file: _text(edit.file, [each for each in edits if each.file == edit.file]) for edit in edits}
     with in_force(texts, functions):
-        rerun.call(partial(read, births), sources)
+        replayed = rerun.call(partial(read, births), sources)
+    if not births and not replayed.finished:  # it raised something else
+        births.append(_Birth(None, 0, _NOWHERE, replayed.problem or "nothing"))
     return births[0] if births else None
 
 
@@ -103,7 +106,7 @@ def _read_again(source: Any, place: int, births: list[_Birth]) -> object:
             births.append(_Birth(source, place, location(code.co_filename, own[-1][1], code.co_name), str(error)))
         return None
     if any(map(is_bad, tensors_in([sample]))):  # by something else than NumPy
-        births.append(_Birth(source, place, Location(cell=None, file="", line=0, function="", source=""), "nothing"))
+        births.append(_Birth(source, place, _NOWHERE, "nothing"))
     return sample
 
 
@@ -114,22 +117,31 @@ def _statement(where: Location) -> ast.stmt | None:
 
 def _changes(birth: _Birth) -> Iterator[tuple[Edit, ...]]:
     """Edits of the statement after which what NumPy speaks of is in the range of the operation."""
-    statement, tried = _statement(birth.where), 0
-    for node in nodes(ast.expr, statement):
-        new = _in_range(node, birth.said.rpartition(" ")[2])
+    statement, tried, library = _statement(birth.where), 0, _library(birth.where.file)
+    for node in nodes(ast.expr, statement) if library else ():
+        new = _in_range(node, birth.said.rpartition(" ")[2], library)
         if new is not None and tried < _MOST_TRIES and (edits := exchanging(birth.where, node, new)):
             tried += 1
             yield edits
 
 
-def _in_range(node: ast.expr, operation: str) -> ast.expr | None:
+def _library(file: str) -> str:
+    """What the user's code calls NumPy."""
+    for place in dict.fromkeys([file, *(cell.where.file for cell in cells())]):
+        for name in nodes(ast.alias, tree_of(place)):
+            if name.name == "numpy":
+                return name.asname or name.name
+    return ""
+
+
+def _in_range(node: ast.expr, operation: str, library: str) -> ast.expr | None:
     match node:
         case ast.BinOp(left, ast.Div(), right) if "divide" in operation:
             text = ast.unparse(right)
-            return ast.BinOp(left, ast.Div(), expression(f"np.where({text} == 0, 1, {text})"))
+            return ast.BinOp(left, ast.Div(), expression(f"{library}.where({text} == 0, 1, {text})"))
         case ast.BinOp(left, ast.Pow(), right) if operation in {"power", "sqrt"}:  # a power of 0.5 is a root
-            return ast.BinOp(expression(f"np.maximum({ast.unparse(left)}, 0)"), ast.Pow(), right)
+            return ast.BinOp(expression(f"{library}.maximum({ast.unparse(left)}, 0)"), ast.Pow(), right)
         case ast.Call(function, [given]) if called(node) == operation and operation in {"sqrt", "log", "log2", "log10", "log1p"}:
             least = "0" if operation == "sqrt" else "1e-12" if operation != "log1p" else "-1 + 1e-12"
-            return ast.Call(function, [expression(f"np.maximum({ast.unparse(given)}, {least})")], node.keywords)
+            return ast.Call(function, [expression(f"{library}.maximum({ast.unparse(given)}, {least})")], node.keywords)
     return None
