@@ -12,7 +12,7 @@ import math
 from typing import NamedTuple, TypeAlias
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.probing.source.syntax import as_atom, expression
+from torchdebug_magics.probing.source.syntax import as_atom, expression, names_in, nodes
 
 _Part: TypeAlias = tuple[int, int, int]
 """(place of the dimension before, of the part of it, size) of what a view makes its dimensions of, in the order of the result."""
@@ -40,15 +40,17 @@ class MovedAxis(NamedTuple):
     """Of these, in the order that the sizes name; empty where that is unknown."""
 
     @classmethod
-    def of(cls, before: tuple[int, ...], after: tuple[int, ...], call: ast.AST | None = None) -> MovedAxis | None:
+    def of(
+        cls, before: tuple[int, ...], after: tuple[int, ...], call: ast.AST | None = None, tree: ast.AST | None = None
+    ) -> MovedAxis | None:
         """None where the view only splits and merges neighbours, and where whole sizes do not explain it.
 
-        `call` is that of the view: two sizes of which one divides the other may be meant as they stand, unless both have a name there.
+        `call` is that of the view, in `tree`: two sizes of which one divides the other may be meant as they stand, if unnamed.
         """
         dims = tuple(dim for dim, size in enumerate(before) if size != 1)
         old, new = [before[dim] for dim in dims], [size for size in after if size != 1]
         known = all(type(size) is int and size for size in (*before, *after)) and math.prod(before) == math.prod(after)
-        order = _order(old, new, _Written(_has_names(call), _is_computed(call))) if known and len(old) >= _LEAST and new else None
+        order = _order(old, new, _Written(_has_names(call, tree), _is_computed(call))) if known and len(old) >= _LEAST and new else None
         return None if order is None else cls(before, after, dims[order[1]], dims, order[0])
 
     def sentence(self, op: str, text: str) -> str:
@@ -89,15 +91,19 @@ def _turn(order: list[int]) -> str:
     return f".transpose({moved[0]}, {moved[1]})" if len(moved) == 2 else f".permute({', '.join(map(str, order))})"  # noqa: PLR2004
 
 
-def _has_names(call: ast.AST | None) -> bool:
-    """Whether each size is that of a variable; one that is a number, or computed, may be meant as it stands."""
-    arguments = call.args if isinstance(call, ast.Call) else []
-    return bool(arguments) and all(isinstance(argument, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) for argument in arguments)
+def _has_names(call: ast.AST | None, tree: ast.AST | None) -> bool:
+    """Whether the shape of the tensor was unpacked into these sizes: ``B, T, C = x.shape`` before ``x.view(T, B, C)``."""
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or not call.args:
+        return False
+    shapes = {f"{ast.unparse(call.func.value)}.{end}" for end in ("shape", "size()")}
+    unpacked = [names_in(*node.targets) for node in nodes(ast.Assign, tree) if ast.unparse(node.value) in shapes]
+    return any({ast.unparse(argument) for argument in call.args} <= names for names in unpacked)
 
 
 def _is_computed(call: ast.AST | None) -> bool:
     """Whether a size is computed where it is given, as in ``padded.view(batch, heads, steps + 1, steps)``."""
-    return isinstance(call, ast.Call) and any(isinstance(argument, ast.BinOp) for argument in call.args)
+    sizes = call.args if isinstance(call, ast.Call) else []
+    return any(isinstance(size, ast.BinOp) and not isinstance(size.op, ast.Mult) for size in sizes)
 
 
 def _order(before: list[int], after: list[int], written: _Written) -> tuple[list[_Part], int] | None:
@@ -136,7 +142,7 @@ def _block(before: list[int], after: list[int], written: _Written) -> tuple[list
     if lost and sorted(before) == sorted(after):
         order = _exchanged(before, after)
         return [(place, 0, before[place]) for place in order], next(place for at, place in enumerate(order) if at != place)
-    for place in lost:
+    for place in () if written.is_computed else lost:
         to = after.index(before[place])
         rest = _split([(at, size) for at, size in enumerate(before) if at != place], [size for at, size in enumerate(after) if at != to])
         if rest is not None:

@@ -13,7 +13,7 @@ from torchdebug_magics.instruments.autograd.source_readings import finding, stat
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
 from torchdebug_magics.probing.moved_axes import MovedAxis
 from torchdebug_magics.probing.source.edited_source import calls, exchanging
-from torchdebug_magics.probing.source.syntax import called, last_name, nodes
+from torchdebug_magics.probing.source.syntax import called, last_name, nodes, tree_of
 from torchdebug_magics.report import Edit, Location
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_copy"})
@@ -49,7 +49,8 @@ def moved_axes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         written = [call for call in nodes(ast.Call, statement_at(op.where)) if called(call) in _WRITTEN]
         # Of several in a line, the one with as many sizes.
         alike = written if len(written) == 1 else [call for call in written if len(call.args) == len(op.makes[0].shape)]
-        moved = MovedAxis.of(op.reads[0].shape, op.makes[0].shape, alike[0]) if len(alike) == 1 else None
+        tree = None if op.where is None else tree_of(op.where.file)
+        moved = MovedAxis.of(op.reads[0].shape, op.makes[0].shape, alike[0], tree) if len(alike) == 1 else None
         if moved is None:
             continue
         call, turned = alike[0], moved.permuted(alike[0])

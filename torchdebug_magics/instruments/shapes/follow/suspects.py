@@ -26,6 +26,7 @@ from torchdebug_magics.instruments.shapes.repair.source import EditSite, site_at
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.dry_runs.inputs import sizes
 from torchdebug_magics.probing.moved_axes import MovedAxis
+from torchdebug_magics.probing.source.syntax import tree_of
 from torchdebug_magics.probing.source.user_code import locate, owner, part_of_line, span
 from torchdebug_magics.probing.tensors import Crossing
 from torchdebug_magics.report import Location
@@ -221,7 +222,7 @@ def suspected(
 def misread(name: str, x: torch.Tensor, out: Any, frame: FrameType, module: str | None) -> Failure | None:
     """What is wrong with a view, in words and with the permutation that was meant; None where it moves no dimension."""
     site = site_in(frame)
-    moved = MovedAxis.of(sizes(x), sizes(out), site.expression) if isinstance(out, torch.Tensor) else None
+    moved = MovedAxis.of(sizes(x), sizes(out), site.expression, tree_of(site.code.co_filename)) if isinstance(out, torch.Tensor) else None
     if moved is None or not x.numel():
         return None
     text = site.operand_text(0, x, direct=True)
