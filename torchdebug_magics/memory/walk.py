@@ -24,6 +24,8 @@ from torchdebug_magics.probing.names import OUTPUT_NAME, named, user_namespaces,
 from torchdebug_magics.probing.source.user_code import local_values, our_extension, running_shell
 
 _ERRORS = ("last_traceback", "last_value", "last_exc")
+_OF_OPS = getattr(torch.library, "_del_library", object)
+"""What removes a library of ops: some hundred are torch's own, and what they are made of is more than all that a user has."""
 _FARTHER = 4
 """Steps."""
 _EDGES_EACH = 16
@@ -147,6 +149,8 @@ def _kept() -> Iterator[Root]:
     for variable, value in contextvars.copy_context().items():
         yield Root(f"contextvar {variable.name}", value, Rank.MODULE)
     for info in list(getattr(weakref.finalize, "_registry", {}).values()):
+        if info.func is _OF_OPS:
+            continue
         kind: Any = type(info.func)
         called = info.func.__name__ if kind is FunctionType or kind is BuiltinFunctionType else kind.__name__
         yield Root(f"weakref.finalize of {called}", (info.func, info.args, info.kwargs), Rank.MODULE)

@@ -74,7 +74,7 @@ class GraphWatch:
         self._clear = (step, main.counted_bytes(self._recorded)) if is_clear else None
 
     def _may_grow(self, step: int, main: Loop) -> bool:
-        """Whether a model's graph is kept, or something may be that no mark is on: until a look met none, or where the heap grows faster."""
+        """Whether a marked graph is kept, or another may be: until a look met none, and where the heap grows faster than it did then."""
         if self.keeps(step - 1) or (self._looks and self._clear is None):
             return True
         since, usual_bytes = self._clear or (self._recorded, 0)
