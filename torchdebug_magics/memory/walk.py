@@ -24,8 +24,6 @@ from torchdebug_magics.probing.names import OUTPUT_NAME, named, user_namespaces,
 from torchdebug_magics.probing.source.user_code import local_values, our_extension, running_shell
 
 _ERRORS = ("last_traceback", "last_value", "last_exc")
-_OF_OPS = getattr(torch.library, "_del_library", object)
-"""What removes a library of ops: some hundred are torch's own, and what they are made of is more than all that a user has."""
 _FARTHER = 4
 """Steps."""
 _EDGES_EACH = 16
@@ -149,8 +147,8 @@ def _kept() -> Iterator[Root]:
     for variable, value in contextvars.copy_context().items():
         yield Root(f"contextvar {variable.name}", value, Rank.MODULE)
     for info in list(getattr(weakref.finalize, "_registry", {}).values()):
-        if info.func is _OF_OPS:
-            continue
+        if type(library := info.weakref()) is torch.library.Library and library.ns == "prims":
+            continue  # torch's own, a hundred, which are made of more objects than most users have
         kind: Any = type(info.func)
         called = info.func.__name__ if kind is FunctionType or kind is BuiltinFunctionType else kind.__name__
         yield Root(f"weakref.finalize of {called}", (info.func, info.args, info.kwargs), Rank.MODULE)
@@ -171,9 +169,6 @@ class _Way(NamedTuple):
     """Whether it tells without any code of the user's that nothing is in it: no way leads through it then. A module has a dozen such."""
     has_memory: bool
     is_node: bool
-
-
-_UNASKED = _Way(tuple, is_container=False, may_be_empty=False, has_memory=False, is_node=False)
 
 
 class Walk:
@@ -247,30 +242,25 @@ class Walk:
 
     def _enter(self, number: int, cost: int) -> None:
         holder = self.objects[number]
-        ways, closed, unasked = self._ways, self._closed, _UNASKED
+        ways, closed = self._ways, self._closed
         way = ways[id(type(holder))]
-        if way is None:
-            return  # never, as it would not have been met
-        if way.has_memory:
-            for address in addresses_of(holder):
-                if self._wanted is None or address in self._wanted:
-                    self.holders.setdefault(address, []).append(number)
+        assert way is not None  # as it was met
+        for address in addresses_of(holder) if way.has_memory else ():
+            if self._wanted is None or address in self._wanted:
+                self.holders.setdefault(address, []).append(number)
         if self._depths[number] > 2 * MOST_NODES:
             self.is_whole = False
             return
-        farther = cost if not way.is_container else cost + _STEP
         seen = 0
         try:
             for held in islice(way.held_by(holder), self._widest):
                 seen += 1
                 kind = type(held)
-                met = ways.get(id(kind), unasked)
-                if met is unasked:
-                    met = self._way(kind)
+                met = ways[id(kind)] if id(kind) in ways else self._way(kind)
                 if met is None or id(held) in closed or (met.may_be_empty and not held):
                     continue
                 # The dict of an object's attributes, or one that is an attribute, is no step.
-                self._meet(held, met, number, farther if kind is dict else cost + _STEP)
+                self._meet(held, met, number, cost if kind is dict and not way.is_container else cost + _STEP)
         except Exception:  # noqa: BLE001 - another thread changed it under our hands, or torch refuses: what it holds is not seen
             self.is_whole = False
         self._most -= seen // _EDGES_EACH
@@ -285,8 +275,7 @@ class Walk:
             self._depths.append((self._depths[holder] if holder >= 0 else 0) + way.is_node)
             self._put(number, cost)
         elif cost < self._costs[number]:  # never, once it was entered
-            self.first[number] = holder
-            self._costs[number] = cost
+            self.first[number], self._costs[number] = holder, cost
             self._put(number, cost)
         if holder >= 0:
             self.sources.append(holder)
@@ -301,11 +290,8 @@ class Walk:
         """How to ask an object of that type; None for one that is passed by."""
         if id(kind) not in self._ways:
             self._types.append(kind)
-            way = None
-            if not is_outside(kind) and self._enters(kind):
-                asked = held_by(kind)
-                is_container = of_type(CONTAINERS, kind) is not None
-                has_memory = is_a(kind, torch.Tensor) or is_a(kind, torch.UntypedStorage)
-                way = _Way(asked, is_container, is_container or kind is OrderedDict, has_memory, asked is in_node)
-            self._ways[id(kind)] = way
+            asked, is_container = held_by(kind), of_type(CONTAINERS, kind) is not None
+            has_memory = is_a(kind, torch.Tensor) or is_a(kind, torch.UntypedStorage)
+            way = _Way(asked, is_container, is_container or kind is OrderedDict, has_memory, asked is in_node)
+            self._ways[id(kind)] = None if is_outside(kind) or not self._enters(kind) else way
         return self._ways[id(kind)]

@@ -64,10 +64,12 @@ class GraphWatch:
         if main is None:
             return
         self._recorded = steps.count if is_recorded and self._marks else self._recorded
-        if self._may_grow(steps.count, main):
-            self._look(steps.count, steps, main)
+        self._look(steps.count, steps, main)
 
     def _look(self, step: int, steps: Steps, main: Loop) -> None:
+        """Before that step, or after the last one; where a graph may grow."""
+        if not self._may_grow(step, main):
+            return
         found = histories(steps.of_node)
         self._looks.append((step, found))
         is_clear = step >= _SETTLED and all(min(history.steps, default=step) >= step - 1 for history in found.values())
@@ -86,8 +88,7 @@ class GraphWatch:
         main = steps.main
         if main is None or main.count < FEWEST or (self._marks and not self._looks and not self.keeps(steps.count)):
             return None
-        if self._may_grow(steps.count + 1, main):
-            self._look(steps.count + 1, steps, main)
+        self._look(steps.count + 1, steps, main)
         known = {path for _, found in self._looks for path in found}
         per_step, path = max(((self._nodes_per_step(path, steps, main), path) for path in known), default=(0.0, NOWHERE))
         if not per_step:
