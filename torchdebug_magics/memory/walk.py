@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import IntEnum
 from inspect import CO_OPTIMIZED
@@ -14,7 +15,9 @@ from itertools import islice
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
-from torchdebug_magics.memory.containers import CONTAINERS, is_outside, of_type, running_frames, space_of, thread_names, whose_module
+import torch
+
+from torchdebug_magics.memory.containers import CONTAINERS, is_a, is_outside, of_type, running_frames, space_of, thread_names, whose_module
 from torchdebug_magics.memory.objects import addresses_of, held_by, in_node
 from torchdebug_magics.probing.graphs import MOST_NODES
 from torchdebug_magics.probing.names import OUTPUT_NAME, named, user_namespaces, user_variables
@@ -144,6 +147,8 @@ def _kept() -> Iterator[Root]:
     for variable, value in contextvars.copy_context().items():
         yield Root(f"contextvar {variable.name}", value, Rank.MODULE)
     for info in list(getattr(weakref.finalize, "_registry", {}).values()):
+        if type(library := info.weakref()) is torch.library.Library and library.ns == "prims":
+            continue  # torch's own, a hundred, which are made of more objects than most users have
         kind: Any = type(info.func)
         called = info.func.__name__ if kind is FunctionType or kind is BuiltinFunctionType else kind.__name__
         yield Root(f"weakref.finalize of {called}", (info.func, info.args, info.kwargs), Rank.MODULE)
@@ -153,7 +158,17 @@ def _kept() -> Iterator[Root]:
 
 _STEP = len(Rank)
 """Roots of a lower rank go first among those that are equally near."""
-_Way = Callable[[Any], Iterable[object]]
+
+
+class _Way(NamedTuple):
+    """How objects of one type are asked for what they hold."""
+
+    held_by: Callable[[Any], Iterable[object]]
+    is_container: bool
+    may_be_empty: bool
+    """Whether it tells without any code of the user's that nothing is in it: no way leads through it then. A module has a dozen such."""
+    has_memory: bool
+    is_node: bool
 
 
 class Walk:
@@ -192,7 +207,7 @@ class Walk:
         self._depths = array("q")
         """How many nodes of autograd graphs led to it."""
         self._queue: list[list[int]] = []
-        self._ways: dict[int, tuple[_Way, bool] | None] = {}
+        self._ways: dict[int, _Way | None] = {}
         self._types: list[type] = []
         self._spaces = list(namespaces())
         self._closed = {id(space) for space in self._spaces}
@@ -206,9 +221,10 @@ class Walk:
             held.clear()
 
     def _begin(self, root: Root) -> None:
-        if self._way(type(root.value)) is not None and id(root.value) not in self._closed:
+        way = self._way(type(root.value))
+        if way is not None and id(root.value) not in self._closed:
             farther = _FARTHER * _STEP if self._first and root.label not in self._first else 0
-            self._meet(root.value, -1, int(root.rank) + farther)
+            self._meet(root.value, way, -1, int(root.rank) + farther)
             self.roots.setdefault(self._number[id(root.value)], []).append(root)
 
     def _run(self) -> None:
@@ -226,41 +242,40 @@ class Walk:
 
     def _enter(self, number: int, cost: int) -> None:
         holder = self.objects[number]
-        for address in addresses_of(holder):
+        ways, closed = self._ways, self._closed
+        way = ways[id(type(holder))]
+        assert way is not None  # as it was met
+        for address in addresses_of(holder) if way.has_memory else ():
             if self._wanted is None or address in self._wanted:
                 self.holders.setdefault(address, []).append(number)
         if self._depths[number] > 2 * MOST_NODES:
             self.is_whole = False
             return
-        ways, closed = self._ways, self._closed
-        way, is_container = ways[id(type(holder))] or (tuple, True)  # never, as it would not have been met
         seen = 0
         try:
-            for held in islice(way(holder), self._widest):
+            for held in islice(way.held_by(holder), self._widest):
                 seen += 1
                 kind = type(held)
-                if (ways[id(kind)] if id(kind) in ways else self._way(kind)) is None or id(held) in closed:
+                met = ways[id(kind)] if id(kind) in ways else self._way(kind)
+                if met is None or id(held) in closed or (met.may_be_empty and not held):
                     continue
                 # The dict of an object's attributes, or one that is an attribute, is no step.
-                self._meet(held, number, cost if kind is dict and not is_container else cost + _STEP)
+                self._meet(held, met, number, cost if kind is dict and not way.is_container else cost + _STEP)
         except Exception:  # noqa: BLE001 - another thread changed it under our hands, or torch refuses: what it holds is not seen
             self.is_whole = False
         self._most -= seen // _EDGES_EACH
 
-    def _meet(self, held: object, holder: int, cost: int) -> None:
+    def _meet(self, held: object, way: _Way, holder: int, cost: int) -> None:
         number = self._number.get(id(held))
         if number is None:
             number = self._number[id(held)] = len(self.objects)
             self.objects.append(held)
             self.first.append(holder)
             self._costs.append(cost)
-            way = self._ways.get(id(type(held)))
-            is_node = way is not None and way[0] is in_node
-            self._depths.append((self._depths[holder] if holder >= 0 else 0) + is_node)
+            self._depths.append((self._depths[holder] if holder >= 0 else 0) + way.is_node)
             self._put(number, cost)
         elif cost < self._costs[number]:  # never, once it was entered
-            self.first[number] = holder
-            self._costs[number] = cost
+            self.first[number], self._costs[number] = holder, cost
             self._put(number, cost)
         if holder >= 0:
             self.sources.append(holder)
@@ -271,11 +286,12 @@ class Walk:
             self._queue.append([])
         self._queue[cost].append(number)
 
-    def _way(self, kind: type) -> tuple[_Way, bool] | None:
-        """How to ask an object of that type what it holds, and whether it is a container; None for one that is passed by."""
+    def _way(self, kind: type) -> _Way | None:
+        """How to ask an object of that type; None for one that is passed by."""
         if id(kind) not in self._ways:
             self._types.append(kind)
-            self._ways[id(kind)] = (
-                (held_by(kind), of_type(CONTAINERS, kind) is not None) if not is_outside(kind) and self._enters(kind) else None
-            )
+            asked, is_container = held_by(kind), of_type(CONTAINERS, kind) is not None
+            has_memory = is_a(kind, torch.Tensor) or is_a(kind, torch.UntypedStorage)
+            way = _Way(asked, is_container, is_container or kind is OrderedDict, has_memory, asked is in_node)
+            self._ways[id(kind)] = None if is_outside(kind) or not self._enters(kind) else way
         return self._ways[id(kind)]

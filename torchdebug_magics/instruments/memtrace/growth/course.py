@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._C._autograd import _get_sequence_nr
 
+from torchdebug_magics.instruments.memtrace.growth.graph_watch import LOOKS_AT
 from torchdebug_magics.instruments.memtrace.growth.growth_watch import GrowthWatch
 from torchdebug_magics.instruments.memtrace.held.keepers import HandledErrors
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Phases
@@ -216,7 +217,7 @@ class Course:
             self._tracer.adopt_all(Census())
         if was_followed and not self._is_followed and not self._ledger.counted_from:
             self._ledger.counted_from = self._ledger.clock
-        if not joins:
+        if not joins and (self._is_followed or self._steps.count in LOOKS_AT):
             self._guard.run("the look for growth", self._watch.begins, self._tracer.adopt_all)
             self._steps.looked()
 

@@ -23,6 +23,8 @@ _MOST_MARKS = 64
 _MARK = "torchdebug_magics"
 _LEAST_NODE_BYTES = 256
 """An autograd node takes some hundred bytes."""
+_SETTLED = 21
+"""From this step on, a process no longer loads what its first steps use."""
 
 
 class _Mark:
@@ -39,10 +41,12 @@ class GraphWatch:
         """(step, of a node that a model has made in it)."""
         self._recorded = 0
         """The last step of which it is known that another watch kept a record."""
+        self._clear: tuple[int, float] | None = None
+        """(step, bytes by which the heap grew in each until then) of the latest look if it met no graph from before the last step."""
 
     def mark(self, step: int, output: object) -> None:
         """A model has returned that. What autograd keeps with a node is let go with it, which nothing else tells."""
-        if len(self._marks) >= _MOST_MARKS and step not in {at + ahead for at in LOOKS_AT for ahead in (-1, -2)}:
+        if len(self._marks) >= _MOST_MARKS and LOOKS_AT.isdisjoint((step + 1, step + 2)):
             return
         node = next((tensor.grad_fn for tensor in tensors_in(output) if has_graph(tensor)), None)
         if node is not None:
@@ -60,16 +64,31 @@ class GraphWatch:
         if main is None:
             return
         self._recorded = steps.count if is_recorded and self._marks else self._recorded
-        heap_grows = not main.is_counted or main.counted_bytes(self._recorded) >= _LEAST_NODE_BYTES
-        if self._looks or self.keeps(steps.count - 1) or (heap_grows and self._recorded < steps.count):
-            self._looks.append((steps.count, histories(steps.of_node)))
+        self._look(steps.count, steps, main)
+
+    def _look(self, step: int, steps: Steps, main: Loop) -> None:
+        """Before that step, or after the last one; where a graph may grow."""
+        if not self._may_grow(step, main):
+            return
+        found = histories(steps.of_node)
+        self._looks.append((step, found))
+        is_clear = step >= _SETTLED and all(min(history.steps, default=step) >= step - 1 for history in found.values())
+        self._clear = (step, main.counted_bytes(self._recorded)) if is_clear else None
+
+    def _may_grow(self, step: int, main: Loop) -> bool:
+        """Whether a marked graph is kept, or another may be: until a look met none, and where the heap grows faster than it did then."""
+        if self.keeps(step - 1) or (self._looks and self._clear is None):
+            return True
+        since, usual_bytes = self._clear or (self._recorded, 0)
+        heap_grows = not main.is_counted or main.counted_bytes(since) >= usual_bytes + _LEAST_NODE_BYTES
+        return heap_grows and self._recorded < step
 
     def growth(self, steps: Steps, line_of: Callable[[HolderPath, History], Location | None]) -> GraphGrowth | None:
         """The cell is over; `line_of` tells where a variable is given what it keeps."""
         main = steps.main
         if main is None or main.count < FEWEST or (self._marks and not self._looks and not self.keeps(steps.count)):
             return None
-        self._looks.append((steps.count + 1, histories(steps.of_node)))
+        self._look(steps.count + 1, steps, main)
         known = {path for _, found in self._looks for path in found}
         per_step, path = max(((self._nodes_per_step(path, steps, main), path) for path in known), default=(0.0, NOWHERE))
         if not per_step:
