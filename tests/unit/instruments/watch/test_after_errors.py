@@ -296,7 +296,26 @@ class Net(nn.Module):
 net = Net(4, 0.1)
 """
 PIXELS = "net, loss = nn.Sequential(nn.Linear(6, 6), nn.Sigmoid()), nn.BCELoss()\nx = torch.randint(256, (4, 6)).float()\n"
+PROJECTION = """\
+class Projection(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mod = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+    def forward(self, x):
+        return self.mod(x)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = Projection()
+    def forward(self, pair):
+        return self.head(pair[0])
+net = Net()
+"""
 MADE = {
+    "an input that is not flat": (
+        (PROJECTION, "net((torch.randn(3, 8, 1, 1), 0))"),
+        "        x = x.flatten(1)\n        return self.mod(x)",
+    ),
     "a loader whose last batch is one row": (
         (LOADED, "loader = DataLoader(data, batch_size=4)", "for x, y in loader:\n    net(x)"),
         "batch_size=4, drop_last=True)",

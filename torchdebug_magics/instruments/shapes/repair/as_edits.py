@@ -20,13 +20,18 @@ _Change: TypeAlias = tuple[Location, ast.expr, ast.expr]
 """(line, expression there, what stands in its place)."""
 
 
-def as_edits(codes: Mapping[Repair, str], modules: Mapping[str, torch.nn.Module], caller: Caller | None, file: str) -> tuple[Edit, ...]:
+def as_edits(
+    codes: Mapping[Repair, str], modules: Mapping[str, torch.nn.Module], caller: Caller | None, failing: EditSite | None
+) -> tuple[Edit, ...]:
     """One for each line; none where a repair has no place of its own in the source.
 
-    `codes` is what to type for each. `file` is the one that raised, in which variables are looked up first.
+    `codes` is what to type for each; `failing` is what raised, in whose file variables are looked up first.
     """
     changes: list[_Change] = []
+    file = "" if failing is None else failing.code.co_filename
     for repair, code in codes.items():
+        if len(codes) == 1 and failing is not None and (edit := _of_an_input(repair, code, failing)) is not None:
+            return (edit,)
         site = _site(repair, caller)
         new = _made(repair, code, modules, file) if repair.modules else [] if site is None else _at(site, code)
         if not new:
@@ -37,6 +42,23 @@ def as_edits(codes: Mapping[Repair, str], modules: Mapping[str, torch.nn.Module]
         here = [change for change in changes if (change[0].file, change[0].line) == place]
         edits += _of_a_line(here)
     return tuple(edits)
+
+
+def _of_an_input(repair: Repair, code: str, failing: EditSite) -> Edit | None:
+    """An input that is changed before the statement that raised, under the name that it has there."""
+    tree, whole = parsed(code), tree_of(failing.code.co_filename)
+    target = tree.body[0].targets[0] if tree is not None and isinstance(tree.body[0], ast.Assign) else None
+    if (
+        not repair.inputs
+        or repair.modules
+        or repair.ops
+        or not isinstance(target, ast.Name)
+        or target.id not in failing.names
+        or whole is None
+    ):
+        return None
+    source = Source(location(failing.code.co_filename, failing.line, failing.code.co_name), whole)
+    return None if source.statement is None else source.before(source.statement, code)
 
 
 def _of_a_line(changes: list[_Change]) -> tuple[Edit, ...]:

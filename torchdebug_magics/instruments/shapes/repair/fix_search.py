@@ -198,8 +198,7 @@ def _fix(edits: tuple[Repair, ...], facts: FailureFacts, *, verified: bool, also
     whys = dict.fromkeys([*(edit.why for edit in edits if edit.why), *([also] if also else [])])
     typed = (*(edit for edit in edits if not edit.moves), *(edit for edit in reversed(edits) if edit.moves))
     codes = _in_one(typed, caller)
-    file = "" if facts.site is None else facts.site.code.co_filename
-    changes = facts.guard.run("the edits of a fix", as_edits, codes, facts.modules, caller, file) or ()
+    changes = facts.guard.run("the edits of a fix", as_edits, codes, facts.modules, caller, facts.site) or ()
     return Fix(code="\n".join(codes.values()), verified=verified, why="; ".join(whys), edits=_many(edits), changes=changes)
 
 
