@@ -313,7 +313,7 @@ net = Net()
 """
 MADE = {
     "an input that is not flat": (
-        (PROJECTION, "net((torch.randn(3, 8, 1, 1), 0))"),
+        (PROJECTION, "net((torch.randn(3, 2, 2, 2), 0))"),
         "        x = x.flatten(1)\n        return self.mod(x)",
     ),
     "a loader whose last batch is one row": (
