@@ -27,6 +27,12 @@ class TorchDebugError(Exception):
     """Base class of all exceptions of this package."""
 
 
+def refuse(is_wrong: object, why: str) -> None:
+    """Raise a `TorchDebugError` where something is used wrongly."""
+    if is_wrong:
+        raise TorchDebugError(why)
+
+
 class SessionError(TorchDebugError):
     """A session was used out of order."""
 

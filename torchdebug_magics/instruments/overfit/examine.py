@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import TorchDebugError, refuse
 from torchdebug_magics.format import capitalised, number, plural
 from torchdebug_magics.instrument import CellContext, Examined
 from torchdebug_magics.instruments.overfit.report import LEAVES, OverfitReport, Progress, Trial
-from torchdebug_magics.instruments.overfit.subjects import ModelSteps, Subject, subject_of
+from torchdebug_magics.instruments.overfit.subjects import ModelSteps, Subject, samples_in, subject_of
 from torchdebug_magics.instruments.overfit.suspects import loss_inputs, model_faults
 from torchdebug_magics.instruments.overfit.training.observed_step import NOTHING, TrainingChange
-from torchdebug_magics.instruments.overfit.training.training import Training, TrainingEvidence, refuse, refuse_sharded
+from torchdebug_magics.instruments.overfit.training.training import Training, TrainingEvidence, refuse_sharded
 from torchdebug_magics.probing.compiler import eager
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.hooks import Hooks
@@ -77,9 +77,9 @@ class _Trials:
         if not change.can_be_tried:
             return False
         training = self.again(change, times)
-        text, last = change.text or change.fix.replace("`", ""), training.losses[-1] if training.losses else math.nan
-        result: dict[str, Any] = {"learns": training.learned, "steps": len(training.losses), "error": _first_line(training.error)}
-        trial = Trial(suspect=change.suspect, change=text, last_loss=last, **result)
+        last = training.losses[-1] if training.losses else math.nan
+        text, error = change.text or change.fix.replace("`", ""), _first_line(training.error)
+        trial = Trial(change.suspect, text, last, learns=training.learned, steps=len(training.losses), error=error)
         self.report = replace(self.report, trials=(*self.report.trials, trial))
         if training.learned:
             self.report = _blaming(self.report, change, verified=True, fix_state="verified", cured_losses=tuple(training.losses))
@@ -246,16 +246,13 @@ def stopped(trainings: Sequence[Training], problems: tuple[str, ...], seconds_s:
     losses = tuple(trainings[0].losses) if trainings else ()
     trials = f" and {plural(len(trainings) - 1, 'trial')}" if len(trainings) > 1 else ""
     reason = f"after {plural(len(losses), 'step')}{trials}; {LEAVES}"
-    cut_short = KeyboardInterrupt.__name__
-    return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, seconds_s=seconds_s, cut_short=cut_short)
+    return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, seconds_s=seconds_s, cut_short="KeyboardInterrupt")
 
 
 def leaks_of(steps: ModelSteps) -> tuple[int, ...]:
     """Samples whose inputs change the output for sample 0, in evaluation mode: 1, 2 of 8. To be undone by the caller."""
     inputs = steps.reading.args, dict(steps.reading.kwargs)
-    samples = next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 0)
-    if samples < 2:  # noqa: PLR2004 - nothing to leak from
-        return ()
+    samples = samples_in(inputs) or 0
     steps.model.eval()
     random = RandomState.take()
 
@@ -276,11 +273,10 @@ def leaks_of(steps: ModelSteps) -> tuple[int, ...]:
             outputs = [tensor for tensor in tensors_in(steps.call(*args, **kwargs)) if tensor.dim() and len(tensor) == samples]
         return outputs[0][0].float() if outputs else None
 
-    plain = output([])
+    plain, rows = output([]), range(1, samples)
 
     def leaks(rows: Sequence[int]) -> bool:
         changed = output(rows)
-        return plain is None or changed is None or not torch.allclose(plain, changed, rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
+        return plain is not None and (changed is None or not torch.allclose(plain, changed, rtol=_CLOSE, atol=_CLOSE, equal_nan=True))
 
-    rows = range(1, samples)
-    return tuple(row for row in rows if leaks([row])) if plain is not None and leaks(rows) else ()
+    return tuple(row for row in rows if leaks([row])) if leaks(rows) else ()

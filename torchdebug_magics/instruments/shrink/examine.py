@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import TorchDebugError, refuse
 from torchdebug_magics.format import listed, plural, shape
 from torchdebug_magics.instrument import CellContext
-from torchdebug_magics.instruments.shrink.dry_forward import DryForward, LayerFlow, dry_forward, likely_inputs, timed
+from torchdebug_magics.instruments.shrink.dry_forward import DryForward, LayerFlow, Outputs, dry_forward, likely_inputs, timed
 from torchdebug_magics.instruments.shrink.report import Proof, ShrinkReport
 from torchdebug_magics.instruments.shrink.stacks import (
     Edits,
@@ -39,7 +39,6 @@ _QUICK_FLOPS = 2e10
 """Up to here, a forward that computes takes about a second."""
 _SHARDED = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-Outputs = Sequence[tuple[str, tuple[int, ...]]]
 
 
 class _NotShrunkError(Exception):
@@ -56,6 +55,11 @@ class _NotShrunkError(Exception):
         lines = [location(code.co_filename, line, code.co_name) for frame, line in steps if is_user_code(code := frame.f_code)]
         self.location = str(lines[-1]) if lines else ""
         """The line of the user's code that raised it."""
+
+
+def _refuse(is_wrong: object, reason: str, error: Exception | None = None, side_by_side: Sequence[Stack] = ()) -> None:
+    if is_wrong:
+        raise _NotShrunkError(reason, error, side_by_side)
 
 
 def _shrink(cutter: _Cutter, model: nn.Module, edits: Edits, device: str) -> ShrinkReport:
@@ -113,12 +117,9 @@ class _Cutter:
     def find_input(self) -> None:
         """The first reading of the input, and the first way, in which the forward of the whole model comes through."""
         names = (kind.__name__ for part in self._model.modules() for kind in type(part).__mro__)
-        wrapper = next(
-            (name for name in names if name in _SHARDED), "a mesh of ranks" if any(map(is_shard, self._model.parameters())) else ""
-        )
-        if wrapper:
-            msg = f"{wrapper} holds the parameters of every layer: shrink the model first, then wrap it or shard it"
-            raise _NotShrunkError(msg)
+        is_sharded = any(map(is_shard, self._model.parameters()))
+        wrapper = next((name for name in names if name in _SHARDED), "a mesh of ranks" if is_sharded else "")
+        _refuse(wrapper, f"{wrapper} holds the parameters of every layer: shrink the model first, then wrap it or shard it")
         self._find_stacks()
         error: Exception | None = None
         on_meta = any(parameter.is_meta for parameter in self._model.parameters())  # where nothing can be computed
@@ -166,12 +167,10 @@ class _Cutter:
     def _find_stacks(self) -> None:
         self.stacks = stacks_in(self._model, self._layers, self._not_stacks)
         others = self.stacks or stacks_in(self._model, None, self._not_stacks)
-        if not others:
-            msg = "the model has no stack of layers: an `nn.ModuleList` or `nn.Sequential` of similar layers that run one after another"
-            raise _NotShrunkError(msg)
-        if not self.stacks and not self._skip:
-            msg = f"each stack has at most {plural(self._layers, 'layer')}, or no two layers of the same kind"
-            raise _NotShrunkError(msg)
+        what = "an `nn.ModuleList` or `nn.Sequential` of similar layers that run one after another"
+        _refuse(not others, f"the model has no stack of layers: {what}")
+        why = f"each stack has at most {plural(self._layers, 'layer')}, or no two layers of the same kind"
+        _refuse(not self.stacks and not self._skip, why)
 
     def _cut_found(self) -> None:
         """By the first plan after which the forward comes through; of several stacks, as many as can be cut."""
@@ -220,27 +219,22 @@ class _Cutter:
         skipped = skip_attention(stacks_in(self._model, None, self._not_stacks), self._edits) if self._skip else None
         flow = LayerFlow(list(plan))
         run = dry_forward(self._model, self.inputs, self.before.proof, flow)
-        if run.error is not None:
-            fewer = listed([plural(amount, "layer") for amount in dict.fromkeys(map(len, plan.values()))])
-            msg = f"its forward fails with {fewer}" if plan else "its forward fails without attention"
-            raise _NotShrunkError(msg, run.error)
+        fewer = listed([plural(amount, "layer") for amount in dict.fromkeys(map(len, plan.values()))])
+        _refuse(run.error is not None, f"its forward fails {f'with {fewer}' if plan else 'without attention'}", run.error)
         if self._layers > 1:
             self._refuse_side_by_side(flow)
         lengths = {(len(stack.layers), len(kept)) for stack, kept in plan.items()}
-        if reason := has_other_outputs(self.before.outputs, run.outputs, lengths):
-            raise _NotShrunkError(reason)
-        if skipped is not None and not skipped.has_run:
-            known = "`F.scaled_dot_product_attention`, `nn.MultiheadAttention` or the attention interface of transformers"
-            msg = f"none of its layers calls {known}"
-            raise _NotShrunkError(msg)
+        reason = has_other_outputs(self.before.outputs, run.outputs, lengths)
+        _refuse(reason, reason)
+        known = "`F.scaled_dot_product_attention`, `nn.MultiheadAttention` or the attention interface of transformers"
+        _refuse(skipped is not None and not skipped.has_run, f"none of its layers calls {known}")
         self.after = run
         self.skipped = skipped.layers if skipped is not None else 0
 
     def _refuse_side_by_side(self, flow: LayerFlow) -> None:
-        if side_by_side := flow.not_chained():
-            names = listed([f"`{stack.path}`" for stack in side_by_side])
-            msg = f"the layers of {names} run in parallel, as experts, heads or towers do"
-            raise _NotShrunkError(msg, side_by_side=side_by_side)
+        side_by_side = flow.not_chained()
+        names = listed([f"`{stack.path}`" for stack in side_by_side])
+        _refuse(side_by_side, f"the layers of {names} run in parallel, as experts, heads or towers do", side_by_side=side_by_side)
 
 
 def has_other_outputs(before: Outputs, after: Outputs, lengths: Iterable[tuple[int, int]]) -> str:
@@ -360,9 +354,7 @@ def examine(
     if not isinstance(model, nn.Module):
         msg = f"the first argument must be a torch.nn.Module, not {type(model).__name__}: write `%shrink model`"
         raise TorchDebugError(msg)
-    if layers < 1:
-        msg = f"--layers must be at least 1, not {layers}"
-        raise TorchDebugError(msg)
+    refuse(layers < 1, f"--layers must be at least 1, not {layers}")
     model = unwrapped(model)
     if undo:
         return _restored(model)
@@ -372,9 +364,7 @@ def examine(
 
 def _restored(model: nn.Module) -> ShrinkReport:
     edits = edits_of(model)
-    if not edits:
-        msg = "this model was not shrunk: there is nothing to undo"
-        raise TorchDebugError(msg)
+    refuse(not edits, "this model was not shrunk: there is nothing to undo")
     before, stacks, modes = costs_of(model), edits.stacks, {module: module.training for module in model.modules()}
     edits.undo()
     for part in (part for module in modes for part in module.children() if part not in modes):
@@ -393,9 +383,7 @@ def shrunk(model: nn.Module, *args: Any, layers: int = 2, skip_attention: bool =
     mark = len(edits)
     try:
         report = examine(CellContext(keywords=inputs), model, *args, layers=layers, skip_attention=skip_attention)
-        if report.undone:
-            msg = f"the model cannot be shrunk: {report.reason}"
-            raise TorchDebugError(msg)
+        refuse(report.undone, f"the model cannot be shrunk: {report.reason}")
         yield report
     finally:
         edits.undo(mark)

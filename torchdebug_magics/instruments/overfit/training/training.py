@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import refuse
 from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.overfit.training.observed_step import (
     NOTHING,
@@ -409,12 +409,6 @@ def repeated(step: Callable[[], Any], training: Training) -> None:
 def is_label(name: str) -> bool:
     """Whether an argument of that name is what the model is to learn."""
     return name in LABELS or "label" in name or "target" in name
-
-
-def refuse(is_wrong: object, why: str) -> None:
-    """Raise a `TorchDebugError` where the training cannot be made."""
-    if is_wrong:
-        raise TorchDebugError(why)
 
 
 def refuse_sharded(tensors: Iterable[torch.Tensor]) -> None:
