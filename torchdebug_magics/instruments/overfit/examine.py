@@ -32,7 +32,7 @@ from torchdebug_magics.probing.steps import NEVER_ZEROED, never_held, parameters
 from torchdebug_magics.probing.tensors import tensors_in
 
 REPEATED = "a training step {}, which every trial would repeat: leave it out of the step, or try it all the same with `--anyway`"
-_CLOSE, _NEAR = 1e-4, 0.01
+_CLOSE = 1e-4
 _HALF, _SOME, _ALMOST = 0.5, 0.1, 0.1
 _LONGER, _QUARTERS = 4, 4
 
@@ -224,10 +224,8 @@ def explained(
         else:
             unusual = guard.run("looking at the initial weights", model_faults.unusual_weights, base.named_modules()) or {}
             report = diagnose(TrainingEvidence(subject.names, base, start, samples, unusual), report, trained)
-            is_known = base.goal.is_known and base.losses and not report.passed
-            known = base.first.losses[0].known_values() if is_known else {}
-            near = (name for name, value in known.items() if abs(base.losses[-1] - value) <= _NEAR * value)
-            report = replace(report, floor_name=next(near, ""))
+            if base.goal.is_known and base.losses and not report.passed:
+                report = replace(report, floor_name=base.first.losses[0].stalls_at(base.losses[-1]))
         is_guess = not report.headline or (report.cause == "capacity" and not report.verified)
         if base.accumulates and not report.passed and is_guess:  # a fact, though no training proves that it is the cause
             report = _blaming(report, NOTHING, reason="; ".join(filter(None, (report.reason, NEVER_ZEROED))))

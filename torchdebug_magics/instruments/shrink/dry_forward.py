@@ -125,6 +125,14 @@ Place: TypeAlias = tuple[int, int]
 """(number of a stack, number of a layer in it)"""
 
 
+class SideBySideError(Exception):
+    """Layers of these containers, by id, do not feed each other."""
+
+    def __init__(self, containers: set[int]) -> None:
+        super().__init__(containers)
+        self.containers = containers
+
+
 class LayerFlow:
     """Follows, op by op, which layer's results reach which other layer: every memory knows the layer that made it last."""
 
@@ -175,14 +183,15 @@ class LayerFlow:
         """By the id of the layer."""
         return {id(self._stacks[number].layers[place]): counter.flops for (number, place), counter in self._called.items()}
 
-    def not_chained(self) -> list[Stack]:
-        """Those in which some layer that ran got nothing of another one's; a chain has two ends."""
-        side_by_side = []
+    def check_chained(self) -> None:
+        """Raise where some layer that ran got nothing of another one's; a chain has two ends."""
+        mistaken = set()
         for number, stack in enumerate(self._stacks):
             called = [place for place in self._called if place[0] == number]
             if len(set(map(id, stack.layers))) > 1 and (len(called) < 2 or not self._fed.issuperset(called[1:])):  # noqa: PLR2004
-                side_by_side.append(stack)
-        return side_by_side
+                mistaken.add(id(stack.container))
+        if mistaken:
+            raise SideBySideError(mistaken)
 
     def _enter(self, module: nn.Module, _args: Any) -> None:
         place = self._place_of.get(id(module), self._running[-1] if self._running else None)

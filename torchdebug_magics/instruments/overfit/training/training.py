@@ -111,17 +111,11 @@ def _last_quarters(losses: Sequence[float]) -> tuple[float, float]:
 
 
 def _is_low(call: LossCall) -> bool:
-    chance, value = call.chance(), call.value / call.size
-    if not math.isfinite(value):
-        return False
-    excess = value - call.floor()
+    chance, floor = call.chance(), call.floor()
+    excess = call.value / call.size - floor
     if chance is None:
         return abs(excess) <= _SHARE
-    return excess <= min(_SHARE * (chance - call.floor()), _MOST if call.is_classes else math.inf)
-
-
-NO_GOAL = Goal(0.0, 0.0, None, is_known=False)
-"""Before a step has ended."""
+    return -math.inf < excess <= min(_SHARE * (chance - floor), _MOST if call.is_classes else math.inf)
 
 
 @dataclass(eq=False)
@@ -137,7 +131,7 @@ class Training:
     change: TrainingChange = NOTHING
     told: Callable[[list[float]], None] = lambda _: None
     losses: list[float] = field(default_factory=list)
-    goal: Goal = NO_GOAL
+    goal: Goal = Goal(0.0, 0.0, None, is_known=False)
     first: ObservedStep = field(default_factory=ObservedStep)
     last: ObservedStep | None = None
     models: dict[str, torch.nn.Module] = field(default_factory=dict)
